@@ -1,0 +1,159 @@
+"""Every error Ranvier raises: one root, typed subclasses, fields a program can read.
+
+A message names the thing, what was expected and what came. Subclasses also inherit from the built-in a caller
+would otherwise catch (``ValueError``, ``MemoryError`` …), so ordinary ``except`` clauses keep working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class RanvierError(Exception):
+    """Root of all errors raised on purpose by Ranvier."""
+
+
+class InvalidConfig(RanvierError, ValueError):
+    """An option has an unknown name or a value outside its range."""
+
+
+class InvalidModel(RanvierError, ValueError):
+    """The model cannot be read, or breaks a rule of its format."""
+
+
+class InvalidGraph(RanvierError, ValueError):
+    """The IR breaks one of its invariants; after a pass this is a bug of that pass."""
+
+
+class InvalidInput(RanvierError, ValueError):
+    """An input handed to ``run`` is missing, unknown or of a kind the model does not take."""
+
+
+class InvalidValue(RanvierError, ValueError):
+    """An operator met data it cannot work with: an index out of range, a NaN where an index is needed …"""
+
+    def __init__(self, message: str, *, op: str | None = None, node: str | None = None) -> None:
+        super().__init__(message)
+        self.op = op
+        self.node = node
+
+
+class ShapeMismatch(RanvierError, ValueError):
+    """Shapes do not fit: an input against the model's signature, or operands against each other."""
+
+
+class DimensionMismatch(ShapeMismatch):
+    """One symbolic dimension was given two different sizes."""
+
+
+class DTypeMismatch(RanvierError, TypeError):
+    """An element type differs from the one the model or operator takes."""
+
+
+class ProviderUnavailable(RanvierError):
+    """A provider was asked for and cannot be had on this machine; ``reason`` says why."""
+
+    def __init__(self, provider: str, reason: str) -> None:
+        super().__init__(f"provider {provider!r} is not available: {reason}")
+        self.provider = provider
+        self.reason = reason
+
+
+class DeviceMismatch(RanvierError):
+    """A buffer lives on another device than the one it is used on."""
+
+
+class OutOfMemory(RanvierError, MemoryError):
+    """An allocation failed; ``requested`` is the number of bytes asked for, where known."""
+
+    def __init__(self, message: str, *, requested: int | None = None) -> None:
+        super().__init__(message)
+        self.requested = requested
+
+
+class KernelError(RanvierError, RuntimeError):
+    """A node failed while it ran; ``node``, ``op`` and ``provider`` say which, ``__cause__`` says why."""
+
+    def __init__(self, message: str, *, node: str = "", op: str = "", provider: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+        self.op = op
+        self.provider = provider
+
+
+class ResourceLimit(RanvierError):
+    """A limit set in the options was reached: ``limit`` names it, ``allowed`` and ``actual`` are the numbers."""
+
+    def __init__(self, limit: str, allowed: float, actual: float, what: str = "") -> None:
+        where = f" ({what})" if what else ""
+        super().__init__(f"limit {limit!r} reached{where}: allowed {_number(allowed)}, needed {_number(actual)}")
+        self.limit = limit
+        self.allowed = allowed
+        self.actual = actual
+
+
+class Cancelled(RanvierError):
+    """A run was cancelled through its run options."""
+
+
+class DeadlineExceeded(Cancelled, TimeoutError):
+    """A run passed its deadline."""
+
+
+class SessionClosed(RanvierError, RuntimeError):
+    """A closed session was used."""
+
+
+class NotSupported(RanvierError, NotImplementedError):
+    """A known feature that this version does not have; the message says what to use instead, where there is one."""
+
+
+class WeightError(RanvierError):
+    """A weight cannot be read: missing external file, truncated data, path outside the model's folder."""
+
+
+class IntegrityError(RanvierError):
+    """Stored bytes do not match their checksum."""
+
+
+@dataclass(frozen=True)
+class MissingOp:
+    """One operator that nothing can run, and the nodes that use it."""
+
+    domain: str
+    op: str
+    version: int | None
+    nodes: tuple[str, ...]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        full = f"{self.domain}::{self.op}" if self.domain else self.op
+        version = f"-{self.version}" if self.version is not None else ""
+        names = ", ".join(repr(n) for n in self.nodes[:4])
+        more = f" and {len(self.nodes) - 4} more" if len(self.nodes) > 4 else ""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{full}{version} at {names}{more}{reason}"
+
+
+class UnsupportedOp(RanvierError):
+    """The model holds operators that no provider runs; ``missing`` lists all of them at once."""
+
+    def __init__(self, missing: Iterable[MissingOp]) -> None:
+        self.missing = tuple(missing)
+        lines = "\n  ".join(str(m) for m in self.missing)
+        super().__init__(f"{len(self.missing)} unsupported operator(s):\n  {lines}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the closest known name, or the list of names when nothing is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(names)})" if names else ""

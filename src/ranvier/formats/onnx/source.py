@@ -1,0 +1,98 @@
+"""Whatever a caller has, a path, bytes, an open file or a message, as a parsed model whose weights stay where they are."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from ranvier.config import Limits
+from ranvier.errors import InvalidModel, ResourceLimit
+from ranvier.formats.onnx.scan import Malformed, skeleton
+from ranvier.formats.onnx.weights import WeightFiles
+
+_TEXT_FORMATS = {".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson"}
+
+
+@dataclass
+class Source:
+    """A model message with, by position of the initializer, the weights that were cut out of it."""
+
+    proto: ModelProto
+    files: WeightFiles
+    cut: dict[int, memoryview] = field(default_factory=dict)
+    label: str = "model"
+    nbytes: int = 0
+
+
+def open_source(model: Any, limits: Limits, base_dir: str | os.PathLike[str] | None = None) -> Source:
+    """Parse ``model``; InvalidModel names it when it is not one."""
+    base = None if base_dir is None else WeightFiles.inside(Path(base_dir))
+    if isinstance(model, ModelProto):
+        return Source(model, base or WeightFiles(None), label=model.graph.name or "ModelProto")
+    if isinstance(model, bytes | bytearray | memoryview):
+        return _from_bytes(memoryview(model).cast("B"), limits, base or WeightFiles(None), f"{len(model)} bytes")
+    if isinstance(model, str | os.PathLike):
+        return _from_path(Path(model), limits, base)
+    if hasattr(model, "read"):
+        data = model.read()
+        if not isinstance(data, bytes):
+            raise InvalidModel("the model file is open in text mode; open it with 'rb'")
+        name = getattr(model, "name", None)
+        found = base or WeightFiles(Path(name) if isinstance(name, str) and os.path.exists(name) else None)
+        return _from_bytes(memoryview(data), limits, found, repr(name) if name else "file object")
+    raise InvalidModel(f"a model is a path, bytes, a file object or a ModelProto, not {type(model).__name__}")
+
+
+def _from_path(path: Path, limits: Limits, base: WeightFiles | None) -> Source:
+    label = repr(str(path))
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise InvalidModel(f"cannot open model {label}: {error.strerror or error}") from error
+    if path.is_dir():
+        raise InvalidModel(f"model {label} is a folder; give the .onnx file in it")
+    _check_size(size, limits, label)
+    if size == 0:
+        raise InvalidModel(f"model {label} is empty")
+    files = base or WeightFiles(path)
+    if path.suffix in _TEXT_FORMATS:
+        try:
+            return Source(onnx.load(str(path), load_external_data=False), files, label=label, nbytes=size)
+        except Exception as error:
+            raise InvalidModel(f"model {label} cannot be parsed: {error}") from error
+    try:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise InvalidModel(f"cannot open model {label}: {error}") from error
+    return _from_bytes(data, limits, files, label)
+
+
+def _from_bytes(data: memoryview, limits: Limits, files: WeightFiles, label: str) -> Source:
+    _check_size(len(data), limits, label)
+    if len(data) == 0:
+        raise InvalidModel(f"model {label} is empty")
+    proto = ModelProto()
+    try:
+        found = skeleton(data)
+        message, where = found.message, found.weights
+    except Malformed:
+        message, where = bytes(data), {}
+    try:
+        proto.ParseFromString(message)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise InvalidModel(f"model {label} is not an ONNX model (protobuf does not parse: {error})") from error
+    cut = {k: data[offset : offset + length] for k, (offset, length) in where.items()}
+    return Source(proto, files, cut, label, len(data))
+
+
+def _check_size(size: int, limits: Limits, label: str) -> None:
+    if limits.model_bytes is not None and size > limits.model_bytes:
+        raise ResourceLimit("model_bytes", limits.model_bytes, size, f"model {label}")

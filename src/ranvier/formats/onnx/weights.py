@@ -1,0 +1,171 @@
+"""Initializers as lazy constants: inside the message, cut out of the model file, or in external files.
+
+Every size is checked when the model is read; the bytes themselves are touched when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from ranvier import dtypes
+from ranvier.dtypes import DType
+from ranvier.errors import DTypeMismatch, IntegrityError, InvalidModel, ResourceLimit, WeightError
+from ranvier.graph.tensors import ConstTensor
+from ranvier.ops.proto import tensor_array
+
+Array = np.ndarray[Any, Any]
+
+
+class WeightFiles:
+    """Maps files into memory, once each, and keeps external data inside the folder of its model."""
+
+    def __init__(self, model: Path | None) -> None:
+        self._folders: list[Path] = []
+        if model is not None:
+            # a model in a content-addressed cache is a link; its data lies beside the link's target
+            self._folders = [model.parent.resolve(), model.resolve().parent]
+            self._base = model.parent
+        self._maps: dict[Path, memoryview] = {}
+
+    @classmethod
+    def inside(cls, folder: Path) -> WeightFiles:
+        return cls(folder / "model.onnx")
+
+    def map(self, path: Path) -> memoryview:
+        """The bytes of a file, mapped read-only."""
+        found = self._maps.get(path)
+        if found is None:
+            try:
+                with path.open("rb") as file:
+                    size = path.stat().st_size
+                    found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+            except (OSError, ValueError) as error:
+                raise WeightError(f"cannot map {path.name!r}: {error}") from error
+            self._maps[path] = found
+        return found
+
+    def external(self, location: str, tensor: str) -> memoryview:
+        """The bytes of an external data file; WeightError where the path leaves the model's folder."""
+        if not self._folders:
+            raise WeightError(
+                f"tensor {tensor!r} is in external file {location!r}, but the model was not loaded from a file; "
+                "load it by path, or give base_dir"
+            )
+        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+            raise WeightError(f"tensor {tensor!r}: external location {location!r} must be a path inside the model's folder")
+        path = (self._base / location).resolve()
+        if not any(path.is_relative_to(folder) for folder in self._folders):
+            raise WeightError(f"tensor {tensor!r}: external location {location!r} leads outside the model's folder")
+        if not path.is_file():
+            raise WeightError(f"tensor {tensor!r}: external file {location!r} does not exist")
+        return self.map(path)
+
+
+def checked_type(tensor: TensorProto, limit: int | None) -> tuple[DType, tuple[int, ...]]:
+    """Element type and shape of a tensor message, or an error that names it."""
+    try:
+        dtype = dtypes.from_onnx(tensor.data_type)
+    except DTypeMismatch:
+        raise InvalidModel(f"initializer {tensor.name!r} has unknown element type {tensor.data_type}") from None
+    shape = tuple(tensor.dims)
+    if any(d < 0 for d in shape):
+        raise InvalidModel(f"initializer {tensor.name!r} has a negative size in shape {list(shape)}")
+    nbytes = dtype.nbytes(math.prod(shape))
+    if limit is not None and nbytes > limit:
+        raise ResourceLimit("tensor_bytes", limit, nbytes, f"initializer {tensor.name!r}")
+    return dtype, shape
+
+
+def constant_of(
+    tensor: TensorProto,
+    cut: memoryview | None,
+    files: WeightFiles,
+    limit: int | None,
+) -> ConstTensor:
+    """The constant for an initializer; ``cut`` are its bytes where the scanner took them out of the message."""
+    dtype, shape = checked_type(tensor, limit)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external(tensor, dtype, shape, files)
+    if cut is not None:
+        _check_length(tensor.name, dtype, shape, len(cut))
+        return ConstTensor(dtype, shape, _reader(cut, dtype, shape), "the model file")
+    if tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+        _check_length(tensor.name, dtype, shape, len(raw))
+        return ConstTensor(dtype, shape, _reader(memoryview(raw), dtype, shape), "the model")
+    array = tensor_array(tensor)
+    if array.shape != shape:
+        raise InvalidModel(f"initializer {tensor.name!r}: data of shape {list(array.shape)}, declared {list(shape)}")
+    return ConstTensor.of(array)
+
+
+def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: WeightFiles) -> ConstTensor:
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    data = files.external(location, tensor.name)
+    expected = _stored_bytes(dtype, shape)
+    try:
+        offset = int(entries.get("offset") or 0)
+        length = int(entries.get("length") or expected)
+    except ValueError:
+        raise WeightError(f"tensor {tensor.name!r}: external offset or length is not a number") from None
+    if offset < 0 or length < 0 or offset + length > len(data):
+        raise WeightError(
+            f"tensor {tensor.name!r}: bytes {offset} to {offset + length} of {location!r}, which has {len(data)}"
+        )
+    _check_length(tensor.name, dtype, shape, length)
+    piece = data[offset : offset + length]
+    load = _reader(piece, dtype, shape)
+    checksum = entries.get("checksum")
+    if checksum:
+        load = _verified(load, piece, checksum, tensor.name)
+    return ConstTensor(dtype, shape, load, f"file {location!r}")
+
+
+def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
+    """Bytes in a file: 4- and 2-bit elements are packed there."""
+    count = math.prod(shape)
+    # float6 is stored one element a byte; only divisors of 8 are packed
+    bits = dtype.bits if dtype.bits in (1, 2, 4) else dtype.numpy.itemsize * 8
+    return (count * bits + 7) // 8
+
+
+def _check_length(name: str, dtype: DType, shape: tuple[int, ...], length: int) -> None:
+    if dtype is DType.string:
+        raise InvalidModel(f"initializer {name!r}: strings cannot be stored as raw data")
+    expected = _stored_bytes(dtype, shape)
+    if length != expected:
+        kind = f"{dtype}{list(shape)}"
+        raise InvalidModel(f"initializer {name!r}: {kind} takes {expected} bytes, its data has {length}")
+
+
+def _reader(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Array]:
+    def load() -> Array:
+        if dtype.bits < 8:
+            message = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
+            return tensor_array(message)
+        array = np.frombuffer(data, dtype=np.uint8).view(dtype.numpy).reshape(shape)
+        if sys.byteorder == "big":
+            return array.byteswap()
+        # BLAS copies unaligned operands on every call; copy once instead
+        return array if array.flags.aligned else array.copy()
+
+    return load
+
+
+def _verified(load: Callable[[], Array], data: memoryview, checksum: str, name: str) -> Callable[[], Array]:
+    def load_verified() -> Array:
+        if hashlib.sha1(data, usedforsecurity=False).hexdigest() != checksum.lower():
+            raise IntegrityError(f"tensor {name!r}: the external data does not match its checksum {checksum}")
+        return load()
+
+    return load_verified

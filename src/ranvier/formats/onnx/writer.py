@@ -1,0 +1,187 @@
+"""A Graph as an ONNX model: ``to_proto`` in memory, ``save`` to a file, with weights beside it when they are large."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+
+from ranvier.dtypes import DType
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.tensors import ConstTensor
+from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_to_proto
+
+EXTERNAL_FROM = 1 << 30  # a model larger than this is saved with external data: protobuf ends at 2 GiB
+_EXTERNAL_TENSOR_FROM = 1024
+_ALIGN = 4096  # page-aligned weights can be mapped and used as they are
+
+
+def to_proto(graph: Graph) -> ModelProto:
+    """The model with all weights inside."""
+    return _Writer(graph).model()
+
+
+def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+    """Write the model to ``path``, wholly or not at all.
+
+    Weights go to ``<name>.data`` beside it when ``external_data`` is true, or when it is None and they are large.
+    """
+    target = Path(path)
+    weights = sum(v.const.nbytes for g in graph.all_graphs() for v in g.constants.values() if v.const is not None)
+    external = weights > EXTERNAL_FROM if external_data is None else external_data
+    if not external:
+        _write_whole(target, [to_proto(graph).SerializeToString()])
+        return
+    writer = _Writer(graph, external=f"{target.name}.data")
+    model = writer.model()
+    # the weights first: whoever sees the model file sees its weights too
+    _write_whole(target.with_name(f"{target.name}.data"), writer.external_bytes())
+    _write_whole(target, [model.SerializeToString()])
+
+
+def _write_whole(path: Path, pieces: Any) -> None:
+    """Through a temporary file in the same folder and a rename, so that a reader never sees a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+class _Writer:
+    def __init__(self, graph: Graph, external: str | None = None) -> None:
+        self.graph = graph
+        self.external = external
+        self.placed: list[tuple[int, ConstTensor]] = []  # (offset, tensor) in the external file
+        self.end = 0
+        self.names: dict[Value, str] = {}
+        self.used: set[str] = set()
+        # interface names are the caller's: they are taken before any inner value may claim them
+        for value in [*graph.inputs, *graph.outputs]:
+            self.name(value)
+
+    def model(self) -> ModelProto:
+        facts = self.graph.metadata
+        proto = helper.make_model(self._graph(self.graph), opset_imports=self._opset_imports())
+        proto.ir_version = max(int(facts.get("ir_version") or 0), 10)
+        proto.ir_version = min(proto.ir_version, onnx.IR_VERSION)
+        if any(d.bits < 4 or d.name.startswith("float6") for d in _dtypes(self.graph)):
+            proto.ir_version = onnx.IR_VERSION
+        for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            if facts.get(name):
+                setattr(proto, name, facts[name])
+        for key, text in facts.get("custom", {}).items():
+            proto.metadata_props.add(key=key, value=text)
+        return proto
+
+    def external_bytes(self) -> Iterator[bytes]:
+        at = 0
+        for offset, tensor in self.placed:
+            yield b"\0" * (offset - at)
+            data = array_tensor(tensor.numpy()).raw_data
+            yield data
+            at = offset + len(data)
+
+    def name(self, value: Value) -> str:
+        """The name of a value in the file, unique over the model: ONNX forbids shadowing in subgraphs."""
+        found = self.names.get(value)
+        if found is None:
+            stem = value.name or "v"
+            found, k = stem, 0
+            while found in self.used:
+                k += 1
+                found = f"{stem}.{k}"
+            self.used.add(found)
+            self.names[value] = found
+        return found
+
+    def _graph(self, graph: Graph) -> GraphProto:
+        proto = GraphProto(name=graph.name or "graph", doc_string=graph.doc)
+        for value in graph.inputs:
+            proto.input.append(self._info(value))
+            default = graph.defaults.get(value.name)
+            if default is not None:
+                proto.initializer.append(self._tensor(default, self.name(value)))
+        for value in graph.constants.values():
+            if value.const is not None:
+                proto.initializer.append(self._tensor(value.const, self.name(value)))
+        for node in graph:
+            inputs = ["" if v is None else self.name(v) for v in node.inputs]
+            outputs = [self.name(v) for v in node.outputs]
+            proto.node.append(node_to_proto(node, inputs, outputs, self._graph))
+        proto.output.extend(self._info(value) for value in graph.outputs)
+        return proto
+
+    def _info(self, value: Value) -> ValueInfoProto:
+        return ValueInfoProto(name=self.name(value), type=type_to_proto(value.type))
+
+    def _tensor(self, tensor: ConstTensor, name: str) -> TensorProto:
+        if self.external is None or tensor.nbytes < _EXTERNAL_TENSOR_FROM or tensor.dtype is DType.string:
+            return array_tensor(tensor.numpy(), name)
+        bits = tensor.dtype.bits if tensor.dtype.bits in (2, 4) else tensor.dtype.numpy.itemsize * 8
+        length = (tensor.size * bits + 7) // 8
+        offset = -(-self.end // _ALIGN) * _ALIGN
+        self.placed.append((offset, tensor))
+        self.end = offset + length
+        proto = TensorProto(name=name, data_type=tensor.dtype.onnx, dims=tensor.shape)
+        proto.data_location = TensorProto.EXTERNAL
+        for key, content in (("location", self.external), ("offset", str(offset)), ("length", str(length))):
+            proto.external_data.add(key=key, value=content)
+        return proto
+
+    def _opset_imports(self) -> list[Any]:
+        nodes: dict[str, list[Node]] = {}
+        for node in self.graph.all_nodes():
+            nodes.setdefault(node.domain, []).append(node)
+        domains = {**dict.fromkeys(nodes, 1), **self.graph.opsets}
+        domains.setdefault("", onnx.defs.onnx_opset_version())
+        return [
+            helper.make_opsetid(domain, _opset_for(domain, wanted, nodes.get(domain, [])))
+            for domain, wanted in domains.items()
+        ]
+
+
+def _opset_for(domain: str, wanted: int, nodes: list[Node]) -> int:
+    """An opset in which every node has the meaning it has here: the model's own, or the newest that fits."""
+    known = {(n.op, n.version) for n in nodes if schema_of(domain, n.op, n.version) is not None}
+    newest = onnx.defs.onnx_opset_version() if domain == "" else max([wanted, *(v for _, v in known)])
+    clashes: list[str] = []
+    for candidate in [wanted, *range(newest, 0, -1)]:
+        clashes = [
+            f"{op}-{version}"
+            for op, version in sorted(known)
+            if (found := schema_of(domain, op, candidate)) is None or found.since_version != version
+        ]
+        if not clashes:
+            return candidate
+    raise NotSupported(
+        f"no single opset of domain {domain or 'ai.onnx'!r} has all operators of the graph as they are: "
+        f"{', '.join(sorted({f'{op}-{version}' for op, version in known}))}"
+    )
+
+
+def _dtypes(graph: Graph) -> Iterator[DType]:
+    for g in graph.all_graphs():
+        for value in g.values():
+            dtype = getattr(value.type, "dtype", None)
+            if dtype is not None:
+                yield dtype
+
+

@@ -1,0 +1,47 @@
+"""Operator declarations, by family. Importing this package declares them all."""
+
+import importlib
+
+from ranvier.ops.registry import Call, Cost, OpDef, TypeCall, declared, evaluate, find, get, op
+
+FAMILIES = (
+    "elementwise",
+    "activation",
+    "cast",
+    "reduction",
+    "movement",
+    "indexing",
+    "contraction",
+    "conv",
+    "pool",
+    "normalization",
+    "recurrent",
+    "attention",
+    "resample",
+    "loss",
+    "signal",
+    "detection",
+    "quantization",
+    "sequence",
+    "control",
+    "text",
+    "randomness",
+    "image",
+    "training",
+    "ml",
+    "ml_trees",
+    "contrib_attention",
+    "contrib_normalization",
+    "contrib_activation",
+    "contrib_quantization",
+    "standard",
+)
+import pathlib as _p
+for _family in FAMILIES:
+    if (_p.Path(__file__).parent / f"{_family}.py").exists():
+        try: importlib.import_module(f"ranvier.ops.{_family}")
+        except Exception as e: print("skip", _family, e)
+
+from ranvier.ops.infer import TypeInference, annotate, infer_outputs
+
+__all__ = ["Call", "Cost", "OpDef", "TypeCall", "TypeInference", "annotate", "declared", "evaluate", "find", "get", "infer_outputs", "op"]

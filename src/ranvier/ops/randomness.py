@@ -1,0 +1,109 @@
+"""Random tensors. A node with a ``seed`` draws the same numbers at every call; without one they are fresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.dtypes import DType, from_onnx, of
+from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
+from ranvier.ops.allocation import checked_shape
+from ranvier.ops.registry import Array, op
+
+_FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
+_INDICES = frozenset({DType.int32, DType.int64})
+_NUMBERS = frozenset(d for d in DType if d in _FLOATS or d is DType.bool or (d.is_integer and not d.is_packed))
+
+
+@op("RandomNormal", traits=("random",))
+def random_normal(
+    *, shape: Sequence[int], dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
+) -> Array:
+    return _normal("RandomNormal", shape, from_onnx(dtype), mean, scale, seed)
+
+
+@op("RandomNormalLike", traits=("random",))
+def random_normal_like(
+    input: Array, *, dtype: int | None = None, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
+) -> Array:
+    return _normal("RandomNormalLike", input.shape, _dtype_or_like(dtype, input), mean, scale, seed)
+
+
+@op("RandomUniform", traits=("random",))
+def random_uniform(
+    *, shape: Sequence[int], dtype: int = 1, low: float = 0.0, high: float = 1.0, seed: float | None = None
+) -> Array:
+    return _uniform("RandomUniform", shape, from_onnx(dtype), low, high, seed)
+
+
+@op("RandomUniformLike", traits=("random",))
+def random_uniform_like(
+    input: Array, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0, seed: float | None = None
+) -> Array:
+    return _uniform("RandomUniformLike", input.shape, _dtype_or_like(dtype, input), low, high, seed)
+
+
+@op("Multinomial", since=7, traits=("random",))
+def multinomial(input: Array, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Array:
+    out_dtype = _require("Multinomial", from_onnx(dtype), _INDICES)
+    if input.ndim != 2 or input.shape[1] == 0:
+        raise ShapeMismatch(f"Multinomial: expected input of shape [batch, classes > 0], got {list(input.shape)}")
+    rows = input.shape[0]
+    shape = checked_shape((rows, sample_size), out_dtype, "Multinomial")
+    logits = input.astype(np.float64)
+    top = logits.max(axis=1, keepdims=True, initial=-np.inf)
+    if not np.isfinite(top).all():  # NaN and +inf spread into the maximum; all -inf leaves nothing to choose
+        raise InvalidValue("Multinomial: every row needs a finite largest log-probability, without NaN or inf")
+    cumulative = np.cumsum(np.exp(logits - top), axis=1)
+    # u < 1 keeps the draw below the row's total, so a class of probability zero is never chosen
+    draws = _generator(seed).random(shape) * cumulative[:, -1:]
+    result = np.empty(shape, out_dtype)
+    for row in range(rows):
+        result[row] = np.searchsorted(cumulative[row], draws[row], side="right")
+    return result
+
+
+@op("Bernoulli", since=15, traits=("random",))
+def bernoulli(input: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
+    out_dtype = _require("Bernoulli", _dtype_or_like(dtype, input), _NUMBERS)
+    probability = input.astype(np.float64)
+    if not ((probability >= 0) & (probability <= 1)).all():
+        raise InvalidValue("Bernoulli: every input must be a probability in [0, 1]")
+    return np.asarray(_generator(seed).random(input.shape) < probability).astype(out_dtype)
+
+
+def _normal(op_name: str, shape: Sequence[int], dtype: DType, mean: float, scale: float, seed: float | None) -> Array:
+    out_dtype = _require(op_name, dtype, _FLOATS)
+    sizes = checked_shape(shape, out_dtype, op_name)
+    drawn = _generator(seed).standard_normal(sizes, _drawn_dtype(dtype))
+    return np.asarray(drawn * scale + mean).astype(out_dtype)
+
+
+def _uniform(op_name: str, shape: Sequence[int], dtype: DType, low: float, high: float, seed: float | None) -> Array:
+    out_dtype = _require(op_name, dtype, _FLOATS)
+    sizes = checked_shape(shape, out_dtype, op_name)
+    drawn = _generator(seed).random(sizes, _drawn_dtype(dtype))
+    return np.asarray(drawn * (high - low) + low).astype(out_dtype)
+
+
+def _drawn_dtype(dtype: DType) -> Any:
+    """The generator draws float32 or float64; narrower types are rounded from float32."""
+    return np.float64 if dtype is DType.float64 else np.float32
+
+
+def _generator(seed: float | None) -> np.random.Generator:
+    # the standard's seed is a float: its bits tell every two seeds apart, where int() would merge 0.1 and 0.2
+    return np.random.default_rng(None if seed is None else int(np.float32(seed).view(np.uint32)))
+
+
+def _dtype_or_like(dtype: int | None, like: Array) -> DType:
+    return of(like) if dtype is None else from_onnx(dtype)
+
+
+def _require(op_name: str, dtype: DType, allowed: frozenset[DType]) -> np.dtype[Any]:
+    if dtype not in allowed:
+        names = ", ".join(sorted(d.name for d in allowed))
+        raise DTypeMismatch(f"{op_name}: output element type must be one of {names}, got {dtype.name}")
+    return dtype.numpy

@@ -1,0 +1,174 @@
+"""The contract between the runtime and an execution provider.
+
+A provider looks at a graph and says which nodes it takes (:class:`Claim`) and why it leaves the others
+(:class:`Decline`); it turns a part of the graph into a :class:`CompiledKernel`; it owns the memory its kernels use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.devices import Device
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Graph, Node, Value
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Nodes a provider would run, with the reason where it is worth telling."""
+
+    nodes: tuple[Node, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Decline:
+    """A node a provider leaves to others, and why."""
+
+    node: Node
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProviderCapability:
+    """What a provider can do, before it has seen a model. ``None`` means everything there is."""
+
+    ops: frozenset[str] | None = None
+    dtypes: frozenset[DType] | None = None
+    memory: tuple[str, ...] = ("system",)
+    whole_parts: bool = True  # False: compiles one node at a time, so the runtime plans between its nodes
+    notes: str = ""
+
+
+class GraphView:
+    """The nodes of a graph that a provider may claim; a filter, not a copy."""
+
+    __slots__ = ("_open", "graph")
+
+    def __init__(self, graph: Graph, open_nodes: Iterable[Node] | None = None) -> None:
+        self.graph = graph
+        self._open = None if open_nodes is None else {id(n) for n in open_nodes}
+
+    def __iter__(self) -> Iterator[Node]:
+        for node in self.graph:
+            if self._open is None or id(node) in self._open:
+                yield node
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A part to compile: nodes in order, the values it reads (captures of nested graphs included) and makes."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    graph: Graph
+
+    @property
+    def label(self) -> str:
+        first = self.nodes[0]
+        return first.name or first.op if len(self.nodes) == 1 else f"{first.name or first.op} +{len(self.nodes) - 1}"
+
+
+BodyRunner = Callable[[Sequence[Any], Mapping[Value, Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class CompileContext:
+    """What compiling may use: the session's options, and a way to run a nested graph."""
+
+    config: SessionConfig
+    options: Any
+    body: Callable[[Graph], BodyRunner]  # makes a runner for a subgraph: (explicit inputs, captured values) -> outputs
+    opsets: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryUsage:
+    """Bytes a kernel holds for itself (constants) and needs while it runs (workspace)."""
+
+    constants: int = 0
+    workspace: int = 0
+
+
+@dataclass(frozen=True)
+class KernelStats:
+    """How often a kernel ran and how long that took."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@runtime_checkable
+class CompiledKernel(Protocol):
+    """One part, ready to run."""
+
+    source: str  # what was generated, for people to read
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
+    ) -> None:
+        """Run. ``outputs[k]`` holds a planned buffer to write into, or None: then the kernel puts its own value there."""
+        ...
+
+    def in_place(self, output: int, input: int) -> bool:
+        """May this output be written over this input's memory, when nobody needs the input afterwards?"""
+        ...
+
+    def memory_usage(self) -> MemoryUsage: ...
+
+    def stats(self) -> KernelStats: ...
+
+
+@runtime_checkable
+class TensorAllocator(Protocol):
+    """Memory of one device: 64-byte aligned."""
+
+    def alloc(self, nbytes: int) -> Array: ...
+
+    def free(self, buffer: Array) -> None: ...
+
+    def copy(self, source: Array, target: Array) -> None: ...
+
+    def trim(self) -> int: ...
+
+    def stats(self) -> AllocatorStats: ...
+
+
+@dataclass(frozen=True)
+class AllocatorStats:
+    """Bytes in use now, at most, and kept for reuse."""
+
+    active: int
+    peak: int
+    cached: int
+
+
+class ExecutionProvider(Protocol):
+    """Something that can run parts of a graph."""
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]]  # other names people know it by, ONNX Runtime's among them
+    device: Device
+    Options: ClassVar[type]  # a frozen, validated dataclass
+
+    def available(self) -> str | None:
+        """None, or the reason why it cannot be used here."""
+        ...
+
+    def capability(self) -> ProviderCapability: ...
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]: ...
+
+    def compile(self, part: Subgraph, ctx: CompileContext) -> CompiledKernel: ...
+
+    def allocator(self) -> TensorAllocator: ...
+
+    def close(self) -> None: ...

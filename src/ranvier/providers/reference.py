@@ -1,0 +1,169 @@
+"""The reference provider: every declared operator by its NumPy body, one node at a time.
+
+It is the oracle that other providers are tested against and the last link of every chain, so it takes whatever has
+a declaration and a body.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ranvier.devices import CPU, Device
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType
+from ranvier.ops import registry
+from ranvier.providers.base import (
+    BodyRunner,
+    Claim,
+    CompileContext,
+    Decline,
+    GraphView,
+    KernelStats,
+    MemoryUsage,
+    ProviderCapability,
+    Subgraph,
+)
+from ranvier.providers.memory import SystemAllocator
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ReferenceOptions:
+    """The reference has no options."""
+
+
+class ReferenceProvider:
+    name: ClassVar[str] = "reference"
+    aliases: ClassVar[tuple[str, ...]] = ("CPUExecutionProvider", "numpy")
+    Options: ClassVar[type] = ReferenceOptions
+
+    def __init__(self) -> None:
+        self.device: Device = CPU
+        self._allocator = SystemAllocator()
+
+    def available(self) -> str | None:
+        return None
+
+    def capability(self) -> ProviderCapability:
+        return ProviderCapability(whole_parts=False, notes="NumPy bodies of all declared operators")
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
+        for node in view:
+            if registry.find(node.domain, node.op, node.version) is None:
+                yield Decline(node, _missing_reason(node))
+            else:
+                yield Claim((node,))
+
+    def compile(self, part: Subgraph, ctx: CompileContext) -> ReferenceKernel:
+        (node,) = part.nodes
+        return ReferenceKernel(node, part, ctx)
+
+    def allocator(self) -> SystemAllocator:
+        return self._allocator
+
+    def close(self) -> None:
+        self._allocator.trim()
+
+
+def _missing_reason(node: Node) -> str:
+    other = [d.since for d in registry.declared() if (d.domain, d.name) == (node.domain, node.op)]
+    if other:
+        return f"declared for versions {', '.join(map(str, other))}, not for {node.version}"
+    return "no operator of this name is declared"
+
+
+class ReferenceKernel:
+    """One node bound to its body."""
+
+    def __init__(self, node: Node, part: Subgraph, ctx: CompileContext) -> None:
+        self.node = node
+        self.definition = registry.get(node.domain, node.op, node.version)
+        self.source = _source(self.definition)
+        self._attrs = dict(node.attrs)
+        # where each operand stands among the part's inputs; None for an optional one that was left out
+        where = {value: k for k, value in enumerate(part.inputs)}
+        self._operands = [None if v is None else where[v] for v in node.inputs]
+        self._bodies: dict[int, BodyRunner] = {id(g): ctx.body(g) for g in node.subgraphs()}
+        self._captures: list[tuple[Value, int]] = [(v, where[v]) for v in node.captures()] if self._bodies else []
+        made = set(part.outputs)
+        self._wanted = tuple(v in made for v in node.outputs)
+        self._positions = [k for k, v in enumerate(node.outputs) if v in made]
+        self._opsets = ctx.opsets
+        self._elementwise = "elementwise" in self.definition.traits
+        self._calls, self._seconds = 0, 0.0
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
+    ) -> None:
+        started = time.perf_counter()
+        call = registry.Call(self._wanted, self.node.version, node=self.node, opsets=self._opsets)
+        if self._bodies:
+            captured = {value: inputs[k] for value, k in self._captures}
+            call.run = lambda graph, given: self._bodies[id(graph)](given, captured)
+        operands = [None if k is None else inputs[k] for k in self._operands]
+        out = outputs[0] if outputs and self._positions[0] == 0 else None
+        with np.errstate(all="ignore"):
+            results = self.definition.run(operands, self._attrs, call, out)
+        for k, position in enumerate(self._positions):
+            result = results[position] if position < len(results) else None
+            buffer = outputs[k]
+            if buffer is None:
+                outputs[k] = _owned(result, operands)
+            elif result is not buffer:
+                if result.shape == buffer.shape and result.dtype == buffer.dtype:
+                    np.copyto(buffer, result)
+                else:  # the model's declared shapes were wrong; what was computed counts
+                    outputs[k] = _owned(result, operands)
+        with self._lock:
+            self._calls += 1
+            self._seconds += time.perf_counter() - started
+
+    def in_place(self, output: int, input: int) -> bool:
+        if not self.definition.takes_out or self._positions[output] != 0:
+            return True  # results are complete before they are copied into the buffer
+        if not self._elementwise:
+            return False
+        operand = next((v for v, k in zip(self.node.inputs, self._operands) if k == input), None)
+        result = self.node.outputs[0]
+        return (
+            operand is not None
+            and isinstance(operand.type, TensorType)
+            and isinstance(result.type, TensorType)
+            and operand.type == result.type
+        )
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage()
+
+    def stats(self) -> KernelStats:
+        with self._lock:
+            return KernelStats(self._calls, self._seconds)
+
+
+def _owned(result: Any, operands: Sequence[Any]) -> Any:
+    """The result with memory of its own: a body may return an operand or a view of one, whose buffer will be reused."""
+    if isinstance(result, np.ndarray):
+        if result.base is not None or any(result is x for x in operands):
+            return result.copy()
+        return result
+    if isinstance(result, list):
+        return [_owned(item, operands) for item in result]
+    return result
+
+
+def _source(definition: registry.OpDef) -> str:
+    import inspect
+
+    try:
+        return inspect.getsource(definition.body)
+    except (OSError, TypeError):
+        return f"{definition.full_name}-{definition.since}"
+

@@ -1,0 +1,159 @@
+"""Which providers there are, by name, and which of them a session uses."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+from collections.abc import Callable, Sequence
+
+from ranvier.errors import InvalidConfig, ProviderUnavailable, nearest
+from ranvier.logs import logger, warn_once
+from ranvier.providers.base import ExecutionProvider
+
+ENTRY_POINTS = "ranvier.providers"
+Factory = Callable[[], ExecutionProvider]
+
+# Names of ONNX Runtime's providers that ordinary scripts pass; those without a provider here are known, and absent.
+FOREIGN = {
+    "CUDAExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "tensorrt",
+    "ROCMExecutionProvider": "rocm",
+    "MIGraphXExecutionProvider": "migraphx",
+    "OpenVINOExecutionProvider": "openvino",
+    "CoreMLExecutionProvider": "coreml",
+    "DmlExecutionProvider": "directml",
+    "DnnlExecutionProvider": "dnnl",
+    "XnnpackExecutionProvider": "xnnpack",
+    "QNNExecutionProvider": "qnn",
+    "AzureExecutionProvider": "azure",
+}
+
+
+class ProviderRegistry:
+    """Providers in the order a session with ``providers="auto"`` would use them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._factories: dict[str, Factory] = {}
+        self._aliases: dict[str, str] = {}
+        self._made: dict[str, ExecutionProvider] = {}
+        self._discovered = False
+
+    def register(self, name: str, factory: Factory, aliases: Sequence[str] = (), *, first: bool = False) -> None:
+        """Add a provider; the factory runs when it is first used."""
+        with self._lock:
+            if name in self._factories:
+                raise InvalidConfig(f"provider {name!r} is already registered")
+            self._factories = {name: factory, **self._factories} if first else {**self._factories, name: factory}
+            self._aliases.update(dict.fromkeys(aliases, name))
+
+    def unregister(self, name: str) -> None:
+        with self._lock:
+            if name not in self._factories:
+                raise InvalidConfig(f"no provider {name!r}{nearest(name, self._factories)}")
+            del self._factories[name]
+            self._aliases = {a: n for a, n in self._aliases.items() if n != name}
+            made = self._made.pop(name, None)
+        if made is not None:
+            made.close()
+
+    def names(self) -> list[str]:
+        """All registered names, in order."""
+        self._discover()
+        return list(self._factories)
+
+    def resolve(self, name: str) -> str:
+        """The registered name for a name or alias; InvalidConfig with the nearest one for an unknown name."""
+        self._discover()
+        if name in self._factories:
+            return name
+        found = self._aliases.get(name)
+        if found is None:
+            found = next((n for a, n in self._aliases.items() if a.lower() == name.lower()), None)
+        if found is not None:
+            return found
+        if name in FOREIGN:
+            return FOREIGN[name]
+        known = [*self._factories, *self._aliases, *FOREIGN, "auto"]
+        raise InvalidConfig(f"unknown provider {name!r}{nearest(name, known)}")
+
+    def get(self, name: str) -> ExecutionProvider:
+        """The provider itself; ProviderUnavailable with the reason when it cannot be had."""
+        resolved = self.resolve(name)
+        with self._lock:
+            made = self._made.get(resolved)
+            if made is None:
+                factory = self._factories.get(resolved)
+                if factory is None:
+                    raise ProviderUnavailable(name, "this installation has no such provider")
+                try:
+                    made = factory()
+                except ImportError as error:
+                    raise ProviderUnavailable(name, f"its library is missing ({error})") from error
+                self._made[resolved] = made
+        reason = made.available()
+        if reason is not None:
+            raise ProviderUnavailable(name, reason)
+        return made
+
+    def available(self) -> list[str]:
+        """Names of providers that can be used here, in order."""
+        found = []
+        for name in self.names():
+            try:
+                self.get(name)
+            except ProviderUnavailable as error:
+                logger.info("%s", error)
+            else:
+                found.append(name)
+        return found
+
+    def chain(self, wanted: Sequence[str]) -> list[ExecutionProvider]:
+        """The providers of a session, in order of preference.
+
+        ``auto`` stands for everything available. A listed provider that cannot be had is passed over with one
+        warning when another listed one can; when none can, the first error is raised.
+        """
+        chosen: dict[str, ExecutionProvider] = {}
+        errors: list[ProviderUnavailable] = []
+        for name in wanted:
+            if name == "auto":
+                chosen.update({n: self.get(n) for n in self.available() if n not in chosen})
+                continue
+            try:
+                provider = self.get(name)
+            except ProviderUnavailable as error:
+                errors.append(error)
+            else:
+                chosen.setdefault(provider.name, provider)
+        if not chosen:
+            raise errors[0]
+        for error in errors:
+            warn_once(f"provider {error.provider}", f"{error}; using {', '.join(chosen)}")
+        return list(chosen.values())
+
+    def close(self) -> None:
+        with self._lock:
+            made, self._made = self._made, {}
+        for provider in made.values():
+            provider.close()
+
+    def _discover(self) -> None:
+        """Providers that installed packages bring through entry points; nothing is imported until one is used."""
+        with self._lock:
+            if self._discovered:
+                return
+            self._discovered = True
+            for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+                if entry.name not in self._factories:
+                    self.register(entry.name, lambda entry=entry: entry.load()())  # type: ignore[misc]
+
+
+def _reference() -> ExecutionProvider:
+    from ranvier.providers.reference import ReferenceProvider
+
+    return ReferenceProvider()
+
+
+REGISTRY = ProviderRegistry()
+REGISTRY.register("reference", _reference, ("CPUExecutionProvider", "numpy"))
