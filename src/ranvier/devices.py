@@ -69,7 +69,14 @@ def usable_memory() -> int | None:
 
 
 def machine_info() -> MachineInfo:
-    name = next((line.split(":", 1)[1].strip() for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")), "")
+    name = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in _read("/proc/cpuinfo").splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
     return MachineInfo(
         platform=platform.platform(),
         machine=platform.machine(),

@@ -6,6 +6,10 @@ from ranvier.ops.registry import Call, Cost, OpDef, TypeCall, declared, evaluate
 
 FAMILIES = (
     "elementwise",
+    "accumulate",
+    "special",
+    "contrib_fused",
+    "contrib_tensor",
     "activation",
     "cast",
     "reduction",
@@ -42,6 +46,6 @@ for _family in FAMILIES:
         try: importlib.import_module(f"ranvier.ops.{_family}")
         except Exception as e: print("skip", _family, e)
 
-from ranvier.ops.infer import TypeInference, annotate, infer_outputs
+from ranvier.ops.infer import NEWEST, TypeInference, annotate, complete, infer_outputs
 
-__all__ = ["Call", "Cost", "OpDef", "TypeCall", "TypeInference", "annotate", "declared", "evaluate", "find", "get", "infer_outputs", "op"]
+__all__ = ["Call", "Cost", "OpDef", "TypeCall", "TypeInference", "NEWEST", "annotate", "complete", "declared", "evaluate", "find", "get", "infer_outputs", "op"]

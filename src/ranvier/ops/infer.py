@@ -20,11 +20,12 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.graph.types import Dim, OptionalType, SequenceType, Symbol, TensorType, Type
+from ranvier.graph.types import Dim, OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import registry
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_proto, type_to_proto
 from ranvier.ops.shape_data import propagate_dims, reshape_from_dims
 
+NEWEST = onnx.defs.onnx_opset_version()
 SMALL = 1024  # constants up to this many elements take part in the propagation of values
 
 # Cheap operators that shape computations are made of; only these are evaluated during inference.
@@ -56,6 +57,15 @@ def infer_outputs(node: Node) -> None:
         found = inference.types.get(value)
         if found is not None:
             value.type = found
+
+
+def complete(node: Node) -> None:
+    """Finish a node made by a rewrite: the newest version of its operator where none is set, and result types."""
+    if node.version == 0:
+        schema = schema_of(node.domain, node.op, NEWEST)
+        definition = registry.find(node.domain, node.op)
+        node.version = schema.since_version if schema is not None else definition.since if definition else 1
+    infer_outputs(node)
 
 
 class TypeInference:
@@ -292,4 +302,4 @@ def _no_graph(graph: Graph) -> Any:
     raise ValueError(f"subgraph {graph.name!r} outside control flow")
 
 
-__all__ = ["Symbol", "TypeInference", "annotate", "generalise", "infer_outputs"]
+__all__ = ["NEWEST", "TypeInference", "annotate", "complete", "generalise", "infer_outputs"]

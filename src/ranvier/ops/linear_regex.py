@@ -27,8 +27,8 @@ from ranvier.ops.regex_syntax import (
     parse,
 )
 
-MAX_PROGRAM = 50_000  # instructions; counted repetitions multiply, so a short pattern can ask for many
-MAX_TRANSITIONS = 100_000  # cached steps of one matcher
+MAX_PROGRAM = 20_000  # instructions; counted repetitions multiply, so a short pattern can ask for many
+MAX_KEPT = 200_000  # places in the states one matcher keeps, plus the steps between them
 
 
 @lru_cache(maxsize=64)
@@ -148,7 +148,7 @@ class FullMatcher:
 
     def _forget(self) -> None:
         self._states: dict[tuple[frozenset[int], str], _State] = {}
-        self._transitions = 0
+        self._kept = 0
         self._start = self._state(frozenset({0}), "")
 
     def _state(self, places: Iterable[int], previous: str) -> _State:
@@ -156,20 +156,27 @@ class FullMatcher:
         found = self._states.get(key)
         if found is None:
             found = self._states.setdefault(key, _State(*key))
+            self._kept += len(found.places)
         return found
 
     def _step(self, state: _State, char: str) -> _State:
-        if self._transitions >= MAX_TRANSITIONS:
-            self._forget()  # a pattern with very many states stays linear, only slower
+        if self._kept >= MAX_KEPT:
+            self._forget()  # a pattern with very many states stays linear in the text, only slower
         instructions = self._program.instructions
+        admits: dict[int, bool] = {}  # the copies a repetition makes share one set: ask each set once
         places = set()
         for place in self._reachable(state, char):
-            instruction = instructions[place]
-            if instruction.char_set is not None and char in instruction.char_set:
-                places.add(instruction.target)
+            char_set = instructions[place].char_set
+            if char_set is None:
+                continue
+            admitted = admits.get(id(char_set))
+            if admitted is None:
+                admitted = admits[id(char_set)] = char in char_set
+            if admitted:
+                places.add(instructions[place].target)
         following = self._state(places, self._kind(char))
         state.following[char] = following
-        self._transitions += 1
+        self._kept += 1
         return following
 
     def _kind(self, char: str) -> str:

@@ -6,6 +6,7 @@ Each helper takes the operator's name first, so that its error names the operato
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,6 +45,14 @@ def scalar(op: str, what: str, value: Array) -> Any:
     if value.size != 1:
         raise ShapeMismatch(f"{op}: {what} must be a scalar, got shape {list(value.shape)}")
     return value.reshape(()).item()
+
+
+def whole_number(op: str, what: str, value: Array) -> int:
+    """The single element of a tensor as an integer; a fraction, where the standard allows one, is cut."""
+    number = scalar(op, what, value)
+    if isinstance(number, float) and not math.isfinite(number):
+        raise InvalidValue(f"{op}: {what} must be a number, got {number}", op=op)
+    return int(number)
 
 
 def index_array(op: str, indices: Array) -> Array:

@@ -166,7 +166,6 @@ class _Parser:
         self.flags = _Flags()
         self.group = _Group(self.flags)
         self.outer: list[_Group] = []
-        self.names: set[str] = set()
 
     def parse(self) -> Tree:
         while self.at < len(self.pattern):
@@ -242,7 +241,7 @@ class _Parser:
                 flags, opens = self._read_flags()
                 if not opens:
                     self.flags = flags
-                    self.group.repeatable = False
+                    self.group.repeatable = bool(self.group.parts)  # RE2 reads a(?i)* as a*
                     return
         self.outer.append(self.group)
         self.group = _Group(self.flags)
@@ -252,9 +251,6 @@ class _Parser:
         name = self._until(">")
         if not name or not all(c == "_" or c.isalnum() for c in name):
             self._fail(f"{name!r} is not a group name")
-        if name in self.names:
-            self._fail(f"group {name!r} is defined twice")
-        self.names.add(name)
 
     def _close_group(self) -> None:
         if not self.outer:

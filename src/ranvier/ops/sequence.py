@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
+from ranvier.errors import InvalidValue, ShapeMismatch
+from ranvier.ops.operands import normal_axis, same_dtype, scalar
 from ranvier.ops.registry import Array, op
 
 
@@ -18,7 +19,7 @@ from ranvier.ops.registry import Array, op
 def sequence_construct(*inputs: Array) -> list[Array]:
     if not inputs:
         raise InvalidValue("SequenceConstruct: expected at least one tensor, got none")
-    _require_one_dtype("SequenceConstruct", inputs)
+    same_dtype("SequenceConstruct", *inputs)
     return list(inputs)
 
 
@@ -35,7 +36,7 @@ def sequence_at(input_sequence: Sequence[Array], position: Array) -> Array:
 
 @op("SequenceInsert", since=11)
 def sequence_insert(input_sequence: Sequence[Array], tensor: Array, position: Array | None = None) -> list[Array]:
-    _require_one_dtype("SequenceInsert", [*input_sequence[:1], tensor])
+    same_dtype("SequenceInsert", *input_sequence[:1], tensor)
     length = len(input_sequence)
     at = length if position is None else _position("SequenceInsert", position, length, end_allowed=True)
     return [*input_sequence[:at], tensor, *input_sequence[at:]]
@@ -57,10 +58,10 @@ def sequence_length(input_sequence: Sequence[Array]) -> Array:
 def concat_from_sequence(input_sequence: Sequence[Array], *, axis: int, new_axis: int = 0) -> Array:
     if not input_sequence:
         raise InvalidValue("ConcatFromSequence: expected at least one tensor, got an empty sequence")
-    _require_one_dtype("ConcatFromSequence", input_sequence)
+    same_dtype("ConcatFromSequence", *input_sequence)
     first = input_sequence[0].shape
     rank = len(first) + (1 if new_axis else 0)
-    at = _axis("ConcatFromSequence", axis, rank)
+    at = normal_axis("ConcatFromSequence", axis, rank)
     for k, tensor in enumerate(input_sequence):
         same = tensor.shape == first if new_axis else _equal_but_for(at, tensor.shape, first)
         if not same:
@@ -73,7 +74,7 @@ def concat_from_sequence(input_sequence: Sequence[Array], *, axis: int, new_axis
 
 @op("SplitToSequence", since=11)
 def split_to_sequence(input: Array, split: Array | None = None, *, axis: int = 0, keepdims: int = 1) -> list[Array]:
-    at = _axis("SplitToSequence", axis, input.ndim)
+    at = normal_axis("SplitToSequence", axis, input.ndim)
     size = input.shape[at]
     if split is None:
         # only here `keepdims` counts: a given `split` always keeps the axis
@@ -117,32 +118,15 @@ def optional_get_element(input: Any) -> Any:
 
 def _position(op_name: str, position: Array, length: int, *, end_allowed: bool = False) -> int:
     """A checked, non-negative position in a sequence of ``length`` tensors."""
-    if position.size != 1:
-        raise ShapeMismatch(f"{op_name}: 'position' must be a scalar, got shape {list(position.shape)}")
-    at = int(position.reshape(()))
+    at = int(scalar(op_name, "'position'", position))
     stop = length + 1 if end_allowed else length
     if not -length <= at < stop:
         raise InvalidValue(f"{op_name}: position {at} is out of range for a sequence of {length}")
     return at + length if at < 0 else at
 
 
-def _axis(op_name: str, axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise InvalidValue(f"{op_name}: axis {axis} is out of range for rank {rank}")
-    return axis % rank
-
-
 def _equal_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(shape) == len(other) and shape[:axis] == other[:axis] and shape[axis + 1 :] == other[axis + 1 :]
-
-
-def _require_one_dtype(op_name: str, tensors: Sequence[Array]) -> None:
-    for tensor in tensors:
-        if tensor.dtype != tensors[0].dtype:
-            raise DTypeMismatch(
-                f"{op_name}: all tensors of a sequence must have one element type, "
-                f"got {tensors[0].dtype.name} and {tensor.dtype.name}"
-            )
 
 
 def _cut(tensor: Array, axis: int, starts: Sequence[int], ends: Sequence[int]) -> list[Array]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ranvier.errors import InvalidValue, ShapeMismatch
+from ranvier.ops.operands import scalar
 from ranvier.ops.registry import Array, op
 
 DOMAIN = "ai.onnx.preview.training"
@@ -84,9 +85,7 @@ def _scalar(op_name: str, name: str, value: Array) -> np.float64:
 
     What meets the tensors is turned into a Python float first: that takes their element type and widens nothing.
     """
-    if value.size != 1:
-        raise ShapeMismatch(f"{op_name}: '{name}' must be a scalar, got shape {list(value.shape)}")
-    return np.float64(value.reshape(()))
+    return np.float64(scalar(op_name, f"'{name}'", value))
 
 
 def _update_groups(

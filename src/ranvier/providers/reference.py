@@ -166,4 +166,3 @@ def _source(definition: registry.OpDef) -> str:
         return inspect.getsource(definition.body)
     except (OSError, TypeError):
         return f"{definition.full_name}-{definition.since}"
-

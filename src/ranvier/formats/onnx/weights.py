@@ -61,7 +61,9 @@ class WeightFiles:
                 "load it by path, or give base_dir"
             )
         if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-            raise WeightError(f"tensor {tensor!r}: external location {location!r} must be a path inside the model's folder")
+            raise WeightError(
+                f"tensor {tensor!r}: external location {location!r} must be a path inside the model's folder"
+            )
         path = (self._base / location).resolve()
         if not any(path.is_relative_to(folder) for folder in self._folders):
             raise WeightError(f"tensor {tensor!r}: external location {location!r} leads outside the model's folder")

@@ -183,5 +183,3 @@ def _dtypes(graph: Graph) -> Iterator[DType]:
             dtype = getattr(value.type, "dtype", None)
             if dtype is not None:
                 yield dtype
-
-

@@ -1,0 +1,179 @@
+"""Applying rules: a work list over the graph, each node tried only with the rules whose last operator it is."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.patterns import Match, Rule
+from ranvier.graph.tensors import ConstTensor
+
+
+class GraphOps:
+    """``op.Add(a, b)`` adds a node before a given one and returns its first output.
+
+    ``finish`` completes each new node (its version and result types); arrays and numbers become constants.
+    Keywords are attributes; ``_outputs``, ``_domain``, ``_version`` and ``_name`` are our own.
+    """
+
+    def __init__(
+        self, graph: Graph, before: Node | None, origin: str, finish: Callable[[Node], None] | None = None
+    ) -> None:
+        self.graph = graph
+        self.before = before
+        self.origin = origin
+        self.finish = finish
+        self.made: list[Node] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        def make(
+            *operands: Any, _outputs: int = 1, _domain: str = "", _version: int = 0, _name: str = "", **attrs: Any
+        ) -> Value:
+            return self.node(
+                name, operands, attrs, outputs=_outputs, domain=_domain, version=_version, name=_name
+            ).output
+
+        return make
+
+    def node(
+        self,
+        op: str,
+        operands: Sequence[Any],
+        attrs: dict[str, Any] | None = None,
+        *,
+        outputs: int = 1,
+        domain: str = "",
+        version: int = 0,
+        name: str = "",
+    ) -> Node:
+        """Add a node and return it, for operators with several outputs. It keeps the name of the node it stands for."""
+        values = [x if x is None or isinstance(x, Value) else self.constant(x) for x in operands]
+        name = name or (self.before.name if self.before is not None else "")
+        node = self.graph.add(
+            op,
+            values,
+            attrs,
+            outputs,
+            domain=domain,
+            version=version,
+            name=name,
+            origin=self.origin,
+            before=self.before,
+        )
+        if self.finish is not None:
+            self.finish(node)
+        self.made.append(node)
+        return node
+
+    def constant(self, array: Any, name: str = "") -> Value:
+        return self.graph.add_constant(array if isinstance(array, ConstTensor) else ConstTensor.of(array), name)
+
+
+@dataclass
+class RewriteStats:
+    """What a run of rules did: rewrites by rule, and by rule the reasons why a match was left alone."""
+
+    applied: Counter[str] = field(default_factory=Counter)
+    declined: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> int:
+        return sum(self.applied.values())
+
+
+class RuleSet:
+    """Rules indexed by the operator they end in."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = list(rules)
+        self._index: dict[tuple[str, str], list[Rule]] = {}
+        for rule in self.rules:
+            for key in dict.fromkeys((p.domain, p.op) for p in rule.patterns):
+                self._index.setdefault(key, []).append(rule)
+
+    def apply(self, graph: Graph, finish: Callable[[Node], None] | None = None) -> RewriteStats:
+        """Rewrite until no rule fits, in this graph and in nested ones."""
+        stats = RewriteStats()
+        for each in list(graph.all_graphs()):
+            self._apply(each, finish, stats)
+        return stats
+
+    def _apply(self, graph: Graph, finish: Callable[[Node], None] | None, stats: RewriteStats) -> None:
+        pending = deque(node for node in graph if (node.domain, node.op) in self._index)
+        while pending:
+            node = pending.popleft()
+            if node.graph is not graph:
+                continue
+            for rule in self._index.get((node.domain, node.op), ()):
+                made = self._try(rule, graph, node, finish, stats)
+                if made is None:
+                    continue
+                # what was made, and whoever reads it, may now match something else
+                again = [*made, *(user for n in made for v in n.outputs for user, _ in v.uses)]
+                pending.extend(n for n in again if n.graph is graph and (n.domain, n.op) in self._index)
+                break
+
+    def _try(
+        self, rule: Rule, graph: Graph, node: Node, finish: Callable[[Node], None] | None, stats: RewriteStats
+    ) -> list[Node] | None:
+        match = rule.match(node)
+        if match is None:
+            return None
+        reason = rule.check(match)
+        if reason is not None:
+            stats.declined.setdefault(rule.name, Counter())[reason] += 1
+            return None
+        ops = GraphOps(graph, node, rule.name, finish)
+        result = rule.rewrite(ops, match)
+        if result is None:
+            discard(graph, ops.made)
+            return None
+        results = [result] if isinstance(result, Value) else list(result)
+        for old, new in zip(node.outputs, results):
+            substitute(old, new, ops)
+        remove_dead(graph, match.nodes)
+        stats.applied[rule.name] += 1
+        return ops.made or [n for v in results if (n := v.producer) is not None]
+
+
+def substitute(old: Value, new: Value, ops: GraphOps | None = None) -> None:
+    """Let ``new`` take the place of ``old``.
+
+    Where ``old`` is an output of its graph, its name is the caller's: a node result takes the name over; an input, a
+    constant or a value that is an output already goes through an Identity.
+    """
+    if old.is_graph_output:
+        owner = old.owner
+        assert owner is not None
+        taken = new.producer is None or new.producer.graph is not owner or new.is_graph_output
+        if taken:
+            builder = ops or GraphOps(owner, old.producer, "substitute")
+            new = builder.Identity(new)
+            new.type = new.type or old.type
+        new.name = old.name
+    elif new.producer is not None and ops is not None and new.producer in ops.made and not new.is_graph_output:
+        new.name = old.name
+    if new.type is None:
+        new.type = old.type
+    old.replace_by(new)
+
+
+def remove_dead(graph: Graph, nodes: Iterable[Node]) -> int:
+    """Remove those of ``nodes`` (users before producers) whose results nobody needs; returns how many."""
+    removed = 0
+    for node in nodes:
+        if node.graph is graph and not any(v.uses or v.is_graph_output for v in node.outputs):
+            graph.remove(node)
+            removed += 1
+    return removed
+
+
+def discard(graph: Graph, made: Sequence[Node]) -> None:
+    """Take back nodes that a rewrite made and then did not want."""
+    remove_dead(graph, reversed(made))
+
+
+__all__ = ["GraphOps", "Match", "RewriteStats", "RuleSet", "discard", "remove_dead", "substitute"]

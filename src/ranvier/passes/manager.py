@@ -1,0 +1,94 @@
+"""Runs the passes of a level in order, checks what they require, and reports what each one did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ranvier.config import LEVELS, Level, SessionConfig
+from ranvier.errors import InvalidConfig, InvalidGraph, nearest
+from ranvier.graph.ir import Graph
+from ranvier.graph.verify import verify
+from ranvier.logs import logger
+from ranvier.ops.estimate import graph_seconds
+from ranvier.passes.base import OptimizationPass, PassContext
+
+LOADED = frozenset({"types"})  # what holds for a graph fresh from a front end
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One pass, once: time, what changed, nodes before and after, and the estimated seconds saved per run."""
+
+    name: str
+    seconds: float
+    changes: int
+    nodes_before: int
+    nodes_after: int
+    gain: float
+    notes: dict[str, int] = field(default_factory=dict)
+    declined: dict[str, int] = field(default_factory=dict)
+
+
+class PassManager:
+    """An ordered list of passes; the list is checked once, against what each requires."""
+
+    def __init__(self, passes: Sequence[OptimizationPass], *, check: bool = False) -> None:
+        self.passes = list(passes)
+        self.check = check  # verify the graph after every pass
+        _check_order(self.passes)
+
+    def run(self, graph: Graph, config: SessionConfig | None = None) -> list[PassReport]:
+        """Optimize in place; InvalidGraph names the pass that broke an invariant and those run before it."""
+        config = config or SessionConfig()
+        check = self.check or config.debug > 0
+        reports: list[PassReport] = []
+        before = graph_seconds(graph)
+        for step in self.passes:
+            ctx = PassContext(config)
+            nodes = len(graph)
+            started = time.perf_counter()
+            changed = step.run(graph, ctx)
+            elapsed = time.perf_counter() - started
+            if check:
+                self._verify(graph, step, reports)
+            after = graph_seconds(graph) if changed else before
+            report = PassReport(
+                step.name, elapsed, ctx.changes, nodes, len(graph), before - after, dict(ctx.notes), dict(ctx.declined)
+            )
+            reports.append(report)
+            if config.debug > 0:
+                logger.info("pass %s: %d changes, %d → %d nodes", step.name, ctx.changes, nodes, len(graph))
+            before = after
+        return reports
+
+    def _verify(self, graph: Graph, step: OptimizationPass, done: Iterable[PassReport]) -> None:
+        try:
+            verify(graph)
+        except InvalidGraph as error:
+            earlier = ", ".join(r.name for r in done) or "none"
+            raise InvalidGraph(f"after pass {step.name!r} (before it: {earlier}): {error}") from error
+
+
+def _check_order(passes: Iterable[OptimizationPass]) -> None:
+    holds = set(LOADED)
+    for step in passes:
+        missing = step.requires - holds
+        if missing:
+            raise InvalidConfig(f"pass {step.name!r} requires {sorted(missing)}, which no earlier pass ensures")
+        holds -= step.breaks
+        holds |= step.ensures
+
+
+def passes_for(level: Level, available: Sequence[OptimizationPass], disabled: Iterable[str] = ()) -> PassManager:
+    """The passes of a level without the disabled ones; an unknown name raises with the nearest one."""
+    known = {p.name for p in available}
+    for name in disabled:
+        if name not in known:
+            raise InvalidConfig(f"unknown pass {name!r}{nearest(name, known)}")
+    rank = LEVELS.index(level)
+    off = set(disabled)
+    return PassManager(
+        [p for p in available if LEVELS.index(p.level) <= rank and p.name not in off and level != "none"]
+    )

@@ -1,0 +1,100 @@
+"""What a caller may say about one run: a time limit, a flag to stop it, a memory limit. Checked between nodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ranvier.config import Limits
+from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, ResourceLimit, nearest
+
+
+class RunOptions:
+    """Options of one run.
+
+    ``timeout`` is in seconds from the start of the run. Setting ``terminate`` to True, from any thread, stops runs
+    that use these options at the next node. The other names are ONNX Runtime's; they are kept for scripts that set
+    them.
+    """
+
+    __slots__ = (
+        "log_severity_level",
+        "log_verbosity_level",
+        "logid",
+        "only_execute_path_to_fetches",
+        "tag",
+        "terminate",
+        "timeout",
+    )
+
+    def __init__(self, timeout: float | None = None) -> None:
+        if timeout is not None and not timeout > 0:
+            raise InvalidConfig(f"RunOptions: timeout must be a positive number of seconds, got {timeout!r}")
+        self.timeout = timeout
+        self.terminate = False
+        self.tag = ""
+        self.logid = ""
+        self.log_severity_level = 2
+        self.log_verbosity_level = 0
+        self.only_execute_path_to_fetches = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            object.__setattr__(self, name, value)
+        except AttributeError:
+            raise InvalidConfig(f"RunOptions: unknown option {name!r}{nearest(name, self.__slots__)}") from None
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        raise InvalidConfig(f"RunOptions: run config entry {key!r} is not supported")
+
+
+class RunControl:
+    """The limits of one run in progress; ``check`` raises when one is reached."""
+
+    __slots__ = ("_allowed", "_deadline", "_live", "_options", "_seconds", "watched")
+
+    def __init__(self, options: RunOptions | None, limits: Limits) -> None:
+        self._options = options
+        seconds = [s for s in (options.timeout if options else None, limits.run_seconds) if s is not None]
+        self._seconds = min(seconds) if seconds else None
+        self._deadline = time.monotonic() + self._seconds if self._seconds is not None else None
+        self._allowed = limits.memory_bytes
+        self._live = 0
+        self.watched = options is not None or self._deadline is not None or self._allowed is not None
+
+    def check(self, where: str) -> None:
+        if self._options is not None and self._options.terminate:
+            raise Cancelled(f"the run was cancelled at {where}")
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise DeadlineExceeded(f"the run passed its limit of {self._seconds:g} s at {where}")
+
+    def hold(self, nbytes: int, where: str) -> None:
+        """Count bytes that stay alive; ResourceLimit when they pass the memory limit."""
+        self._live += nbytes
+        if self._allowed is not None and self._live > self._allowed:
+            raise ResourceLimit("memory_bytes", self._allowed, self._live, where)
+
+    def release(self, nbytes: int) -> None:
+        self._live -= nbytes
+
+
+class _Current(threading.local):
+    control: RunControl | None = None
+    profiler: Any = None
+
+
+current = _Current()
+
+
+@contextmanager
+def running(control: RunControl, profiler: Any) -> Iterator[None]:
+    """Make a run's control and profiler known to nested graphs in this thread."""
+    before = current.control, current.profiler
+    current.control, current.profiler = control, profiler
+    try:
+        yield
+    finally:
+        current.control, current.profiler = before

@@ -1,0 +1,149 @@
+"""Which provider runs which node, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ranvier.errors import MissingOp, UnsupportedOp
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.providers.base import Decline, ExecutionProvider, GraphView, Subgraph
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One node: who runs it, and who was asked before and declined."""
+
+    node: Node
+    provider: str
+    note: str = ""
+    declined: tuple[tuple[str, str], ...] = ()  # (provider, reason)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that one provider compiles together."""
+
+    provider: ExecutionProvider
+    subgraph: Subgraph
+
+
+@dataclass
+class Partitioning:
+    """All parts in an order that runs, and the placement of every node."""
+
+    parts: list[Part]
+    placements: list[Placement]
+    transfers: list[tuple[Value, str, str]] = field(default_factory=list)  # (value, from device, to device)
+
+
+class Partitioner:
+    """Asks the providers in their order of preference; a node goes to the first that takes it."""
+
+    def __init__(self, providers: Sequence[ExecutionProvider]) -> None:
+        self.providers = list(providers)
+
+    def partition(self, graph: Graph) -> Partitioning:
+        """Assign every node of ``graph`` (not of nested graphs: whoever runs the outer node runs them)."""
+        chosen, notes, declined = self._assign(graph)
+        missing = [node for node in graph if id(node) not in chosen]
+        if missing:
+            raise UnsupportedOp(missing_ops(missing, declined))
+        parts: list[Part] = []
+        for provider, nodes in _groups(graph, chosen):
+            parts.append(Part(provider, subgraph_of(graph, nodes)))
+        placements = [
+            Placement(n, chosen[id(n)].name, notes.get(id(n), ""), tuple(declined.get(id(n), ()))) for n in graph
+        ]
+        return Partitioning(parts, placements, _transfers(graph, chosen))
+
+    def _assign(
+        self, graph: Graph
+    ) -> tuple[dict[int, ExecutionProvider], dict[int, str], dict[int, list[tuple[str, str]]]]:
+        chosen: dict[int, ExecutionProvider] = {}
+        notes: dict[int, str] = {}
+        declined: dict[int, list[tuple[str, str]]] = {}
+        for provider in self.providers:
+            open_nodes = [node for node in graph if id(node) not in chosen]
+            if not open_nodes:
+                break
+            for answer in provider.claim(GraphView(graph, open_nodes)):
+                if isinstance(answer, Decline):
+                    declined.setdefault(id(answer.node), []).append((provider.name, answer.reason))
+                    continue
+                for node in answer.nodes:
+                    chosen[id(node)] = provider
+                    notes[id(node)] = answer.note
+        return chosen, notes, declined
+
+
+def missing_ops(nodes: Iterable[Node], declined: dict[int, list[tuple[str, str]]]) -> list[MissingOp]:
+    """The operators of ``nodes``, each once, with the nodes that use it and the reasons given."""
+    found: dict[tuple[str, str, int], list[Node]] = {}
+    for node in nodes:
+        found.setdefault((node.domain, node.op, node.version), []).append(node)
+    missing: list[MissingOp] = []
+    for (domain, op, version), users in found.items():
+        reasons = dict.fromkeys(f"{who}: {why}" for n in users for who, why in declined.get(id(n), ()))
+        missing.append(MissingOp(domain, op, version, tuple(n.name or n.op for n in users), "; ".join(reasons)))
+    return missing
+
+
+def unsupported_ops(graph: Graph, providers: Sequence[ExecutionProvider]) -> list[MissingOp]:
+    """Every operator in the graph and its subgraphs that no provider takes: found at load, all at once."""
+    left: list[Node] = []
+    reasons: dict[int, list[tuple[str, str]]] = {}
+    for each in graph.all_graphs():
+        chosen, _, declined = Partitioner(providers)._assign(each)
+        reasons.update(declined)
+        left.extend(node for node in each if id(node) not in chosen)
+    return missing_ops(left, reasons)
+
+
+def _groups(graph: Graph, chosen: dict[int, ExecutionProvider]) -> Iterable[tuple[ExecutionProvider, list[Node]]]:
+    """Runs of consecutive nodes of one provider; single nodes where the provider compiles node by node."""
+    run: list[Node] = []
+    owner: ExecutionProvider | None = None
+    for node in graph:
+        provider = chosen[id(node)]
+        if run and owner is not None and (provider is not owner or not provider.capability().whole_parts):
+            yield owner, run
+            run = []
+        owner = provider
+        run.append(node)
+    if run and owner is not None:
+        yield owner, run
+
+
+def subgraph_of(graph: Graph, nodes: Sequence[Node]) -> Subgraph:
+    """The part made of ``nodes``: what it reads from outside, and what others need of what it makes."""
+    inside = {id(n) for n in nodes}
+    made = {v for n in nodes for v in n.outputs}
+    reads = dict.fromkeys(v for n in nodes for v in n.dependencies() if v not in made)
+    outputs = set(graph.outputs)
+    needed = [
+        v for n in nodes for v in n.outputs if v in outputs or any(_outside(user, inside, graph) for user, _ in v.uses)
+    ]
+    return Subgraph(tuple(nodes), tuple(reads), tuple(needed), graph)
+
+
+def _outside(user: Node, inside: set[int], graph: Graph) -> bool:
+    """Is a user outside the part? A use inside a nested graph counts for the node that holds it."""
+    node: Node | None = user
+    while node is not None and node.graph is not graph:
+        node = node.graph.parent if node.graph is not None else None
+    return node is None or id(node) not in inside
+
+
+def _transfers(graph: Graph, chosen: dict[int, ExecutionProvider]) -> list[tuple[Value, str, str]]:
+    found: list[tuple[Value, str, str]] = []
+    for node in graph:
+        target = str(chosen[id(node)].device)
+        for value in node.dependencies():
+            producer = value.producer
+            if producer is None or id(producer) not in chosen:
+                continue
+            source = str(chosen[id(producer)].device)
+            if source != target and (value, source, target) not in found:
+                found.append((value, source, target))
+    return found

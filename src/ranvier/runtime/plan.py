@@ -1,0 +1,174 @@
+"""A program bound to sizes: every buffer has its place in one arena, and outputs have their shapes.
+
+Types are predictions. Where inference knows a value's size the plan gives it a buffer; where it does not, the
+kernel makes the value and it lives until its last use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.errors import ResourceLimit
+from ranvier.graph.types import TensorType, Type
+from ranvier.ops import TypeInference
+from ranvier.ops.allocation import tensor_limit
+from ranvier.providers.base import TensorAllocator
+from ranvier.runtime.control import RunControl, running
+from ranvier.runtime.memory import Lifetime, MemoryPlan, plan_memory
+from ranvier.runtime.program import Program, static_bytes
+
+Array = np.ndarray[Any, Any]
+_KEEP_ARENAS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    slot: int
+    offset: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Plan:
+    """Thread-safe: each run takes an arena of its own from a small pool."""
+
+    def __init__(
+        self,
+        program: Program,
+        input_types: Sequence[Type | None],
+        dims: Mapping[str, int],
+        allocator: TensorAllocator,
+        config: SessionConfig,
+    ) -> None:
+        self.program = program
+        self.dims = dict(dims)
+        self._allocator = allocator
+        self._limits = config.limits
+        self._lock = threading.Lock()
+        self._free: list[tuple[Array, dict[int, Array]]] = []
+        inference = TypeInference(dims)
+        inference.run(program.graph, input_types)
+        self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
+        self._given = self._sources()
+        self.unplanned: list[int] = []  # slots whose size is known only when they are computed
+        self.placed, self.memory = self._place()
+        self._fresh = [
+            (slot, t.dtype.numpy, t.shape)
+            for slot in dict.fromkeys(program.output_slots)
+            if (t := self._planned_type(slot)) is not None and t.dtype is not None and slot not in self._given
+        ]
+        self._check_limits()
+
+    def _sources(self) -> set[int]:
+        """Slots no step writes: inputs and constants."""
+        written = {slot for step in self.program.steps for slot in step.outputs}
+        return set(range(len(self.program.template))) - written
+
+    def _planned_type(self, slot: int) -> TensorType | None:
+        found = self.types.get(slot)
+        return found if isinstance(found, TensorType) and static_bytes(found) is not None else None
+
+    def _place(self) -> tuple[list[_Placed], MemoryPlan]:
+        steps = self.program.steps
+        outputs = set(self.program.output_slots)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for k, step in enumerate(steps):
+            for slot in step.outputs:
+                first[slot] = k
+                last[slot] = k
+            for slot in step.inputs:
+                last[slot] = k
+        slots: list[int] = []
+        lifetimes: list[Lifetime] = []
+        index: dict[int, int] = {}
+        for k, step in enumerate(steps):
+            dying = [(j, s) for j, s in enumerate(step.inputs) if s in index and last[s] == k]
+            for position, slot in enumerate(step.outputs):
+                if slot in outputs:
+                    continue
+                known = self._planned_type(slot)
+                if known is None:
+                    self.unplanned.append(slot)
+                    continue
+                reuse = tuple(index[s] for j, s in dying if step.kernel.in_place(position, j))
+                index[slot] = len(slots)
+                slots.append(slot)
+                lifetimes.append(Lifetime(known.nbytes or 0, k, last[slot], reuse))
+        plan = plan_memory(lifetimes)
+        placed: list[_Placed] = []
+        for slot, offset in zip(slots, plan.offsets):
+            known = self._planned_type(slot)
+            assert known is not None and known.dtype is not None and known.shape is not None
+            shape = tuple(int(d) for d in known.shape if isinstance(d, int))
+            placed.append(_Placed(slot, offset, known.nbytes or 0, known.dtype.numpy, shape))
+        return placed, plan
+
+    def _check_limits(self) -> None:
+        allowed = self._limits.tensor_bytes
+        for slot, known in self.types.items():
+            nbytes = static_bytes(known)
+            if allowed is not None and nbytes is not None and nbytes > allowed:
+                name = next(v.name for v, s in self.program.slots.items() if s == slot)
+                raise ResourceLimit("tensor_bytes", allowed, nbytes, f"value {name!r}: {known}")
+        needed = self.memory.arena + self.output_bytes()
+        if self._limits.memory_bytes is not None and needed > self._limits.memory_bytes:
+            raise ResourceLimit("memory_bytes", self._limits.memory_bytes, needed, "planned buffers and outputs")
+
+    def output_bytes(self) -> int:
+        return sum(static_bytes(self.types.get(slot)) or 0 for slot in set(self.program.output_slots))
+
+    def run(self, values: Sequence[Any], control: RunControl, profiler: Any) -> list[Any]:
+        """The outputs for bound inputs; they belong to the caller."""
+        program = self.program
+        env = list(program.template)
+        for slot, given in zip(program.input_slots, values):
+            env[slot] = given
+        arena, views = self._take()
+        try:
+            if control.watched:
+                control.hold(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
+            buffers = dict(views)
+            for slot, dtype, shape in self._fresh:
+                buffers[slot] = np.empty(shape, dtype)
+            with running(control, profiler), tensor_limit(self._limits.tensor_bytes):
+                results = program.run(env, control, buffers, self.dims, profiler)
+        finally:
+            self._give(arena, views)
+        return [self._handed_out(r, k, results) for k, r in enumerate(results)]
+
+    def _handed_out(self, result: Any, position: int, results: Sequence[Any]) -> Any:
+        """A copy where an output is an input, a constant or another output: callers may write into what they get."""
+        if not isinstance(result, np.ndarray):
+            return result
+        slot = self.program.output_slots[position]
+        repeated = any(result is other for other in results[:position])
+        return result.copy() if repeated or slot in self._given else result
+
+    def _take(self) -> tuple[Array, dict[int, Array]]:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        arena = self._allocator.alloc(self.memory.arena)
+        views = {p.slot: arena[p.offset : p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in self.placed}
+        return arena, views
+
+    def _give(self, arena: Array, views: dict[int, Array]) -> None:
+        with self._lock:
+            if len(self._free) < _KEEP_ARENAS:
+                self._free.append((arena, views))
+                return
+        self._allocator.free(arena)
+
+    def close(self) -> None:
+        with self._lock:
+            free, self._free = self._free, []
+        for arena, _ in free:
+            self._allocator.free(arena)

@@ -1,0 +1,223 @@
+"""A graph compiled to steps over numbered slots, and how one call runs through them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.errors import KernelError, OutOfMemory, RanvierError
+from ranvier.graph.ir import Graph, Value
+from ranvier.graph.types import TensorType
+from ranvier.providers.base import BodyRunner, CompileContext, CompiledKernel, ExecutionProvider
+from ranvier.runtime.control import RunControl, current
+from ranvier.runtime.partition import Part, Partitioner
+
+Array = np.ndarray[Any, Any]
+Buffers = Mapping[int, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel call: the slots it reads and writes, and those that are free afterwards."""
+
+    kernel: CompiledKernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...]
+    label: str
+    op: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPart:
+    part: Part
+    kernel: CompiledKernel
+
+
+def compile_parts(
+    graph: Graph,
+    providers: Sequence[ExecutionProvider],
+    config: SessionConfig,
+    opsets: Mapping[str, int],
+    parts: Sequence[Part] | None = None,
+) -> list[CompiledPart]:
+    """Every part of the graph compiled by its provider; bodies of control flow become programs of their own."""
+
+    def body(nested: Graph) -> BodyRunner:
+        return body_runner(nested, providers, config, opsets)
+
+    contexts: dict[str, CompileContext] = {}
+    compiled: list[CompiledPart] = []
+    for part in Partitioner(providers).partition(graph).parts if parts is None else parts:
+        provider = part.provider
+        ctx = contexts.get(provider.name)
+        if ctx is None:
+            options = provider.Options(**config.provider_options.get(provider.name, {}))
+            ctx = contexts[provider.name] = CompileContext(config, options, body, opsets)
+        compiled.append(CompiledPart(part, provider.compile(part.subgraph, ctx)))
+    return compiled
+
+
+class Program:
+    """Steps for some outputs of a graph. Immutable; one ``run`` keeps all its state in a list of slots."""
+
+    def __init__(self, graph: Graph, parts: Iterable[CompiledPart], outputs: Sequence[Value] | None = None) -> None:
+        self.graph = graph
+        self.outputs = tuple(graph.outputs if outputs is None else outputs)
+        needed = _needed(list(parts), self.outputs)
+        self.slots: dict[Value, int] = {}
+        for value in [*graph.inputs, *graph.captured()]:
+            self._slot(value)
+        for item in needed:
+            for value in [*item.part.subgraph.inputs, *item.part.subgraph.outputs]:
+                self._slot(value)
+        for value in self.outputs:
+            self._slot(value)
+        self.template: list[Any] = [None] * len(self.slots)
+        constants: set[int] = set()
+        for value, slot in self.slots.items():
+            if value.const is not None and value.producer is None:
+                self.template[slot] = value.const.numpy()
+                constants.add(slot)
+        self.input_slots = tuple(self.slots[v] for v in graph.inputs)
+        self.output_slots = tuple(self.slots[v] for v in self.outputs)
+        self.steps = self._steps(needed, constants)
+        self.parts = tuple(needed)
+
+    def _slot(self, value: Value) -> int:
+        return self.slots.setdefault(value, len(self.slots))
+
+    def _steps(self, parts: Sequence[CompiledPart], constants: set[int]) -> tuple[Step, ...]:
+        last: dict[int, int] = {}
+        for k, item in enumerate(parts):
+            sub = item.part.subgraph
+            for value in [*sub.inputs, *sub.outputs]:
+                last[self.slots[value]] = k
+        kept = constants | set(self.output_slots)
+        ending: dict[int, list[int]] = {}
+        for slot, k in last.items():
+            if slot not in kept:
+                ending.setdefault(k, []).append(slot)
+        steps: list[Step] = []
+        for k, item in enumerate(parts):
+            sub = item.part.subgraph
+            op = sub.nodes[0].op if len(sub.nodes) == 1 else f"{len(sub.nodes)} nodes"
+            steps.append(
+                Step(
+                    item.kernel,
+                    tuple(self.slots[v] for v in sub.inputs),
+                    tuple(self.slots[v] for v in sub.outputs),
+                    tuple(ending.get(k, ())),
+                    sub.label,
+                    op,
+                    item.part.provider.name,
+                )
+            )
+        return tuple(steps)
+
+    def run(
+        self, env: list[Any], control: RunControl, buffers: Buffers, dims: Mapping[str, int], profiler: Any
+    ) -> list[Any]:
+        """Run all steps over ``env`` (a copy of the template with the inputs filled in); returns the outputs."""
+        watched = control.watched
+        for step in self.steps:
+            if watched:
+                control.check(f"{step.op} {step.label!r}")
+            inputs = [env[slot] for slot in step.inputs]
+            outputs: list[Any] = [buffers.get(slot) for slot in step.outputs]
+            started = time.perf_counter_ns() if profiler is not None else 0
+            try:
+                step.kernel(inputs, outputs, None, dims)
+            except RanvierError as error:
+                if not _located(error):
+                    error.add_note(f"while running {step.op} {step.label!r} on {step.provider}")
+                raise
+            except MemoryError as error:
+                raise OutOfMemory(f"{step.op} {step.label!r} on {step.provider}: out of memory") from error
+            except RecursionError as error:
+                raise _failed(step, error, inputs) from None
+            except Exception as error:
+                raise _failed(step, error, inputs) from error
+            if profiler is not None:
+                profiler.record(step, started, time.perf_counter_ns(), inputs, outputs)
+            for slot, result in zip(step.outputs, outputs):
+                env[slot] = result
+                if watched and slot not in buffers:
+                    control.hold(_nbytes(result), f"{step.op} {step.label!r}")
+            for slot in step.frees:
+                if watched and slot not in buffers:
+                    control.release(_nbytes(env[slot]))
+                env[slot] = None
+        return [env[slot] for slot in self.output_slots]
+
+
+def _needed(parts: list[CompiledPart], outputs: Sequence[Value]) -> list[CompiledPart]:
+    """The parts that the outputs depend on, in order."""
+    wanted = set(outputs)
+    needed: list[CompiledPart] = []
+    for item in reversed(parts):
+        if any(v in wanted for v in item.part.subgraph.outputs):
+            wanted.update(item.part.subgraph.inputs)
+            needed.append(item)
+    return needed[::-1]
+
+
+def _located(error: RanvierError) -> bool:
+    return any(note.startswith("while running") for note in getattr(error, "__notes__", ()))
+
+
+def _failed(step: Step, error: BaseException, inputs: Sequence[Any]) -> KernelError:
+    given = ", ".join(_describe(x) for x in inputs)
+    message = f"{step.op} {step.label!r} failed on {step.provider}: {type(error).__name__}: {error} (inputs: {given})"
+    return KernelError(message, node=step.label, op=step.op, provider=step.provider)
+
+
+def _describe(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
+
+
+def _nbytes(x: Any) -> int:
+    if isinstance(x, np.ndarray):
+        return int(x.nbytes)
+    return sum(map(_nbytes, x)) if isinstance(x, list) else 0
+
+
+_UNPLANNED: Buffers = {}
+
+
+def body_runner(
+    graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, opsets: Mapping[str, int]
+) -> BodyRunner:
+    """Runs a nested graph: shapes may differ at every step of a loop, so its values are not planned in an arena."""
+    program = Program(graph, compile_parts(graph, providers, config, opsets))
+    captures = [(v, program.slots[v]) for v in graph.captured()]
+
+    def run(inputs: Sequence[Any], captured: Mapping[Value, Any]) -> list[Any]:
+        env = list(program.template)
+        for slot, given in zip(program.input_slots, inputs):
+            env[slot] = given
+        for value, slot in captures:
+            if value in captured:
+                env[slot] = captured[value]
+        control = current.control or RunControl(None, config.limits)
+        if control.watched and not program.steps:
+            control.check(f"graph {graph.name!r}")
+        return program.run(env, control, _UNPLANNED, {}, current.profiler)
+
+    return run
+
+
+def static_bytes(value_type: Any) -> int | None:
+    """Bytes of a planned buffer, or None where the type does not allow one."""
+    if not isinstance(value_type, TensorType) or value_type.dtype is None or value_type.dtype.name == "string":
+        return None
+    return value_type.nbytes
+
+
+__all__ = ["Buffers", "CompiledPart", "Program", "Step", "body_runner", "compile_parts", "static_bytes"]

@@ -1,0 +1,299 @@
+"""A session: one model, loaded, optimized, placed and compiled, ready to run from any thread.
+
+The whole pipeline is :meth:`Session.__init__`: ``load → Graph → passes → partition → compile``; binding sizes to a
+:class:`Plan` happens at the first run with those sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ranvier import dtypes
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig, InvalidInput, SessionClosed, UnsupportedOp, nearest
+from ranvier.formats import onnx as onnx_format
+from ranvier.graph.ir import Graph, Value
+from ranvier.graph.types import Symbol, TensorType, Type
+from ranvier.graph.verify import verify
+from ranvier.passes import default_passes
+from ranvier.passes.manager import passes_for
+from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.control import RunControl, RunOptions
+from ranvier.runtime.memory import order_for_memory
+from ranvier.runtime.partition import Partitioner, Partitioning, unsupported_ops
+from ranvier.runtime.plan import Plan
+from ranvier.runtime.profile import Profiler
+from ranvier.runtime.program import Program, compile_parts
+from ranvier.runtime.report import NodeReport, Report
+from ranvier.runtime.signature import Signature
+
+_TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
+
+
+class Session:
+    """Runs one model. Immutable after creation and safe to use from many threads at once."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: SessionConfig | None = None,
+        *,
+        base_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.config = config or SessionConfig.default()
+        self.providers = REGISTRY.chain(self.config.providers)
+        clock = _Clock()
+        self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
+        clock.lap("load")
+        loaded = len(self.graph)
+        passes = passes_for(self.config.optimization, default_passes(), self.config.disabled_passes)
+        missing = unsupported_ops(self.graph, self.providers)
+        if missing:
+            raise UnsupportedOp(missing)
+        reports = passes.run(self.graph, self.config)
+        for each in self.graph.all_graphs():
+            each.reorder(order_for_memory(each, _typical_bytes))
+        if self.config.debug:
+            verify(self.graph)
+        clock.lap("optimize")
+        partitioning = Partitioner(self.providers).partition(self.graph)
+        self._parts = compile_parts(self.graph, self.providers, self.config, self.graph.opsets, partitioning.parts)
+        clock.lap("compile")
+        self.signature = Signature(self.graph)
+        self.output_names = tuple(v.name for v in self.graph.outputs)
+        self._outputs = dict(zip(self.output_names, self.graph.outputs))
+        self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._lock = threading.Lock()
+        self._profilers: tuple[Profiler, ...] = ()
+        self._closed = False
+        self.report = self._report(partitioning, loaded, reports, clock.laps)
+
+    # -- creation ---------------------------------------------------------------------------------------------------
+
+    def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
+        graph = onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
+        _apply_bounds(graph, self.config.symbol_bounds)
+        return graph
+
+    def _report(self, partitioning: Partitioning, loaded: int, passes: list[Any], seconds: dict[str, float]) -> Report:
+        return Report(
+            model=self.config.name or self.graph.name,
+            providers=tuple(p.name for p in self.providers),
+            optimization=self.config.optimization,
+            nodes_loaded=loaded,
+            nodes=[
+                NodeReport(p.node.name, p.node.op, p.provider, p.note, p.node.origin, p.declined)
+                for p in partitioning.placements
+            ],
+            passes=passes,
+            seconds=seconds,
+            transfers=[(value.name, source, target) for value, source, target in partitioning.transfers],
+            problems=list(self.graph.metadata.get("problems", ())),
+        )
+
+    # -- the interface of the model ---------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> dict[str, Type | None]:
+        """Types of the inputs a call must give, by name."""
+        return {name: self.signature.by_name[name].type for name in self.signature.required}
+
+    @property
+    def optional_inputs(self) -> dict[str, Type | None]:
+        """Types of inputs that have a default in the model and may be overridden."""
+        return {name: self.signature.by_name[name].type for name in self.signature.defaults}
+
+    @property
+    def outputs(self) -> dict[str, Type | None]:
+        """Types of the outputs, by name."""
+        return {name: value.type for name, value in self._outputs.items()}
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        outputs: Sequence[str] | None = None,
+        options: RunOptions | None = None,
+    ) -> dict[str, Any]:
+        """Outputs by name. ``inputs`` by name, or in order; ``outputs`` selects, and only what they need is run."""
+        self._check_open()
+        names = self.output_names if outputs is None else self._selected(outputs)
+        values, dims = self.signature.bind(self.signature.named(inputs))
+        control = RunControl(options, self.config.limits)
+        plan = self._plan(values, dims, names)
+        profilers = self._profilers
+        if not profilers:
+            return dict(zip(names, plan.run(values, control, None)))
+        started = time.perf_counter_ns()
+        results = plan.run(values, control, _Fan(profilers))
+        for profiler in profilers:
+            profiler.span(self.report.model or "run", started, time.perf_counter_ns())
+        return dict(zip(names, results))
+
+    __call__ = run
+
+    def bind(self, **dims: int) -> Plan:
+        """The plan for these sizes of the symbolic dims, made now rather than at the first run."""
+        self._check_open()
+        known = {
+            d.name: d
+            for v in self.signature.inputs
+            for d in getattr(v.type, "shape", None) or ()
+            if isinstance(d, Symbol)
+        }
+        for name, size in dims.items():
+            if name not in known:
+                raise InvalidConfig(f"the model has no dimension {name!r}{nearest(name, known)}")
+            if not isinstance(size, int) or not known[name].admits(size):
+                raise InvalidConfig(
+                    f"dimension {name!r} cannot be {size!r}: bounds [{known[name].lo}, {known[name].hi}]"
+                )
+        types = [v.type.bind(dims) if v.type is not None else None for v in self.signature.inputs]
+        return self._planned(tuple(types), dims, self.output_names)
+
+    def _plan(self, values: Sequence[Any], dims: dict[str, int], names: tuple[str, ...]) -> Plan:
+        types = tuple(
+            TensorType(v.type.dtype if isinstance(v.type, TensorType) and v.type.dtype else dtypes.of(x), x.shape)
+            if isinstance(x, np.ndarray)
+            else v.type
+            for v, x in zip(self.signature.inputs, values)
+        )
+        return self._planned(types, dims, names)
+
+    def _planned(self, types: tuple[Type | None, ...], dims: Mapping[str, int], names: tuple[str, ...]) -> Plan:
+        key = (types, names)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self._plans.move_to_end(key)
+                return plan
+            program = self._programs.get(names)
+        if program is None:
+            program = Program(self.graph, self._parts, [self._outputs[n] for n in names])
+        made = Plan(program, types, dims, self.providers[-1].allocator(), self.config)
+        dropped: list[Plan] = []
+        with self._lock:
+            program = self._programs.setdefault(names, program)
+            plan = self._plans.setdefault(key, made)
+            while len(self._plans) > self.config.plan_cache:
+                dropped.append(self._plans.popitem(last=False)[1])
+            while len(self._programs) > self.config.plan_cache:
+                self._programs.popitem(last=False)
+        for old in dropped:
+            old.close()
+        return plan
+
+    def _selected(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        for name in outputs:
+            if name not in self._outputs:
+                raise InvalidInput(f"the model has no output {name!r}{nearest(str(name), self._outputs)}")
+        return tuple(outputs)
+
+    # -- looking at it ----------------------------------------------------------------------------------------------
+
+    def profile(self, path: str | os.PathLike[str] | None = None) -> Profiler:
+        """Record what runs inside a ``with`` block; with a path, write a Chrome/Perfetto trace at its end."""
+        self._check_open()
+        return Profiler(self, path)
+
+    def _attach(self, profiler: Profiler) -> None:
+        with self._lock:
+            self._profilers = (*self._profilers, profiler)
+
+    def _detach(self, profiler: Profiler) -> None:
+        with self._lock:
+            self._profilers = tuple(p for p in self._profilers if p is not profiler)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back all memory; later calls raise SessionClosed. Runs in progress finish first by themselves."""
+        with self._lock:
+            self._closed = True
+            plans = list(self._plans.values())
+            self._plans.clear()
+            self._programs.clear()
+        for plan in plans:
+            plan.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed(f"session {self.report.model!r} is closed")
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.report.model!r} on {', '.join(self.report.providers)}>"
+
+
+class _Fan:
+    """Hands events to several profilers."""
+
+    __slots__ = ("_targets",)
+
+    def __init__(self, targets: Sequence[Profiler]) -> None:
+        self._targets = targets
+
+    def record(self, *event: Any) -> None:
+        for target in self._targets:
+            target.record(*event)
+
+
+class _Clock:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self._now = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._now
+        self._now = now
+
+
+def _typical_bytes(value: Value) -> int:
+    found = value.type
+    if not isinstance(found, TensorType) or found.shape is None or found.dtype is None:
+        return 0
+    count = 1
+    for dim in found.shape:
+        count *= dim if isinstance(dim, int) else _TYPICAL_DIM
+    return found.dtype.nbytes(count)
+
+
+def _apply_bounds(graph: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> None:
+    """Give the symbols of the inputs their bounds."""
+    for name, (low, high) in bounds.items():
+        symbol = graph.symbols.get(name)
+        if symbol is None:
+            raise InvalidConfig(f"symbol_bounds: the model has no dimension {name!r}{nearest(name, graph.symbols)}")
+        symbol.lo, symbol.hi = low, high
+
+
+def load(model: Any, *, base_dir: str | os.PathLike[str] | None = None, **options: Any) -> Session:
+    """A session for a model given as a path, bytes, a file object or a ``ModelProto``.
+
+    ``options`` are those of :class:`~ranvier.config.SessionConfig`: ``providers``, ``optimization``, ``threads``,
+    ``limits`` … Environment variables set what is not given.
+    """
+    return Session(model, SessionConfig.default().updated(**options), base_dir=base_dir)
+
+
+__all__ = ["Session", "load"]
