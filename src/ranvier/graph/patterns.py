@@ -14,7 +14,10 @@
 
 Parameters of ``pattern`` after ``op`` are variables: each matches any value, the same one wherever it stands. A
 number matches a constant that holds this number once or in every element. Operands of commutative operators match
-in either order. Rules are indexed by the operator of their last node, so a node meets only the rules that could fit.
+in either order. All nodes of a match lie in one graph.
+
+Rules are indexed by the operator of their last node and by one of the operators that feed it, so a node meets only
+the rules that could fit.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ import numpy as np
 from ranvier.graph.ir import Node, Value
 
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "Sum", "And", "Or", "Xor", "Equal"})
-_TOLERANCE = 1e-5  # relative: exporters write 0.7071 … with the digits of float16
+# Their present versions have no attributes; old ones broadcast by `axis`, which no pattern speaks of.
+_PLAIN = COMMUTATIVE | {"Sub", "Div", "Pow", "Greater", "Less"}
+_TOLERANCE = 1e-5  # relative: exporters write constants with five digits and more
+ANY = ""  # a head that every operand has
+CONSTANT = "constant"  # the head of a constant operand
 
 
 class Var:
@@ -177,11 +184,14 @@ class Rule:
 
     def match(self, root: Node) -> Match | None:
         """The first way in which a pattern of this rule fits at ``root``."""
+        return next(self.matches(root), None)
+
+    def matches(self, root: Node) -> Iterator[Match]:
+        """Every way in which a pattern of this rule fits at ``root``."""
         for pattern in self.patterns:
             for found in _match_node(pattern, root, Match(root)):
                 if self.keep_inner or _closed(found):
-                    return found
-        return None
+                    yield found
 
 
 def _closed(match: Match) -> bool:
@@ -196,32 +206,66 @@ def _closed(match: Match) -> bool:
     return True
 
 
+def heads(pattern: Apply) -> frozenset[str]:
+    """Names of which one must be the head of an operand wherever ``pattern`` fits: an operator, CONSTANT or ANY."""
+    found = [_heads(term) for term in pattern.operands]
+    definite = [names for names in found if ANY not in names]
+    # an operator says more than "some constant"
+    return min(definite, key=lambda names: (CONSTANT in names, len(names)), default=frozenset({ANY}))
+
+
+def _heads(term: Term) -> frozenset[str]:
+    if isinstance(term, Apply):
+        return frozenset({term.op})
+    if isinstance(term, Number):
+        return frozenset({CONSTANT})
+    if isinstance(term, OneOf):
+        return frozenset[str]().union(*(_heads(choice) for choice in term.choices))
+    return frozenset({ANY})
+
+
+def heads_of(node: Node) -> set[str]:
+    """The heads of a node's operands, for looking up patterns that could fit."""
+    found = {ANY}
+    for value in node._inputs:
+        if value is None:
+            continue
+        if value.producer is not None:
+            found.add(value.producer.op)
+        elif value.const is not None:
+            found.add(CONSTANT)
+    return found
+
+
 def _match_node(pattern: Apply, node: Node, state: Match) -> Iterator[Match]:
-    if node.op != pattern.op or node.domain != pattern.domain:
+    if node.op != pattern.op or node.domain != pattern.domain or node.graph is not state.root.graph:
+        return
+    if node.attrs and node.op in _PLAIN and not node.domain:
         return
     for name, wanted in pattern.attrs.items():
         if not _same_attr(node.attrs.get(name), wanted):
             return
-    inputs = list(node.inputs)
+    inputs = list(node._inputs)
     while inputs and inputs[-1] is None:
         inputs.pop()
     terms = list(pattern.operands)
+    absent: list[str] = []
     while len(terms) > len(inputs) and (terms[-1] is None or (isinstance(terms[-1], Var) and terms[-1].optional)):
-        absent = terms.pop()
-        if isinstance(absent, Var):
-            state.values.setdefault(absent.name, None)
-    if len(terms) != len(inputs):
+        left_out = terms.pop()
+        if isinstance(left_out, Var):
+            absent.append(left_out.name)
+    if len(terms) != len(inputs) or any(state.values.get(name) is not None for name in absent):
         return
-    if pattern.label:
-        if state.labels.get(pattern.label, node) is not node:
-            return
-        state = state.copy()
-        state.labels[pattern.label] = node
+    if pattern.label and state.labels.get(pattern.label, node) is not node:
+        return
     state = state.copy()
+    state.values.update(dict.fromkeys(absent))
+    if pattern.label:
+        state.labels[pattern.label] = node
     if not any(n is node for n in state.nodes):
         state.nodes.append(node)
     yield from _match_operands(terms, inputs, state)
-    if len(terms) == 2 and node.op in COMMUTATIVE and node.domain == "":
+    if len(terms) == 2 and inputs[0] is not inputs[1] and node.op in COMMUTATIVE and not node.domain:
         yield from _match_operands(terms, inputs[::-1], state)
 
 
@@ -248,14 +292,25 @@ def _match_value(term: Term, value: Value | None, state: Match) -> Iterator[Matc
             state.values[term.name] = value
         yield state
     elif isinstance(term, Number):
-        found = scalar_of(value)
-        if found is not None and math.isclose(found, term.number, rel_tol=_TOLERANCE, abs_tol=1e-12):
+        if _holds(value, term.number):
             yield state
     elif isinstance(term, OneOf):
         for choice in term.choices:
             yield from _match_value(choice, value, state)
     elif value is not None and value.producer is not None and value.index == term.output:
         yield from _match_node(term, value.producer, state)
+
+
+def _holds(value: Value | None, number: float) -> bool:
+    """Is this a constant of ``number``, as exactly as its element type can say it?"""
+    found = scalar_of(value)
+    if found is None:
+        return False
+    if math.isclose(found, number, rel_tol=_TOLERANCE, abs_tol=1e-12):
+        return True
+    assert value is not None and value.const is not None
+    narrow = value.const.dtype
+    return narrow.is_float and narrow.bits < 32 and math.isclose(found, float(np.asarray(number).astype(narrow.numpy)))
 
 
 def scalar_of(value: Value | None) -> float | None:

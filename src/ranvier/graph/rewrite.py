@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.graph.patterns import Match, Rule
+from ranvier.graph.patterns import Match, Rule, heads, heads_of
 from ranvier.graph.tensors import ConstTensor
 
 
@@ -85,14 +85,18 @@ class RewriteStats:
 
 
 class RuleSet:
-    """Rules indexed by the operator they end in."""
+    """Rules indexed by the operator they end in, and by an operator that must feed it."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = list(rules)
-        self._index: dict[tuple[str, str], list[Rule]] = {}
-        for rule in self.rules:
-            for key in dict.fromkeys((p.domain, p.op) for p in rule.patterns):
-                self._index.setdefault(key, []).append(rule)
+        self._index: dict[tuple[str, str], dict[str, list[int]]] = {}  # -> head of an operand -> positions of rules
+        for position, rule in enumerate(self.rules):
+            for pattern in rule.patterns:
+                by_head = self._index.setdefault((pattern.domain, pattern.op), {})
+                for head in heads(pattern):
+                    positions = by_head.setdefault(head, [])
+                    if position not in positions:
+                        positions.append(position)
 
     def apply(self, graph: Graph, finish: Callable[[Node], None] | None = None) -> RewriteStats:
         """Rewrite until no rule fits, in this graph and in nested ones."""
@@ -103,28 +107,35 @@ class RuleSet:
 
     def _apply(self, graph: Graph, finish: Callable[[Node], None] | None, stats: RewriteStats) -> None:
         pending = deque(node for node in graph if (node.domain, node.op) in self._index)
+        waiting = {id(node) for node in pending}
         while pending:
             node = pending.popleft()
+            waiting.discard(id(node))
             if node.graph is not graph:
                 continue
-            for rule in self._index.get((node.domain, node.op), ()):
+            for rule in self._candidates(node):
                 made = self._try(rule, graph, node, finish, stats)
                 if made is None:
                     continue
                 # what was made, and whoever reads it, may now match something else
-                again = [*made, *(user for n in made for v in n.outputs for user, _ in v.uses)]
-                pending.extend(n for n in again if n.graph is graph and (n.domain, n.op) in self._index)
+                for n in [*made, *(user for n in made for v in n.outputs for user, _ in v.uses)]:
+                    if n.graph is graph and (n.domain, n.op) in self._index and id(n) not in waiting:
+                        pending.append(n)
+                        waiting.add(id(n))
                 break
+
+    def _candidates(self, node: Node) -> Iterable[Rule]:
+        by_head = self._index[node.domain, node.op]
+        found = {position for head in heads_of(node) for position in by_head.get(head, ())}
+        return [self.rules[position] for position in sorted(found)]
 
     def _try(
         self, rule: Rule, graph: Graph, node: Node, finish: Callable[[Node], None] | None, stats: RewriteStats
     ) -> list[Node] | None:
-        match = rule.match(node)
+        match, reason = _first_sound(rule, node)
         if match is None:
-            return None
-        reason = rule.check(match)
-        if reason is not None:
-            stats.declined.setdefault(rule.name, Counter())[reason] += 1
+            if reason is not None:
+                stats.declined.setdefault(rule.name, Counter())[reason] += 1
             return None
         ops = GraphOps(graph, node, rule.name, finish)
         result = rule.rewrite(ops, match)
@@ -137,6 +148,17 @@ class RuleSet:
         remove_dead(graph, match.nodes)
         stats.applied[rule.name] += 1
         return ops.made or [n for v in results if (n := v.producer) is not None]
+
+
+def _first_sound(rule: Rule, node: Node) -> tuple[Match | None, str | None]:
+    """The first match that the rule's own check lets pass, else the first reason why none did."""
+    reason: str | None = None
+    for match in rule.matches(node):
+        found = rule.check(match)
+        if found is None:
+            return match, None
+        reason = reason or found
+    return None, reason
 
 
 def substitute(old: Value, new: Value, ops: GraphOps | None = None) -> None:

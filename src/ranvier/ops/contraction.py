@@ -102,9 +102,10 @@ def _integer_gemm(left: Array, right: Array, c: Array | None, alpha: float, beta
 @gemm_with_broadcast_flag.cost
 @gemm.cost
 def _gemm_cost(call: TypeCall) -> Cost:
-    a, b = dims(call.type(0)) or (1, 1), dims(call.type(1)) or (1, 1)
-    rows, depth = a[::-1] if call.attr("transA", 0) else a
-    columns = b[0] if call.attr("transB", 0) else b[1]
+    a, b = dims(call.type(0)), dims(call.type(1))
+    rows = a[1 if call.attr("transA", 0) else 0] if len(a) == 2 else 1
+    columns = b[0 if call.attr("transB", 0) else 1] if len(b) == 2 else 1
+    depth = math.prod(a) // max(rows, 1)
     return Cost(2.0 * rows * columns * depth, traffic(call))
 
 

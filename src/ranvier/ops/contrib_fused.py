@@ -181,23 +181,25 @@ def nhwc_fused_conv(
     activation_params: Sequence[float] | None = None,
     **window: Any,  # the attributes of Conv
 ) -> Array:
-    rest = None if z is None else channels_first(z)
-    y = _conv_activated("NhwcFusedConv", channels_first(x), w, b, rest, activation, activation_params, **window)
-    return channels_last(y)
+    rest = None if z is None else to_channels_first(z)
+    y = _conv_activated("NhwcFusedConv", to_channels_first(x), w, b, rest, activation, activation_params, **window)
+    return to_channels_last(y)
 
 
 @op("NhwcConv", domain=MICROSOFT)
 def nhwc_conv(x: Array, w: Array, b: Array | None = None, **window: Any) -> Array:
     """Input and result have their channels last; so have the filters, ``[M, *kernel, C / group]``."""
-    return channels_last(_conv_activated("NhwcConv", channels_first(x), channels_first(w), b, None, "", None, **window))
+    return to_channels_last(
+        _conv_activated("NhwcConv", to_channels_first(x), to_channels_first(w), b, None, "", None, **window)
+    )
 
 
-def channels_first(x: Array) -> Array:
+def to_channels_first(x: Array) -> Array:
     """``[N, *spatial, C]`` as ``[N, C, *spatial]``."""
     return np.moveaxis(x, -1, 1)
 
 
-def channels_last(x: Array) -> Array:
+def to_channels_last(x: Array) -> Array:
     """``[N, C, *spatial]`` as ``[N, *spatial, C]``."""
     return np.ascontiguousarray(np.moveaxis(x, 1, -1))
 

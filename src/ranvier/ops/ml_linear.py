@@ -210,7 +210,7 @@ def _kernel(op_name: str, rows: Array, vectors: Array, kind: str, params: Sequen
         raise InvalidValue(f"{op_name}: kernel_params must be gamma, coef0 and degree, got {len(params)} numbers")
     gamma, coef0, degree = params or (0.0, 0.0, 0.0)
     if kind == "RBF":
-        return np.exp(-gamma * _squared_distances(rows, vectors))
+        return np.asarray(np.exp(-gamma * _squared_distances(rows, vectors)))
     products: Array = rows @ vectors.T
     if kind == "LINEAR":
         return products
@@ -225,7 +225,7 @@ def _squared_distances(rows: Array, vectors: Array) -> Array:
     """|x - v|² as x² - 2xv + v²: one matrix product, in float64 because near neighbours cancel."""
     x, v = rows.astype(np.float64), vectors.astype(np.float64)
     distances = (x * x).sum(axis=1, keepdims=True) - 2 * (x @ v.T) + (v * v).sum(axis=1)
-    return np.maximum(distances, 0)
+    return np.asarray(np.maximum(distances, 0))
 
 
 def _duels(

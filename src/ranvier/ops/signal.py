@@ -27,7 +27,7 @@ def _as_complex(x: Array) -> Array:
     wide = widened(x)
     if x.shape[-1] == 1:
         return wide[..., 0]
-    return wide[..., 0] + wide.dtype.type(1) * 1j * wide[..., 1]
+    return np.asarray(wide[..., 0] + wide.dtype.type(1) * 1j * wide[..., 1])
 
 
 def _as_pairs(z: Array, dtype: np.dtype[Any]) -> Array:
@@ -163,7 +163,7 @@ def mel_weight_matrix(
     rising = np.where(center > left, (spectrum - left) / np.maximum(center - left, 1), spectrum == center)
     falling = (right - spectrum) / np.maximum(right - center, 1)
     weights = np.where(spectrum <= center, rising, falling)
-    return np.maximum(weights, 0).astype(dtype)
+    return np.asarray(np.maximum(weights, 0)).astype(dtype)
 
 
 def _cosine_window(size: Array, periodic: int, output_datatype: int, coefficients: Sequence[float], op: str) -> Array:

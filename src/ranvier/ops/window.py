@@ -19,9 +19,9 @@ from ranvier.ops.registry import Array
 
 Index = tuple[Any, ...]  # a NumPy index with one entry per axis
 
-# The unfolded input of one matrix product stays below this: it is read back from cache, and a large image costs
-# no more memory than a small one.
-_COLUMN_BYTES = 2 << 20
+# The unfolded input of one matrix product stays below this, so that a large image costs no more memory than a small
+# one; it is large enough that most layers are one product, since every product wakes BLAS's threads.
+_COLUMN_BYTES = 16 << 20
 
 
 def per_axis(values: Sequence[int] | None, rank: int, name: str, op: str, least: int = 1) -> tuple[int, ...]:

@@ -127,6 +127,8 @@ class ReferenceKernel:
             self._seconds += time.perf_counter() - started
 
     def in_place(self, output: int, input: int) -> bool:
+        if len(self._positions) != 1:
+            return False  # a later result may still be a view of the operand
         if not self.definition.takes_out or self._positions[output] != 0:
             return True  # results are complete before they are copied into the buffer
         if not self._elementwise:

@@ -1,0 +1,36 @@
+"""The standard's own test suite, through the normal session, with full optimization and with none."""
+
+from __future__ import annotations
+
+import pytest
+
+import ranvier as rv
+from tests.conformance.cases import WAITING, Case, all_cases, check
+
+CASES = all_cases()
+
+
+def _parameters() -> list:
+    return [
+        pytest.param(
+            case, id=case.name, marks=[pytest.mark.xfail(reason=WAITING[case.name], strict=True)] if case.name in WAITING else []
+        )
+        for case in CASES
+    ]
+
+
+def test_no_case_is_missing() -> None:
+    counts: dict[str, int] = {}
+    for case in CASES:
+        counts[case.kind] = counts.get(case.kind, 0) + 1
+    assert counts["node"] >= 1878
+    assert (counts["simple"], counts["pytorch-converted"], counts["pytorch-operator"], counts["light"]) == (23, 82, 35, 9)
+
+
+@pytest.mark.parametrize("level", ["none", "aggressive"])
+@pytest.mark.parametrize("case", _parameters())
+def test_case(case: Case, level: str) -> None:
+    model = case.model()
+    with rv.load(model, optimization=level) as session:
+        for inputs, expected in case.data(model):
+            check(list(session.run(inputs).values()), expected, case)
