@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ranvier as rv
+from ranvier.formats import onnx as onnx_format
 from tests.conformance.cases import WAITING, Case, all_cases, check
 
 CASES = all_cases()
@@ -32,5 +33,14 @@ def test_no_case_is_missing() -> None:
 def test_case(case: Case, level: str) -> None:
     model = case.model()
     with rv.load(model, optimization=level) as session:
+        for inputs, expected in case.data(model):
+            check(list(session.run(inputs).values()), expected, case)
+
+
+@pytest.mark.parametrize("case", _parameters())
+def test_export_and_load_again(case: Case) -> None:
+    model = case.model()
+    exported = onnx_format.to_proto(onnx_format.read(model))
+    with rv.load(exported.SerializeToString(), optimization="none") as session:
         for inputs, expected in case.data(model):
             check(list(session.run(inputs).values()), expected, case)

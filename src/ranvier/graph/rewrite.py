@@ -118,7 +118,8 @@ class RuleSet:
                 if made is None:
                     continue
                 # what was made, and whoever reads it, may now match something else
-                for n in [*made, *(user for n in made for v in n.outputs for user, _ in v.uses)]:
+                readers = [user for n in made for v in n.outputs for user, _ in v.uses]
+                for n in [*made, *readers]:
                     if n.graph is graph and (n.domain, n.op) in self._index and id(n) not in waiting:
                         pending.append(n)
                         waiting.add(id(n))
@@ -180,6 +181,8 @@ def substitute(old: Value, new: Value, ops: GraphOps | None = None) -> None:
         new.name = old.name
     if new.type is None:
         new.type = old.type
+    elif new.producer is not None:  # both are one value: what is known of either holds
+        new.type = new.type.merge(old.type)
     old.replace_by(new)
 
 

@@ -12,8 +12,9 @@ from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.graph.types import Dim, Shape, TensorType, Type
 from ranvier.ops.accumulate import wide_matmul, widened
 from ranvier.ops.contrib_activation import tanh_gelu, with_bias
-from ranvier.ops.contrib_rules import MICROSOFT, at, matmul_shape, rounded, tensor, window_shape
+from ranvier.ops.contrib_rules import MICROSOFT, at, matmul_shape, rounded, tensor, times, window_shape
 from ranvier.ops.costs import dims, traffic
+from ranvier.ops.operands import integers
 from ranvier.ops.registry import Array, Cost, OpDef, TypeCall, evaluate, op
 
 _PLAIN = {"Relu", "Tanh", "Sigmoid", "HardSwish", "Softplus", "Softsign", "Identity"}
@@ -194,6 +195,17 @@ def nhwc_conv(x: Array, w: Array, b: Array | None = None, **window: Any) -> Arra
     )
 
 
+@op("ConvTransposeWithDynamicPads", domain=MICROSOFT)
+def conv_transpose_with_dynamic_pads(
+    x: Array, w: Array, pads: Array | None = None, b: Array | None = None, **window: Any
+) -> Array:
+    """The standard's ConvTranspose with its attributes, except that the pads are an operand."""
+    if pads is not None:
+        window["pads"] = integers("ConvTransposeWithDynamicPads", pads)
+    result: Array = evaluate("ConvTranspose", x, w, b, **window)
+    return result
+
+
 def to_channels_first(x: Array) -> Array:
     """``[N, *spatial, C]`` as ``[N, C, *spatial]``."""
     return np.moveaxis(x, -1, 1)
@@ -249,6 +261,21 @@ def _declare_conv(definition: OpDef, last: bool, filters_last: bool) -> None:
     def _(call: TypeCall) -> Cost:
         y = dims(call.result_types[0]) if call.result_types else ()
         return Cost(2.0 * math.prod(y) * math.prod(dims(call.type(1))[1:]), traffic(call))
+
+
+@conv_transpose_with_dynamic_pads.infer
+def _(call: TypeCall) -> Sequence[Type | None]:
+    x, w = tensor(call, 0), tensor(call, 1).shape
+    if x.shape is None:
+        return [TensorType(x.dtype, None)]
+    channels = times(at(w, 1), int(call.attr("group", 1)))
+    return [TensorType(x.dtype, (x.shape[0], channels, *(None for _ in x.shape[2:])))]
+
+
+@conv_transpose_with_dynamic_pads.cost
+def _(call: TypeCall) -> Cost:
+    x, w = dims(call.type(0)), dims(call.type(1))
+    return Cost(2.0 * math.prod(x) * math.prod(w[1:]), traffic(call))
 
 
 _declare_conv(fused_conv, last=False, filters_last=False)

@@ -350,9 +350,11 @@ def clip_attribute_form(
 
 
 def _clipped(x: Array, low: Array | None, high: Array | None, out: Array | None) -> Array:
-    target = out if out is not None and out.shape == x.shape and out.dtype == x.dtype else np.empty_like(x)
-    lifted = x if low is None else np.maximum(x, low.reshape(()), out=target)
+    # Of one element, `out` may be the memory of a bound, which is still to be read after the first step.
+    if out is None or out.shape != x.shape or out.dtype != x.dtype or x.size == 1:
+        out = np.empty_like(x)
+    lifted = x if low is None else np.maximum(x, low.reshape(()), out=out)
     if high is not None:
-        return np.minimum(lifted, high.reshape(()), out=target)
-    np.copyto(target, lifted)
-    return target
+        return np.minimum(lifted, high.reshape(()), out=out)
+    np.copyto(out, lifted)
+    return out

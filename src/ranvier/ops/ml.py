@@ -1,55 +1,51 @@
-"""Features in and out of classical models (``ai.onnx.ml``): scaling, encoding, vectors made of maps and back.
-
-Linear models and support vector machines are in :mod:`ranvier.ops.ml_linear`, trees in :mod:`ranvier.ops.ml_trees`,
-the mapping of labels in :mod:`ranvier.ops.ml_labels`.
-"""
+"""Features of classical models (``ai.onnx.ml``): scaling, filling gaps, choosing, joining, encoding categories."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ranvier.dtypes import DType
+from ranvier.dtypes import DType, of
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
-from ranvier.graph.types import Dim, TensorType
-from ranvier.ops import ml_labels, ml_linear, ml_trees  # noqa: F401  the rest of the family
+from ranvier.graph.types import TensorType, Type
 from ranvier.ops.allocation import checked_shape
-from ranvier.ops.ml_labels import lookup, lookup_of
-from ranvier.ops.ml_scores import class_labels, feature_rows, float_array
+from ranvier.ops.key_table import key_table
+from ranvier.ops.ml_scores import class_labels, feature_rows, float_array, row_count
 from ranvier.ops.operands import index_array
-from ranvier.ops.registry import Array, Call, TypeCall, op
+from ranvier.ops.registry import Array, TypeCall, op
 
 DOMAIN = "ai.onnx.ml"
+_INT64_RANGE = 2.0**63
 
 
 # -- arithmetic on features --------------------------------------------------------------------------------------------
 
 
 @op("Binarizer", domain=DOMAIN, traits=("elementwise",))
-def binarizer(X: Array, *, threshold: float = 0.0) -> Array:
-    return np.asarray(X > threshold).astype(X.dtype)
+def binarizer(x: Array, *, threshold: float = 0.0) -> Array:
+    return np.asarray(x > threshold).astype(x.dtype)
 
 
 @op("Scaler", domain=DOMAIN)
-def scaler(X: Array, *, offset: Sequence[float] = (), scale: Sequence[float] = ()) -> Array:
-    features = X.shape[-1] if X.ndim else 1
+def scaler(x: Array, *, offset: Sequence[float] = (), scale: Sequence[float] = ()) -> Array:
+    features = x.shape[-1] if x.ndim else 1
     for name, values in (("offset", offset), ("scale", scale)):
         if len(values) not in (0, 1, features):
             raise ShapeMismatch(f"Scaler: expected 1 or {features} values of '{name}', got {len(values)}")
-    scaled = X if X.dtype == np.float64 else X.astype(np.float32)
+    scaled = x if x.dtype == np.float64 else x.astype(np.float32)
     if offset:
         scaled = scaled - float_array(offset)
     if scale:
         scaled = scaled * float_array(scale)
-    return np.asarray(scaled, np.float32).reshape(X.shape)
+    return np.asarray(scaled, np.float32).reshape(x.shape)
 
 
 @op("Normalizer", domain=DOMAIN)
-def normalizer(X: Array, *, norm: str = "MAX") -> Array:
+def normalizer(x: Array, *, norm: str = "MAX") -> Array:
     """Each row divided by its norm; by the standard MAX is the largest value, not the largest magnitude."""
-    rows = feature_rows("Normalizer", X).astype(np.float64)
+    rows = feature_rows("Normalizer", x).astype(np.float64)
     if norm == "MAX":
         size = rows.max(axis=1, keepdims=True, initial=-np.inf)
     elif norm == "L1":
@@ -58,33 +54,33 @@ def normalizer(X: Array, *, norm: str = "MAX") -> Array:
         size = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
     else:
         raise InvalidValue(f"Normalizer: norm must be MAX, L1 or L2, got {norm!r}")
-    return np.asarray(rows / np.where(size == 0, 1, size)).astype(np.float32).reshape(X.shape)
+    return np.asarray(rows / np.where(size == 0, 1, size)).astype(np.float32).reshape(x.shape)
 
 
 @op("Imputer", domain=DOMAIN)
 def imputer(
-    X: Array,
+    x: Array,
     *,
     imputed_value_floats: Sequence[float] = (),
     imputed_value_int64s: Sequence[int] = (),
     replaced_value_float: float = 0.0,
     replaced_value_int64: int = 0,
 ) -> Array:
-    is_float = X.dtype.kind == "f"
+    is_float = x.dtype.kind == "f"
     values: Sequence[float] = imputed_value_floats if is_float else imputed_value_int64s
-    features = X.shape[-1] if X.ndim else 1
+    features = x.shape[-1] if x.ndim else 1
     if len(values) not in (1, features) or not values:
         kind = "floats" if is_float else "int64s"
         raise ShapeMismatch(f"Imputer: expected 1 or {features} imputed_value_{kind}, got {len(values)}")
-    if not is_float and not _fits(values, X.dtype):
-        raise InvalidValue(f"Imputer: an imputed value does not fit {X.dtype.name}")
+    if not is_float and not _fits(values, x.dtype):
+        raise InvalidValue(f"Imputer: an imputed value does not fit {x.dtype.name}")
     if not is_float:
-        missing = X == replaced_value_int64
+        missing = x == replaced_value_int64
     elif np.isnan(replaced_value_float):
-        missing = np.isnan(X)
+        missing = np.isnan(x)
     else:
-        missing = X == replaced_value_float
-    return np.where(missing, np.asarray(values, X.dtype), X).reshape(X.shape)
+        missing = x == replaced_value_float
+    return np.where(missing, np.asarray(values, x.dtype), x).reshape(x.shape)
 
 
 def _fits(values: Sequence[float], dtype: np.dtype[Any]) -> bool:
@@ -96,25 +92,25 @@ def _fits(values: Sequence[float], dtype: np.dtype[Any]) -> bool:
 
 
 @op("ArrayFeatureExtractor", domain=DOMAIN)
-def array_feature_extractor(X: Array, Y: Array) -> Array:
+def array_feature_extractor(x: Array, Y: Array) -> Array:
     """The features of the last axis that ``Y`` names; a vector counts as one row."""
-    if X.ndim == 0:
+    if x.ndim == 0:
         raise ShapeMismatch("ArrayFeatureExtractor: expected an input of at least one axis, got a scalar")
     wanted = index_array("ArrayFeatureExtractor", Y).ravel()
-    outside = np.flatnonzero((wanted < 0) | (wanted >= X.shape[-1]))
+    outside = np.flatnonzero((wanted < 0) | (wanted >= x.shape[-1]))
     if outside.size:
         raise InvalidValue(
-            f"ArrayFeatureExtractor: index {wanted[outside[0]]} is out of range for {X.shape[-1]} features"
+            f"ArrayFeatureExtractor: index {wanted[outside[0]]} is out of range for {x.shape[-1]} features"
         )
-    return X[np.newaxis, wanted] if X.ndim == 1 else X[..., wanted]
+    return x[np.newaxis, wanted] if x.ndim == 1 else x[..., wanted]
 
 
 @op("FeatureVectorizer", domain=DOMAIN)
-def feature_vectorizer(*X: Array, inputdimensions: Sequence[int] = ()) -> Array:
+def feature_vectorizer(*inputs: Array, inputdimensions: Sequence[int] = ()) -> Array:
     """The inputs side by side; one that is not as wide as ``inputdimensions`` says is cut or filled up with zeros."""
-    if not X:
+    if not inputs:
         raise InvalidValue("FeatureVectorizer: expected at least one input, got none")
-    blocks = [x.reshape(1 if x.ndim <= 1 else x.shape[0], -1) for x in X]
+    blocks = [x.reshape(1 if x.ndim <= 1 else x.shape[0], -1) for x in inputs]
     if len({len(block) for block in blocks}) != 1:
         raise ShapeMismatch(f"FeatureVectorizer: the inputs have {[len(block) for block in blocks]} rows")
     widths = list(inputdimensions) or [block.shape[1] for block in blocks]
@@ -133,22 +129,51 @@ def feature_vectorizer(*X: Array, inputdimensions: Sequence[int] = ()) -> Array:
 
 @op("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(
-    X: Array,
+    x: Array,
     *,
     cats_int64s: Sequence[int] | None = None,
     cats_strings: Sequence[str] | None = None,
     zeros: int = 1,
 ) -> Array:
     categories = class_labels("OneHotEncoder", cats_int64s, cats_strings)
-    if (X.dtype == object) != (categories.dtype == object):
-        raise DTypeMismatch(f"OneHotEncoder: categories of {_kind(categories)}, but an input of {_kind(X)}")
-    shape = checked_shape((*X.shape, len(categories)), np.float32, "OneHotEncoder")
-    keys = X if X.dtype == object else np.nan_to_num(np.trunc(X), nan=np.inf, posinf=np.inf, neginf=-np.inf)
-    at = lookup_of(cats_strings if cats_strings else cats_int64s, _key_dtype(keys)).find(keys)
-    if not zeros and (at < 0).any():
-        unknown = X.flat[int(np.flatnonzero(at.ravel() < 0)[0])]
-        raise InvalidValue(f"OneHotEncoder: {unknown!r} is not among the categories, and 'zeros' is 0")
-    result = np.zeros((X.size, len(categories)), np.float32)
+    if (x.dtype == object) != (categories.dtype == object):
+        raise DTypeMismatch(f"OneHotEncoder: categories are {of(categories)}, but the input is {of(x)}")
+    shape = checked_shape((*x.shape, len(categories)), np.float32, "OneHotEncoder")
+    at = key_table(cats_strings or cats_int64s, categories.dtype.type).find(x if x.dtype == object else _truncated(x))
+    if x.dtype.kind == "f":
+        at = np.where(np.abs(x) < _INT64_RANGE, at, -1)  # NaN and infinities are in no category
+    unknown = np.flatnonzero(at.ravel() < 0)
+    if unknown.size and not zeros:
+        raise InvalidValue(f"OneHotEncoder: {x.flat[unknown[0]]!r} is not among the categories, and 'zeros' is 0")
+    result = np.zeros((x.size, len(categories)), np.float32)
     known = np.flatnonzero(at.ravel() >= 0)
     result[known, at.ravel()[known]] = 1
     return result.reshape(shape)
+
+
+def _truncated(x: Array) -> Array:
+    """Numbers as integers, by the standard's rule for float features; what no int64 can hold becomes 0."""
+    if x.dtype.kind != "f":
+        return x.astype(np.int64)
+    return np.where(np.abs(x) < _INT64_RANGE, x, 0).astype(np.int64)
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
+
+
+@scaler.infer
+@normalizer.infer
+def _(call: TypeCall) -> list[TensorType]:
+    kind = call.type(0)
+    return [TensorType(DType.float32, kind.shape if isinstance(kind, TensorType) else None)]
+
+
+@imputer.infer
+def _(call: TypeCall) -> list[Type | None]:
+    return [call.type(0)]
+
+
+@feature_vectorizer.infer
+def _(call: TypeCall) -> list[TensorType]:
+    widths = call.attr("inputdimensions", ())
+    return [TensorType(DType.float32, (row_count(call), sum(widths) if widths else None))]

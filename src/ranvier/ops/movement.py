@@ -1,6 +1,7 @@
 """Operators that rearrange a tensor or change its extent: Reshape, Transpose, Concat, Slice, Pad, Tile and their kin.
 
-Those with the trait ``view`` return an array over their operand's memory; all others return a new one.
+Operators with the trait ``view`` only read the same elements with another shape. Transpose, Slice and Split return
+strided arrays over their operand's memory; all others return memory of their own.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def unsqueeze_attribute_form(x: Array, *, axes: Ints) -> Array:
 # -- the same elements in another order -----------------------------------------------------------------------------
 
 
-@op("Transpose", since=1, traits=("view",))
+@op("Transpose", since=1)
 def transpose(x: Array, *, perm: Ints | None = None) -> Array:
     """By default the order of the axes is reversed."""
     if not perm:
@@ -207,7 +208,7 @@ def _equal_sizes(total: int, count: int) -> list[int]:
     return [total // count] * count
 
 
-@op("Split", since=18, traits=("view",))
+@op("Split", since=18)
 def split(
     x: Array, sizes: Array | None = None, *, axis: int = 0, num_outputs: int | None = None, ctx: Call
 ) -> tuple[Array, ...]:
@@ -222,13 +223,13 @@ def split(
     return _cut(x, [min(part, max(total - k * part, 0)) for k in range(count)], axis)
 
 
-@op("Split", since=13, traits=("view",))
+@op("Split", since=13)
 def split_13(x: Array, sizes: Array | None = None, *, axis: int = 0, ctx: Call) -> tuple[Array, ...]:
     axis = normal_axis("Split", axis, x.ndim)
     return _cut(x, _equal_sizes(x.shape[axis], ctx.outputs) if sizes is None else integers("Split", sizes), axis)
 
 
-@op("Split", since=1, traits=("view",))
+@op("Split", since=1)
 def split_attribute_form(
     x: Array, sizes: Array | None = None, *, axis: int = 0, split: Ints | None = None, ctx: Call
 ) -> tuple[Array, ...]:
@@ -264,7 +265,7 @@ def _slice(
     return x[(*window, ...)]  # with the ellipsis even a scalar stays an array
 
 
-@op("Slice", since=10, traits=("view",))
+@op("Slice", since=10)
 def slice_(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
     def read(values: Array | None) -> list[int] | None:
         return None if values is None else integers("Slice", values)
@@ -272,7 +273,7 @@ def slice_(x: Array, starts: Array, ends: Array, axes: Array | None = None, step
     return _slice(x, integers("Slice", starts), integers("Slice", ends), read(axes), read(steps))
 
 
-@op("Slice", since=1, traits=("view",))
+@op("Slice", since=1)
 def slice_attribute_form(x: Array, *, starts: Ints, ends: Ints, axes: Ints | None = None) -> Array:
     return _slice(x, starts, ends, axes or None, None)
 

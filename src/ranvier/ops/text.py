@@ -35,7 +35,9 @@ def string_split(X: Array, *, delimiter: str = "", maxsplit: int | None = None) 
 
 
 @op("RegexFullMatch", since=20)
-def regex_full_match(X: Array, *, pattern: str) -> Array:
+def regex_full_match(X: Array, *, pattern: str | None = None) -> Array:
+    if pattern is None:
+        raise InvalidValue("RegexFullMatch: the attribute 'pattern' is missing")
     matches = full_matcher(pattern)
     return np.fromiter(map(matches, X.flat), np.bool_, X.size).reshape(X.shape)
 
