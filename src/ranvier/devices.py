@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from dataclasses import dataclass
@@ -57,10 +58,8 @@ def _cgroup_quota() -> float | None:
 def usable_memory() -> int | None:
     """Bytes of memory this process may use: physical memory, or the container's limit where that is lower."""
     found: list[int] = []
-    try:
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        pass
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(path).strip()
         if text.isdigit():

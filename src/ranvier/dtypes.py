@@ -52,7 +52,7 @@ class DType(Enum):
 
     @property
     def onnx(self) -> int:
-        return self.value
+        return int(self.value)
 
     @property
     def is_float(self) -> bool_:
@@ -144,6 +144,7 @@ def from_onnx(number: int) -> DType:
 
 def _as_numpy(x: Any) -> np.dtype[Any]:
     try:
-        return np.dtype(x)
+        found: np.dtype[Any] = np.dtype(x)
     except TypeError:
         raise DTypeMismatch(f"no element type for {x!r}") from None
+    return found

@@ -1,4 +1,4 @@
-"""Arrays from and to other libraries, without copies where the memory allows it."""
+"""Arrays from other libraries, without copies where the memory allows it."""
 
 from __future__ import annotations
 
@@ -6,54 +6,59 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.dlpack import from_dlpack
 from ranvier.dtypes import DType
-from ranvier.errors import DeviceMismatch, DTypeMismatch, InvalidInput
+from ranvier.errors import DTypeMismatch, InvalidInput, RanvierError
 
 Array = np.ndarray[Any, Any]
-_CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 
 
 def to_array(x: Any, expected: DType | None = None) -> Array:
-    """``x`` as a NumPy array: itself, a view through DLPack or ``__array__``, or a copy of a plain Python value.
+    """``x`` as a NumPy array: itself, a view of its memory, or a copy of a plain Python value.
 
+    A view comes through DLPack, ``__array__``, ``__array_interface__`` or the buffer protocol, whichever ``x`` has.
     Plain Python numbers and lists have no element type of their own and take the ``expected`` one; anything that
     carries an element type keeps it.
     """
     if isinstance(x, np.ndarray):
         array = x
-    elif hasattr(x, "__dlpack__") and not isinstance(x, np.generic):
-        array = _from_dlpack(x)
-    elif hasattr(x, "__array__"):
-        array = np.asarray(x)
     elif isinstance(x, str | bytes | int | float | complex | bool | list | tuple):
         array = _from_python(x, expected)
     else:
-        raise InvalidInput(f"cannot make a tensor of {type(x).__name__}")
+        array = _from_protocol(x)
     if array.dtype.kind in "USTO":
         return _strings(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _from_dlpack(x: Any) -> Array:
-    kind = x.__dlpack_device__()[0] if hasattr(x, "__dlpack_device__") else 1
-    if kind not in _CPU_DEVICES:
-        raise DeviceMismatch(f"the tensor is on DLPack device {tuple(x.__dlpack_device__())}; move it to the CPU first")
+def _from_protocol(x: Any) -> Array:
+    """The view that the richest protocol of ``x`` gives."""
+    refused: Exception | None = None
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.generic):
+        try:
+            return from_dlpack(x)
+        except RanvierError:
+            raise
+        except Exception as error:  # the exporter's own words: a tensor that requires a gradient, a lazy one …
+            refused = error
+    if _has_array(x):
+        try:
+            return np.asarray(x)
+        except Exception as error:
+            refused = refused or error
+    if refused is not None:
+        raise InvalidInput(f"{type(x).__name__} does not hand out its data: {refused}") from refused
+    raise InvalidInput(f"cannot make a tensor of {type(x).__name__}")
+
+
+def _has_array(x: Any) -> bool:
+    if any(hasattr(x, name) for name in ("__array__", "__array_interface__", "__array_struct__")):
+        return True
     try:
-        return np.from_dlpack(x)
-    except (BufferError, RuntimeError, TypeError):
-        # types NumPy's DLPack does not know (bfloat16), or read-only exporters: the array protocol may still work
-        if hasattr(x, "__array__"):
-            try:
-                return np.asarray(x)
-            except (TypeError, ValueError, RuntimeError):
-                pass
-        return _dlpack_by_hand(x)
-
-
-def _dlpack_by_hand(x: Any) -> Array:
-    from ranvier.dlpack import array_from_capsule
-
-    return array_from_capsule(x.__dlpack__())
+        memoryview(x).release()
+    except (TypeError, BufferError, ValueError):
+        return False
+    return True
 
 
 def _from_python(x: Any, expected: DType | None) -> Array:
@@ -73,3 +78,6 @@ def _strings(array: Array) -> Array:
     out = np.empty(len(flat), dtype=object)
     out[:] = flat
     return out.reshape(array.shape)
+
+
+__all__ = ["to_array"]

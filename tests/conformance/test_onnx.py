@@ -14,7 +14,9 @@ CASES = all_cases()
 def _parameters() -> list:
     return [
         pytest.param(
-            case, id=case.name, marks=[pytest.mark.xfail(reason=WAITING[case.name], strict=True)] if case.name in WAITING else []
+            case,
+            id=case.name,
+            marks=[pytest.mark.xfail(reason=WAITING[case.name], strict=True)] if case.name in WAITING else [],
         )
         for case in CASES
     ]
@@ -25,7 +27,12 @@ def test_no_case_is_missing() -> None:
     for case in CASES:
         counts[case.kind] = counts.get(case.kind, 0) + 1
     assert counts["node"] >= 1878
-    assert (counts["simple"], counts["pytorch-converted"], counts["pytorch-operator"], counts["light"]) == (23, 82, 35, 9)
+    assert (counts["simple"], counts["pytorch-converted"], counts["pytorch-operator"], counts["light"]) == (
+        23,
+        82,
+        35,
+        9,
+    )
 
 
 @pytest.mark.parametrize("level", ["none", "aggressive"])

@@ -1,4 +1,4 @@
-"""Bad operands: every error names the operator, what was expected and what came."""
+"""Bad operands: every error names the operator, what was expected and what came. Empty ones are not bad."""
 
 from __future__ import annotations
 
@@ -85,3 +85,28 @@ def test_bad_operands_are_named(error: type[Exception], message: str, name: str,
 def test_outputs_sized_by_data_respect_the_limit(name: str, inputs: Any, attrs: Any) -> None:
     with tensor_limit(1 << 24), pytest.raises(ResourceLimit):
         evaluate(name, *inputs, **attrs)
+
+
+WEIGHTS = np.zeros((6, 4, 3, 3), np.float32)
+EMPTY: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
+    ("MatMul", (np.zeros((0, 3)), np.zeros((3, 4))), {}, (0, 4)),
+    ("Conv", (IMAGE[:0], WEIGHTS), {}, (0, 6, 3, 3)),
+    ("Conv", (IMAGE[:0], WEIGHTS[:4, :1]), {"group": 4}, (0, 4, 3, 3)),
+    ("ConvTranspose", (IMAGE[:0], WEIGHTS[:4]), {}, (0, 4, 7, 7)),
+    ("MaxPool", (IMAGE[:0],), {"kernel_shape": (2, 2)}, (0, 4, 4, 4)),
+    ("GroupNormalization", (IMAGE[:0], np.ones(4), np.ones(4)), {"num_groups": 2}, (0, 4, 5, 5)),
+    ("GRU", (np.zeros((3, 0, 2)), np.zeros((1, 12, 2)), np.zeros((1, 12, 4))), {}, (3, 1, 0, 4)),
+    ("LSTM", (np.zeros((0, 2, 2)), np.zeros((1, 16, 2)), np.zeros((1, 16, 4))), {}, (0, 1, 2, 4)),
+    ("Attention", (HEAD, HEAD[:, :, :0], HEAD[:, :, :0]), {"is_causal": 1}, (1, 1, 2, 4)),
+    ("Resize", (IMAGE[:0], None, np.array([1, 1, 2, 2])), {"mode": "linear"}, (0, 4, 10, 10)),
+    ("GridSample", (IMAGE[:0], np.zeros((0, 3, 2, 2))), {}, (0, 4, 3, 2)),
+    ("RoiAlign", (IMAGE, np.zeros((0, 4)), ints()), {}, (0, 4, 1, 1)),
+    ("NonMaxSuppression", (np.zeros((1, 0, 4)), np.zeros((1, 2, 0)), ints(3)), {}, (0, 3)),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "attrs", "shape"), EMPTY)
+def test_empty_operands_give_empty_results(name: str, inputs: Any, attrs: Any, shape: tuple[int, ...]) -> None:
+    y = evaluate(name, *inputs, **attrs)
+    assert y.shape == shape
+    assert not y.any()

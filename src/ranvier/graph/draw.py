@@ -174,9 +174,7 @@ class _Painter:
         x = (width - inner.width) / 2
         frame = f'<rect class="body" width="{width:.1f}" height="{height:.1f}" rx="4"/>'
         label = _text(10, 15, name, "minor", anchor="start")
-        return _Drawing(
-            f'{frame}{label}<g transform="translate({x:.1f} 28)">{inner.svg}</g>', width, height
-        )
+        return _Drawing(f'{frame}{label}<g transform="translate({x:.1f} 28)">{inner.svg}</g>', width, height)
 
 
 def _first_links(links: list[Link]) -> list[list[Link]]:

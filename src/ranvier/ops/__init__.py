@@ -6,8 +6,7 @@ from ranvier.ops.registry import Call, Cost, OpDef, TypeCall, declared, evaluate
 
 FAMILIES = (
     "elementwise",
-    "accumulate",
-    "special",
+    "creation",
     "contrib_fused",
     "contrib_tensor",
     "activation",

@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def tensor_limit(limit: int | None) -> Iterator[None]:
         _current.tensor_bytes = before
 
 
-def checked_shape(shape: Iterable[int], dtype: np.dtype | type, what: str = "tensor") -> tuple[int, ...]:  # type: ignore[type-arg]
+def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tuple[int, ...]:
     """``shape`` as a tuple of ints, or an error when a size is negative or the tensor would pass the limit."""
     sizes = tuple(int(s) for s in shape)
     if any(s < 0 for s in sizes):

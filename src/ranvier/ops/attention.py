@@ -28,7 +28,7 @@ def _split_heads(x: Array, heads: int | None, name: str, what: str) -> Array:
             f"{name}: {what} must be [batch, heads, time, size], or [batch, time, hidden] with a number of heads that "
             f"divides hidden; got {list(x.shape)} and {heads} heads"
         )
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def _merge_heads(x: Array) -> Array:

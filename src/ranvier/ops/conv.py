@@ -120,7 +120,7 @@ def _scatter_windows(
     batch, spatial, kernel = x.shape[0], x.shape[2:], w.shape[2:]
     pixels = x.reshape(batch, group, x.shape[1] // group, math.prod(spatial))
     # [taps, group, out channels, in channels]: one contiguous matrix per kernel position
-    filters = w.reshape(group, w.shape[0] // group, w.shape[1], -1).transpose(3, 0, 2, 1).copy()
+    filters = w.reshape(group, w.shape[0] // group, w.shape[1], math.prod(kernel)).transpose(3, 0, 2, 1).copy()
     y = np.zeros(canvas, x.dtype)
     for weight, (_, where) in zip(filters, taps(kernel, strides, dilations, spatial)):
         y[where] += np.matmul(weight, pixels).reshape(batch, canvas[1], *spatial)
@@ -170,7 +170,7 @@ def deform_conv(
         batch, offset_group, taps_count, rank, *counts
     )
     filters = widened(w).reshape(group, w.shape[0] // group, -1)
-    images = widened(x).reshape(batch, offset_group, channels // offset_group, -1)
+    images = widened(x).reshape(batch, offset_group, channels // offset_group, math.prod(x.shape[2:]))
     y = np.empty((batch, group, filters.shape[1], math.prod(counts)), images.dtype)
     for n in range(batch):
         sampled = np.stack([_sample(i, p, x.shape[2:]) for i, p in zip(images[n], where[n])])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import OperatorSetIdProto, TensorProto, TypeProto
+from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ranvier.dtypes import DType
@@ -26,6 +27,16 @@ from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_
 from ranvier.ops.shape_data import propagate_dims, reshape_from_dims
 
 NEWEST = onnx.defs.onnx_opset_version()
+_INFERENCE_ERRORS = (
+    InferenceError,
+    ValidationError,
+    RanvierError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+)
 SMALL = 1024  # constants up to this many elements take part in the propagation of values
 
 # Cheap operators that shape computations are made of; only these are evaluated during inference.
@@ -105,7 +116,7 @@ class TypeInference:
                     self.know(value)
         try:
             found = self._infer(node)
-        except (InferenceError, RanvierError, ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
+        except _INFERENCE_ERRORS as error:
             self.problems.append(f"{node.op} {node.name!r}: {error}")
             found = []
         for value, inferred in zip(node.outputs, list(found) + [None] * len(node.outputs)):

@@ -153,7 +153,7 @@ def _group_norm(x: Array, scale: Array, bias: Array, groups: int, epsilon: float
     name = "GroupNormalization"
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise ShapeMismatch(f"{name}: channels of {list(x.shape)} cannot be divided into {groups} groups")
-    grouped = _stashed(x, stash_type, name).reshape(x.shape[0], groups, -1)
+    grouped = _stashed(x, stash_type, name).reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     mean, var = _moments(grouped, (2,))
     unit = ((grouped - mean) / np.sqrt(var + np.float32(epsilon))).reshape(x.shape)
     y = unit * _per_channel(scale, x, name, "scale") + _per_channel(bias, x, name, "bias")

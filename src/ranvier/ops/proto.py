@@ -132,7 +132,7 @@ def _text(data: bytes) -> str | bytes:
 def tensor_array(tensor: TensorProto) -> np.ndarray[Any, Any]:
     """A tensor message as an array (strings as ``str``); InvalidModel where data and shape disagree."""
     try:
-        array = numpy_helper.to_array(tensor)
+        array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
     except Exception as error:
         raise InvalidModel(f"tensor {tensor.name!r} cannot be read: {error}") from error
     if array.dtype.kind in "SOU":

@@ -57,11 +57,13 @@ def saturate_to(y: Array, zero_point: Array | None, dtype: DType) -> Array:
 
     A NaN becomes the lowest code, which is what compare-and-select hardware makes of it.
     """
-    codes: Array = np.rint(y, dtype=np.promote_types(y.dtype, np.float32))
+    codes: Array = np.empty(y.shape, np.promote_types(y.dtype, np.float32))
+    np.rint(y, out=codes)
     if zero_point is not None:
-        codes = codes + zero_point.astype(codes.dtype)
+        codes += zero_point.astype(codes.dtype)
     limits = ml_dtypes.iinfo(dtype.numpy)
-    codes = np.fmin(np.fmax(codes, codes.dtype.type(limits.min)), codes.dtype.type(limits.max))
+    np.fmax(codes, codes.dtype.type(limits.min), out=codes)
+    np.fmin(codes, codes.dtype.type(limits.max), out=codes)
     # the sub-byte types are cast from int8, the one conversion of theirs that is a plain loop
     narrow: Array = codes.astype(np.int8 if limits.bits < 8 else dtype.numpy)
     return narrow.astype(dtype.numpy, copy=False)

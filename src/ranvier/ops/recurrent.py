@@ -175,7 +175,8 @@ def _unroll(layer: _Layer, folded_bias: Array, cells: Sequence[Cell], initial: S
     for d, backwards in enumerate(layer.reverse):
         order = _reading_order(layer, backwards)
         x = layer.x if order is None else np.take_along_axis(layer.x, order, axis=0)
-        projected = (x.reshape(steps * batch, width) @ layer.w[d].T + folded_bias[d]).reshape(steps, batch, -1)
+        rows = x.reshape(steps * batch, width) @ layer.w[d].T + folded_bias[d]
+        projected = rows.reshape(steps, batch, rows.shape[1])
         y = np.zeros((steps, batch, layer.hidden), layer.x.dtype)
         state: State = tuple(s[d] for s in initial)
         for t in range(steps):

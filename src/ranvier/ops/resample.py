@@ -274,7 +274,8 @@ def _interpolate(
     weights = weights.astype(np.float32 if arithmetic == np.float32 else np.float64)
     index = np.clip(index, 0, length - 1)
     # [before, axis, after] serves every axis
-    lines = x.astype(arithmetic, copy=False).reshape(math.prod(x.shape[:axis]), length, -1)
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    lines = x.astype(arithmetic, copy=False).reshape(before, length, after)
     if len(offsets) <= 4:
         y = _few_taps(lines, index, weights)
     else:
@@ -331,9 +332,10 @@ def _grid_sample(x: Array, grid: Array, align_corners: int, mode: str, padding: 
     if 0 in spatial and 0 not in y_shape:
         raise ShapeMismatch(f"{name}: nothing to sample in shape {list(x.shape)}")
     # the grid names the last axis first
-    points = np.moveaxis(grid.reshape(batch, -1, rank)[:, :, ::-1], -1, 0).astype(np.float64)
+    points = grid.reshape(batch, math.prod(grid.shape[1:-1]), rank)[:, :, ::-1]
+    points = np.moveaxis(points, -1, 0).astype(np.float64)
     taps = [_axis_taps(p, n, bool(align_corners), method, padding) for p, n in zip(points, spatial)]
-    pixels = x.reshape(batch, channels, -1)
+    pixels = x.reshape(batch, channels, math.prod(spatial))
     if method == "nearest":
         index, inside, _ = _combined([axis_taps[0] for axis_taps in taps], spatial)
         found = np.take_along_axis(pixels, index[:, None], axis=2)

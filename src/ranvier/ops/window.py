@@ -188,7 +188,7 @@ def _depthwise(x: Array, w: Array, strides: Sequence[int], dilations: Sequence[i
     fan = w.shape[0] // channels
     filters = w.reshape(channels, fan, *w.shape[2:])
     y = np.zeros((batch, channels, fan, *counts), x.dtype)
-    term = np.empty_like(y[0])
+    term = np.empty(y.shape[1:], x.dtype)
     flat = (1,) * len(counts)
     for tap, where in taps(w.shape[2:], strides, dilations, counts):
         at: Index = (slice(None), slice(None), *tap)
@@ -205,8 +205,8 @@ def _unfolded(
     """Every window becomes a column and the convolution one matrix product, a block of rows at a time."""
     batch, kernel = x.shape[0], w.shape[2:]
     rank = len(kernel)
-    filters = np.ascontiguousarray(w).reshape(group, w.shape[0] // group, -1)
-    depth = filters.shape[2]
+    depth = math.prod(w.shape[1:])
+    filters = np.ascontiguousarray(w).reshape(group, w.shape[0] // group, depth)
     grouped = x.reshape(batch, group, w.shape[1], *x.shape[2:])
     columns = window_view(grouped, kernel, strides, dilations)
     y = np.empty((batch, group, filters.shape[1], math.prod(counts)), x.dtype)

@@ -96,5 +96,3 @@ def is_elementwise(node: Node) -> bool:
     return definition is not None and "elementwise" in definition.traits
 
 
-def is_zero(array: Array) -> bool:
-    return bool(np.all(array == 0))

@@ -115,7 +115,7 @@ class CompiledKernel(Protocol):
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:
-        """Run. ``outputs[k]`` holds a planned buffer to write into, or None: then the kernel puts its own value there."""
+        """Run. ``outputs[k]`` holds a buffer to write into, or None: then the kernel puts its own value there."""
         ...
 
     def in_place(self, output: int, input: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx
+import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
 from ranvier.config import Limits
@@ -169,9 +170,7 @@ class _Reader:
             if not outputs and node.op_type == "Constant":
                 continue
             made = self._node(graph, node, outputs, scope, depth)
-            ordered = ordered and all(
-                v is None or v.producer is None or v.producer.graph is not None for v in made.dependencies()
-            )
+            ordered = ordered and all(v.owner is not None for v in made.dependencies())
         if not ordered:
             try:
                 graph.sort()

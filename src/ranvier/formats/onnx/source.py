@@ -1,4 +1,4 @@
-"""Whatever a caller has, a path, bytes, an open file or a message, as a parsed model whose weights stay where they are."""
+"""A path, bytes, an open file or a message: as a parsed model whose weights stay where they are."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def _scale(match: Match) -> float | None:
     for name in ("q_factor", "k_factor", "factor", "q_divisor", "k_divisor", "divisor"):
         if match.get(name) is None:
             continue
-        number = match.scalar(name)
-        if number is None or number == 0 or widens(match["q"], shape_of(match[name]) or ()):
+        number, constant = match.scalar(name), match[name].const
+        if constant is None or number is None or number == 0 or widens(match["q"], constant.shape):
             return None
         total = total / number if name.endswith("divisor") else total * number
     return total

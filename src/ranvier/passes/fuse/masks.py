@@ -15,7 +15,7 @@ from ranvier.graph.rewrite import GraphOps
 from ranvier.passes.facts import dtype_of, shape_of
 from ranvier.passes.fuse.proofs import same_dim
 
-LARGEST = 1 << 24  # elements of a constant mask that are worth a look
+LARGEST = 1 << 22  # elements of a constant mask that are worth a look
 
 
 def _with_mask(op: GraphOps, node: Node, mask: Value | None, **attrs: Any) -> Value:
