@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ranvier.dlpack import from_dlpack
@@ -63,11 +64,36 @@ def _has_array(x: Any) -> bool:
 
 def _from_python(x: Any, expected: DType | None) -> Array:
     try:
+        natural = np.asarray(x)
         if expected is None or expected is DType.string:
-            return np.asarray(x)
-        return np.asarray(x).astype(expected.numpy) if expected.bits < 8 else np.asarray(x, dtype=expected.numpy)
+            return natural
+        if natural.size and natural.dtype != expected.numpy and _RANK[natural.dtype.kind] > _rank(expected):
+            raise TypeError(f"it holds {natural.dtype}")  # 1.5 is no int, and "1.5" is no float
+        if expected.bits < 8 and expected.is_integer:
+            return _narrowed(natural, expected)
+        return natural.astype(expected.numpy) if expected.bits < 8 else np.asarray(x, dtype=expected.numpy)
     except (ValueError, TypeError, OverflowError) as error:
         raise DTypeMismatch(f"cannot make a {expected} tensor of this {type(x).__name__}: {error}") from None
+
+
+_RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3, "V": 4, "O": 4, "U": 4, "S": 4, "M": 4, "m": 4, "T": 4}
+
+
+def _rank(expected: DType) -> int:
+    """Which Python numbers an element type takes without losing what they are: bool, int, float, complex."""
+    if expected is DType.bool:
+        return 0
+    if expected.is_integer:
+        return 1
+    return 2 if expected.is_float else 3
+
+
+def _narrowed(values: Array, expected: DType) -> Array:
+    """Integers of less than a byte, checked: NumPy would let them wrap."""
+    info = ml_dtypes.iinfo(expected.numpy)
+    if values.size and not info.min <= values.min() <= values.max() <= info.max:
+        raise OverflowError(f"values must be in [{info.min}, {info.max}]")
+    return values.astype(expected.numpy)
 
 
 def _strings(array: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 import ranvier as rv
@@ -12,14 +14,11 @@ CASES = all_cases()
 
 
 def _parameters() -> list:
-    return [
-        pytest.param(
-            case,
-            id=case.name,
-            marks=[pytest.mark.xfail(reason=WAITING[case.name], strict=True)] if case.name in WAITING else [],
-        )
-        for case in CASES
-    ]
+    def marks(case: Case) -> list:
+        reason = WAITING.get(case.name)
+        return [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
+
+    return [pytest.param(case, id=case.name, marks=marks(case)) for case in CASES]
 
 
 def test_no_case_is_missing() -> None:

@@ -43,8 +43,9 @@ def draw_svg(graph: Graph, *, title: str = "", types: Types | None = None) -> st
     """The picture of ``graph``. ``types`` may know more of the values than the graph itself (sizes bound by a call)."""
     painter = _Painter(types or {}, dense=sum(1 for _ in graph.all_nodes()) > DENSE_FROM)
     drawing = painter.graph(graph)
-    heading, top = _heading(title or graph.name, painter.families)
-    width = max(drawing.width, _text_width(title or graph.name, 15), _LEGEND_COLUMN * 2) + 2 * _MARGIN
+    inner = max(drawing.width, _text_width(title or graph.name, 15), _LEGEND_COLUMN * 2)
+    heading, top = _heading(title or graph.name, painter.families, columns=min(int(inner / _LEGEND_COLUMN), 6))
+    width = inner + 2 * _MARGIN
     height = drawing.height + top + 2 * _MARGIN
     left = (width - drawing.width) / 2
     return "\n".join(
@@ -122,7 +123,7 @@ class _Painter:
         for values in _first_links(links):
             # the values of one node share the place where its lines begin: their labels stand below each other
             labels = list(dict.fromkeys(filter(None, (shapes[link.bundle] for link in values))))
-            x, y = values[0].points[0][0]
+            x, y = values[0].start
             parts.extend(_text(x + 5, y + 11 + 10 * k, label, "shape", "start") for k, label in enumerate(labels))
         for box, piece in zip(boxes, pieces):
             parts.append(f'<g transform="translate({box.x - piece.width / 2:.1f} {box.y:.1f})">{piece.svg}</g>')
@@ -205,12 +206,18 @@ def _constants(node: Node) -> str:
         if value is None or value.const is None:
             continue
         if value.const.size <= 4 and value.const.is_loaded and value.const.numpy().dtype != object:
-            numbers = value.const.numpy().ravel().tolist()
-            text = ", ".join(f"{n:g}" if isinstance(n, float) else str(n) for n in numbers)
+            text = ", ".join(_number(n) for n in value.const.numpy().ravel().tolist())
             found.append(f"[{text}]" if value.const.shape else text)
         else:
             found.append(_shape_text(value.const.type) or "scalar")
     return _short("  ·  ".join(found), 44)
+
+
+def _number(n: object) -> str:
+    """Short; the largest integers stand for "to the end" in slices."""
+    if isinstance(n, int) and abs(n) >= 2**31 - 1:
+        return "∞" if n > 0 else "−∞"
+    return f"{n:g}" if isinstance(n, float) else str(n)
 
 
 def _tooltip(node: Node) -> str:
@@ -223,13 +230,13 @@ def _tooltip(node: Node) -> str:
 _LEGEND_COLUMN = 165.0
 
 
-def _heading(title: str, families: Mapping[Family, None]) -> tuple[str, float]:
+def _heading(title: str, families: Mapping[Family, None], columns: int) -> tuple[str, float]:
     parts = [_text(0, 14, _short(title, 80), "title", anchor="start")]
     for k, family in enumerate(families):
-        x, y = k % 2 * _LEGEND_COLUMN, 30 + k // 2 * 17
+        x, y = k % columns * _LEGEND_COLUMN, 30 + k // columns * 17
         parts.append(f'<rect x="{x:g}" y="{y}" width="11" height="11" rx="2" fill="{family.colour}"/>')
         parts.append(_text(x + 17, y + 9.5, family.name, "minor", anchor="start"))
-    return "".join(parts), 44.0 + 17 * ((len(families) + 1) // 2)
+    return "".join(parts), 50.0 + 17 * -(-len(families) // columns)
 
 
 def _header(width: float, height: float, colour: str) -> str:
@@ -241,7 +248,7 @@ def _header(width: float, height: float, colour: str) -> str:
 
 def _path(link: Link) -> str:
     """Vertical where the line passes a row, an S between the rows."""
-    (x, y), _ = link.points[0]
+    x, y = link.start
     steps = [f"M{x:.1f} {y:.1f}"]
     for (x0, y0), (x1, y1) in link.points:
         if y0 != y:

@@ -37,7 +37,8 @@ class Link:
     source: int
     target: int
     bundle: int
-    points: list[list[Point]] = field(default_factory=list)  # per row gap: start and end of a curve
+    start: Point = (0.0, 0.0)
+    points: list[tuple[Point, Point]] = field(default_factory=list)  # per gap between rows: both ends of a curve
 
 
 @dataclass
@@ -189,7 +190,8 @@ class _Rows:
             height = max((self.boxes[i].height for i in row if self.is_box(i)), default=0.0)
             tops.append(at)
             bottoms.append(at + height)
-            at += height + spacing.row
+            widest = max((abs(self.x[i] - self.x[t]) for i in row for t in self.below[i]), default=0.0)
+            at += height + spacing.row + min(widest * 0.05, spacing.row)  # long ways are less flat in a higher gap
         for item, box in enumerate(self.boxes):
             box.x = self.x[item] - left
             box.y = tops[self.rank[item]]
@@ -197,8 +199,10 @@ class _Rows:
             start = self.boxes[link.source].x
             for upper, lower in zip(route, route[1:]):
                 end = self._meeting(lower, start, left)
-                link.points.append([(start, bottoms[self.rank[upper]]), (end, tops[self.rank[lower]])])
+                link.points.append(((start, bottoms[self.rank[upper]]), (end, tops[self.rank[lower]])))
                 start = end
+            source = self.boxes[link.source]
+            link.start = (source.x, source.y + source.height)
         return right - left, bottoms[-1]
 
     def _meeting(self, item: int, start: float, left: float) -> float:
@@ -217,7 +221,7 @@ class _Rows:
 
 
 def _ranks(count: int, links: Iterable[Link]) -> list[int]:
-    """Rows by the longest way from a source; boxes that feed more than they take move down to those they feed."""
+    """Rows by the longest way from a source; boxes then move down to those they feed, where that lengthens no line."""
     above: list[set[int]] = [set() for _ in range(count)]
     below: list[set[int]] = [set() for _ in range(count)]
     for link in links:
@@ -235,7 +239,7 @@ def _ranks(count: int, links: Iterable[Link]) -> list[int]:
     if len(order) != count:
         raise ValueError("the links form a cycle")
     for k in reversed(order):
-        if below[k] and len(below[k]) > len(above[k]):
+        if below[k] and len(below[k]) >= len(above[k]):
             rank[k] = min(rank[t] for t in below[k]) - 1
     return rank
 

@@ -14,7 +14,7 @@
 
 Parameters of ``pattern`` after ``op`` are variables: each matches any value, the same one wherever it stands. A
 number matches a constant that holds this number once or in every element. Operands of commutative operators match
-in either order. All nodes of a match lie in one graph.
+in either order. ``...`` as the last operand stands for any further ones. All nodes of a match lie in one graph.
 
 Rules are indexed by the operator of their last node and by one of the operators that feed it, so a node meets only
 the rules that could fit.
@@ -61,7 +61,7 @@ class Number:
 class Apply:
     """Matches a node: operator, operands, and the attributes that are named. ``label`` makes the node retrievable."""
 
-    __slots__ = ("attrs", "domain", "label", "op", "operands", "output")
+    __slots__ = ("attrs", "domain", "label", "op", "operands", "output", "rest")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Apply:
         domain: str = "",
         label: str = "",
         output: int = 0,
+        rest: bool = False,
     ) -> None:
         self.op = op
         self.operands = tuple(operands)
@@ -78,10 +79,11 @@ class Apply:
         self.domain = domain
         self.label = label
         self.output = output
+        self.rest = rest  # further operands may follow
 
     def __getitem__(self, output: int) -> Apply:
         """The same node, matched through another of its outputs."""
-        return Apply(self.op, self.operands, self.attrs, self.domain, self.label, output)
+        return Apply(self.op, self.operands, self.attrs, self.domain, self.label, output, self.rest)
 
 
 class OneOf:
@@ -109,7 +111,9 @@ class PatternOps:
 
     def __getattr__(self, name: str) -> Callable[..., Apply]:
         def make(*operands: Any, _label: str = "", _domain: str = "", **attrs: Any) -> Apply:
-            return Apply(name, [_term(x) for x in operands], attrs, _domain, _label)
+            rest = bool(operands) and operands[-1] is ...
+            terms = [_term(x) for x in (operands[:-1] if rest else operands)]
+            return Apply(name, terms, attrs, _domain, _label, rest=rest)
 
         return make
 
@@ -254,6 +258,8 @@ def _match_node(pattern: Apply, node: Node, state: Match) -> Iterator[Match]:
         left_out = terms.pop()
         if isinstance(left_out, Var):
             absent.append(left_out.name)
+    if pattern.rest:
+        del inputs[len(terms) :]
     if len(terms) != len(inputs) or any(state.values.get(name) is not None for name in absent):
         return
     if pattern.label and state.labels.get(pattern.label, node) is not node:

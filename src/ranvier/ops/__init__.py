@@ -12,6 +12,7 @@ FAMILIES = (
     "activation",
     "cast",
     "reduction",
+    "top_k",
     "movement",
     "indexing",
     "contraction",

@@ -1,4 +1,4 @@
-"""Operators that combine the elements along axes: Reduce*, ArgMax, CumSum, TopK, Softmax and their kin.
+"""Operators that combine the elements along axes: Reduce*, ArgMax, CumSum, Softmax and their kin.
 
 Half-precision operands are accumulated in float32 and rounded once; integers stay integers.
 """
@@ -137,37 +137,6 @@ _declare_arg_extreme("ArgMax", np.argmax)
 _declare_arg_extreme("ArgMin", np.argmin)
 
 
-def _top_k(x: Array, k: int, axis: int, largest: int) -> tuple[Array, Array]:
-    """The k extreme values along an axis in order, and their indices. NaN counts as the largest value of all."""
-    axis = normal_axis("TopK", axis, x.ndim)
-    if not 0 <= k <= x.shape[axis]:
-        raise InvalidValue(f"TopK: k is {k}, and axis {axis} has {x.shape[axis]} elements", op="TopK")
-    keys = widened(x)
-    if largest:
-        # A stable rising sort of the reversed axis, read backwards: falling, with equal values by rising index.
-        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis=axis, kind="stable"), axis)
-    else:
-        order = np.argsort(keys, axis=axis, kind="stable")
-    chosen = np.ascontiguousarray(np.take(order, np.arange(k), axis=axis), np.int64)
-    return np.take_along_axis(x, chosen, axis), chosen
-
-
-@op("TopK", since=11)
-def top_k(x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
-    """With ``sorted=0`` any order is allowed; this one is always sorted."""
-    return _top_k(x, whole_number("TopK", "K", k), axis, largest)
-
-
-@op("TopK", since=10)
-def top_k_10(x: Array, k: Array, *, axis: int = -1) -> tuple[Array, Array]:
-    return _top_k(x, whole_number("TopK", "K", k), axis, largest=1)
-
-
-@op("TopK", since=1)
-def top_k_1(x: Array, *, k: int, axis: int = -1) -> tuple[Array, Array]:
-    return _top_k(x, k, axis, largest=1)
-
-
 # -- running totals -------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +167,13 @@ def softmax(x: Array, axis: int) -> Array:
     return np.asarray(weights / np.sum(weights, axis=axis, keepdims=True))
 
 
+def half_softmax(x: Array, axis: int) -> Array:
+    """Softmax of float16 as the standard's function defines it: every step rounds to float16."""
+    weights = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-math.inf))
+    total = np.sum(weights, axis=axis, keepdims=True, dtype=np.float32).astype(np.float16)
+    return np.asarray(weights / total)
+
+
 def log_softmax(x: Array, axis: int) -> Array:
     shifted = x - np.max(x, axis=axis, keepdims=True, initial=-math.inf)
     return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)))
@@ -212,10 +188,14 @@ def hardmax(x: Array, axis: int) -> Array:
 
 
 def _declare_softmax(name: str, function: Callable[[Array, int], Array]) -> None:
+    wide = in_float32(function)
+
     @op(name, since=13)
-    @in_float32
     def body(x: Array, *, axis: int = -1) -> Array:
-        return function(x, normal_axis(name, axis, x.ndim))
+        axis = normal_axis(name, axis, x.ndim)
+        if name == "Softmax" and x.dtype == np.float16:
+            return half_softmax(x, axis)
+        return np.asarray(wide(x, axis))
 
     @op(name, since=1)
     @in_float32

@@ -1,1 +1,68 @@
-def default_passes(): return []
+"""Provider-independent optimization: passes over the graph, run in order by the manager.
+
+``default_passes`` is the whole pipeline. Constants and shapes come first, because everything else reads them; fusion
+comes after, on a graph without detours; the last steps clear away what fusion left over.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+
+from ranvier.passes.base import OptimizationPass, PassContext, RulePass
+from ranvier.passes.cancel import Cancel
+from ranvier.passes.common_subexpressions import CommonSubexpressions
+from ranvier.passes.dead_code import DeadCode
+from ranvier.passes.fold_affine import FoldAffine
+from ranvier.passes.fold_constants import FoldConstants
+from ranvier.passes.fold_shapes import FoldShapes
+from ranvier.passes.manager import PassManager, PassReport, passes_for
+from ranvier.passes.modernise import Modernise
+
+
+def default_passes() -> list[OptimizationPass]:
+    """All passes in the order in which they run; a pass that opens the way for an earlier one is followed by it."""
+    return [
+        DeadCode(),
+        Modernise(),
+        FoldShapes(),
+        FoldConstants(),
+        # an inlined branch and a folded target make more shapes known
+        FoldShapes(),
+        FoldConstants(),
+        Cancel(),
+        CommonSubexpressions(),
+        FoldAffine(),
+        DeadCode(),
+        *_fusion(),
+        FoldConstants(),
+        Cancel(),
+        CommonSubexpressions(),
+        DeadCode(),
+    ]
+
+
+def _fusion() -> Sequence[OptimizationPass]:
+    """Imported when the pipeline is made: the patterns are many, and not every use of a pass needs them."""
+    if importlib.util.find_spec("ranvier.passes.fuse") is None:
+        return ()
+    return importlib.import_module("ranvier.passes.fuse").fusion_passes()
+
+
+__all__ = [
+    "Cancel",
+    "CommonSubexpressions",
+    "DeadCode",
+    "FoldAffine",
+    "FoldConstants",
+    "FoldShapes",
+    "Modernise",
+    "OptimizationPass",
+    "PassContext",
+    "PassManager",
+    "PassReport",
+    "RulePass",
+    "default_passes",
+    "passes_for",
+]

@@ -34,7 +34,7 @@ class Cancel:
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         for each in list(graph.all_graphs()):
             for node in each:
-                # a rewritten node may meet another rule; each rewrite moves it closer to the graph's inputs, so this ends
+                # a rewritten node may meet another rule; each rewrite skips a node above it, so this ends
                 while node.graph is each and self._apply(node, ctx):
                     pass
         return ctx.changes > 0

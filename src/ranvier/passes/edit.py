@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ranvier.graph.ir import Graph, Node, Value
@@ -32,24 +33,28 @@ def bypass(node: Node, value: Value, origin: str) -> bool:
 
 
 def sharpen(value: Value, other: Value) -> None:
-    """``value`` equals ``other``: what is known of the one's type holds for the other. Graph inputs stay as declared."""
+    """Both are equal, so what is known of one type holds for the other; graph inputs stay as they are declared."""
     if value.producer is not None and other.type is not None:
         value.type = other.type if value.type is None else value.type.merge(other.type)
 
 
-def into_constant(value: Value, array: Any, origin: str) -> bool:
-    """Turn a node's result into a constant of the same name; False where the name is taken and has to be kept."""
-    node = value.producer
-    assert node is not None and node.graph is not None
+def into_constants(node: Node, results: Sequence[Any], origin: str) -> bool:
+    """Put constants in the place of a node's results; a result of None is one that nobody reads.
+
+    False, and nothing is changed, for an Identity that must stay: it gives a graph output a name of its own.
+    """
     graph = node.graph
-    leaves = value.is_graph_output
-    if leaves and value.name in graph.constants and node.op == "Identity":
+    assert graph is not None
+    wanted = [(v, r) for v, r in zip(node.outputs, results) if v.uses or v.is_graph_output]
+    if node.op == "Identity" and any(v.is_graph_output and v.name in graph.constants for v, _ in wanted):
         return False
-    constant = graph.add_constant(ConstTensor.of(array), value.name)
-    if leaves and constant.name != value.name:
-        substitute(value, constant, builder(node, origin))
-    else:
-        value.replace_by(constant)
+    for value, array in wanted:
+        constant = graph.add_constant(ConstTensor.of(array), value.name)
+        if value.is_graph_output and constant.name != value.name:
+            substitute(value, constant, builder(node, origin))
+        else:
+            value.replace_by(constant)
+    graph.remove(node)
     return True
 
 

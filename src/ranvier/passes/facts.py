@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.patterns import scalar_of
@@ -94,5 +92,3 @@ def is_pure(node: Node) -> bool:
 def is_elementwise(node: Node) -> bool:
     definition = registry.find(node.domain, node.op, node.version)
     return definition is not None and "elementwise" in definition.traits
-
-

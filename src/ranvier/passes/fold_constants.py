@@ -13,7 +13,7 @@ from ranvier.graph.rewrite import substitute
 from ranvier.graph.types import TensorType
 from ranvier.ops import annotate
 from ranvier.passes.base import PassContext
-from ranvier.passes.edit import builder, inline, into_constant, sharpen
+from ranvier.passes.edit import builder, inline, into_constants, sharpen
 from ranvier.passes.evaluate import Evaluator
 from ranvier.passes.facts import is_pure
 
@@ -38,7 +38,7 @@ class FoldConstants:
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         inlined = 0
         for each in list(graph.all_graphs()):
-            if each is graph or each.parent is not None and each.parent.graph is not None:
+            if each is graph or (each.parent is not None and each.parent.graph is not None):
                 inlined += self._fold(list(each), ctx)
         if inlined:
             annotate(graph)  # results of a branch are known better than those of an If
@@ -85,16 +85,12 @@ class FoldConstants:
         except Exception as error:  # the run reports it, if it ever gets there
             ctx.left(node.op, f"its reference raised {type(error).__name__}")
             return
-        wanted = [(v, r) for v, r in zip(node.outputs, results) if v.uses or v.is_graph_output]
-        if not all(isinstance(r, np.ndarray) for _, r in wanted):
+        wanted = [r for v, r in zip(node.outputs, results) if v.uses or v.is_graph_output]
+        if not all(isinstance(r, np.ndarray) for r in wanted):
             ctx.left(node.op, "a result is not a tensor")
-            return
-        if _outgrows(sum(r.nbytes for _, r in wanted), node, ctx.config.fold_limit):
+        elif _outgrows(sum(r.nbytes for r in wanted), node, ctx.config.fold_limit):
             ctx.left(node.op, "result is larger than fold_limit")
-            return
-        if all([into_constant(value, result, self.name) for value, result in wanted]):
-            assert node.graph is not None
-            node.graph.remove(node)
+        elif into_constants(node, results, self.name):
             ctx.changed(node.op)
 
 

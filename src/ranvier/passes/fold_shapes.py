@@ -18,7 +18,7 @@ from ranvier.graph.types import Dim, Shape, TensorType
 from ranvier.ops.infer import SMALL, TypeInference
 from ranvier.ops.shape_data import known_dims
 from ranvier.passes.base import PassContext
-from ranvier.passes.edit import builder, bypass, into_constant
+from ranvier.passes.edit import builder, bypass, into_constants
 from ranvier.passes.facts import is_pure, shape_of
 
 SOURCES = frozenset({"Shape", "Size"})
@@ -38,7 +38,7 @@ class FoldShapes:
     def _visit(self, graph: Graph, facts: TypeInference, ctx: PassContext) -> None:
         """``facts`` learns about shape data only: whatever else a rule asks for is on the values already."""
         for node in graph:
-            if node.op in SOURCES and not node.domain or self._all_known(node, facts):
+            if (node.op in SOURCES and not node.domain) or self._all_known(node, facts):
                 facts.visit(node)
                 self._fold(node, facts, ctx)
             elif not node.domain and node.op in _TARGETS and len(node.inputs) == 2:
@@ -66,11 +66,7 @@ class FoldShapes:
 
     def _fold(self, node: Node, facts: TypeInference, ctx: PassContext) -> None:
         results = [_exact(value, facts) for value in node.outputs]
-        if any(r is None for r in results) or not is_pure(node):
-            return
-        if all([into_constant(value, result, self.name) for value, result in zip(node.outputs, results)]):
-            assert node.graph is not None
-            node.graph.remove(node)
+        if not any(r is None for r in results) and is_pure(node) and into_constants(node, results, self.name):
             ctx.changed(node.op)
 
 

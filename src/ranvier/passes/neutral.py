@@ -243,5 +243,3 @@ def reduces_nothing(node: Node, ctx: PassContext) -> Outcome:
         return None
     axes = node.input(1)
     return node.inputs[0] if axes is None or shape_of(axes) == (0,) else None
-
-

@@ -64,6 +64,20 @@ def meets_its_inverse(node: Node, ctx: PassContext) -> Outcome:
     return operand
 
 
+@cancels("Add", "Sub", "Mul", "Div")
+def shares_order(node: Node, ctx: PassContext) -> Outcome:
+    """Two operands transposed alike: the result is transposed instead, once."""
+    first, second = (_transposer(v) for v in node.inputs)
+    if first is None or second is None or first is second or not _passes_order(node):
+        return None
+    perm = perm_of(first)
+    if perm is None or perm != perm_of(second) or not all(only_use(n.output) for n in (first, second)):
+        return None
+    op = builder(node, "cancel")
+    combined = op.node(node.op, [first.inputs[0], second.inputs[0]], node.attrs, version=node.version)
+    return op.Transpose(combined.output, perm=perm)
+
+
 class _Region:
     """The elementwise nodes above a Transpose, up to transposes that it undoes, and constants."""
 
@@ -138,6 +152,9 @@ _SCALAR_PARAMETERS = frozenset({"Clip", "QuantizeLinear", "DequantizeLinear"})
 
 
 def _passes_order(node: Node) -> bool:
-    if node.op in ("QuantizeLinear", "DequantizeLinear") and not node.domain:
+    """The node treats every position alike, so that transposing before or after it is the same."""
+    if node.domain:
+        return False
+    if node.op in ("QuantizeLinear", "DequantizeLinear"):
         return all(v is not None and v.const is not None and v.const.size == 1 for v in node.inputs[1:])
     return is_elementwise(node) and "axis" not in node.attrs and not node.has_subgraphs

@@ -177,5 +177,3 @@ def gathers_all(node: Node, ctx: PassContext) -> Outcome:
     if not shape or indices is None or rank_of(node.inputs[1]) != 1 or not -len(shape) <= axis < len(shape):
         return None
     return node.inputs[0] if shape[axis] == len(indices) and indices == tuple(range(len(indices))) else None
-
-

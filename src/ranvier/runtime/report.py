@@ -45,16 +45,12 @@ class Report:
     def __str__(self) -> str:
         where = ", ".join(f"{count} on {name}" for name, count in self.by_provider().most_common())
         times = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self.seconds.items())
-        lines = [
-            f"{self.model}: {self.nodes_loaded} nodes loaded, {len(self.nodes)} after optimization "
-            f"({self.optimization}): {where or 'none'}",
-            f"  {times}",
-        ]
+        nodes = f"{self.nodes_loaded} nodes loaded, {len(self.nodes)} after optimization ({self.optimization})"
+        lines = [f"{self.model}: {nodes}: {where or 'none'}", f"  {times}"]
         for step in self.passes:
             if step.changes:
-                lines.append(
-                    f"  pass {step.name}: {step.changes} changes, {step.nodes_before} → {step.nodes_after} nodes"
-                )
+                count = f"{step.nodes_before} → {step.nodes_after} nodes"
+                lines.append(f"  pass {step.name}: {step.changes} changes, {count}")
         lines.extend(f"  transfer {value}: {source} → {target}" for value, source, target in self.transfers)
         lines.extend(f"  fallback: {text}" for text in self.fallbacks)
         return "\n".join(lines)

@@ -202,7 +202,7 @@ class FuseLeakyRelu(ActivationRule):
 class ExactActivationFusion(RulePass):
     """Activations whose fused form gives the same bits."""
 
-    name: ClassVar[str] = "fuse-exact-activations"
+    name: ClassVar[str] = "fuse_exact_activations"
     level: ClassVar[Level] = "basic"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
     rules = (FuseLeakyRelu,)
@@ -211,7 +211,7 @@ class ExactActivationFusion(RulePass):
 class ActivationFusion(RulePass):
     """Activations whose fused form rounds differently."""
 
-    name: ClassVar[str] = "fuse-activations"
+    name: ClassVar[str] = "fuse_activations"
     level: ClassVar[Level] = "aggressive"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
     rules = (

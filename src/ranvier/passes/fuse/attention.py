@@ -31,9 +31,8 @@ FORBIDDEN = -1e9  # a score this low has no weight beside any other, and swallow
 class TransposeThroughThreeAxes(Rule):
     """The last two axes of a tensor swapped with the leading ones flattened for it: a plain Transpose."""
 
-    def pattern(self, op: PatternOps, x: Any, flat: Any, whole: Any) -> Any:
-        flattened = op.Reshape(x, flat, _label="flat")
-        return op.Reshape(op.Transpose(flattened, perm=(0, 2, 1)), whole)
+    def pattern(self, op: PatternOps, x: Any) -> Any:
+        return op.Reshape(op.Transpose(op.Reshape(x, ..., _label="flat"), perm=(0, 2, 1)), ...)
 
     def check(self, match: Match) -> str | None:
         before, flat, after = (shape_of(v) for v in (match["x"], match.node("flat").output, match.root.output))
@@ -247,9 +246,9 @@ def _mask(op: GraphOps, match: Match, k: Value) -> Value | None:
 # -- grouped heads --------------------------------------------------------------------------------------------------
 
 
-def _repeated(op: PatternOps, x: Any, axes: Any, sizes: Any, whole: Any, name: str) -> Any:
-    spread = op.Expand(op.Unsqueeze(x, axes), sizes, _label=f"{name}_spread")
-    return op.Reshape(spread, whole, _label=f"{name}_whole")
+def _repeated(op: PatternOps, x: Any, name: str) -> Any:
+    spread = op.Expand(op.Unsqueeze(x, ..., _label=f"{name}_new"), ..., _label=f"{name}_spread")
+    return op.Reshape(spread, ..., _label=f"{name}_whole")
 
 
 class ShareKeyHeads(Rule):
@@ -257,22 +256,8 @@ class ShareKeyHeads(Rule):
 
     keep_inner = True  # repeated keys may also leave the model
 
-    def pattern(
-        self,
-        op: PatternOps,
-        q: Any,
-        k: Any,
-        v: Any,
-        mask_: Any,
-        k_axes: Any,
-        v_axes: Any,
-        k_sizes: Any,
-        v_sizes: Any,
-        k_target: Any,
-        v_target: Any,
-    ) -> Any:
-        keys = _repeated(op, k, k_axes, k_sizes, k_target, "k")
-        return op.Attention(q, keys, _repeated(op, v, v_axes, v_sizes, v_target, "v"), mask_)
+    def pattern(self, op: PatternOps, q: Any, k: Any, v: Any, mask_: Any) -> Any:
+        return op.Attention(q, _repeated(op, k, "k"), _repeated(op, v, "v"), mask_)
 
     def check(self, match: Match) -> str | None:
         return _repetition_reason(match, "k") or _repetition_reason(match, "v")
@@ -288,7 +273,7 @@ def _repetition_reason(match: Match, name: str) -> str | None:
     own, spread, whole = (shape_of(v) for v in values)
     if own is None or spread is None or whole is None or (len(own), len(spread), len(whole)) != (4, 5, 4):
         return "the shapes around the repetition are not known"
-    if integers_of(match[f"{name}_axes"]) not in ((2,), (-3,)):
+    if integers_of(match.node(f"{name}_new").input(1)) not in ((2,), (-3,)):
         return "the heads are not repeated one by one"
     kept = ((own[0], spread[0], whole[0]), (own[1], spread[1]), (own[2], spread[3], whole[2]))
     if not all(same_dim(*dims) for dims in (*kept, (own[3], spread[4], whole[3]))):
@@ -301,14 +286,14 @@ def _repetition_reason(match: Match, name: str) -> str | None:
 class LayoutFusion(RulePass):
     """Detours in data movement that hide attention; exact."""
 
-    name: ClassVar[str] = "fuse-layout"
+    name: ClassVar[str] = "fuse_layout"
     level: ClassVar[Level] = "basic"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
     rules = (TransposeThroughThreeAxes,)
 
 
 class AttentionFusion(RulePass):
-    name: ClassVar[str] = "fuse-attention"
+    name: ClassVar[str] = "fuse_attention"
     level: ClassVar[Level] = "aggressive"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
     rules = (FuseAttention, ShareKeyHeads, BooleanMask, CausalMask)

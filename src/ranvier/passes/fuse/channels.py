@@ -21,9 +21,9 @@ from ranvier.passes.fuse.proofs import reduced_axes, reshapes_to, same_dim
 class FuseGroupNorm(Rule):
     """Channels reshaped to groups, InstanceNormalization, reshaped back: how PyTorch exports GroupNorm."""
 
-    def pattern(self, op: PatternOps, x: Any, groups: Any, scale: Any, bias: Any, whole: Any) -> Any:
-        grouped = op.Reshape(x, groups, _label="grouped")
-        return op.Reshape(op.InstanceNormalization(grouped, scale, bias, _label="norm"), whole)
+    def pattern(self, op: PatternOps, x: Any, scale: Any, bias: Any) -> Any:
+        grouped = op.Reshape(x, ..., _label="grouped")
+        return op.Reshape(op.InstanceNormalization(grouped, scale, bias, _label="norm"), ...)
 
     def check(self, match: Match) -> str | None:
         x, grouped = match["x"], match.node("grouped")
@@ -35,11 +35,11 @@ class FuseGroupNorm(Rule):
         channels, count = shape[1], parts[1]
         if not isinstance(channels, int) or not isinstance(count, int) or count < 1 or channels % count:
             return f"{channels} channels do not divide into {count} groups"
-        target = integers_of(match["groups"])
+        target = integers_of(grouped.input(1))
         kept = target is not None and target[0] == 0 and not grouped.attrs.get("allowzero", 0)
         if not kept and not same_dim(shape[0], parts[0]):
             return "the samples are not known to stay apart in the reshape"
-        if not reshapes_to(match.root.output, match["whole"], x):
+        if not reshapes_to(match.root.output, match.root.input(1), x):
             return "the result is not known to be reshaped back"
         known = array_of(match["scale"]) is not None and array_of(match["bias"]) is not None
         return None if known else "scale and bias of the groups are not constants"
@@ -151,7 +151,7 @@ class FuseL2Norm(Rule):
         if match.get("top_") is not None:
             return "the norm is bounded from above"
         expand = match.labels.get("expand")
-        if expand is not None and not reshapes_to(expand.output, match["target"], x):
+        if expand is not None and not reshapes_to(expand.output, expand.input(1), x):
             return "the norm may be expanded beyond the operand"
         floor = match.get("floor")
         if floor is None:
@@ -170,7 +170,7 @@ class FuseL2Norm(Rule):
 
 
 class ChannelFusion(RulePass):
-    name: ClassVar[str] = "fuse-channel-normalizations"
+    name: ClassVar[str] = "fuse_channel_normalizations"
     level: ClassVar[Level] = "aggressive"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
     rules = (FuseGroupNorm, AbsorbChannelScale, AbsorbChannelBias, FuseL2Norm)

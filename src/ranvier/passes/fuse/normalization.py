@@ -28,12 +28,12 @@ STASHED = NARROW_FLOATS | {DType.float32}
 # -- the core -------------------------------------------------------------------------------------------------------
 
 
-def _mean(op: PatternOps, x: Any, axes: Any, label: str) -> OneOf:
-    return op.one_of(op.ReduceMean(x, axes, _label=label), op.GlobalAveragePool(x, _label=label))
+def _mean(op: PatternOps, x: Any, label: str) -> OneOf:
+    return op.one_of(op.ReduceMean(x, ..., _label=label), op.GlobalAveragePool(x, _label=label))
 
 
-def _mean_square(op: PatternOps, x: Any, axes: Any) -> OneOf:
-    return _mean(op, op.one_of(op.Pow(x, 2.0), op.Mul(x, x)), axes, "square")
+def _mean_square(op: PatternOps, x: Any) -> OneOf:
+    return _mean(op, op.one_of(op.Pow(x, 2.0), op.Mul(x, x)), "square")
 
 
 def _inverse_root(op: PatternOps, energy: Any) -> OneOf:
@@ -90,9 +90,9 @@ def _ones(op: GraphOps, x: Value, count: int) -> Value:
 class FuseLayerNorm(_Core):
     """(x - mean) / √(variance + ε)"""
 
-    def pattern(self, op: PatternOps, x: Any, axes_: Any, axes2_: Any, eps: Any, scale: Any) -> Any:
-        centred = op.Sub(x, _mean(op, x, axes_, "mean"))
-        return _divided(op, centred, op.Add(_mean_square(op, centred, axes2_), eps), scale)
+    def pattern(self, op: PatternOps, x: Any, eps: Any, scale: Any) -> Any:
+        centred = op.Sub(x, _mean(op, x, "mean"))
+        return _divided(op, centred, op.Add(_mean_square(op, centred), eps), scale)
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:
         y = self.core(op, match, "LayerNormalization")
@@ -103,10 +103,10 @@ class FuseLayerNorm(_Core):
 class FuseMovedLayerNorm(_Core):
     """x · gain + (bias - mean · gain) with gain = scale / √(variance + ε), as TensorFlow writes it"""
 
-    def pattern(self, op: PatternOps, x: Any, axes_: Any, axes2_: Any, eps: Any, scale: Any, bias: Any) -> Any:
-        mean = _mean(op, x, axes_, "mean")
-        inverse = _inverse_root(op, op.Add(_mean_square(op, op.Sub(x, mean), axes2_), eps))
-        gain = op.one_of(op.Mul(inverse, scale, _label="gain"), inverse)
+    def pattern(self, op: PatternOps, x: Any, eps: Any, scale: Any, bias: Any) -> Any:
+        mean = _mean(op, x, "mean")
+        inverse = _inverse_root(op, op.Add(_mean_square(op, op.Sub(x, mean)), eps))
+        gain = op.one_of(op.Mul(inverse, scale), inverse)
         moved = op.Mul(mean, gain)
         return [op.Add(op.Mul(x, gain), op.Sub(bias, moved)), op.Sub(op.Mul(x, gain), moved)]
 
@@ -121,8 +121,8 @@ class FuseMovedLayerNorm(_Core):
 class FuseRMSNorm(_Core):
     """x / √(mean(x²) + ε)"""
 
-    def pattern(self, op: PatternOps, x: Any, axes_: Any, eps: Any, scale: Any) -> Any:
-        return _divided(op, x, op.Add(_mean_square(op, x, axes_), eps), scale)
+    def pattern(self, op: PatternOps, x: Any, eps: Any, scale: Any) -> Any:
+        return _divided(op, x, op.Add(_mean_square(op, x), eps), scale)
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:
         y = self.core(op, match, "RMSNormalization")
@@ -245,7 +245,7 @@ class AbsorbBias(Rule):
 
 
 class NormalizationFusion(RulePass):
-    name: ClassVar[str] = "fuse-normalizations"
+    name: ClassVar[str] = "fuse_normalizations"
     level: ClassVar[Level] = "aggressive"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
     rules = (FuseLayerNorm, FuseMovedLayerNorm, FuseRMSNorm, AbsorbCasts, AbsorbScale, AbsorbBias)
