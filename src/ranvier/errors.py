@@ -153,7 +153,8 @@ def _number(value: float) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or the list of names when nothing is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    folded = {n.lower(): n for n in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     if close:
-        return f" (did you mean {close[0]!r}?)"
+        return f" (did you mean {folded[close[0]]!r}?)"
     return f" (known: {', '.join(names)})" if names else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,30 +11,36 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import ranvier.ops
-import ranvier.ops.contrib_activation
-import ranvier.ops.contrib_attention
-import ranvier.ops.contrib_fused
-import ranvier.ops.contrib_grouped_attention
-import ranvier.ops.contrib_moe
-import ranvier.ops.contrib_normalization
-import ranvier.ops.contrib_packed_attention
-import ranvier.ops.contrib_position
-import ranvier.ops.contrib_qlinear
-import ranvier.ops.contrib_quantization
-import ranvier.ops.contrib_tensor
-import ranvier.ops.contrib_weight_only
 from ranvier.dtypes import of
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
 
 MICROSOFT = "com.microsoft"
+FAMILIES = (
+    "activation",
+    "attention",
+    "fused",
+    "grouped_attention",
+    "moe",
+    "normalization",
+    "packed_attention",
+    "position",
+    "qlinear",
+    "quantization",
+    "tensor",
+    "weight_only",
+)
+for _family in FAMILIES:
+    importlib.import_module(f"ranvier.ops.contrib_{_family}")
 
 
 class Draw:
     """Seeded test data, one short name per kind."""
 
     def __init__(self, seed: int = 7) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def restart(self, seed: int = 7) -> None:
         self.rng = np.random.default_rng(seed)
 
     def floats(self, *shape: int) -> np.ndarray:
@@ -77,9 +84,7 @@ def peer(
         if n
     ]
     results = [
-        helper.make_tensor_value_info(o, TensorProto.FLOAT, None)
-        if o == "float"
-        else onnx.ValueInfoProto(name=o)
+        helper.make_tensor_value_info(o, TensorProto.FLOAT, None) if o == "float" else onnx.ValueInfoProto(name=o)
         for o in outputs
         if o
     ]

@@ -98,14 +98,14 @@ def test_bad_random_nodes():
             evaluate(name, shape=(2**40, 2**20))
     with pytest.raises(InvalidValue, match=r"^Bernoulli: every input must be a probability"):
         evaluate("Bernoulli", np.array([np.nan]))
-    with pytest.raises(DTypeMismatch, match="^Multinomial"):
+    with pytest.raises(DTypeMismatch, match=r"^Multinomial"):
         evaluate("Multinomial", np.zeros((1, 2)), dtype=1)
-    with pytest.raises(ShapeMismatch, match="^Multinomial"):
+    with pytest.raises(ShapeMismatch, match=r"^Multinomial"):
         evaluate("Multinomial", np.zeros((1, 0)))
     for bad in (np.nan, np.inf):
-        with pytest.raises(InvalidValue, match="^Multinomial"):
+        with pytest.raises(InvalidValue, match=r"^Multinomial"):
             evaluate("Multinomial", np.array([[0, bad]]))
-    with pytest.raises(InvalidValue, match="^Multinomial"):
+    with pytest.raises(InvalidValue, match=r"^Multinomial"):
         evaluate("Multinomial", np.full((1, 2), -np.inf))
 
 
@@ -159,9 +159,9 @@ def test_damaged_streams_are_empty_images():
 
 
 def test_refused_images():
-    with pytest.raises(InvalidValue, match="^ImageDecoder: pixel_format"):
+    with pytest.raises(InvalidValue, match=r"^ImageDecoder: pixel_format"):
         evaluate("ImageDecoder", encoded(PIXELS, "PNG"), pixel_format="CMYK")
-    with pytest.raises(ShapeMismatch, match="^ImageDecoder: expected a 1-D stream"):
+    with pytest.raises(ShapeMismatch, match=r"^ImageDecoder: expected a 1-D stream"):
         evaluate("ImageDecoder", PIXELS)
     with tensor_limit(100), pytest.raises(ResourceLimit, match="ImageDecoder"):
         evaluate("ImageDecoder", encoded(PIXELS, "PNG"))
@@ -169,7 +169,7 @@ def test_refused_images():
 
 def test_decompression_bombs_are_refused():
     header = encoded(np.zeros((1, 1), np.uint8), "PPM").tobytes().replace(b"1 1", b"60000 60000")
-    with pytest.raises(InvalidValue, match="^ImageDecoder: .*exceeds limit"):
+    with pytest.raises(InvalidValue, match=r"^ImageDecoder: .*exceeds limit"):
         evaluate("ImageDecoder", np.frombuffer(header, np.uint8))
 
 
@@ -244,12 +244,12 @@ def test_the_first_adam_step_has_the_length_of_the_rate():
 
 def test_bad_optimizer_steps():
     x = np.ones(2, np.float32)
-    with pytest.raises(InvalidValue, match="^Adam: expected 4 tensors per variable, got 3"):
+    with pytest.raises(InvalidValue, match=r"^Adam: expected 4 tensors per variable, got 3"):
         evaluate("Adam", *scalars(0.1, 1), x, x, x, domain=TRAINING)
-    with pytest.raises(ShapeMismatch, match="^Adagrad: variable 0 has shape"):
+    with pytest.raises(ShapeMismatch, match=r"^Adagrad: variable 0 has shape"):
         evaluate("Adagrad", *scalars(0.1, 1), x, x[:1], x, domain=TRAINING)
     momentum = {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0}
-    with pytest.raises(InvalidValue, match="^Momentum: mode"):
+    with pytest.raises(InvalidValue, match=r"^Momentum: mode"):
         evaluate("Momentum", *scalars(0.1, 1), x, x, x, domain=TRAINING, mode="heavy", **momentum)
-    with pytest.raises(ShapeMismatch, match="^Momentum: 'R' must be a scalar"):
+    with pytest.raises(ShapeMismatch, match=r"^Momentum: 'R' must be a scalar"):
         evaluate("Momentum", x, scalars(0, 1)[1], x, x, x, domain=TRAINING, mode="standard", **momentum)

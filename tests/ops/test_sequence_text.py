@@ -98,20 +98,20 @@ def test_optionals():
     assert [g.item() for g in got] == [True, True, False]
     assert all(g.dtype == bool and g.shape == () for g in got)
     assert not evaluate("OptionalHasElement")
-    with pytest.raises(InvalidValue, match="^OptionalGetElement: the optional is empty"):
+    with pytest.raises(InvalidValue, match=r"^OptionalGetElement: the optional is empty"):
         evaluate("OptionalGetElement", None)
-    with pytest.raises(InvalidValue, match="^Optional: expected an input or the attribute 'type'"):
+    with pytest.raises(InvalidValue, match=r"^Optional: expected an input or the attribute 'type'"):
         evaluate("Optional")
 
 
 def test_bad_sequences():
-    with pytest.raises(DTypeMismatch, match="^SequenceConstruct"):
+    with pytest.raises(DTypeMismatch, match=r"^SequenceConstruct"):
         evaluate("SequenceConstruct", np.ones(1), np.ones(1, np.float32))
-    with pytest.raises(DTypeMismatch, match="^SequenceInsert"):
+    with pytest.raises(DTypeMismatch, match=r"^SequenceInsert"):
         evaluate("SequenceInsert", [np.ones(1)], np.ones(1, np.float32))
-    with pytest.raises(InvalidValue, match="^SequenceConstruct: expected at least one tensor"):
+    with pytest.raises(InvalidValue, match=r"^SequenceConstruct: expected at least one tensor"):
         evaluate("SequenceConstruct")
-    with pytest.raises(ShapeMismatch, match="^SequenceAt: 'position' must be a scalar"):
+    with pytest.raises(ShapeMismatch, match=r"^SequenceAt: 'position' must be a scalar"):
         evaluate("SequenceAt", [np.ones(1)], np.zeros(2, np.int64))
     with pytest.raises(InvalidValue, match="empty sequence"):
         evaluate("ConcatFromSequence", [], axis=0)
@@ -183,7 +183,7 @@ def test_string_normalizer(attrs, want):
 
 def test_bad_string_normalizers():
     for shape in ((), (2, 2), (0,), (1, 1, 1)):
-        with pytest.raises(ShapeMismatch, match="^StringNormalizer"):
+        with pytest.raises(ShapeMismatch, match=r"^StringNormalizer"):
             evaluate("StringNormalizer", np.full(shape, "a", object))
     with pytest.raises(InvalidValue, match="case_change_action must be one of"):
         evaluate("StringNormalizer", strings(["a"]), case_change_action="TITLE")
@@ -257,13 +257,13 @@ def test_full_matches_like_re2(pattern):
     + [r"[a-\d]", "[[:word]", "\\", "(?z)", r"\x{110000}", "(?P<>a)", "(" * 200 + ")" * 200, "((a{999}){999}){999}"],
 )
 def test_patterns_that_re2_refuses(pattern):
-    with pytest.raises(InvalidValue, match="^RegexFullMatch: "):
+    with pytest.raises(InvalidValue, match=r"^RegexFullMatch: "):
         evaluate("RegexFullMatch", strings(["a"]), pattern=pattern)
 
 
 def test_unsupported_patterns():
     for pattern in (r"\C", r"\p{Greek}"):
-        with pytest.raises(NotSupported, match="^RegexFullMatch: "):
+        with pytest.raises(NotSupported, match=r"^RegexFullMatch: "):
             evaluate("RegexFullMatch", strings(["a"]), pattern=pattern)
     with pytest.raises(InvalidValue, match="'pattern' is missing"):
         evaluate("RegexFullMatch", strings(["a"]))

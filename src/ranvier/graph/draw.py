@@ -130,7 +130,7 @@ class _Painter:
         return _Drawing("\n".join(parts), width, height)
 
     def _shape(self, value: Value) -> str:
-        return _shape_text(self.types.get(value) or value.type)
+        return _short(_shape_text(self.types.get(value) or value.type), 30)
 
     def _end(self, value: Value, kind: str) -> _Drawing:
         """A rounded box for where a value enters or leaves the graph."""

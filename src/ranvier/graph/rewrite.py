@@ -187,12 +187,18 @@ def substitute(old: Value, new: Value, ops: GraphOps | None = None) -> None:
 
 
 def remove_dead(graph: Graph, nodes: Iterable[Node]) -> int:
-    """Remove those of ``nodes`` (users before producers) whose results nobody needs; returns how many."""
+    """Remove those of ``nodes`` whose results nobody needs, also once others of them are gone; returns how many."""
     removed = 0
-    for node in nodes:
-        if node.graph is graph and not any(v.uses or v.is_graph_output for v in node.outputs):
-            graph.remove(node)
-            removed += 1
+    left = [node for node in nodes if node.graph is graph]
+    while left:
+        needed = [node for node in left if any(v.uses or v.is_graph_output for v in node.outputs)]
+        if len(needed) == len(left):
+            break
+        for node in left:
+            if node not in needed:
+                graph.remove(node)
+                removed += 1
+        left = needed
     return removed
 
 

@@ -137,6 +137,8 @@ def bias_softmax(data: Array, bias: Array, *, axis: int = 1, is_inner_broadcast:
     width = math.prod(data.shape[split:])
     count = math.prod(data.shape[:split])
     rows = bias.size // width if width else 0
+    if data.size == 0:
+        return data.copy()
     if not rows or bias.size % width or count % rows:
         raise ShapeMismatch(f"BiasSoftmax: bias {list(bias.shape)} does not fit data {list(data.shape)}, axis {split}")
     scores = widened(data).reshape((rows, -1, width) if is_inner_broadcast else (-1, rows, width))

@@ -96,7 +96,8 @@ def _grouped_attention(
     """
     batch, heads, length, size = q.shape
     kv_heads, total = k.shape[1], k.shape[2]
-    queries = q.reshape(batch, kv_heads, -1, size)  # the queries that share a key head stand behind each other
+    shared = heads // kv_heads * length  # the queries that share a key head stand behind each other
+    queries = q.reshape(batch, kv_heads, shared, size)
     products: Array = np.matmul(queries, k.swapaxes(-1, -2)) * (scale or 1 / math.sqrt(size or 1))
     scores = products.reshape(batch, heads, length, total)
     if softcap > 0:
@@ -112,7 +113,7 @@ def _grouped_attention(
     if sink is not None:
         whole = whole + np.exp(sink - top)
     weights = weights / np.where(whole == 0, 1, whole)
-    y = np.matmul(weights.reshape(batch, kv_heads, -1, total), v).reshape(batch, heads, length, v.shape[-1])
+    y = np.matmul(weights.reshape(batch, kv_heads, shared, total), v).reshape(batch, heads, length, v.shape[-1])
     return y, np.where(visible, scores, 0), weights
 
 
@@ -263,7 +264,7 @@ class _CacheCodec:
         if not self.bits:
             return widened(stored)
         if self.bits == 4:
-            pairs = np.stack((stored & 15, stored >> 4), axis=-1).reshape(*stored.shape[:-1], -1)
+            pairs = np.stack((stored & 15, stored >> 4), axis=-1).reshape(*stored.shape[:-1], 2 * stored.shape[-1])
             stored = pairs[..., : self.size].astype(np.int8) - 8
         return np.asarray(stored.astype(np.float32) * self.scale)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,7 +88,7 @@ def _simplified_layer_normalization(
         raise ShapeMismatch(
             f"SimplifiedLayerNormalization: scale must be {list(x.shape[start:])}, got {list(scale.shape)}"
         )
-    rows = widened(x).reshape(*x.shape[:start], -1)
+    rows = widened(x).reshape(*x.shape[:start], scale.size)
     y, inverse = rms_norm(rows, scale.reshape(-1), epsilon)
     kept = (*x.shape[:start], *(1,) * (x.ndim - start))
     return rounded(y.reshape(x.shape), scale.dtype), rounded(inverse.reshape(kept), of(int(stash_type)).numpy)
@@ -112,7 +113,7 @@ def gated_rms_norm(x: Array, scale: Array, gate: Array, *, activation: str = "si
         )
     if activation not in ("silu", "swish", "sigmoid"):
         raise InvalidValue(f"GatedRMSNorm: activation must be silu, swish or sigmoid, got {activation!r}")
-    rows = widened(x).reshape(*x.shape[:-1], -1, scale.size)
+    rows = widened(x).reshape(*x.shape[:-1], x.shape[-1] // scale.size, scale.size)
     y, _ = rms_norm(rows, scale.reshape(-1), epsilon)
     wide = widened(gate)
     opened = sigmoid(wide) if activation == "sigmoid" else wide * sigmoid(wide)
@@ -123,7 +124,9 @@ def gated_rms_norm(x: Array, scale: Array, gate: Array, *, activation: str = "si
 def branchwise_rms_norm(x: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0) -> Array:
     if num_branches < 0 or x.ndim < (1 if num_branches else 2) or (num_branches and x.shape[-1] % num_branches):
         raise ShapeMismatch(f"BranchwiseRMSNorm: X {list(x.shape)} does not split into {num_branches} branches")
-    grouped = widened(x).reshape(*x.shape[:-1], num_branches, -1) if num_branches else widened(x)
+    grouped = widened(x)
+    if num_branches:
+        grouped = grouped.reshape(*x.shape[:-1], num_branches, x.shape[-1] // num_branches)
     branches, width = grouped.shape[-2:]
     if scale is not None and scale.size not in (width, branches * width):
         raise ShapeMismatch(
@@ -209,7 +212,7 @@ def _group_norm(
     if activation not in (0, 1):
         raise InvalidValue(f"{name}: activation must be 0 (none) or 1 (SiLU), got {activation}", op=name)
     planar = np.moveaxis(x, -1, 1) if last else x
-    rows = planar.reshape(x.shape[0], groups, -1)
+    rows = planar.reshape(x.shape[0], groups, channels // groups * math.prod(planar.shape[2:]))
     ones = np.ones(rows.shape[-1], x.dtype)
     y = layer_norm(rows, ones, None, epsilon)[0].reshape(planar.shape)
     per_channel = (channels,) + (1,) * (x.ndim - 2)

@@ -24,7 +24,7 @@ def split_heads(x: Array, heads: int) -> Array:
 
 def merge_heads(x: Array) -> Array:
     """``[batch, heads, sequence, size]`` as ``[batch, sequence, heads * size]``."""
-    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
 # -- rotary embeddings ------------------------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ def gated_relative_position_bias(
     if token_offset is not None:  # packed tokens: put each where it was before the padding was removed
         padded = np.broadcast_to(widened(query_bias), (token_offset.size, query.shape[-1])).copy()
         padded[token_offset.reshape(-1)[: len(query)]] = query
-        query = padded.reshape(*token_offset.shape, -1)
+        query = padded.reshape(*token_offset.shape, query.shape[-1])
     if query.ndim != 3 or query.shape[2] % num_heads or bias.size % 2:
         raise ShapeMismatch(f"{name}: query {list(query.shape)} does not split into {num_heads} heads")
     linear = np.matmul(split_heads(query, num_heads), widened(weight)) + widened(bias)
-    update, reset = np.split(sigmoid(linear.reshape(*linear.shape[:3], 2, -1).sum(axis=-1)), 2, axis=-1)
+    update, reset = np.split(sigmoid(linear.reshape(*linear.shape[:3], 2, bias.size // 2).sum(axis=-1)), 2, axis=-1)
     gate = update * (reset * widened(eco_a) - 1.0) + 2.0
     return rounded(gate * widened(rel_pos), query_layer.dtype)
 

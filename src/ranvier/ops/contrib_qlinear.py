@@ -148,7 +148,9 @@ def qlinear_softmax(
 ) -> Array:
     """Softmax along one axis, or before opset 13 over all axes from ``axis`` on."""
     at_axis = normal_axis("QLinearSoftmax", axis, x.ndim)
-    rows = x.reshape(*x.shape[:at_axis], -1) if opset < 13 else np.moveaxis(x, at_axis, -1)
+    if x.size == 0:
+        return x.copy()
+    rows = x.reshape(*x.shape[:at_axis], math.prod(x.shape[at_axis:])) if opset < 13 else np.moveaxis(x, at_axis, -1)
     scores = real(rows, x_scale, None)  # a zero point would cancel
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)

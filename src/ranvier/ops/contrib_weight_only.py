@@ -37,7 +37,7 @@ def unpacked(packed: Array, bits: int) -> Array:
         return packed
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return codes.reshape(*packed.shape[:-1], -1)
+    return codes.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))
 
 
 def packed(codes: Array, bits: int) -> Array:

@@ -188,14 +188,16 @@ def hardmax(x: Array, axis: int) -> Array:
 
 
 def _declare_softmax(name: str, function: Callable[[Array, int], Array]) -> None:
-    wide = in_float32(function)
+    @in_float32
+    def rounded_once(x: Array, *, axis: int) -> Array:
+        return function(x, axis)
 
     @op(name, since=13)
     def body(x: Array, *, axis: int = -1) -> Array:
         axis = normal_axis(name, axis, x.ndim)
         if name == "Softmax" and x.dtype == np.float16:
             return half_softmax(x, axis)
-        return np.asarray(wide(x, axis))
+        return np.asarray(rounded_once(x, axis=axis))
 
     @op(name, since=1)
     @in_float32

@@ -47,7 +47,8 @@ def _fusion() -> Sequence[OptimizationPass]:
     """Imported when the pipeline is made: the patterns are many, and not every use of a pass needs them."""
     if importlib.util.find_spec("ranvier.passes.fuse") is None:
         return ()
-    return importlib.import_module("ranvier.passes.fuse").fusion_passes()
+    passes: Sequence[OptimizationPass] = importlib.import_module("ranvier.passes.fuse").fusion_passes()
+    return passes
 
 
 __all__ = [

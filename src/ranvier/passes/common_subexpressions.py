@@ -25,6 +25,8 @@ CROWDED = 256  # uses; a constant with more of them would make each later remova
 
 # Where swapping the operands changes no bit. (Of Max and Min it decides which of two zeros or NaNs comes out.)
 COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
+# Cheap, and part of what reads them: a provider takes a layer together with the dequantization before it.
+APART = frozenset({"DequantizeLinear"})
 
 
 class CommonSubexpressions:
@@ -60,7 +62,7 @@ class _Scope:
             known = self.nodes.get(key)
             if known is None:
                 self.nodes[key] = node
-            elif is_pure(node):
+            elif node.op not in APART and is_pure(node):
                 self._merge(node, known)
 
     def _merge_constants(self, graph: Graph) -> None:

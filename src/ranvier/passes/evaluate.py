@@ -30,7 +30,8 @@ class Evaluator:
             call.run = lambda graph, inputs: self.graph(graph, inputs, env)
         operands = [None if v is None else _look_up(v, env) for v in node.inputs]
         with np.errstate(all="ignore"):
-            return registry.get(node.domain, node.op, node.version).run(operands, node.attrs, call)
+            results = registry.get(node.domain, node.op, node.version).run(operands, node.attrs, call)
+        return tuple(map(_laid_out, results))
 
     def graph(self, graph: Graph, inputs: Sequence[Any], outer: Mapping[Value, Any] | None = None) -> list[Any]:
         """The outputs of a graph on its inputs; ``outer`` holds the values it may capture."""
@@ -39,6 +40,13 @@ class Evaluator:
         for node in graph:
             env.update(zip(node.outputs, self.node(node, env)))
         return [_look_up(v, env) for v in graph.outputs]
+
+
+def _laid_out(result: Any) -> Any:
+    """A tensor as a run would store it: sums over it then add in the same order."""
+    if isinstance(result, np.ndarray) and not result.flags.c_contiguous:
+        return result.copy(order="C")
+    return result
 
 
 def _look_up(value: Value, env: Mapping[Value, Any]) -> Any:

@@ -85,6 +85,7 @@ class FoldConstants:
         except Exception as error:  # the run reports it, if it ever gets there
             ctx.left(node.op, f"its reference raised {type(error).__name__}")
             return
+        results += (None,) * (len(node.outputs) - len(results))
         wanted = [r for v, r in zip(node.outputs, results) if v.uses or v.is_graph_output]
         if not all(isinstance(r, np.ndarray) for r in wanted):
             ctx.left(node.op, "a result is not a tensor")

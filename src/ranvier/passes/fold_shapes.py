@@ -81,7 +81,7 @@ def _exact(value: Value, facts: TypeInference) -> np.ndarray | None:
         return None
     if known.dtype not in (DType.int64, DType.int32) or known.rank not in (0, 1) or known.size != len(dims):
         return None
-    return np.array(dims, known.dtype.numpy).reshape(known.shape)
+    return np.array(dims, known.dtype.numpy).reshape([] if known.rank == 0 else -1)
 
 
 # -- operators with a target shape ------------------------------------------------------------------------------------

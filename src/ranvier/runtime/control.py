@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ranvier.config import Limits
-from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, ResourceLimit, nearest
+from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, NotSupported, ResourceLimit, nearest
+
+SHRINK_ENTRY = "memory.enable_memory_arena_shrinkage"  # give back, after the run, arenas that no run uses
+RUN_ENTRIES = (SHRINK_ENTRY, "disable_synchronize_execution_providers")  # the second has nothing to act on here
 
 
 class RunOptions:
@@ -21,6 +24,7 @@ class RunOptions:
     """
 
     __slots__ = (
+        "_entries",
         "log_severity_level",
         "log_verbosity_level",
         "logid",
@@ -37,18 +41,30 @@ class RunOptions:
         self.terminate = False
         self.tag = ""
         self.logid = ""
-        self.log_severity_level = 2
+        self.log_severity_level = -1
         self.log_verbosity_level = 0
         self.only_execute_path_to_fetches = False
+        self._entries: dict[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
             object.__setattr__(self, name, value)
         except AttributeError:
-            raise InvalidConfig(f"RunOptions: unknown option {name!r}{nearest(name, self.__slots__)}") from None
+            known = [slot for slot in self.__slots__ if not slot.startswith("_")]
+            raise InvalidConfig(f"RunOptions: unknown option {name!r}{nearest(name, known)}") from None
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        raise InvalidConfig(f"RunOptions: run config entry {key!r} is not supported")
+        """One of ONNX Runtime's string options of a run."""
+        if key not in RUN_ENTRIES:
+            raise InvalidConfig(f"RunOptions: run config entry {key!r} is not supported{nearest(key, RUN_ENTRIES)}")
+        self._entries[key] = str(value)
+
+    def get_run_config_entry(self, key: str) -> str:
+        """What was set for ``key``, or an empty text."""
+        return self._entries.get(key, "")
+
+    def add_active_adapter(self, adapter: Any) -> None:
+        raise NotSupported("RunOptions: LoRA adapters are not supported; merge them into the model")
 
 
 class RunControl:

@@ -86,11 +86,10 @@ class DeviceReset(OrtError):
 # name is InvalidArgument, one with an unknown operator InvalidGraph), so an error may carry several of its names.
 _MEANING: tuple[tuple[type[RanvierError], tuple[type[OrtError], ...]], ...] = (
     (errors.InvalidInput, (InvalidArgument,)),
-    (errors.ShapeMismatch, (InvalidArgument, Fail)),
-    (errors.DTypeMismatch, (InvalidArgument, Fail)),
+    (errors.ShapeMismatch, (InvalidArgument,)),
+    (errors.DTypeMismatch, (InvalidArgument,)),
     (errors.DeviceMismatch, (InvalidArgument,)),
-    (errors.InvalidConfig, (InvalidArgument, Fail)),
-    (errors.InvalidValue, (InvalidArgument, RuntimeException, Fail)),
+    (errors.InvalidConfig, (InvalidArgument,)),
     (errors.InvalidModel, (InvalidGraph, InvalidArgument, Fail)),
     (errors.UnsupportedOp, (NotImplemented, InvalidGraph, Fail)),
     (errors.NotSupported, (NotImplemented, Fail)),
@@ -101,13 +100,23 @@ _MEANING: tuple[tuple[type[RanvierError], tuple[type[OrtError], ...]], ...] = (
 )
 
 
+_WHILE_RUNNING = (InvalidArgument, RuntimeException, Fail)  # its kernels use all three for operands that do not fit
+
+
 def _meaning(error: RanvierError) -> tuple[type[OrtError], ...]:
+    if isinstance(error, errors.InvalidValue | errors.ShapeMismatch | errors.DTypeMismatch) and _in_kernel(error):
+        return _WHILE_RUNNING
     if isinstance(error, errors.InvalidModel):
         if isinstance(error.__cause__, FileNotFoundError):
             return (NoSuchFile, Fail)
         if type(error.__cause__).__name__ == "DecodeError":  # protobuf's, by name: no import for an error's sake
             return (InvalidProtobuf, Fail)
     return next((names for kind, names in _MEANING if isinstance(error, kind)), (Fail,))
+
+
+def _in_kernel(error: RanvierError) -> bool:
+    """Did a node raise it, rather than the check of the inputs? The program notes where it was then."""
+    return any(note.startswith("while running") for note in getattr(error, "__notes__", ()))
 
 
 _COMBINED: dict[tuple[type[RanvierError], tuple[type[OrtError], ...]], type[RanvierError]] = {}

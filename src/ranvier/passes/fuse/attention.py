@@ -70,6 +70,7 @@ class FuseAttention(Rule):
         factor: Any,
         divisor: Any,
         cap: Any,
+        uncap: Any,
         mask: Any,
         keep: Any,
         drop: Any,
@@ -84,7 +85,7 @@ class FuseAttention(Rule):
         )
         product = op.MatMul(queries, keys, _label="scores")
         scores = _scaled(op, product, factor, divisor)
-        capped = op.one_of(op.Mul(op.Tanh(op.Div(scores, cap)), cap), scores)
+        capped = op.one_of(op.Mul(op.Tanh(op.Div(scores, cap)), uncap), scores)
         masked = op.one_of(
             op.Add(capped, mask),
             op.Where(keep, capped, blocked),
@@ -110,7 +111,8 @@ class FuseAttention(Rule):
         scale = _scale(match)
         if scale is None or not 0 < scale < math.inf:
             return "the scale is not one positive constant number"
-        if match.get("cap") is not None and (match.scalar("cap") or 0) <= 0:
+        cap = match.scalar("cap")
+        if match.get("cap") is not None and (cap is None or cap <= 0 or cap != match.scalar("uncap")):
             return "the cap of the scores is not one positive constant number"
         return _layout_reason(match) or _mask_reason(match)
 
@@ -296,4 +298,4 @@ class AttentionFusion(RulePass):
     name: ClassVar[str] = "fuse_attention"
     level: ClassVar[Level] = "aggressive"
     requires: ClassVar[frozenset[str]] = frozenset({"types", "modern"})
-    rules = (FuseAttention, ShareKeyHeads, BooleanMask, CausalMask)
+    rules = (FuseAttention, ShareKeyHeads, CausalMask, BooleanMask)

@@ -10,7 +10,7 @@ import numpy as np
 from ranvier.config import Level
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.graph.patterns import Match, PatternOps, Rule, scalar_of
+from ranvier.graph.patterns import Match, PatternOps, Rule
 from ranvier.graph.rewrite import GraphOps
 from ranvier.passes.base import RulePass
 from ranvier.passes.facts import array_of, dtype_of, integers_of, rank_of, shape_of, widens
@@ -81,11 +81,11 @@ def _per_channel(op: GraphOps, operand: Value) -> Value:
 class AbsorbChannelScale(Rule):
     """A normalisation of each channel on its own, times one number per channel."""
 
-    def pattern(self, op: PatternOps, x: Any, ones: Any, zeros: Any, scale: Any) -> Any:
+    def pattern(self, op: PatternOps, x: Any, scale: Any) -> Any:
         return [
-            op.Mul(op.InstanceNormalization(x, ones, zeros, _label="norm"), scale),
-            op.Mul(op.GroupNormalization(x, ones, zeros, _label="norm"), scale),
-            op.Mul(op.LayerNormalization(x, ones, _label="norm"), scale),
+            op.Mul(op.InstanceNormalization(x, 1.0, 0.0, _label="norm"), scale),
+            op.Mul(op.GroupNormalization(x, 1.0, 0.0, _label="norm"), scale),
+            op.Mul(op.LayerNormalization(x, 1.0, _label="norm"), scale),
         ]
 
     def check(self, match: Match) -> str | None:
@@ -94,16 +94,13 @@ class AbsorbChannelScale(Rule):
             rank = rank_of(x)
             if rank is None or rank < 3 or norm.attrs.get("axis", -1) not in (2, 2 - rank):
                 return "not all axes after the channels are normalised"
-        zeros = match.get("zeros")
-        if scalar_of(match["ones"]) != 1.0 or (zeros is not None and scalar_of(zeros) != 0.0):
-            return "the normalisation has a scale or bias of its own"
         return _channel_reason(x, match["scale"], "scale")
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:
         x, norm = match["x"], match.node("norm")
         scale = _per_channel(op, match["scale"])
         if norm.op != "LayerNormalization":
-            return op.node(norm.op, [x, scale, match["zeros"]], dict(norm.attrs)).output
+            return op.node(norm.op, [x, scale, norm.inputs[2]], dict(norm.attrs)).output
         shape, dtype = shape_of(x), dtype_of(x)
         assert shape is not None and isinstance(shape[1], int) and dtype is not None
         zeros = op.constant(np.zeros(shape[1], dtype.numpy), "zeros")
@@ -113,15 +110,13 @@ class AbsorbChannelScale(Rule):
 class AbsorbChannelBias(Rule):
     """A normalisation of each channel with a bias of zeros, plus one number per channel."""
 
-    def pattern(self, op: PatternOps, x: Any, scale: Any, zeros: Any, bias: Any) -> Any:
+    def pattern(self, op: PatternOps, x: Any, scale: Any, bias: Any) -> Any:
         return [
-            op.Add(op.InstanceNormalization(x, scale, zeros, _label="norm"), bias),
-            op.Add(op.GroupNormalization(x, scale, zeros, _label="norm"), bias),
+            op.Add(op.InstanceNormalization(x, scale, 0.0, _label="norm"), bias),
+            op.Add(op.GroupNormalization(x, scale, 0.0, _label="norm"), bias),
         ]
 
     def check(self, match: Match) -> str | None:
-        if scalar_of(match["zeros"]) != 0.0:
-            return "the normalisation has a bias of its own"
         return _channel_reason(match["x"], match["bias"], "bias")
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:

@@ -7,6 +7,7 @@ bias. A step that does not apply leaves a graph that is already right.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +15,11 @@ import numpy as np
 from ranvier.config import Level
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.graph.patterns import Match, OneOf, PatternOps, Rule, scalar_of
+from ranvier.graph.patterns import Match, OneOf, PatternOps, Rule
 from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import Shape
 from ranvier.passes.base import RulePass
-from ranvier.passes.facts import array_of, dtype_of, rank_of, shape_of, widens
+from ranvier.passes.facts import SMALL, array_of, dtype_of, rank_of, shape_of, widens
 from ranvier.passes.fuse.proofs import NARROW_FLOATS, reduced_axes, same_dim, spreads_into, trailing_count
 
 # float64 is left alone: the standard would compute its statistics in float32
@@ -79,12 +80,12 @@ def _widened(x: Value, constant: Value) -> bool:
 
 
 def _ones(op: GraphOps, x: Value, count: int) -> Value:
-    """A scale that changes nothing: as large as the normalised axes, or of size 1 where theirs is not known."""
+    """A scale that changes nothing: as large as the normalised axes, or of size 1 where theirs is large or unknown."""
     dtype, shape = dtype_of(x), shape_of(x)
     assert dtype is not None
-    sizes = () if shape is None else shape[-count:]
-    static = tuple(d for d in sizes if isinstance(d, int))
-    return op.constant(np.ones(static if len(static) == count else (1,), dtype.numpy), "ones")
+    sizes = tuple(d for d in (shape or ())[-count:] if isinstance(d, int))
+    whole = len(sizes) == count and math.prod(sizes) <= SMALL
+    return op.constant(np.ones(sizes if whole else (1,), dtype.numpy), "ones")
 
 
 class FuseLayerNorm(_Core):
@@ -217,12 +218,10 @@ def _affine_operand(op: GraphOps, x: Value, norm: Node, operand: Value) -> Value
 class AbsorbScale(Rule):
     """A normalisation with a scale of ones, times a tensor that varies along the normalised axes only."""
 
-    def pattern(self, op: PatternOps, x: Any, ones: Any, scale: Any) -> Any:
-        return [op.Mul(norm, scale) for norm in _norms(op, x, ones)]
+    def pattern(self, op: PatternOps, x: Any, scale: Any) -> Any:
+        return [op.Mul(norm, scale) for norm in _norms(op, x, 1.0)]
 
     def check(self, match: Match) -> str | None:
-        if scalar_of(match["ones"]) != 1.0:
-            return "the normalisation has a scale of its own"
         return _affine_reason(match["x"], match.node("norm"), match["scale"], "scale")
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:

@@ -1,0 +1,5 @@
+"""``python -m ranvier.cli``."""
+
+from ranvier.cli import main
+
+main()

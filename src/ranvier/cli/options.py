@@ -1,0 +1,262 @@
+"""Options that several commands share, and the small objects they are collected into."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ranvier.cli.render import Output
+
+if TYPE_CHECKING:
+    from ranvier.cli.inputs import InputRequest
+    from ranvier.config import SessionConfig
+    from ranvier.runtime.session import Session
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+LEVEL_NAMES = ("none", "basic", "aggressive")
+_FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _stacked(function: Function, options: list[Callable[[Any], Any]]) -> Function:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+# -- output ---------------------------------------------------------------------------------------------------------
+
+
+def _json_chosen(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.ensure_object(Output).json = True
+
+
+def _preset_chosen(ctx: click.Context, _option: click.Parameter, preset: str | None) -> None:
+    if preset:
+        ctx.ensure_object(Output).use_preset(preset)
+
+
+def output_options(function: Function) -> Function:
+    """``--json``, ``--quiet`` and ``--verbose``, before or after the name of the command."""
+    return _stacked(
+        function,
+        [
+            click.option(
+                "--json",
+                is_flag=True,
+                expose_value=False,
+                callback=_json_chosen,
+                help="Write one JSON document to stdout and nothing else.",
+            ),
+            click.option(
+                "-q",
+                "--quiet",
+                flag_value="quiet",
+                expose_value=False,
+                callback=_preset_chosen,
+                help="Leave out notes and progress.",
+            ),
+            click.option(
+                "-v",
+                "--verbose",
+                flag_value="verbose",
+                expose_value=False,
+                callback=_preset_chosen,
+                help="Show the log of the runtime.",
+            ),
+        ],
+    )
+
+
+def with_output(function: Function) -> Function:
+    """Output options, and the :class:`Output` they set as the first argument."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(click.get_current_context().ensure_object(Output), *args, **kwargs)
+
+    return output_options(wrapper)  # type: ignore[return-value]
+
+
+model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
+
+
+# -- sessions -------------------------------------------------------------------------------------------------------
+
+
+class Assignment(click.ParamType):
+    """``name=value`` with a value of one kind; gives a pair."""
+
+    def __init__(self, name: str, value: Callable[[str], Any]) -> None:
+        self.name = name
+        self._value = value
+
+    def convert(self, text: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(text, tuple):
+            return text
+        name, sign, value = text.rpartition("=")
+        if not sign or not name:
+            self.fail(f"{text!r} is not of the form {self.name}", param, ctx)
+        try:
+            return name, self._value(value)
+        except ValueError as error:
+            self.fail(f"{text!r}: {error}", param, ctx)
+
+
+def _size(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise ValueError("a size is a whole number, 0 or more")
+    return int(text)
+
+
+def _amount(text: str) -> float | int | None:
+    """A number, with k, M, G or T for powers of 1024; ``none`` for no limit."""
+    if text.lower() == "none":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.lower())
+    if match is None:
+        raise ValueError("a limit is a number such as 30, 0.5, 512M or 4G, or none")
+    number = float(match[1]) * _FACTORS[match[2]]
+    return int(number) if number.is_integer() else number
+
+
+SIZE = Assignment("dim=size", _size)
+LIMIT = Assignment("name=value", _amount)
+
+
+def level_option(help: str, default: str | None = None) -> Callable[[Function], Function]:
+    return click.option(
+        "--level",
+        "--optimization",
+        "level",
+        type=click.Choice(LEVEL_NAMES, case_sensitive=False),
+        default=default,
+        help=help,
+    )
+
+
+size_option = click.option(
+    "--set", "sizes", type=SIZE, multiple=True, metavar="DIM=SIZE", help="Size of a symbolic dimension; repeatable."
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to make a session: what the options say, laid over the environment and the defaults."""
+
+    providers: tuple[str, ...] = ()
+    level: str | None = None
+    threads: int | None = None
+    limits: tuple[tuple[str, float | None], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def changes(self) -> dict[str, Any]:
+        """The session options given on the command line, as plain data."""
+        names = [name.strip() for text in self.providers for name in text.split(",") if name.strip()]
+        found: dict[str, Any] = {"providers": tuple(names), "optimization": self.level, "threads": self.threads}
+        return {name: value for name, value in found.items() if value}
+
+    def config(self) -> SessionConfig:
+        from ranvier.config import Limits, SessionConfig
+
+        limits = Limits.make(dict(self.limits))
+        return SessionConfig.default().updated(limits=limits, **self.changes())
+
+    def open(self, model: Any, output: Output) -> Session:
+        """The session; a note on stderr while it takes long."""
+        from ranvier.runtime.session import Session
+
+        config = self.config()
+        with output.busy("loading and optimizing"):
+            return Session(model, config)
+
+    def dims(self, known: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes set for the dimensions of a model; InvalidConfig for one that it does not have."""
+        from ranvier.errors import InvalidConfig, nearest
+
+        for name, _ in self.sizes:
+            if name not in known:
+                hint = nearest(name, known) if known else " (it has no symbolic dimension)"
+                raise InvalidConfig(f"--set: the model has no dimension {name!r}{hint}")
+        return dict(self.sizes)
+
+
+def session_options(function: Function) -> Function:
+    """Options of everything that makes a session; they arrive together as ``setup``."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, providers: Any, level: Any, threads: Any, limits: Any, sizes: Any, **kwargs: Any) -> Any:
+        return function(*args, setup=Setup(providers, level, threads, limits, sizes), **kwargs)
+
+    options: list[Callable[[Any], Any]] = [
+        click.option(
+            "-p",
+            "--provider",
+            "providers",
+            multiple=True,
+            metavar="NAME",
+            help="Execution providers in order of preference; repeat or separate by commas.",
+        ),
+        level_option("Optimization level."),
+        click.option("--threads", type=click.IntRange(min=1), help="Threads to use."),
+        click.option(
+            "--limit",
+            "limits",
+            type=LIMIT,
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A limit such as memory_bytes=2G or run_seconds=30; repeatable.",
+        ),
+        size_option,
+    ]
+    return _stacked(wrapper, options)  # type: ignore[return-value]
+
+
+# -- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def _numbers(_ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers", param=option) from None
+
+
+def input_options(function: Function) -> Function:
+    """Options that say what the model is fed with; they arrive together as ``feed``."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, given: Any, bundle: Any, fill: Any, seed: Any, mean: Any, std: Any, **kwargs: Any) -> Any:
+        from ranvier.cli.inputs import InputRequest
+
+        feed: InputRequest = InputRequest(given, bundle, fill, seed, mean, std)
+        return function(*args, feed=feed, **kwargs)
+
+    options: list[Callable[[Any], Any]] = [
+        click.option(
+            "-i",
+            "--input",
+            "given",
+            multiple=True,
+            metavar="NAME=SOURCE",
+            help="One input: a .npy, .npz, .pb or image file, random, or random:2x3; repeatable.",
+        ),
+        click.option(
+            "--inputs",
+            "bundle",
+            type=click.Path(),
+            help="Several inputs: an .npz with arrays by name, or a folder with input_0.pb, input_1.pb …",
+        ),
+        click.option("--random", "fill", is_flag=True, help="Fill the inputs that are not given with random values."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random values."),
+        click.option("--mean", callback=_numbers, metavar="R,G,B", help="Subtracted from images scaled to 0…1."),
+        click.option("--std", callback=_numbers, metavar="R,G,B", help="Images are divided by this after the mean."),
+    ]
+    return _stacked(wrapper, options)  # type: ignore[return-value]

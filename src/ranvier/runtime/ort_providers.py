@@ -1,0 +1,82 @@
+"""Providers by ONNX Runtime's names: the lists scripts pass, and the names they get back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ranvier.errors import InvalidConfig, ProviderUnavailable, nearest
+from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.registry import FOREIGN, REGISTRY
+
+ProviderList = Sequence[str | tuple[str, Mapping[str, Any]]]
+
+
+def ort_name(provider: ExecutionProvider) -> str:
+    """ONNX Runtime's name where it has one, else Ranvier's."""
+    return next((alias for alias in provider.aliases if alias.endswith("ExecutionProvider")), provider.name)
+
+
+def get_available_providers() -> list[str]:
+    """Providers that can be used here, in the order a session would ask them."""
+    return [ort_name(REGISTRY.get(name)) for name in REGISTRY.available()]
+
+
+def get_all_providers() -> list[str]:
+    """Every provider whose name is understood, here or not."""
+    found: list[str] = []
+    for name in REGISTRY.names():
+        try:
+            found.append(ort_name(REGISTRY.get(name)))
+        except ProviderUnavailable:
+            found.append(name)
+    return [*found, *(name for name in FOREIGN if name not in found)]
+
+
+def parse_providers(
+    providers: ProviderList, options: Sequence[Mapping[str, Any]] | None
+) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """Names in order, and options by Ranvier's name of the provider."""
+    entries = [providers] if isinstance(providers, str) else list(providers)
+    if options is not None and len(options) != len(entries):
+        raise InvalidConfig(f"{len(entries)} providers and {len(options)} provider_options: give one for each")
+    names: list[str] = []
+    given: dict[str, dict[str, Any]] = {}
+    for position, entry in enumerate(entries):
+        name, own = _entry(entry)
+        if own is not None and options is not None:
+            raise InvalidConfig(f"provider {name!r}: options are given both beside its name and as provider_options")
+        chosen = own if own is not None else options[position] if options is not None else {}
+        names.append(name)
+        if name != "auto":
+            given.setdefault(REGISTRY.resolve(name), {}).update(_checked(name, chosen))
+        elif chosen:
+            raise InvalidConfig("provider 'auto' stands for several and takes no options")
+    return tuple(names), {name: chosen for name, chosen in given.items() if chosen}
+
+
+def _entry(entry: Any) -> tuple[str, Mapping[str, Any] | None]:
+    if isinstance(entry, str):
+        return entry, None
+    if isinstance(entry, tuple | list) and len(entry) == 2:
+        name, own = entry
+        if isinstance(name, str) and isinstance(own, Mapping):
+            return name, own
+    raise InvalidConfig(f"a provider is a name or a pair of a name and its options, got {entry!r}")
+
+
+def _checked(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, if the provider has them; those of a provider that is absent are nobody's business."""
+    try:
+        provider = REGISTRY.get(name)
+    except ProviderUnavailable:
+        return {}
+    known = [option.name for option in fields(provider.Options)]
+    for option in options:
+        if option not in known:
+            raise InvalidConfig(f"provider {name!r}: unknown option {option!r}{nearest(str(option), known)}")
+    return options
+
+
+__all__ = ["ProviderList", "get_all_providers", "get_available_providers", "ort_name", "parse_providers"]

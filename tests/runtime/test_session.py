@@ -1,0 +1,286 @@
+"""Sessions: running, selecting, binding sizes, limits, threads, profiles, and what happens at the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ranvier as rv
+from ranvier.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DimensionMismatch,
+    DTypeMismatch,
+    InvalidConfig,
+    InvalidInput,
+    InvalidValue,
+    ProviderUnavailable,
+    ResourceLimit,
+    SessionClosed,
+    ShapeMismatch,
+    UnsupportedOp,
+)
+
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((4, 3)).astype(np.float32)
+
+
+def model(text: str, **initializers: np.ndarray) -> onnx.ModelProto:
+    parsed = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+    parsed.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in initializers.items())
+    return parsed
+
+
+def two_outputs() -> onnx.ModelProto:
+    return model("g (float[n,4] x) => (float[n,3] y, float[n,4] z) { h = MatMul(x, w) y = Relu(h) z = Neg(x) }", w=W)
+
+
+def endless() -> onnx.ModelProto:
+    return model(
+        """g (float[k] x) => (float[k] y) {
+            m = Constant <value_int: int = 9000000000000000000> ()
+            t = Constant <value = bool {1}> ()
+            y = Loop (m, t, x) <body = b (int64 i, bool c, float[k] v) => (bool d, float[k] u) {
+                d = Identity(c) u = Add(v, v) }>
+        }"""
+    )
+
+
+def x(rows: int = 2) -> np.ndarray:
+    return RNG.standard_normal((rows, 4)).astype(np.float32)
+
+
+def test_dict_in_dict_out() -> None:
+    with rv.load(two_outputs()) as session:
+        given = x()
+        out = session.run({"x": given})
+        assert list(out) == ["y", "z"]
+        np.testing.assert_allclose(out["y"], np.maximum(given @ W, 0), rtol=1e-6)
+        np.testing.assert_array_equal(session.run([given])["z"], -given)
+        assert str(session.inputs["x"]) == "float32[n, 4]" and str(session.outputs["y"]) == "float32[n, 3]"
+
+
+def test_selected_outputs_run_only_what_they_need() -> None:
+    with rv.load(two_outputs()) as session, session.profile() as profile:
+        assert list(session.run({"x": x()}, outputs=["z"])) == ["z"]
+    assert [e.op for e in profile.events if e.op != "run"] == ["Neg"]
+    with pytest.raises(InvalidInput, match=r"no output 'q'"):
+        rv.load(two_outputs()).run({"x": x()}, outputs=["q"])
+
+
+def test_every_size_gets_a_plan_and_old_ones_go() -> None:
+    with rv.load(two_outputs(), plan_cache=3) as session:
+        for rows in (1, 2, 3, 4, 5, 1, 0):
+            given = x(rows)
+            np.testing.assert_allclose(session.run({"x": given})["y"], np.maximum(given @ W, 0), rtol=1e-6)
+        assert len(session._plans) == 3
+        plan = session.bind(n=8)
+        assert plan.memory.total >= plan.memory.arena > 0
+        with pytest.raises(InvalidConfig, match="no dimension 'm'"):
+            session.bind(m=8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ({}, InvalidInput, r"input 'x' is missing: expected float32\[n, 4\]"),
+        ({"X": np.zeros((1, 4), np.float32)}, InvalidInput, r"unknown input 'X' \(did you mean 'x'\?\)"),
+        ({"x": np.zeros((1, 4))}, DTypeMismatch, r"input 'x': expected float32\[n, 4\], got float64\[1, 4\]"),
+        ({"x": np.zeros((1, 5), np.float32)}, ShapeMismatch, r"expected float32\[n, 4\], got float32\[1, 5\]"),
+        ({"x": np.zeros(4, np.float32)}, ShapeMismatch, r"got float32\[4\]"),
+        ({"x": None}, InvalidInput, "input 'x' is None"),
+        ({"x": object()}, InvalidInput, "input 'x': cannot make a tensor of object"),
+        ({"x": [[1, 2], [3]]}, DTypeMismatch, "input 'x': cannot make a float32 tensor"),
+        ([], InvalidInput, "0 inputs given, the model takes 1"),
+        (5, InvalidInput, "must be a mapping"),
+    ],
+)
+def test_wrong_inputs_are_named(inputs, error, message) -> None:
+    with pytest.raises(error, match=message):
+        rv.load(two_outputs()).run(inputs)
+
+
+def test_plain_lists_take_the_models_element_type() -> None:
+    assert rv.load(two_outputs()).run({"x": [[1, 2, 3, 4]]})["z"].dtype == np.float32
+
+
+def test_one_symbol_has_one_size() -> None:
+    session = rv.load(model("g (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }"))
+    with pytest.raises(DimensionMismatch, match=r"dimension 'n' \(axis 0\) is 3, but 2 in input 'a'"):
+        session.run({"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)})
+
+
+# -- stopping a run -------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_ends_an_endless_loop() -> None:
+    given = {"x": np.ones(2, np.float32)}
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"limit of 0.2 s"):
+        rv.load(endless()).run(given, options=rv.RunOptions(timeout=0.2))
+    with pytest.raises(DeadlineExceeded):
+        rv.load(endless(), limits=rv.Limits(run_seconds=0.2)).run(given)
+    assert time.monotonic() - started < 5
+
+
+def test_cancelling_from_another_thread() -> None:
+    options = rv.RunOptions()
+    timer = threading.Timer(0.2, lambda: setattr(options, "terminate", True))
+    timer.start()
+    with pytest.raises(Cancelled, match="cancelled"):
+        rv.load(endless()).run({"x": np.ones(2, np.float32)}, options=options)
+    timer.join()
+
+
+def test_memory_limits() -> None:
+    grow = "g (float[n] x) => (float[m] y) { a = Concat <axis=0> (x, x) b = Concat <axis=0> (a, a) y = Concat <axis=0> (b, b) }"
+    with pytest.raises(ResourceLimit, match="memory_bytes"):
+        rv.load(model(grow), limits=rv.Limits(memory_bytes=10_000)).run({"x": np.zeros(1000, np.float32)})
+    with pytest.raises(ResourceLimit, match="tensor_bytes"):
+        rv.load(model(grow), limits=rv.Limits(tensor_bytes=20_000)).run({"x": np.zeros(1000, np.float32)})
+    rv.load(model(grow), limits=rv.Limits(memory_bytes=100_000)).run({"x": np.zeros(1000, np.float32)})
+
+
+# -- many threads ---------------------------------------------------------------------------------------------------
+
+
+def test_one_session_from_many_threads() -> None:
+    with rv.load(two_outputs(), plan_cache=2) as session:
+
+        def work(seed: int) -> bool:
+            given = np.random.default_rng(seed).standard_normal((seed % 5 + 1, 4)).astype(np.float32)
+            out = session.run({"x": given})
+            return np.allclose(out["y"], np.maximum(given @ W, 0), rtol=1e-5) and np.array_equal(out["z"], -given)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(400)))
+
+
+# -- looking at it, and the end -------------------------------------------------------------------------------------
+
+
+def test_profile_writes_a_trace(tmp_path: Path) -> None:
+    session = rv.load(two_outputs(), optimization="none")
+    with session.profile(tmp_path / "trace.json") as profile:
+        session.run({"x": x()})
+    session.run({"x": x()})
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [e["cat"] for e in trace if e["ph"] == "X"]
+    assert sorted(names) == ["MatMul", "Neg", "Relu", "run"]
+    assert {row.op for row in profile.summary()} == {"MatMul", "Neg", "Relu"}
+    assert sum(row.share for row in profile.summary()) == pytest.approx(1)
+
+
+def test_the_report_says_where_everything_ran() -> None:
+    session = rv.load(two_outputs())
+    assert {n.provider for n in session.report.nodes} == {"reference"}
+    assert session.report.nodes_loaded == 3 and set(session.report.seconds) == {"load", "optimize", "compile"}
+    assert "on reference" in str(session.report)
+    json.dumps(session.report.to_dict())
+
+
+def test_a_closed_session_says_so() -> None:
+    session = rv.load(two_outputs())
+    session.run({"x": x()})
+    session.close()
+    session.close()
+    with pytest.raises(SessionClosed):
+        session.run({"x": x()})
+
+
+def test_unsupported_operators_are_listed_all_at_once() -> None:
+    nodes = [
+        helper.make_node("Strange", ["x"], ["a"], name="s1", domain="nowhere"),
+        helper.make_node("Odd", ["a"], ["b"], name="o1", domain="nowhere"),
+        helper.make_node("Strange", ["b"], ["y"], name="s2", domain="nowhere"),
+    ]
+    io = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy"]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("nowhere", 1)]
+    with pytest.raises(UnsupportedOp) as caught:
+        rv.load(helper.make_model(helper.make_graph(nodes, "g", io[:1], io[1:]), opset_imports=opsets))
+    assert [(m.op, m.nodes) for m in caught.value.missing] == [("Strange", ("s1", "s2")), ("Odd", ("o1",))]
+    assert "nowhere::Strange-1 at 's1', 's2'" in str(caught.value)
+
+
+def test_an_error_in_a_node_names_it() -> None:
+    session = rv.load(model("g (float[4] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"))
+    with pytest.raises(InvalidValue, match="out of range") as caught:
+        session.run({"x": np.zeros(4, np.float32), "i": np.array([9])})
+    assert any("Gather 'y'" in note for note in caught.value.__notes__)
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_options_and_providers() -> None:
+    with pytest.raises(InvalidConfig, match=r"unknown option 'optimisation' \(did you mean 'optimization'\?\)"):
+        rv.load(two_outputs(), optimisation="none")
+    with pytest.raises(InvalidConfig, match="optimization cannot be 'fast'"):
+        rv.load(two_outputs(), optimization="fast")
+    with pytest.raises(InvalidConfig, match=r"unknown provider 'refrence' \(did you mean 'reference'\?\)"):
+        rv.load(two_outputs(), providers=["refrence"])
+    with pytest.raises(ProviderUnavailable, match="CUDAExecutionProvider"):
+        rv.load(two_outputs(), providers=["CUDAExecutionProvider"])
+    with pytest.raises(InvalidConfig, match="unknown pass"):
+        rv.load(two_outputs(), disabled_passes=["no_such_pass"])
+    with pytest.raises(InvalidConfig, match="symbol_bounds"):
+        rv.load(two_outputs(), symbol_bounds={"q": (1, 2)})
+
+
+def test_a_listed_provider_that_is_absent_is_passed_over_with_a_warning(caplog) -> None:
+    session = rv.load(two_outputs(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert session.report.providers == ("reference",)
+
+
+def test_environment_sets_defaults(monkeypatch) -> None:
+    monkeypatch.setenv("RANVIER_OPTIMIZATION", "none")
+    assert rv.load(two_outputs()).report.optimization == "none"
+    assert rv.load(two_outputs(), optimization="basic").report.optimization == "basic"
+    monkeypatch.setenv("RANVIER_THREADS", "many")
+    with pytest.raises(InvalidConfig, match="RANVIER_THREADS"):
+        rv.load(two_outputs())
+
+
+# -- control flow ---------------------------------------------------------------------------------------------------
+
+
+def test_branches_capture_values_of_enclosing_graphs() -> None:
+    session = rv.load(
+        model(
+            """g (bool c, float[n] x) => (float[n] y) {
+                h = Neg(x)
+                y = If (c) <
+                    then_branch = t () => (float[n] a) { a = If (c) <
+                        then_branch = t2 () => (float[n] b) { b = Add(h, x) },
+                        else_branch = e2 () => (float[n] d) { d = Identity(h) }> },
+                    else_branch = e () => (float[n] f) { f = Mul(h, x) }>
+            }"""
+        )
+    )
+    given = np.float32([1, 2, 3])
+    np.testing.assert_array_equal(session.run({"c": True, "x": given})["y"], np.zeros(3, np.float32))
+    np.testing.assert_array_equal(session.run({"c": False, "x": given})["y"], -given * given)
+
+
+def test_a_loop_collects_scan_outputs_also_for_no_steps() -> None:
+    session = rv.load(
+        model(
+            """g (int64 m, float[n] x) => (float[n] y, float[k,n] all) {
+                t = Constant <value = bool {1}> ()
+                y, all = Loop (m, t, x) <body = b (int64 i, bool c, float[n] v) => (bool d, float[n] u, float[n] s) {
+                    d = Identity(c) u = Add(v, v) s = Identity(u) }>
+            }"""
+        )
+    )
+    out = session.run({"m": 3, "x": np.float32([1])})
+    assert out["y"] == 8 and out["all"].ravel().tolist() == [2, 4, 8]
+    none = session.run({"m": 0, "x": np.float32([1])})
+    assert none["y"] == 1 and none["all"].shape[0] == 0
