@@ -1,66 +1,206 @@
 """Ranvier: load a model, optimize it, run it, and know where everything ran.
 
->>> import ranvier as rv                                     # doctest: +SKIP
->>> session = rv.load("model.onnx")                          # doctest: +SKIP
->>> outputs = session.run({"x": array})                      # doctest: +SKIP
+    import ranvier as rv
 
-``import ranvier as ort`` runs scripts written for ONNX Runtime. Names are imported when they are first used, so that
+    session = rv.load("model.onnx")
+    outputs = session.run({"x": array})
+    print(session.report)
+
+``import ranvier as ort`` runs scripts written for ONNX Runtime. A name is imported when it is first used, so that
 ``import ranvier`` itself costs next to nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # known to type checkers by its name; importing typing for it would double the time
 if TYPE_CHECKING:
-    from ranvier import capi as capi
-    from ranvier import errors as errors
-    from ranvier.config import Limits as Limits
-    from ranvier.config import SessionConfig as SessionConfig
-    from ranvier.dlpack import from_dlpack as from_dlpack
-    from ranvier.dlpack import to_dlpack as to_dlpack
-    from ranvier.dtypes import DType as DType
-    from ranvier.ops.custom import register_op as register_op
-    from ranvier.ops.custom import unregister_op as unregister_op
-    from ranvier.runtime.backend import Backend as Backend
-    from ranvier.runtime.control import RunOptions as RunOptions
-    from ranvier.runtime.inference_session import InferenceSession as InferenceSession
-    from ranvier.runtime.manager import SessionManager as SessionManager
-    from ranvier.runtime.ort_binding import IOBinding as IOBinding
-    from ranvier.runtime.ort_errors import EPFail as EPFail
-    from ranvier.runtime.ort_errors import Fail as Fail
-    from ranvier.runtime.ort_errors import InvalidArgument as InvalidArgument
-    from ranvier.runtime.ort_errors import InvalidGraph as InvalidGraph
-    from ranvier.runtime.ort_errors import InvalidProtobuf as InvalidProtobuf
-    from ranvier.runtime.ort_errors import ModelLoadCanceled as ModelLoadCanceled
-    from ranvier.runtime.ort_errors import ModelLoaded as ModelLoaded
-    from ranvier.runtime.ort_errors import NoModel as NoModel
-    from ranvier.runtime.ort_errors import NoSuchFile as NoSuchFile
-    from ranvier.runtime.ort_errors import NotImplemented as NotImplemented
-    from ranvier.runtime.ort_errors import RuntimeException as RuntimeException
-    from ranvier.runtime.ort_functions import disable_telemetry_events as disable_telemetry_events
-    from ranvier.runtime.ort_functions import enable_telemetry_events as enable_telemetry_events
-    from ranvier.runtime.ort_functions import get_build_info as get_build_info
-    from ranvier.runtime.ort_functions import get_device as get_device
-    from ranvier.runtime.ort_functions import get_version_string as get_version_string
-    from ranvier.runtime.ort_functions import has_collective_ops as has_collective_ops
-    from ranvier.runtime.ort_functions import preload_dlls as preload_dlls
-    from ranvier.runtime.ort_functions import print_debug_info as print_debug_info
-    from ranvier.runtime.ort_functions import set_default_logger_severity as set_default_logger_severity
-    from ranvier.runtime.ort_functions import set_default_logger_verbosity as set_default_logger_verbosity
-    from ranvier.runtime.ort_functions import set_seed as set_seed
-    from ranvier.runtime.ort_meta import ModelMetadata as ModelMetadata
-    from ranvier.runtime.ort_meta import NodeArg as NodeArg
-    from ranvier.runtime.ort_options import ExecutionMode as ExecutionMode
-    from ranvier.runtime.ort_options import ExecutionOrder as ExecutionOrder
-    from ranvier.runtime.ort_options import GraphOptimizationLevel as GraphOptimizationLevel
-    from ranvier.runtime.ort_options import SessionOptions as SessionOptions
-    from ranvier.runtime.ort_providers import get_all_providers as get_all_providers
-    from ranvier.runtime.ort_providers import get_available_providers as get_available_providers
-    from ranvier.runtime.ort_value import OrtDevice as OrtDevice
-    from ranvier.runtime.ort_value import OrtValue as OrtValue
-    from ranvier.runtime.session import Session as Session
-    from ranvier.runtime.session import load as load
+    from typing import Any
+
+    from ranvier import capi, errors
+    from ranvier.config import Limits, SessionConfig
+    from ranvier.dlpack import from_dlpack, to_dlpack
+    from ranvier.dtypes import DType
+    from ranvier.ops.custom import register_op, unregister_op
+    from ranvier.runtime.backend import Backend
+    from ranvier.runtime.control import RunOptions
+    from ranvier.runtime.inference_session import InferenceSession
+    from ranvier.runtime.manager import SessionManager
+    from ranvier.runtime.ort_binding import IOBinding
+    from ranvier.runtime.ort_errors import (
+        EPFail,
+        Fail,
+        InvalidArgument,
+        InvalidGraph,
+        InvalidProtobuf,
+        ModelLoadCanceled,
+        ModelLoaded,
+        NoModel,
+        NoSuchFile,
+        RuntimeException,
+    )
+    from ranvier.runtime.ort_errors import NotImplemented as NotImplemented  # noqa: A004
+    from ranvier.runtime.ort_functions import (
+        disable_telemetry_events,
+        enable_telemetry_events,
+        get_build_info,
+        get_device,
+        get_version_string,
+        has_collective_ops,
+        preload_dlls,
+        print_debug_info,
+        set_default_logger_severity,
+        set_default_logger_verbosity,
+        set_seed,
+    )
+    from ranvier.runtime.ort_meta import ModelMetadata, NodeArg
+    from ranvier.runtime.ort_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
+    from ranvier.runtime.ort_providers import get_all_providers, get_available_providers
+    from ranvier.runtime.ort_value import OrtDevice, OrtValue
+    from ranvier.runtime.session import Session, load
 
     __version__: str
+
+_SUBMODULES = ("capi", "errors")
+
+# module -> the public names that live there
+_HOMES = {
+    "config": ("Limits", "SessionConfig"),
+    "dlpack": ("from_dlpack", "to_dlpack"),
+    "dtypes": ("DType",),
+    "ops.custom": ("register_op", "unregister_op"),
+    "runtime.backend": ("Backend",),
+    "runtime.control": ("RunOptions",),
+    "runtime.inference_session": ("InferenceSession",),
+    "runtime.manager": ("SessionManager",),
+    "runtime.ort_binding": ("IOBinding",),
+    "runtime.ort_errors": (
+        "EPFail",
+        "Fail",
+        "InvalidArgument",
+        "InvalidGraph",
+        "InvalidProtobuf",
+        "ModelLoadCanceled",
+        "ModelLoaded",
+        "NoModel",
+        "NoSuchFile",
+        "NotImplemented",
+        "RuntimeException",
+    ),
+    "runtime.ort_functions": (
+        "disable_telemetry_events",
+        "enable_telemetry_events",
+        "get_build_info",
+        "get_device",
+        "get_version_string",
+        "has_collective_ops",
+        "preload_dlls",
+        "print_debug_info",
+        "set_default_logger_severity",
+        "set_default_logger_verbosity",
+        "set_seed",
+    ),
+    "runtime.ort_meta": ("ModelMetadata", "NodeArg"),
+    "runtime.ort_options": ("ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "SessionOptions"),
+    "runtime.ort_providers": ("get_all_providers", "get_available_providers"),
+    "runtime.ort_value": ("OrtDevice", "OrtValue"),
+    "runtime.session": ("Session", "load"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+# Names ONNX Runtime has and Ranvier does not, with what to use instead.
+_LACKING = {
+    "AdapterFormat": "merge LoRA adapters into the model",
+    "LoraAdapter": "merge LoRA adapters into the model",
+    "ModelCompiler": "a session compiles its model",
+    "OrtAllocatorType": "memory is limited by Limits",
+    "OrtArenaCfg": "memory is limited by Limits",
+    "OrtMemType": "values live in host memory",
+    "OrtMemoryInfo": "values live in host memory",
+    "OrtSparseFormat": "sparse tensors are held dense",
+    "SparseTensor": "sparse tensors are held dense",
+    "copy_tensors": "values live in host memory",
+    "create_and_register_allocator": "memory is limited by Limits",
+    "create_and_register_allocator_v2": "memory is limited by Limits",
+    "get_ep_devices": "see get_available_providers",
+    "register_execution_provider_library": "providers are Python packages with an entry point",
+    "set_global_thread_pool_sizes": "set SessionOptions.intra_op_num_threads",
+    "unregister_execution_provider_library": "providers are Python packages with an entry point",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"ranvier.{_HOME[name]}"), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f"ranvier.{name}")
+    elif name == "__version__":
+        from ranvier.runtime.ort_functions import get_version_string
+
+        value = get_version_string()
+    else:
+        if name.startswith("_"):
+            raise AttributeError(f"module 'ranvier' has no attribute {name!r}")
+        from ranvier.runtime.ort_errors import lacking
+
+        raise lacking("ranvier", name, _LACKING)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_SUBMODULES, "__version__"})
+
+
+# NotImplemented is left out: a star import must not hide Python's own.
+__all__ = [
+    "Backend",
+    "DType",
+    "EPFail",
+    "ExecutionMode",
+    "ExecutionOrder",
+    "Fail",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "InvalidArgument",
+    "InvalidGraph",
+    "InvalidProtobuf",
+    "Limits",
+    "ModelLoadCanceled",
+    "ModelLoaded",
+    "ModelMetadata",
+    "NoModel",
+    "NoSuchFile",
+    "NodeArg",
+    "OrtDevice",
+    "OrtValue",
+    "RunOptions",
+    "RuntimeException",
+    "Session",
+    "SessionConfig",
+    "SessionManager",
+    "SessionOptions",
+    "__version__",
+    "capi",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "errors",
+    "from_dlpack",
+    "get_all_providers",
+    "get_available_providers",
+    "get_build_info",
+    "get_device",
+    "get_version_string",
+    "has_collective_ops",
+    "load",
+    "preload_dlls",
+    "print_debug_info",
+    "register_op",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
+    "set_seed",
+    "to_dlpack",
+    "unregister_op",
+]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 Mutator = Callable[[ModelProto, random.Random], bool]
@@ -499,7 +500,10 @@ def nest(model: ModelProto, rng: random.Random) -> bool:
         del inner.input[:]
         branch = f"nest{level}"
         node = helper.make_node("If", [f"{branch}.cond"], [f"{branch}.{k}" for k in range(len(inner.output))])
-        node.attribute.append(helper.make_attribute("then_branch", inner))
+        try:
+            node.attribute.append(helper.make_attribute("then_branch", inner))
+        except DecodeError:  # as deep as protobuf goes
+            return True
         other = GraphProto(name="other")
         other.output.extend(inner.output)
         node.attribute.append(helper.make_attribute("else_branch", inner if rng.random() < 0.1 else other))

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-import ranvier as rv
 from ranvier.config import Limits
 from ranvier.errors import OutOfMemory, RanvierError
 from ranvier.graph.types import OptionalType, SequenceType, TensorType
+from ranvier.runtime.session import load
 from tests.faults.corpus import read
 from tests.faults.mutate import Mutation, mutate
 from tests.faults.structure import FLOATS, INTS
@@ -44,7 +44,7 @@ LIMITS = Limits(
 def meet(mutation: Mutation, folder: Path) -> str:
     """The name of the outcome; whatever is not a RanvierError goes through."""
     try:
-        with rv.load(
+        with load(
             mutation.model, limits=LIMITS, optimization=mutation.optimization, base_dir=folder, providers="reference"
         ) as session:
             try:

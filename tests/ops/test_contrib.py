@@ -258,6 +258,14 @@ def test_both_homes_of_simplified_layer_normalization_agree():
     np.testing.assert_array_equal(here, there)
 
 
+def test_layer_normalization_in_models_older_than_the_operator():
+    x, scale, bias = draw.floats(2, 3, 4), draw.floats(4), draw.floats(4)
+    early = run("LayerNormalization", x, scale, bias, domain="", version=11, outputs=3)
+    today = run("LayerNormalization", x, scale, bias, domain="", version=17, outputs=3)
+    for a, b in zip(early, today):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_branchwise_rms_norm():
     check("BranchwiseRMSNorm", [draw.floats(2, 3, 4, 8), draw.floats(4, 8)])
     for scale in ([draw.floats(32)], [draw.floats(8)], []):

@@ -267,6 +267,8 @@ def test_matmul_integer_broadcasts_batches():
     np.testing.assert_array_equal(run("MatMulInteger", a, b, za), expected)
     with pytest.raises(ShapeMismatch, match="MatMulInteger: matrices"):
         run("MatMulInteger", a, b[:, :3])
+    with pytest.raises(ShapeMismatch, match="MatMulInteger: matrices"):
+        run("MatMulInteger", a.repeat(3, 1), b)
 
 
 def test_qlinear_matmul_rounds_the_exact_product():

@@ -15,7 +15,7 @@ from ranvier.runtime.ort_errors import (
     NoModel,
     NoSuchFile,
     NotFound,
-    NotImplemented,
+    NotImplemented,  # noqa: A004
     RuntimeException,
 )
 from ranvier.runtime.ort_functions import (

@@ -14,7 +14,7 @@ from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib_activation import sigmoid
 from ranvier.ops.contrib_rules import MICROSOFT, at, rounded, same_as, tensor
 from ranvier.ops.operands import normal_axis
-from ranvier.ops.registry import Array, Call, TypeCall, op
+from ranvier.ops.registry import Array, Call, TypeCall, get, op
 
 Normalized = tuple[Array, Array, Array]  # result, mean, reciprocal of the standard deviation
 
@@ -99,6 +99,22 @@ simplified_layer_normalization = op("SimplifiedLayerNormalization")(_simplified_
 contrib_simplified_layer_normalization = op("SimplifiedLayerNormalization", domain=MICROSOFT)(
     _simplified_layer_normalization
 )
+
+
+@op("LayerNormalization")
+def early_layer_normalization(
+    x: Array,
+    scale: Array,
+    bias: Array | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    ctx: Call,
+) -> tuple[Array, ...]:
+    """The standard's operator before the standard had it: ONNX Runtime fuses it into models of any opset."""
+    attrs = {"axis": axis, "epsilon": epsilon, "stash_type": stash_type}
+    return get("", "LayerNormalization", 17).run((x, scale, bias), attrs, ctx)
 
 
 # -- gates and branches -----------------------------------------------------------------------------------------------
@@ -292,6 +308,13 @@ def _(call: TypeCall) -> Sequence[Type | None]:
     x, scale = tensor(call, 0), tensor(call, 1)
     statistic = _reduced(x.shape, call.attr("axis", -1))
     return [TensorType(scale.dtype, x.shape), TensorType(of(int(call.attr("stash_type", 1))), statistic.shape)]
+
+
+@early_layer_normalization.infer
+def _(call: TypeCall) -> Sequence[Type | None]:
+    x = tensor(call, 0)
+    statistic = TensorType(of(int(call.attr("stash_type", 1))), _reduced(x.shape, call.attr("axis", -1)).shape)
+    return [x, statistic, statistic]
 
 
 @embed_layer_normalization.infer

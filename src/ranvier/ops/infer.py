@@ -24,7 +24,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Dim, OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import registry
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_proto, type_to_proto
-from ranvier.ops.shape_data import propagate_dims, reshape_from_dims
+from ranvier.ops.shape_data import SMALL, propagate_dims, reshape_from_dims
 
 NEWEST = onnx.defs.onnx_opset_version()
 _INFERENCE_ERRORS = (
@@ -37,7 +37,6 @@ _INFERENCE_ERRORS = (
     KeyError,
     RuntimeError,
 )
-SMALL = 1024  # constants up to this many elements take part in the propagation of values
 
 # Cheap operators that shape computations are made of; only these are evaluated during inference.
 _SHAPE_MATH = frozenset(
@@ -313,4 +312,4 @@ def _no_graph(graph: Graph) -> Any:
     raise ValueError(f"subgraph {graph.name!r} outside control flow")
 
 
-__all__ = ["NEWEST", "TypeInference", "annotate", "complete", "generalise", "infer_outputs"]
+__all__ = ["NEWEST", "SMALL", "TypeInference", "annotate", "complete", "generalise", "infer_outputs"]

@@ -20,6 +20,7 @@ from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 from ranvier.ops.window import convolve, per_axis, resolve_pads
 
+_SLICE = 256  # this many products of two 8-bit differences add up exactly in float32
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e4m3fnuz, DType.float8_e5m2, DType.float8_e5m2fnuz)
 
 
@@ -79,10 +80,20 @@ def shifted(x: Array, zero_point: Array | None) -> Array:
 
 def integer_matmul(a: Array, b: Array, dtype: np.dtype[Any], name: str) -> Array:
     """The exact matrix product of two integer arrays, modulo the width of ``dtype``."""
-    if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+    fits = a.ndim > 0 and b.ndim > 0 and a.shape[-1] == b.shape[-2 if b.ndim > 1 else 0]
+    if not fits or any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[-3::-1], b.shape[-3::-1])):
         raise ShapeMismatch(f"{name}: matrices of shape {list(a.shape)} and {list(b.shape)} do not multiply")
-    carrier = exact_carrier(a, b, a.shape[-1])
-    return from_carrier(np.asarray(np.matmul(a.astype(carrier), b.astype(carrier))), np.dtype(dtype))
+    inner = a.shape[-1]
+    carrier = exact_carrier(a, b, inner)
+    if carrier == np.float64 and min(a.ndim, b.ndim) > 1 and exact_carrier(a, b, _SLICE) == np.float32:
+        # half the bytes to convert and twice the rate, in slices whose sums are exact in float32
+        total: Array = np.zeros((), np.float64)
+        for start in range(0, inner, _SLICE):
+            part = slice(start, start + _SLICE)
+            total = total + np.matmul(a[..., part].astype(np.float32), b[..., part, :].astype(np.float32))
+    else:
+        total = np.asarray(np.matmul(a.astype(carrier), b.astype(carrier)))
+    return from_carrier(total, np.dtype(dtype))
 
 
 def dynamic_range(x: Array) -> tuple[np.float32, np.uint8]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ranvier.ops.infer import TypeInference
 
 Dims = tuple[Dim, ...]
+SMALL = 1024  # tensors of up to this many elements take part in the propagation of values
 
 
 def known_dims(inference: TypeInference, value: Value | None) -> Dims | None:
@@ -131,7 +132,9 @@ def _slice(inference: TypeInference, node: Node) -> Dims | None:
 
 def _concat(inference: TypeInference, node: Node) -> Dims | None:
     parts = [known_dims(inference, v) for v in node.inputs]
-    return None if any(p is None for p in parts) else tuple(d for p in parts for d in p or ())
+    if any(p is None for p in parts) or sum(len(p or ()) for p in parts) > SMALL:
+        return None
+    return tuple(d for p in parts for d in p or ())
 
 
 def _same(inference: TypeInference, node: Node) -> Dims | None:

@@ -170,7 +170,7 @@ class _Reader:
             if not outputs and node.op_type == "Constant":
                 continue
             made = self._node(graph, node, outputs, scope, depth)
-            ordered = ordered and all(v.owner is not None for v in made.dependencies())
+            ordered = ordered and all(v.owner is not None and v.producer is not made for v in made.dependencies())
         if not ordered:
             try:
                 graph.sort()
@@ -302,6 +302,8 @@ def _check_node(node: NodeProto, schema: Any) -> None:
     if not schema.min_input <= given <= schema.max_input:
         wanted = _range(schema.min_input, schema.max_input)
         raise InvalidModel(f"{_label(node)}: takes {wanted} inputs, got {given}")
+    if "" in node.input:
+        _check_left_out(node, schema)
     if not schema.min_output <= len(node.output) <= schema.max_output:
         wanted = _range(schema.min_output, schema.max_output)
         raise InvalidModel(f"{_label(node)}: has {wanted} outputs, the model lists {len(node.output)}")
@@ -318,6 +320,15 @@ def _check_node(node: NodeProto, schema: Any) -> None:
     for name, entry in known.items():
         if entry.required and name not in present:
             raise InvalidModel(f"{_label(node)}: required attribute {name!r} is missing")
+
+
+def _check_left_out(node: NodeProto, schema: Any) -> None:
+    """An empty name stands for an optional input that is left out; others may not be."""
+    for name, formal in zip(node.input, schema.inputs):
+        if not name and formal.option == onnx.defs.OpSchema.FormalParameterOption.Single:
+            raise InvalidModel(f"{_label(node)}: input {formal.name!r} is required and has no name")
+    if sum(map(bool, node.input)) < schema.min_input and not any(node.input[schema.min_input - 1 :]):
+        raise InvalidModel(f"{_label(node)}: takes {_range(schema.min_input, schema.max_input)} inputs, got none")
 
 
 def _range(low: int, high: int) -> str:

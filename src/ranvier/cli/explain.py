@@ -1,0 +1,103 @@
+"""``ranvier explain``: what the optimizer did, and where every node runs, with the reasons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ranvier.cli.options import Setup, model_argument, session_options, with_output
+from ranvier.cli.render import Output, seconds_text, table
+from ranvier.passes.manager import PassReport
+from ranvier.runtime.report import NodeReport, Report
+
+_GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
+
+
+@click.command()
+@model_argument
+@click.option("--nodes/--groups", "every_node", default=None, help="One line for every node, or alike ones together.")
+@session_options
+@with_output
+def command(output: Output, model: str, every_node: bool | None, setup: Setup) -> None:
+    """Show what the optimizer did to MODEL and where every node runs, and why."""
+    with setup.open(model, output) as session:
+        report = session.report
+    if output.json:
+        output.emit({"model": model, "providers": report.providers, **report.to_dict()})
+        return
+    _show_passes(output, report)
+    single = len(report.nodes) <= _GROUPED_FROM if every_node is None else every_node
+    _show_placement(output, report, single=single)
+    _show_summary(output, report)
+
+
+def _show_passes(output: Output, report: Report) -> None:
+    output.heading(f"passes ({report.optimization})")
+    if not report.passes:
+        output.show("none ran")
+        return
+    rows = []
+    for step in report.passes:
+        gain = f"{seconds_text(step.gain)}" if abs(step.gain) >= 1e-9 else ""
+        rows.append(
+            (step.name, seconds_text(step.seconds), step.changes or "", _nodes_text(step), gain, _counted(step.notes))
+        )
+    output.show(table(["pass", ">time", ">changes", ">nodes", ">estimated gain", "what it did"], rows))
+    declined = [(step.name, reason, count) for step in report.passes for reason, count in step.declined.items()]
+    if declined:
+        output.heading("left alone")
+        output.show(table(["pass", "what, and why", ">times"], sorted(declined, key=lambda row: -row[2])))
+
+
+def _nodes_text(step: PassReport) -> str:
+    if step.nodes_before == step.nodes_after:
+        return str(step.nodes_after)
+    return f"{step.nodes_before} → {step.nodes_after}"
+
+
+def _counted(notes: dict[str, int]) -> str:
+    return ", ".join(f"{what} ×{count}" if count > 1 else what for what, count in notes.items())
+
+
+def _show_placement(output: Output, report: Report, *, single: bool) -> None:
+    output.heading("placement")
+    if single:
+        rows: list[tuple[Any, ...]] = [(n.op, n.name, n.provider, _why(n)) for n in report.nodes]
+        output.show(table(["operator", "node", "provider", "why"], rows))
+        return
+    groups: dict[tuple[str, str, str], list[NodeReport]] = {}
+    for node in report.nodes:
+        groups.setdefault((node.op, node.provider, _why(node)), []).append(node)
+    rows = [
+        (op, len(nodes), provider, why, ", ".join(n.name for n in nodes[:2]) + (" …" if len(nodes) > 2 else ""))
+        for (op, provider, why), nodes in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    output.show(table(["operator", ">nodes", "provider", "why", "for example"], rows))
+
+
+def _why(node: NodeReport) -> str:
+    reasons = [node.note] if node.note else []
+    reasons += [f"{provider} declined: {reason}" for provider, reason in node.declined]
+    if node.origin:
+        reasons.append(f"made by {node.origin}")
+    return "; ".join(reasons)
+
+
+def _show_summary(output: Output, report: Report) -> None:
+    output.heading("summary")
+    where = ", ".join(f"{count} on {name}" for name, count in report.by_provider().most_common()) or "none"
+    output.show(
+        f"{report.nodes_loaded} nodes loaded, {len(report.nodes)} after optimization: {where}",
+        f"asked in this order: {', '.join(report.providers)}",
+        ", ".join(f"{name} {seconds_text(s)}" for name, s in report.seconds.items()),
+    )
+    gain = sum(step.gain for step in report.passes)
+    if gain:
+        output.show(f"estimated gain of all passes: {seconds_text(gain)} a run")
+    for value, source, target in report.transfers:
+        output.show(f"transfer of {value}: {source} → {target}")
+    for text in report.fallbacks:
+        output.show(f"fallback: {text}")
+    for text in report.problems:
+        output.show(f"type inference: {text}")

@@ -1,0 +1,121 @@
+"""``ranvier profile``: where the time of a run goes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ranvier.cli.files import write_text
+from ranvier.cli.inputs import InputRequest, collect
+from ranvier.cli.options import Setup, input_options, model_argument, session_options, with_output
+from ranvier.cli.render import Output, seconds_text, table
+from ranvier.runtime.profile import Event
+
+
+@click.command()
+@model_argument
+@input_options
+@click.option("-o", "--trace", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev.")
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Runs to record.")
+@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Runs before them.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many slow nodes to list.")
+@session_options
+@with_output
+def command(
+    output: Output,
+    model: str,
+    feed: InputRequest,
+    trace: Path | None,
+    repeat: int,
+    warmup: int,
+    top: int,
+    setup: Setup,
+) -> None:
+    """Run MODEL with the profiler and show where the time goes."""
+    session = setup.open(model, output)
+    collected = collect(session.graph, feed, setup.dims(session.graph.symbols))
+    if note := collected.note():
+        output.note(note)
+    for _ in output.progress(range(warmup), "warming up"):
+        session.run(collected.values)
+    with session.profile() as profiler:
+        for _ in output.progress(range(repeat), "profiling"):
+            session.run(collected.values)
+    data = {
+        "model": model,
+        "runs": repeat,
+        **_times(profiler.events),
+        "operators": [
+            {
+                "op": row.op,
+                "provider": row.provider,
+                "calls_per_run": row.calls / repeat,
+                "seconds_per_run": row.seconds / repeat,
+                "share": row.share,
+            }
+            for row in profiler.summary()
+        ],
+        "slowest_nodes": _slowest(profiler.events, repeat, top),
+        "trace": None if trace is None else str(trace),
+    }
+    if trace is not None:
+        write_text(trace, json.dumps(profiler.trace()))
+    if output.json:
+        output.emit(data)
+        return
+    _show(output, data)
+    if trace is not None:
+        output.note(f"wrote {trace}; open it in https://ui.perfetto.dev")
+
+
+def _times(events: Sequence[Event]) -> dict[str, float]:
+    """Whole runs, and the part of them that no kernel accounts for."""
+    runs = [(e.end - e.start) / 1e9 for e in events if e.op == "run"]
+    kernels = sum((e.end - e.start) / 1e9 for e in events if e.op != "run")
+    whole = sum(runs)
+    # kernels inside bodies of control flow are counted again in the node around them
+    return {
+        "median_seconds": statistics.median(runs) if runs else 0.0,
+        "outside_kernels_seconds": max(whole - kernels, 0.0) / max(len(runs), 1),
+    }
+
+
+def _slowest(events: Sequence[Event], runs: int, top: int) -> list[dict[str, Any]]:
+    nodes: dict[tuple[str, str, str], list[Event]] = {}
+    for event in events:
+        if event.op != "run":
+            nodes.setdefault((event.name, event.op, event.provider), []).append(event)
+    rows = [
+        {
+            "name": name,
+            "op": op,
+            "provider": provider,
+            "seconds_per_run": sum(e.end - e.start for e in found) / 1e9 / runs,
+            "inputs": list(found[-1].shapes),
+        }
+        for (name, op, provider), found in nodes.items()
+    ]
+    return sorted(rows, key=lambda row: -row["seconds_per_run"])[:top]
+
+
+def _show(output: Output, data: dict[str, Any]) -> None:
+    output.heading(f"by operator, per run (mean of {data['runs']})")
+    rows = [
+        (o["op"], o["provider"], f"{o['calls_per_run']:g}", seconds_text(o["seconds_per_run"]), f"{o['share']:.1%}")
+        for o in data["operators"]
+    ]
+    output.show(table(["operator", "provider", ">calls", ">time", ">share"], rows))
+    output.heading("slowest nodes")
+    slow = [
+        (n["name"], n["op"], seconds_text(n["seconds_per_run"]), ", ".join(n["inputs"])) for n in data["slowest_nodes"]
+    ]
+    output.show(table(["node", "operator", ">time", "inputs"], slow))
+    output.show(
+        f"\n{seconds_text(data['median_seconds'])} a run (median), "
+        f"{seconds_text(data['outside_kernels_seconds'])} of it outside kernels"
+    )
