@@ -39,7 +39,7 @@ def mutate(seeds: Sequence[Seed], seed: int, index: int) -> Mutation:
     origin = rng.choice(seeds)
     data = origin.model
     steps: list[str] = []
-    if rng.random() < 0.7:
+    if rng.random() < 0.8:
         model = ModelProto.FromString(data)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             steps.append(_damage_structure(model, rng))

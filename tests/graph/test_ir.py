@@ -116,7 +116,7 @@ def test_captures_are_dependencies() -> None:
         (lambda g: g.add_input("x"), "two inputs are named"),
         (lambda g: g.nodes[0].set_input(0, Value("ghost")), "not defined before"),
         (lambda g: setattr(g, "_length", 9), "node list of length 9"),
-        (lambda g: g.inputs[0].uses.append((g.nodes[1], 0)), "that is not there"),
+        (lambda g: g.inputs[0].uses.update({(g.nodes[1], 0): None}), "that is not there"),
     ],
 )
 def test_verify_names_the_breach(damage, message: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from ranvier.dtypes import of
 from ranvier.formats.onnx import read, to_proto
@@ -125,5 +126,12 @@ def assert_same(
         assert a.dtype == b.dtype and a.shape == b.shape, f"{a.dtype}{a.shape} became {b.dtype}{b.shape}"
         bound = tolerance if tolerance is not None else TOLERANCE.get(a.dtype, 0.0)
         np.testing.assert_allclose(b.astype(np.float64), a.astype(np.float64), rtol=bound, atol=bound)
-    onnx.checker.check_model(to_proto(result.graph))
+    exported = to_proto(result.graph)
+    onnx.checker.check_model(exported)
+    if after[0].dtype == np.float32:  # the standard's own reference means the same by the new operators
+        names = [value.name for value in result.graph.inputs]
+        with np.errstate(all="ignore"):
+            oracle = ReferenceEvaluator(exported).run(None, dict(zip(names, feeds)))
+        for a, b in zip(before, oracle, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
     return result

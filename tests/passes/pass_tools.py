@@ -49,9 +49,10 @@ class Draft:
         return node.output if len(node.outputs) == 1 else node.outputs
 
     def done(self, *outputs: Value) -> Graph:
-        """The finished graph; outputs are named y0, y1 …"""
+        """The finished graph; results of nodes become outputs named y0, y1 …"""
         for k, value in enumerate(outputs):
-            value.name = f"y{k}"
+            if value.producer is not None:
+                value.name = f"y{k}"
         self.graph.outputs = list(outputs)
         if self.outer is None:
             annotate(self.graph)
@@ -119,6 +120,14 @@ def assert_equal(before: Sequence[Any], after: Sequence[Any], rtol: float | None
             np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol * max(1.0, finite.max(initial=0.0)))
 
 
+def run(step: OptimizationPass, graph: Graph, **options: Any) -> PassContext:
+    """Run a pass and return what it noted, for graphs that cannot be evaluated, or not twice alike."""
+    ctx = PassContext(SessionConfig(**options))
+    assert step.run(graph, ctx) == (ctx.changes > 0)
+    verify(graph)
+    return ctx
+
+
 def apply(
     step: OptimizationPass,
     draw: Callable[[], Graph],
@@ -130,9 +139,7 @@ def apply(
 ) -> Applied:
     """Run a pass over what ``draw`` makes; invariants hold afterwards, and results are those of an untouched copy."""
     plain, graph = draw(), draw()
-    ctx = PassContext(SessionConfig(**options))
-    assert step.run(graph, ctx) == (ctx.changes > 0)
-    verify(graph)
+    ctx = run(step, graph, **options)
     assert [v.name for v in graph.outputs] == [v.name for v in plain.outputs]
     given = feeds_for(plain, sizes) if feeds is None else feeds
     assert_equal(Evaluator().graph(plain, given), Evaluator().graph(graph, given), rtol)

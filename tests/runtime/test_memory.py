@@ -34,7 +34,7 @@ def test_live_buffers_never_overlap(buffers: list[Lifetime]) -> None:
         for j, b in enumerate(buffers[:i]):
             together = a.first <= b.last and b.first <= a.last
             overlap = spans[i][0] < spans[j][1] and spans[j][0] < spans[i][1]
-            handover = (j in a.reuse and b.last == a.first) or (i in b.reuse and a.last == b.first)
+            handover = (j in a.reuse and b.first < a.first == b.last) or (i in b.reuse and a.first < b.first == a.last)
             assert not (together and overlap) or handover
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -35,7 +36,7 @@ class Failure(click.ClickException):
 
     def __init__(self, error: BaseException, *, as_json: bool) -> None:
         super().__init__(exit_codes.describe(error))
-        self.exit_code = exit_codes.exit_code(error)
+        self.exit_code = exit_codes.exit_code(error)  # type: ignore[misc]
         self.error = error
         self.as_json = as_json
 
@@ -91,10 +92,8 @@ class LazyGroup(click.Group):
 
 def _silence_stdout() -> None:
     """Whoever read our output has left: what is still buffered goes nowhere, without a complaint at exit."""
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stdout may be no real file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # not a real file
-        pass
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

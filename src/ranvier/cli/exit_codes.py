@@ -51,7 +51,10 @@ _CODES: dict[type[BaseException], int] = {
 
 
 def exit_code(error: BaseException) -> int:
-    """The code for an error: that of the nearest class in the table."""
+    """The code for an error: its own where it carries one, else that of the nearest class in the table."""
+    own = getattr(error, "exit_code", None)
+    if isinstance(own, int):
+        return own
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), RUN_FAILED)
     # operands that do not fit each other inside the model are no fault of the inputs as given
     return RUN_FAILED if code == INVALID_INPUT and _raised_in_a_node(error) else code

@@ -33,7 +33,7 @@ def command(output: Output, model: str, every_node: bool | None, setup: Setup) -
 
 
 def _show_passes(output: Output, report: Report) -> None:
-    output.heading(f"passes ({report.optimization})")
+    output.heading(f"passes ({report.optimization}); gain: estimated time saved in a run")
     if not report.passes:
         output.show("none ran")
         return
@@ -43,11 +43,11 @@ def _show_passes(output: Output, report: Report) -> None:
         rows.append(
             (step.name, seconds_text(step.seconds), step.changes or "", _nodes_text(step), gain, _counted(step.notes))
         )
-    output.show(table(["pass", ">time", ">changes", ">nodes", ">estimated gain", "what it did"], rows))
+    output.show(table(["!pass", ">time", ">changes", ">nodes", ">gain", "what it did"], rows))
     declined = [(step.name, reason, count) for step in report.passes for reason, count in step.declined.items()]
     if declined:
         output.heading("left alone")
-        output.show(table(["pass", "what, and why", ">times"], sorted(declined, key=lambda row: -row[2])))
+        output.show(table(["!pass", "what, and why", ">times"], sorted(declined, key=lambda row: -row[2])))
 
 
 def _nodes_text(step: PassReport) -> str:
@@ -64,7 +64,7 @@ def _show_placement(output: Output, report: Report, *, single: bool) -> None:
     output.heading("placement")
     if single:
         rows: list[tuple[Any, ...]] = [(n.op, n.name, n.provider, _why(n)) for n in report.nodes]
-        output.show(table(["operator", "node", "provider", "why"], rows))
+        output.show(table(["!operator", "node", "!provider", "why"], rows))
         return
     groups: dict[tuple[str, str, str], list[NodeReport]] = {}
     for node in report.nodes:
@@ -73,12 +73,13 @@ def _show_placement(output: Output, report: Report, *, single: bool) -> None:
         (op, len(nodes), provider, why, ", ".join(n.name for n in nodes[:2]) + (" …" if len(nodes) > 2 else ""))
         for (op, provider, why), nodes in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
-    output.show(table(["operator", ">nodes", "provider", "why", "for example"], rows))
+    output.show(table(["!operator", ">nodes", "!provider", "why", "for example"], rows))
 
 
 def _why(node: NodeReport) -> str:
-    reasons = [node.note] if node.note else []
-    reasons += [f"{provider} declined: {reason}" for provider, reason in node.declined]
+    reasons = [f"{provider} declined: {reason}" for provider, reason in node.declined] or ["first asked"]
+    if node.note:
+        reasons.insert(0, node.note)
     if node.origin:
         reasons.append(f"made by {node.origin}")
     return "; ".join(reasons)

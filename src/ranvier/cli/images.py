@@ -73,7 +73,8 @@ def load_image(
     if dtype.is_float:
         array = array / np.float32(255)
         if mean or std:
-            array = (array - _per_channel(mean or (0.0,), channels)) / _per_channel(std or (1.0,), channels)
+            array -= _per_channel(mean or (0.0,), channels)
+            array /= _per_channel(std or (1.0,), channels)
     elif mean or std:
         raise InvalidInput(f"input {name!r}: --mean and --std are for floating-point inputs, this is {declared}")
     if layout.channels is None:

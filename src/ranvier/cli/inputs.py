@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ranvier import dtypes
 from ranvier.cli import images
 from ranvier.cli.samples import RandomSource
+from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput, nearest
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import OptionalType, SequenceType, Symbol, TensorType, Type
@@ -128,9 +128,7 @@ def _load_bundle(path: Path, declared: Mapping[str, Type | None], required: list
         found.sources[name] = str(path)
 
 
-def _load(
-    path: Path, name: str, declared: Type | None, request: InputRequest, sizes: Mapping[str, int]
-) -> Any:
+def _load(path: Path, name: str, declared: Type | None, request: InputRequest, sizes: Mapping[str, int]) -> Any:
     if not path.is_file():
         raise InvalidInput(f"input {name!r}: there is no file {str(path)!r}")
     suffix = path.suffix.lower()
@@ -164,7 +162,7 @@ def _open_npz(path: Path, what: str) -> dict[str, Array]:
 
 def _load_message(path: Path, name: str, declared: Type | None) -> Any:
     """A TensorProto, SequenceProto or OptionalProto, whichever the input takes."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx import OptionalProto, SequenceProto, TensorProto, numpy_helper
 
     kind = SequenceProto if isinstance(declared, SequenceType) else TensorProto
@@ -186,10 +184,9 @@ def _load_message(path: Path, name: str, declared: Type | None) -> Any:
 def _as_declared(array: Array, declared: Type | None) -> Array:
     """NumPy files keep element types it does not know (bfloat16 …) as bytes; the declaration says what they are."""
     dtype = declared.dtype if isinstance(declared, TensorType) else None
-    if array.dtype.kind == "V" and array.dtype.names is None and dtype is not None and dtype is not dtypes.DType.string:
-        if array.dtype.itemsize == dtype.numpy.itemsize:
-            return array.view(dtype.numpy)
-    return array
+    if dtype is None or dtype is DType.string or array.dtype.kind != "V" or array.dtype.names is not None:
+        return array
+    return array.view(dtype.numpy) if array.dtype.itemsize == dtype.numpy.itemsize else array
 
 
 def _bound_sizes(declared: Mapping[str, Type | None], values: Mapping[str, Any]) -> dict[str, int]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ranvier.cli import exit_codes
-from ranvier.cli.options import Setup, level_option, model_argument, size_option, with_output
+from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, bytes_text, count_text, facts, table
+from ranvier.cli.samples import RandomSource, input_symbols
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph, Node
+from ranvier.graph.types import TensorType
 from ranvier.ops.estimate import graph_cost, node_cost
 
 
@@ -26,9 +28,10 @@ from ranvier.ops.estimate import graph_cost, node_cost
 @click.option("--nodes", "list_nodes", is_flag=True, help="List the nodes with types and estimated work.")
 @click.option("--memory", "with_memory", is_flag=True, help="Plan the memory of a run and show what it takes.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Draw the graph into this file.")
-@click.option("--check", "with_checks", is_flag=True, help="Check the model against the standard; exit code 1 if wrong.")
-@level_option("Show the graph after this level of optimization, instead of as it is in the file.")
-@size_option
+@click.option(
+    "--check", "with_checks", is_flag=True, help="Check the model against the standard; exit code 1 if wrong."
+)
+@session_options
 @with_output
 def command(
     output: Output,
@@ -38,17 +41,17 @@ def command(
     with_memory: bool,
     svg: Path | None,
     with_checks: bool,
-    level: str | None,
-    sizes: tuple[tuple[str, int], ...],
+    setup: Setup,
 ) -> None:
-    """Show what MODEL holds."""
-    setup = Setup(level=level, sizes=sizes)
+    """Show what MODEL holds: the graph as it is in the file, or with --level as the optimizer leaves it."""
+    config = setup.config()
     with output.busy("reading"):
-        graph = load_graph(model, level)
-        dims = setup.dims(graph.symbols)
+        graph = load_graph(model, config, optimized=setup.level is not None)
+        dims = setup.dims(graph)
         if dims:
             bind_types(graph, dims)
-    data: dict[str, Any] = {"model": model, "level": level, **describe(graph, model)}
+    data: dict[str, Any] = {"model": model, "level": setup.level, **describe(graph, model)}
+    data["unsupported"] = unsupported(graph, config.providers)
     if as_text:
         data["text"] = str(graph)
     if list_nodes:
@@ -68,15 +71,13 @@ def command(
 # -- facts ----------------------------------------------------------------------------------------------------------
 
 
-def load_graph(model: str, level: str | None) -> Graph:
-    """The graph of a model file, optimized to a level where one is given. No provider is asked: any model can be shown."""
-    config = SessionConfig.default()
+def load_graph(model: str, config: SessionConfig, *, optimized: bool) -> Graph:
+    """The graph of a model file, as it is or optimized; no provider is asked, so any model can be shown."""
     graph = onnx_format.read(model, limits=config.limits)
-    if level is not None:
+    if optimized:
         from ranvier.passes import default_passes
         from ranvier.passes.manager import passes_for
 
-        config = config.updated(optimization=level)
         passes_for(config.optimization, default_passes(), config.disabled_passes).run(graph, config)
     return graph
 
@@ -113,7 +114,7 @@ def describe(graph: Graph, model: str) -> dict[str, Any]:
         "inputs": {v.name: str(v.type) for v in graph.required_inputs()},
         "optional_inputs": {v.name: str(v.type) for v in graph.inputs if v.name in graph.defaults},
         "outputs": {v.name: str(v.type) for v in graph.outputs},
-        "symbols": list(graph.symbols),
+        "symbols": list(input_symbols(graph)),
         "node_count": len(nodes),
         "subgraphs": sum(1 for _ in graph.all_graphs()) - 1,
         "parameters": sum(weights.values()),
@@ -122,17 +123,16 @@ def describe(graph: Graph, model: str) -> dict[str, Any]:
         "estimated_flops": cost.flops,
         "estimated_bytes_moved": cost.bytes,
         "operators": _operators(nodes),
-        "unsupported": unsupported(graph),
         "problems": list(metadata.get("problems", ())),
     }
 
 
-def unsupported(graph: Graph) -> list[str]:
-    """Operators that no provider available here would run."""
+def unsupported(graph: Graph, providers: Sequence[str]) -> list[str]:
+    """Operators that none of the providers would run."""
     from ranvier.providers.registry import REGISTRY
     from ranvier.runtime.partition import unsupported_ops
 
-    return [str(missing) for missing in unsupported_ops(graph, REGISTRY.chain(SessionConfig.default().providers))]
+    return [str(missing) for missing in unsupported_ops(graph, REGISTRY.chain(providers))]
 
 
 def _file_size(model: str) -> int | None:
@@ -170,14 +170,17 @@ def _node_facts(node: Node) -> dict[str, Any]:
 def memory_facts(model: str, setup: Setup, output: Output) -> dict[str, Any]:
     """What the memory planner makes of one run with these sizes."""
     with setup.open(model, output) as session:
-        dims = setup.dims(session.graph.symbols)
-        plan = session.bind(**dims)
+        sizes = RandomSource(0, setup.dims(session.graph))
+        for value in session.graph.inputs:
+            if isinstance(value.type, TensorType):
+                sizes.shape(value.name, value.type)
+        plan = session.bind(**sizes.sizes)
         names = {slot: value.name for value, slot in plan.program.slots.items()}
         memory = plan.memory
         return {
             "level": session.config.optimization,
-            "sizes": dims,
-            "free_sizes": [name for name in session.graph.symbols if name not in dims],
+            "sizes": sizes.sizes,
+            "chosen": sizes.chosen,
             "arena_bytes": memory.arena,
             "all_tensors_bytes": memory.total,
             "lower_bound_bytes": memory.lower_bound,
@@ -189,7 +192,7 @@ def memory_facts(model: str, setup: Setup, output: Output) -> dict[str, Any]:
 
 
 def run_checks(model: str, graph: Graph) -> list[dict[str, str]]:
-    """The standard's own checker, with type inference, and the invariants of the graph; each with its problem, if any."""
+    """The standard's own checker with type inference, and the graph's invariants; each with its problem, or none."""
     import onnx
 
     from ranvier.graph.verify import verify
@@ -253,6 +256,7 @@ def _show_model(output: Output, data: dict[str, Any]) -> None:
     types = ", ".join(f"{count_text(n)} {dtype}" for dtype, n in data["parameters_by_type"].items())
     nested = f", {data['subgraphs']} subgraphs" if data["subgraphs"] else ""
     level = f" after optimization ({data['level']})" if data["level"] else ""
+    work = f"about {count_text(data['estimated_flops'])} operations, {bytes_text(data['estimated_bytes_moved'])} moved"
     rows = [
         ("graph", data["name"]),
         ("producer", data["producer"]),
@@ -260,8 +264,7 @@ def _show_model(output: Output, data: dict[str, Any]) -> None:
         ("file", bytes_text(data["file_bytes"])),
         ("nodes", f"{data['node_count']}{nested}{level}"),
         ("parameters", f"{count_text(data['parameters'])} in {bytes_text(data['parameter_bytes'])}  ({types})"),
-        ("one run", f"about {count_text(data['estimated_flops'])} operations, "
-                    f"{bytes_text(data['estimated_bytes_moved'])} moved{_free(data['symbols'])}"),
+        ("one run", f"{work}{_free(data['symbols'])}"),
         ("about", data["doc"].strip().splitlines()[0] if data["doc"].strip() else ""),
     ]
     output.show(facts(rows), "")
@@ -270,7 +273,7 @@ def _show_model(output: Output, data: dict[str, Any]) -> None:
     interface += [("output", name, kind) for name, kind in data["outputs"].items()]
     output.show(table(["", "name", "type"], interface), "")
     operators = [(o["op"], o["count"], f"{o['flops_share']:.1%}") for o in data["operators"]]
-    output.show(table(["operator", ">count", ">share of work"], operators))
+    output.show(table(["!operator", ">count", ">share of work"], operators))
     for key, text in data["metadata"].items():
         output.show(f"\nmetadata {key}: {text if len(text) <= 200 else text[:199] + '…'}")
     if data["unsupported"]:
@@ -290,7 +293,7 @@ def _show_nodes(output: Output, nodes: list[dict[str, Any]]) -> None:
         results = ", ".join(v["type"] for v in node["outputs"])
         op = f"{node['domain']}::{node['op']}" if node["domain"] else node["op"]
         rows.append((k, op, node["name"], operands, results, count_text(node["estimated_flops"])))
-    output.show(table([">", "operator", "name", "operands", "results", ">operations"], rows))
+    output.show(table([">", "!operator", "name", "operands", "results", ">operations"], rows))
 
 
 def _show_memory(output: Output, memory: dict[str, Any]) -> None:
@@ -298,6 +301,8 @@ def _show_memory(output: Output, memory: dict[str, Any]) -> None:
     saved = f"  ({total / arena:.1f} times as much)" if arena else ""
     above = f"  (the plan is {arena / bound - 1:.1%} above it)" if bound else ""
     sizes = ", ".join(f"{k}={v}" for k, v in memory["sizes"].items())
+    if memory["chosen"]:
+        output.note(f"chosen sizes: {', '.join(memory['chosen'])}; --set changes that")
     output.heading(f"memory of one run, optimization {memory['level']}{f', {sizes}' if sizes else ''}")
     rows = [
         ("arena", f"{bytes_text(arena)} for {memory['planned']} tensors"),
@@ -315,5 +320,4 @@ def _unplanned(memory: dict[str, Any]) -> str:
     if not names:
         return "none"
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    free = f"; --set {' '.join(f'{n}=…' for n in memory['free_sizes'])} would bind more" if memory["free_sizes"] else ""
-    return f"{len(names)} tensors whose size is known only when they are computed: {shown}{free}"
+    return f"{len(names)} tensors whose size is known only when they are computed: {shown}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ from ranvier.cli.render import Output
 if TYPE_CHECKING:
     from ranvier.cli.inputs import InputRequest
     from ranvier.config import SessionConfig
+    from ranvier.graph.ir import Graph
     from ranvier.runtime.session import Session
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -89,7 +90,7 @@ model_argument = click.argument("model", type=click.Path(), metavar="MODEL")
 # -- sessions -------------------------------------------------------------------------------------------------------
 
 
-class Assignment(click.ParamType):
+class Assignment(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """``name=value`` with a value of one kind; gives a pair."""
 
     def __init__(self, name: str, value: Callable[[str], Any]) -> None:
@@ -129,22 +130,6 @@ SIZE = Assignment("dim=size", _size)
 LIMIT = Assignment("name=value", _amount)
 
 
-def level_option(help: str, default: str | None = None) -> Callable[[Function], Function]:
-    return click.option(
-        "--level",
-        "--optimization",
-        "level",
-        type=click.Choice(LEVEL_NAMES, case_sensitive=False),
-        default=default,
-        help=help,
-    )
-
-
-size_option = click.option(
-    "--set", "sizes", type=SIZE, multiple=True, metavar="DIM=SIZE", help="Size of a symbolic dimension; repeatable."
-)
-
-
 @dataclass(frozen=True)
 class Setup:
     """How to make a session: what the options say, laid over the environment and the defaults."""
@@ -175,10 +160,12 @@ class Setup:
         with output.busy("loading and optimizing"):
             return Session(model, config)
 
-    def dims(self, known: Mapping[str, Any]) -> dict[str, int]:
-        """The sizes set for the dimensions of a model; InvalidConfig for one that it does not have."""
+    def dims(self, graph: Graph) -> dict[str, int]:
+        """The sizes set for dimensions of the inputs; InvalidConfig for one that they do not have."""
+        from ranvier.cli.samples import input_symbols
         from ranvier.errors import InvalidConfig, nearest
 
+        known = input_symbols(graph)
         for name, _ in self.sizes:
             if name not in known:
                 hint = nearest(name, known) if known else " (it has no symbolic dimension)"
@@ -202,7 +189,13 @@ def session_options(function: Function) -> Function:
             metavar="NAME",
             help="Execution providers in order of preference; repeat or separate by commas.",
         ),
-        level_option("Optimization level."),
+        click.option(
+            "--level",
+            "--optimization",
+            "level",
+            type=click.Choice(LEVEL_NAMES, case_sensitive=False),
+            help="Optimization level.",
+        ),
         click.option("--threads", type=click.IntRange(min=1), help="Threads to use."),
         click.option(
             "--limit",
@@ -212,7 +205,14 @@ def session_options(function: Function) -> Function:
             metavar="NAME=VALUE",
             help="A limit such as memory_bytes=2G or run_seconds=30; repeatable.",
         ),
-        size_option,
+        click.option(
+            "--set",
+            "sizes",
+            type=SIZE,
+            multiple=True,
+            metavar="DIM=SIZE",
+            help="Size of a symbolic dimension; repeatable.",
+        ),
     ]
     return _stacked(wrapper, options)  # type: ignore[return-value]
 

@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Run MODEL with the profiler and show where the time goes."""
     session = setup.open(model, output)
-    collected = collect(session.graph, feed, setup.dims(session.graph.symbols))
+    collected = collect(session.graph, feed, setup.dims(session.graph))
     if note := collected.note():
         output.note(note)
     for _ in output.progress(range(warmup), "warming up"):
@@ -90,7 +90,7 @@ def _slowest(events: Sequence[Event], runs: int, top: int) -> list[dict[str, Any
     for event in events:
         if event.op != "run":
             nodes.setdefault((event.name, event.op, event.provider), []).append(event)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "op": op,
@@ -109,12 +109,12 @@ def _show(output: Output, data: dict[str, Any]) -> None:
         (o["op"], o["provider"], f"{o['calls_per_run']:g}", seconds_text(o["seconds_per_run"]), f"{o['share']:.1%}")
         for o in data["operators"]
     ]
-    output.show(table(["operator", "provider", ">calls", ">time", ">share"], rows))
+    output.show(table(["!operator", "!provider", ">calls", ">time", ">share"], rows))
     output.heading("slowest nodes")
     slow = [
         (n["name"], n["op"], seconds_text(n["seconds_per_run"]), ", ".join(n["inputs"])) for n in data["slowest_nodes"]
     ]
-    output.show(table(["node", "operator", ">time", "inputs"], slow))
+    output.show(table(["node", "!operator", ">time", "inputs"], slow))
     output.show(
         f"\n{seconds_text(data['median_seconds'])} a run (median), "
         f"{seconds_text(data['outside_kernels_seconds'])} of it outside kernels"

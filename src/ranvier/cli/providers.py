@@ -32,7 +32,7 @@ def command(output: Output) -> None:
         )
         for p in found
     ]
-    output.show(table(["provider", "available", "device", "operators", "types", "also known as", "notes"], rows))
+    output.show(table(["!provider", "available", "!device", "operators", "types", "also known as", "notes"], rows))
 
 
 def provider_facts(name: str) -> dict[str, Any]:

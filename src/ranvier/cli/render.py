@@ -45,16 +45,11 @@ class Output:
 
     @cached_property
     def console(self) -> Console:
-        """For people, on stdout. Plain text: what a model calls its nodes is never markup."""
+        """Lays things out for stdout. Plain text: what a model calls its nodes is never markup."""
         from rich.console import Console
 
-        class Quietly(Console):
-            def on_broken_pipe(self) -> None:
-                raise  # noqa: PLE0704 (called while the BrokenPipeError is handled; the group answers it)
-
-        terminal = sys.stdout.isatty()
-        width = None if terminal or os.environ.get("COLUMNS") else _PIPE_WIDTH
-        return Quietly(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
+        width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
+        return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
 
     def emit(self, data: Any) -> None:
         """The one JSON document of a call."""
@@ -62,11 +57,15 @@ class Output:
 
     def show(self, *things: Any) -> None:
         """Text or a table on stdout, for people."""
-        for thing in things:
-            self.console.print(thing)
+        with self.console.capture() as captured:
+            for thing in things:
+                self.console.print(thing)
+        click.echo("\n".join(line.rstrip() for line in captured.get().split("\n")), nl=False)
 
     def heading(self, text: str) -> None:
-        self.console.print(f"\n{text}", style="bold")
+        from rich.text import Text
+
+        self.show("", Text(text, style="bold"))
 
     def note(self, text: str) -> None:
         """Something worth knowing that is not the result."""
@@ -119,17 +118,17 @@ def plain(data: Any) -> Any:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> Table:
-    """A table for people. A column whose heading starts with ``>`` is right-aligned and never wrapped."""
+    """A table for people. A heading that starts with ``>`` makes its column right-aligned, ``!`` keeps cells whole."""
     from rich import box
     from rich.table import Table
 
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
     for heading in columns:
         made.add_column(
-            heading.removeprefix(">"),
+            heading.lstrip(">!"),
             justify="right" if heading.startswith(">") else "left",
             overflow="fold",
-            no_wrap=heading.startswith(">"),
+            no_wrap=heading.startswith((">", "!")),
         )
     for row in rows:
         made.add_row(*("" if cell is None else str(cell) for cell in row))

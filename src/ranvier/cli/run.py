@@ -46,7 +46,7 @@ def command(
     Without any input all of them are random; with some, the others must be given too unless --random fills them.
     """
     session = setup.open(model, output)
-    collected = collect(session.graph, feed, setup.dims(session.graph.symbols))
+    collected = collect(session.graph, feed, setup.dims(session.graph))
     if note := collected.note():
         output.note(note)
     results, seconds = _timed(session, collected.values, names, repeat, output)
@@ -110,7 +110,7 @@ def _show(output: Output, results: dict[str, Any]) -> None:
         facts = values.describe(value)
         numbers = [values.number_text(facts.get(key)) for key in ("min", "mean", "max")]
         rows.append([name, facts["type"], *numbers, values.head_text(value)])
-    output.show(table(["output", "type", ">min", ">mean", ">max", "values"], rows), "")
+    output.show(table(["output", "!type", ">min", ">mean", ">max", "values"], rows), "")
     for name, value in results.items():
         for row, best in enumerate(values.top_classes(value)):
             which = f" [{row}]" if value.size > value.shape[-1] else ""

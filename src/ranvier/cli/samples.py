@@ -10,6 +10,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidInput
+from ranvier.graph.ir import Graph
 from ranvier.graph.types import Dim, MapType, OptionalType, SequenceType, Symbol, TensorType, Type
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +46,17 @@ def default_size(dim: Dim, axis: int, declared: TensorType, name: str) -> int:
     return size
 
 
+def input_symbols(graph: Graph) -> dict[str, Symbol]:
+    """The dimensions a caller decides: symbols in the declared shapes of the inputs, by name."""
+    return {
+        dim.name: dim
+        for value in graph.inputs
+        if isinstance(value.type, TensorType)
+        for dim in value.type.shape or ()
+        if isinstance(dim, Symbol)
+    }
+
+
 class RandomSource:
     """Makes values one after another from one seed; sizes of symbolic dims are chosen once and kept in ``sizes``."""
 
@@ -67,9 +79,13 @@ class RandomSource:
             raise InvalidInput(f"input {name!r}: its type is not known; give it from a file")
         if shape is None and declared.shape is None:
             raise InvalidInput(f"input {name!r} has no declared rank; give its shape as {name}=random:2x3")
-        if shape is None:
-            shape = tuple(self._size(d, axis, declared, name) for axis, d in enumerate(declared.shape or ()))
-        return self._tensor(name, declared.dtype or DType.float32, shape)
+        return self._tensor(
+            name, declared.dtype or DType.float32, self.shape(name, declared) if shape is None else shape
+        )
+
+    def shape(self, name: str, declared: TensorType) -> tuple[int, ...]:
+        """The shape a value for the input ``name`` gets."""
+        return tuple(self._size(dim, axis, declared, name) for axis, dim in enumerate(declared.shape or ()))
 
     def _size(self, dim: Dim, axis: int, declared: TensorType, name: str) -> int:
         if not isinstance(dim, Symbol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def describe(value: Any) -> dict[str, Any]:
         if best:
             facts["top"] = [[{"class": k, "probability": p} for k, p in row] for row in best]
     elif isinstance(value, Mapping):
-        facts["items"] = {str(k): _scalar(v) if not isinstance(v, np.ndarray) else describe(v) for k, v in value.items()}
+        facts["items"] = {
+            str(k): _scalar(v) if not isinstance(v, np.ndarray) else describe(v) for k, v in value.items()
+        }
     elif isinstance(value, list):
         facts["items"] = [describe(item) for item in value[:_LISTED]]
     return facts
@@ -108,7 +111,7 @@ def save(values: Mapping[str, Any], path: Path) -> list[Path]:
     arrays = dict(_flattened(values))
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        write_whole(path, lambda file: np.savez(file, **arrays))
+        write_whole(path, lambda file: _write_npz(file, arrays))
         return [path]
     if suffix == ".npy" and len(arrays) == 1:
         (array,) = arrays.values()
@@ -120,6 +123,14 @@ def save(values: Mapping[str, Any], path: Path) -> list[Path]:
         write_whole(target, _npy(array))
         written.append(target)
     return written
+
+
+def _write_npz(file: Any, arrays: Mapping[str, Array]) -> None:
+    """What ``np.savez`` writes; as a function of names it could not take an output that is called ``file``."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def _npy(array: Array) -> Callable[[io.BufferedIOBase], None]:

@@ -27,6 +27,11 @@ _LINE = 15.0
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NARROW, _WIDE = frozenset("fijlrtI.,:;!|()[]{} '"), frozenset("mwMW@%—")
 
+_SVG = "http://www.w3.org/2000/svg"
+_ARROW = (
+    '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0 0.8 L8 4 L0 7.2 z" fill="#9ca3af"/></marker>'
+)
 _STYLE = f"""
   text {{ font: 11px {_FONT}; fill: #374151; }}
   .op {{ font-size: 12px; font-weight: 600; fill: #fff; }}
@@ -50,11 +55,9 @@ def draw_svg(graph: Graph, *, title: str = "", types: Types | None = None) -> st
     left = (width - drawing.width) / 2
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-            f'viewBox="0 0 {width:.1f} {height:.1f}">',
+            f'<svg xmlns="{_SVG}" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}">',
             f"<style>{_STYLE}</style>",
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-            '<path d="M0 0.8 L8 4 L0 7.2 z" fill="#9ca3af"/></marker></defs>',
+            f"<defs>{_ARROW}</defs>",
             '<rect width="100%" height="100%" fill="#fff"/>',
             f'<g transform="translate({_MARGIN:g} {_MARGIN:g})">{heading}</g>',
             f'<g transform="translate({left:.1f} {_MARGIN + top:.1f})">',
@@ -89,6 +92,8 @@ class _Painter:
             homes[value] = len(pieces)
             pieces.append(self._end(value, "input"))
         for value in graph.captured():
+            if value.const is not None:
+                continue  # constants stand inside their users, wherever they are defined
             homes[value] = len(pieces)
             pieces.append(self._end(value, "from outside"))
         at = {}
@@ -101,7 +106,7 @@ class _Painter:
 
         def connect(value: Value, target: int) -> None:
             source = homes.get(value)
-            if source is not None:  # constants stand inside their users
+            if source is not None:
                 links.append(Link(source, target, bundles.setdefault(value, len(bundles))))
 
         for node in graph:
@@ -243,7 +248,8 @@ def _header(width: float, height: float, colour: str) -> str:
     """The coloured top of a node: rounded above, and below too where nothing follows."""
     if height <= _HEADER:
         return f'<rect width="{width:.1f}" height="{height:.1f}" rx="5" fill="{colour}"/>'
-    return f'<path d="M0 {_HEADER:g} V5 Q0 0 5 0 H{width - 5:.1f} Q{width:.1f} 0 {width:.1f} 5 V{_HEADER:g} z" fill="{colour}"/>'
+    outline = f"M0 {_HEADER:g} V5 Q0 0 5 0 H{width - 5:.1f} Q{width:.1f} 0 {width:.1f} 5 V{_HEADER:g} z"
+    return f'<path d="{outline}" fill="{colour}"/>'
 
 
 def _path(link: Link) -> str:

@@ -33,7 +33,8 @@ class Value:
         self.type = type
         self.producer: Node | None = None
         self.index = 0  # position among the producer's outputs
-        self.uses: list[tuple[Node, int]] = []  # (node, input position); a node stands once per position
+        # (node, input position) of every use, in order; a dict, because a constant may have thousands of them
+        self.uses: dict[tuple[Node, int], None] = {}
         self.const: ConstTensor | None = None
         self.graph: Graph | None = None  # set for graph inputs and constants: the graph that owns them
 
@@ -57,8 +58,8 @@ class Value:
             return
         for node, position in self.uses:
             node._inputs[position] = other
-        other.uses.extend(self.uses)
-        self.uses = []
+        other.uses.update(self.uses)
+        self.uses = {}
         owner = self.owner
         if owner is not None and owner._outputs_hold(self):
             owner.outputs = [other if v is self else v for v in owner.outputs]
@@ -103,7 +104,7 @@ class Node:
         self._inputs: list[Value | None] = list(inputs)
         for position, value in enumerate(self._inputs):
             if value is not None:
-                value.uses.append((self, position))
+                value.uses[self, position] = None
         if type(outputs) is int:
             self.outputs: list[Value] = [Value() for _ in range(outputs)] if outputs != 1 else [Value()]
         else:
@@ -137,7 +138,7 @@ class Node:
             _forget_use(old, self, position)
         self._inputs[position] = value
         if value is not None:
-            value.uses.append((self, position))
+            value.uses[self, position] = None
 
     def set_inputs(self, values: Sequence[Value | None]) -> None:
         """Replace all operands."""
@@ -147,7 +148,7 @@ class Node:
         self._inputs = list(values)
         for position, value in enumerate(self._inputs):
             if value is not None:
-                value.uses.append((self, position))
+                value.uses[self, position] = None
 
     def subgraphs(self) -> Iterator[Graph]:
         """The graphs among the attributes (bodies of control flow)."""
@@ -181,12 +182,10 @@ class Node:
 
 
 def _forget_use(value: Value, node: Node, position: int) -> None:
-    uses = value.uses
-    for k in range(len(uses)):
-        if uses[k][0] is node and uses[k][1] == position:
-            del uses[k]
-            return
-    raise InvalidGraph(f"use list of {value} lacks ({node.op} {node.name!r}, input {position})")
+    try:
+        del value.uses[node, position]
+    except KeyError:
+        raise InvalidGraph(f"use list of {value} lacks ({node.op} {node.name!r}, input {position})") from None
 
 
 class Graph:

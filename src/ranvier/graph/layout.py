@@ -7,13 +7,15 @@ draws what comes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Point = tuple[float, float]
 
 _ORDER_SWEEPS = 12
-_PLACE_SWEEPS = 10
+_PLACE_SWEEPS = 24
 _LINE_WIDTH = 10.0  # room a line takes when it passes through a row
 _REAL, _LINE = 1.0, 6.0  # how strongly boxes and passing lines hold their place
 _CORNER = 14.0  # lines meet a box at least this far from its corners
@@ -68,7 +70,7 @@ class _Rows:
 
     def __init__(self, boxes: Sequence[Box], links: Sequence[Link]) -> None:
         self.boxes = boxes
-        ranks = _ranks(len(boxes), links)
+        ranks, self.from_start, self.to_end = _ranks(len(boxes), links)
         self.rank = list(ranks)
         self.above: list[list[int]] = [[] for _ in boxes]
         self.below: list[list[int]] = [[] for _ in boxes]
@@ -82,11 +84,13 @@ class _Rows:
                 if item is None:
                     item = passing[link.bundle, row] = len(self.rank)
                     self.rank.append(row)
+                    self.from_start.append(self.from_start[link.source])
+                    self.to_end.append(self.to_end[link.target])
                     self.above.append([])
                     self.below.append([])
                 route.append(item)
             route.append(link.target)
-            for upper, lower in zip(route, route[1:]):
+            for upper, lower in pairwise(route):
                 if (upper, lower) not in joined:
                     joined.add((upper, lower))
                     self.below[upper].append(lower)
@@ -126,7 +130,7 @@ class _Rows:
     def _crossings(self, place: Sequence[int]) -> int:
         """Pairs of links that cross, over all pairs of neighbouring rows."""
         total = 0
-        for upper, lower in zip(self.rows, self.rows[1:]):
+        for upper, lower in pairwise(self.rows):
             ends = [place[t] for item in upper for t in sorted(self.below[item], key=place.__getitem__)]
             total += _inversions(ends, len(lower))
         return total
@@ -134,7 +138,7 @@ class _Rows:
     # -- x positions ------------------------------------------------------------------------------------------------
 
     def position(self, gap: float) -> None:
-        """Every item as near to its neighbours as the others in its row allow; alternately seen from above and below."""
+        """Every item as near to its neighbours as its row allows, alternately seen from above and from below."""
         for row in self.rows:
             at = 0.0
             for left, item in zip([None, *row], row):
@@ -147,27 +151,48 @@ class _Rows:
             down = sweep % 2 == 1  # the last sweep goes down: lines leave a box straight
             neighbours = self.above if down else self.below
             for row in self.rows if down else reversed(self.rows):
-                self._settle(row, neighbours, gap)
+                self._settle(row, neighbours, gap, down=down)
 
-    def _settle(self, row: Sequence[int], neighbours: Sequence[Sequence[int]], gap: float) -> None:
+        for row in reversed(self.rows):
+            self._draw_in(row, gap)
+
+    def _settle(self, row: Sequence[int], neighbours: Sequence[Sequence[int]], gap: float, *, down: bool) -> None:
         wanted: list[float] = []
         strength: list[float] = []
         offsets = [0.0]
-        for left, item in zip(row, row[1:]):
+        for left, item in pairwise(row):
             offsets.append(offsets[-1] + self._apart(left, item, gap))
         for item, offset in zip(row, offsets):
             near = neighbours[item]
-            wanted.append((self._median(item, near) if near else self.x[item]) - offset)
-            strength.append((_REAL if self.is_box(item) else _LINE) if near else 0.05)
+            wanted.append((self._median(item, near, down=down) if near else self.x[item]) - offset)
+            # what lies in the middle of long ways holds its place against side branches
+            weight = (1 + min(self.from_start[item], self.to_end[item])) * (_REAL if self.is_box(item) else _LINE)
+            strength.append(weight if near else 0.05)
         for item, offset, at in zip(row, offsets, _nondecreasing(wanted, strength)):
             self.x[item] = at + offset
 
-    def _median(self, item: int, near: Sequence[int]) -> float:
-        """Where most of the pull comes from; a box follows boxes rather than passing lines, so the trunk stays straight."""
-        if len(near) == 1:
-            return self.x[near[0]]
-        boxes = [self.x[n] for n in near if self.is_box(n)] if self.is_box(item) else []
-        places = sorted(boxes or [self.x[n] for n in near])
+    def _draw_in(self, row: Sequence[int], gap: float) -> None:
+        """Move boxes that nothing leads to near what they feed, as far as the others leave room; those stay."""
+        for k, item in enumerate(row):
+            if self.above[item] or not self.below[item]:
+                continue
+            left = self.x[row[k - 1]] + self._apart(row[k - 1], item, gap) if k > 0 else -math.inf
+            right = self.x[row[k + 1]] - self._apart(item, row[k + 1], gap) if k + 1 < len(row) else math.inf
+            self.x[item] = max(left, min(right, self._median(item, self.below[item], down=False)))
+
+    def _median(self, item: int, near: Sequence[int], *, down: bool) -> float:
+        """Where most of the pull comes from.
+
+        So that the trunk stays straight, short side branches do not count, and going down a box follows boxes
+        rather than passing lines.
+        """
+        if len(near) > 1:
+            length = self.from_start if down else self.to_end
+            longest = max(length[n] for n in near)
+            near = [n for n in near if 4 * length[n] >= longest]
+            if down and self.is_box(item):
+                near = [n for n in near if self.is_box(n)] or near
+        places = sorted(self.x[n] for n in near)
         middle = len(places) // 2
         return places[middle] if len(places) % 2 else (places[middle - 1] + places[middle]) / 2
 
@@ -197,7 +222,7 @@ class _Rows:
             box.y = tops[self.rank[item]]
         for link, route in zip(links, self.routes):
             start = self.boxes[link.source].x
-            for upper, lower in zip(route, route[1:]):
+            for upper, lower in pairwise(route):
                 end = self._meeting(lower, start, left)
                 link.points.append(((start, bottoms[self.rank[upper]]), (end, tops[self.rank[lower]])))
                 start = end
@@ -220,8 +245,12 @@ class _Rows:
         return self.boxes[item].label if self.is_box(item) else 0.0
 
 
-def _ranks(count: int, links: Iterable[Link]) -> list[int]:
-    """Rows by the longest way from a source; boxes then move down to those they feed, where that lengthens no line."""
+def _ranks(count: int, links: Iterable[Link]) -> tuple[list[int], list[int], list[int]]:
+    """Rows of the boxes, and the lengths of the longest ways to each from a source and from each to a sink.
+
+    A box stands in the row after the last one it takes from, then moves down to those it feeds where that
+    lengthens no line.
+    """
     above: list[set[int]] = [set() for _ in range(count)]
     below: list[set[int]] = [set() for _ in range(count)]
     for link in links:
@@ -229,19 +258,21 @@ def _ranks(count: int, links: Iterable[Link]) -> list[int]:
         above[link.target].add(link.source)
     waiting = [len(a) for a in above]
     order = [k for k in range(count) if not waiting[k]]
-    rank = [0] * count
+    from_start = [0] * count
     for k in order:  # grows while it is read
         for t in below[k]:
-            rank[t] = max(rank[t], rank[k] + 1)
+            from_start[t] = max(from_start[t], from_start[k] + 1)
             waiting[t] -= 1
             if not waiting[t]:
                 order.append(t)
     if len(order) != count:
         raise ValueError("the links form a cycle")
+    rank, to_end = list(from_start), [0] * count
     for k in reversed(order):
+        to_end[k] = max((to_end[t] + 1 for t in below[k]), default=0)
         if below[k] and len(below[k]) >= len(above[k]):
             rank[k] = min(rank[t] for t in below[k]) - 1
-    return rank
+    return rank, from_start, to_end
 
 
 def _depth_first(above: Sequence[Sequence[int]], below: Sequence[Sequence[int]]) -> list[int]:

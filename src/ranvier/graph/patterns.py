@@ -264,15 +264,29 @@ def _match_node(pattern: Apply, node: Node, state: Match) -> Iterator[Match]:
         return
     if pattern.label and state.labels.get(pattern.label, node) is not node:
         return
+    orders = [inputs]
+    if len(terms) == 2 and inputs[0] is not inputs[1] and node.op in COMMUTATIVE and not node.domain:
+        orders.append(inputs[::-1])
+    orders = [order for order in orders if all(map(_plausible, terms, order))]
+    if not orders:
+        return
     state = state.copy()
     state.values.update(dict.fromkeys(absent))
     if pattern.label:
         state.labels[pattern.label] = node
     if not any(n is node for n in state.nodes):
         state.nodes.append(node)
-    yield from _match_operands(terms, inputs, state)
-    if len(terms) == 2 and inputs[0] is not inputs[1] and node.op in COMMUTATIVE and not node.domain:
-        yield from _match_operands(terms, inputs[::-1], state)
+    for order in orders:
+        yield from _match_operands(terms, order, state)
+
+
+def _plausible(term: Term, value: Value | None) -> bool:
+    """A first look, which settles most attempts before any state is copied."""
+    if type(term) is Apply:
+        return value is not None and value.producer is not None and value.producer.op == term.op
+    if type(term) is Number:
+        return value is not None and value.const is not None
+    return True
 
 
 def _match_operands(terms: Sequence[Term], values: Sequence[Value | None], state: Match) -> Iterator[Match]:

@@ -60,7 +60,7 @@ def _verify(graph: Graph, visible: dict[int, Value], seen: set[int]) -> None:
                 continue
             if id(operand) not in defined:
                 raise InvalidGraph(f"{label}: operand {operand} is not defined before it is used")
-            if not any(user is node and at == position for user, at in operand.uses):
+            if (node, position) not in operand.uses:
                 raise InvalidGraph(f"{label}: {operand} does not know this use (input {position})")
         for body in node.subgraphs():
             if body.parent is not node:

@@ -15,28 +15,17 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import OperatorSetIdProto, TensorProto, TypeProto
-from onnx.checker import ValidationError
-from onnx.shape_inference import InferenceError, infer_node_outputs
+from onnx.shape_inference import infer_node_outputs
 
 from ranvier.dtypes import DType
-from ranvier.errors import RanvierError
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Dim, OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import registry
+from ranvier.ops.infer_guard import check_question
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_proto, type_to_proto
-from ranvier.ops.shape_data import SMALL, propagate_dims, reshape_from_dims
+from ranvier.ops.shape_data import SMALL, propagate_dims, type_from_dims
 
 NEWEST = onnx.defs.onnx_opset_version()
-_INFERENCE_ERRORS = (
-    InferenceError,
-    ValidationError,
-    RanvierError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    RuntimeError,
-)
 
 # Cheap operators that shape computations are made of; only these are evaluated during inference.
 _SHAPE_MATH = frozenset(
@@ -113,15 +102,21 @@ class TypeInference:
             for value in node.dependencies():
                 if value not in self.types:
                     self.know(value)
+        found: Sequence[Type | None] = []
         try:
             found = self._infer(node)
-        except _INFERENCE_ERRORS as error:
-            self.problems.append(f"{node.op} {node.name!r}: {error}")
-            found = []
+        except Exception as error:  # types are predictions: where a rule fails, the run will say what is wrong
+            self._problem(node, error)
         for value, inferred in zip(node.outputs, list(found) + [None] * len(node.outputs)):
             declared = value.type.bind(self.bound) if value.type is not None else None
             self.types[value] = declared if inferred is None else inferred.merge(declared)
-        self._propagate(node)
+        try:
+            self._propagate(node)
+        except Exception as error:
+            self._problem(node, error)
+
+    def _problem(self, node: Node, error: Exception) -> None:
+        self.problems.append(f"{node.op} {node.name!r}: {error}")
 
     # -- types ------------------------------------------------------------------------------------------------------
 
@@ -129,8 +124,8 @@ class TypeInference:
         control = _CONTROL.get(node.op) if node.domain == "" else None
         if control is not None:
             return control(self, node)
-        if node.op == "Reshape" and node.domain == "":
-            found = reshape_from_dims(self, node)
+        if node.domain == "":
+            found = type_from_dims(self, node)
             if found is not None:
                 return [found]
         definition = registry.find(node.domain, node.op, node.version)
@@ -143,6 +138,7 @@ class TypeInference:
         schema = schema_of(node.domain, node.op, node.version) if node.version else None
         if schema is None:
             return []
+        check_question(node, operands)
         return self._ask_standard(schema, node, operands)
 
     def _ask_standard(self, schema: Any, node: Node, operands: Sequence[Type | None]) -> Sequence[Type | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranvier.dtypes import DType
+from ranvier.dtypes import of as dtype_of
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import Dim, TensorType
 
@@ -39,11 +40,57 @@ def propagate_dims(inference: TypeInference, node: Node) -> None:
     if rule is None:
         return
     found = rule(inference, node)
-    if found is not None:
+    if found is None:
+        return
+    out = inference.types.get(node.outputs[0])
+    if isinstance(out, TensorType) and out.rank in (0, 1) and all(isinstance(d, int) for d in found):
+        dtype = (out.dtype or DType.int64).numpy
+        inference.values[node.outputs[0]] = np.array(found, dtype).reshape(() if out.rank == 0 else (-1,))
+    else:
         inference.dims[node.outputs[0]] = found
 
 
-def reshape_from_dims(inference: TypeInference, node: Node) -> TensorType | None:
+def type_from_dims(inference: TypeInference, node: Node) -> TensorType | None:
+    """The result type of a node whose target shape is known as dims; None leaves it to the standard's rule."""
+    rule = _SHAPED_BY_DIMS.get(node.op)
+    return rule(inference, node) if rule is not None else None
+
+
+def _constant_of_shape(inference: TypeInference, node: Node) -> TensorType | None:
+    target = node.input(0)
+    dims = inference.dims.get(target) if target is not None else None
+    if dims is None:
+        return None
+    value = node.attrs.get("value")
+    return TensorType(DType.float32 if value is None else dtype_of(value), tuple(_size(d) for d in dims))
+
+
+def _expand(inference: TypeInference, node: Node) -> TensorType | None:
+    target = node.input(1)
+    dims = inference.dims.get(target) if target is not None else None
+    source = inference.types.get(node.inputs[0]) if node.inputs[0] is not None else None
+    if dims is None or not isinstance(source, TensorType) or source.shape is None:
+        return None
+    rank = max(len(dims), len(source.shape))
+    left = (1,) * (rank - len(source.shape)) + source.shape
+    right = (1,) * (rank - len(dims)) + dims
+    return TensorType(source.dtype, tuple(_broadcast(a, _size(b)) for a, b in zip(left, right)))
+
+
+def _broadcast(a: Dim, b: Dim) -> Dim:
+    if a == 1 or a == b:
+        return b
+    if b == 1 or (isinstance(a, int) and a > 1):
+        return a
+    return b if isinstance(b, int) and b > 1 else None
+
+
+def _size(dim: Dim) -> Dim:
+    """A computed number is a size only when it is not negative."""
+    return None if isinstance(dim, int) and dim < 0 else dim
+
+
+def _reshape_type(inference: TypeInference, node: Node) -> TensorType | None:
     """The result type of a Reshape whose target is known as dims, or None to let the standard's rule decide."""
     target = node.input(1)
     if target is None or target in inference.values:
@@ -174,6 +221,7 @@ def _combine(op: str, x: Dim, y: Dim) -> Dim:
     return result
 
 
+_SHAPED_BY_DIMS = {"Reshape": _reshape_type, "Expand": _expand, "ConstantOfShape": _constant_of_shape}
 _RULES = {
     "Shape": _shape,
     "Gather": _gather,

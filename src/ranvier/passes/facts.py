@@ -80,7 +80,7 @@ def only_use(value: Value) -> Node | None:
     """The one node that reads ``value``, or None where there are more uses or it leaves the graph."""
     if len(value.uses) != 1 or value.is_graph_output:
         return None
-    return value.uses[0][0]
+    return next(iter(value.uses))[0]
 
 
 def is_pure(node: Node) -> bool:

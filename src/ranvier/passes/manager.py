@@ -82,13 +82,22 @@ def _check_order(passes: Iterable[OptimizationPass]) -> None:
 
 
 def passes_for(level: Level, available: Sequence[OptimizationPass], disabled: Iterable[str] = ()) -> PassManager:
-    """The passes of a level without the disabled ones; an unknown name raises with the nearest one."""
+    """The passes of a level without the disabled ones, and without those that need what a disabled one ensures.
+
+    An unknown name raises with the nearest one.
+    """
     known = {p.name for p in available}
-    for name in disabled:
-        if name not in known:
-            raise InvalidConfig(f"unknown pass {name!r}{nearest(name, known)}")
-    rank = LEVELS.index(level)
     off = set(disabled)
-    return PassManager(
-        [p for p in available if LEVELS.index(p.level) <= rank and p.name not in off and level != "none"]
-    )
+    for name in off - known:
+        raise InvalidConfig(f"unknown pass {name!r}{nearest(name, known)}")
+    if level == "none":
+        return PassManager([])
+    rank = LEVELS.index(level)
+    chosen: list[OptimizationPass] = []
+    holds = set(LOADED)
+    for step in available:
+        if LEVELS.index(step.level) > rank or step.name in off or (off and not step.requires <= holds):
+            continue
+        chosen.append(step)
+        holds = (holds - step.breaks) | step.ensures
+    return PassManager(chosen)

@@ -111,7 +111,9 @@ class _Region:
     def _is_undone(self, value: Value) -> bool:
         inner = _transposer(value)
         first = perm_of(inner) if inner is not None else None
-        return first is not None and tuple(first[axis] for axis in self.perm) == tuple(range(len(first)))
+        if first is None or len(first) != len(self.perm):
+            return False
+        return all(first[axis] == place for place, axis in enumerate(self.perm))
 
     def rewrite(self) -> None:
         inside = {id(node) for node in self.nodes}

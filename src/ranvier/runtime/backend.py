@@ -16,7 +16,7 @@ from onnx.backend.base import BackendRep, namedtupledict
 
 from ranvier import dtypes
 from ranvier.config import SessionConfig
-from ranvier.errors import DeviceMismatch, InvalidInput, RanvierError
+from ranvier.errors import DeviceMismatch, InvalidConfig, InvalidInput, RanvierError
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.types import OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import NEWEST, registry
@@ -37,6 +37,8 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
 
     def run(self, inputs: Any, run_options: RunOptions | None = None, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs in order, for inputs in order or by name; they can be had by name too: ``outputs["y"]``."""
+        for name in _session_options(kwargs):
+            raise InvalidConfig(f"run: unknown option {name!r}; options belong to prepare")
         outputs = self.session.run(_named(self.session, inputs), options=run_options)
         result: tuple[Any, ...] = namedtupledict("Outputs", list(outputs))(*outputs.values())
         return result
@@ -108,7 +110,7 @@ def _named(session: Session, inputs: Any) -> Any:
 
 def _newest(node: NodeProto) -> int:
     if not registry.normal_domain(node.domain):
-        return NEWEST
+        return int(NEWEST)
     try:
         return int(onnx.defs.get_schema(node.op_type, domain=node.domain).since_version)
     except onnx.defs.SchemaError:
@@ -143,7 +145,8 @@ def _type_of(x: Any) -> Type:
     if x is None:
         return OptionalType(None)
     if isinstance(x, list):
-        return SequenceType(_type_of(x[0]) if x else None)
+        # the tensors of a sequence may differ in shape
+        return SequenceType(TensorType(dtypes.of(np.asarray(x[0])), None) if x else None)
     array = np.asarray(x)
     return TensorType(dtypes.of(array), array.shape)
 

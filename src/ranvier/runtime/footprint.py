@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.graph.ir import Graph
 from ranvier.runtime.session import Session
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes: constants of the graph and of its kernels, and arenas kept for the next run."""
-
-    weights: int = 0
-    arenas: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.arenas
 
 
 def graph_bytes(graph: Graph) -> int:
@@ -29,23 +15,34 @@ def graph_bytes(graph: Graph) -> int:
     )
 
 
-def footprint(session: Session, running: int = 0) -> Footprint:
-    """What a session holds while ``running`` runs are in progress."""
-    kernels = sum(item.kernel.memory_usage().constants for item in session._parts)
+def weight_bytes(session: Session) -> int:
+    """Bytes of the constants of a session's graph and of what its kernels made of them."""
+    return graph_bytes(session.graph) + sum(item.kernel.memory_usage().constants for item in session._parts)
+
+
+def arena_bytes(session: Session, running: int = 0) -> int:
+    """Bytes of arenas that wait for the next run, and of those that ``running`` runs in progress use."""
     with session._lock:
         plans = list(session._plans.values())
     waiting = sum(plan.memory.arena * len(plan._free) for plan in plans)
     # a run has taken its arena out of the pool; which plan it follows is its own affair, so the largest is counted
     in_use = running * max((plan.memory.arena for plan in plans), default=0)
-    return Footprint(graph_bytes(session.graph) + kernels, waiting + in_use)
+    return waiting + in_use
 
 
 def trim(session: Session) -> None:
-    """Give back arenas that no run uses; the next run takes a new one."""
+    """Give back to the system the arenas that no run uses; the next run takes a new one."""
     with session._lock:
         plans = list(session._plans.values())
     for plan in plans:
         plan.close()
+    release(session)
 
 
-__all__ = ["Footprint", "footprint", "graph_bytes", "trim"]
+def release(session: Session) -> None:
+    """Empty the pools in which the session's providers keep freed memory."""
+    for provider in session.providers:
+        provider.allocator().trim()
+
+
+__all__ = ["arena_bytes", "graph_bytes", "release", "trim", "weight_bytes"]

@@ -68,6 +68,8 @@ class InferenceSession:
     ) -> None:
         if sess_options is not None and not isinstance(sess_options, SessionOptions):
             raise InvalidConfig(f"sess_options must be a SessionOptions, got {type(sess_options).__name__}")
+        if isinstance(path_or_bytes, Graph):
+            raise NotSupported("InferenceSession takes a model file, its bytes or a message; for a Graph use Session")
         self._model = path_or_bytes.read() if hasattr(path_or_bytes, "read") else path_or_bytes
         self._options = SessionOptions() if sess_options is None else sess_options
         self._changes = _changes(kwargs)  # to the configuration that the options make

@@ -75,7 +75,7 @@ def _merge(lifetimes: Sequence[Lifetime]) -> tuple[list[_Block], int]:
             if (
                 block is not None
                 and block.members[-1] == candidate
-                and block.last == each.first
+                and lifetimes[candidate].first < each.first == block.last
                 and nbytes <= block.nbytes
             ):
                 block.members.append(k)

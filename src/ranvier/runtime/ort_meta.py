@@ -55,7 +55,7 @@ def shape_list(value_type: Type | None) -> list[int | str | None]:
     return [dim.name if isinstance(dim, Symbol) else dim for dim in value_type.shape]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeArg:
     """One input or output of a model."""
 

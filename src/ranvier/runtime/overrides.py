@@ -19,10 +19,11 @@ from ranvier.ops.proto import type_from_proto
 
 def fix_dims(graph: Graph, sizes: Mapping[str, int]) -> None:
     """Give symbolic dims of the inputs their sizes, everywhere in the graph, and infer the types anew."""
+    free = _free_dims(graph)
     for name, size in sizes.items():
-        symbol = graph.symbols.get(name)
+        symbol = free.get(name)
         if symbol is None:
-            raise InvalidConfig(f"the model has no free dimension {name!r}{nearest(name, graph.symbols)}")
+            raise InvalidConfig(f"the model has no free dimension {name!r}{nearest(name, free)}")
         if not symbol.admits(size):
             raise InvalidConfig(f"dimension {name!r} cannot be {size}: bounds [{symbol.lo}, {symbol.hi}]")
     for each in graph.all_graphs():
@@ -30,8 +31,17 @@ def fix_dims(graph: Graph, sizes: Mapping[str, int]) -> None:
             if value.type is not None:
                 value.type = value.type.bind(sizes)
     for name in sizes:
-        del graph.symbols[name]
+        graph.symbols.pop(name, None)
     graph.metadata["problems"] = annotate(graph)
+
+
+def _free_dims(graph: Graph) -> dict[str, Symbol]:
+    return {
+        dim.name: dim
+        for value in graph.inputs
+        for dim in getattr(value.type, "shape", None) or ()
+        if isinstance(dim, Symbol)
+    }
 
 
 def replace_initializers(graph: Graph, tensors: Mapping[str, Any]) -> None:

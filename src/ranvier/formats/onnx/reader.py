@@ -324,11 +324,10 @@ def _check_node(node: NodeProto, schema: Any) -> None:
 
 def _check_left_out(node: NodeProto, schema: Any) -> None:
     """An empty name stands for an optional input that is left out; others may not be."""
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     for name, formal in zip(node.input, schema.inputs):
-        if not name and formal.option == onnx.defs.OpSchema.FormalParameterOption.Single:
+        if not name and formal.option != optional and formal.min_arity > 0:
             raise InvalidModel(f"{_label(node)}: input {formal.name!r} is required and has no name")
-    if sum(map(bool, node.input)) < schema.min_input and not any(node.input[schema.min_input - 1 :]):
-        raise InvalidModel(f"{_label(node)}: takes {_range(schema.min_input, schema.max_input)} inputs, got none")
 
 
 def _range(low: int, high: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ranvier.config import Level
 from ranvier.graph.ir import Value
 from ranvier.graph.patterns import Match, PatternOps, Rule
@@ -176,7 +178,7 @@ class FuseMish(ActivationRule):
 
 
 class FuseLeakyRelu(ActivationRule):
-    """max(x, αx) for 0 < α < 1, and the same by a comparison with zero for any α"""
+    """max(x, αx) for 0 < α < 1, and the same by a comparison with zero for any positive α"""
 
     def pattern(self, op: PatternOps, x: Any, alpha: Any) -> Any:
         scaled = op.Mul(x, alpha)
@@ -191,8 +193,10 @@ class FuseLeakyRelu(ActivationRule):
         alpha = match.scalar("alpha")
         if alpha is None:
             return "alpha is not one constant number"
-        if "max" in match.labels and not 0 < alpha < 1:
-            return f"alpha {alpha:g} is not between 0 and 1"
+        if not 0 < alpha < (1 if "max" in match.labels else math.inf):
+            return f"alpha {alpha:g} is not between 0 and 1" if "max" in match.labels else "alpha is not positive"
+        if alpha != np.float32(alpha):
+            return "alpha has more digits than an attribute can hold"
         return super().check(match)
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:

@@ -22,7 +22,7 @@ from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import Shape
 from ranvier.passes.base import RulePass
 from ranvier.passes.facts import dtype_of, integers_of, rank_of, shape_of, widens
-from ranvier.passes.fuse.masks import BooleanMask, CausalMask
+from ranvier.passes.fuse.masks import BooleanMask, CausalMask, side_output_reason
 from ranvier.passes.fuse.proofs import FLOATS, is_last_axis, same_dim
 
 FORBIDDEN = -1e9  # a score this low has no weight beside any other, and swallows the score it replaces
@@ -127,12 +127,11 @@ class FuseAttention(Rule):
             precision = dtype_of(widen.output)
             assert precision is not None
             attrs["softmax_precision"] = precision.onnx
+        operands = [q, k, v] if mask is None else [q, k, v, mask]
         if rank_of(q) == 4:
-            return op.Attention(q, k, v, mask, **attrs)
+            return op.Attention(*operands, **attrs)
         one = op.constant(np.array([1]), "heads_axis")  # samples and heads in one axis: many samples of one head
-        if mask is not None and rank_of(mask) == 3:
-            mask = op.Unsqueeze(mask, one)
-        y = op.Attention(*(op.Unsqueeze(x, one) for x in (q, k, v)), mask, **attrs)
+        y = op.Attention(*(op.Unsqueeze(x, one) if rank_of(x) == 3 else x for x in operands), **attrs)
         return op.Squeeze(y, one)
 
 
@@ -216,8 +215,8 @@ def _mask_reason(match: Match) -> str | None:
 
 
 def _blocked_reason(match: Match) -> str | None:
-    blocked, dtype = match.scalar("blocked"), dtype_of(match["q"])
-    if blocked is None:
+    blocked, dtype, constant = match.scalar("blocked"), dtype_of(match["q"]), match["blocked"].const
+    if blocked is None or constant is None or widens(match.node("scores").output, constant.shape):
         return "masked scores are not replaced by one constant number"
     if blocked == -math.inf or (blocked <= FORBIDDEN and dtype in (DType.float32, DType.bfloat16)):
         return None
@@ -262,10 +261,10 @@ class ShareKeyHeads(Rule):
         return op.Attention(q, _repeated(op, k, "k"), _repeated(op, v, "v"), mask_)
 
     def check(self, match: Match) -> str | None:
-        return _repetition_reason(match, "k") or _repetition_reason(match, "v")
+        return side_output_reason(match.root) or _repetition_reason(match, "k") or _repetition_reason(match, "v")
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:
-        operands = [match["q"], match["k"], match["v"], match.get("mask_")]
+        operands = [match["q"], match["k"], match["v"], *match.root.inputs[3:]]
         return op.node("Attention", operands, dict(match.root.attrs)).output
 
 

@@ -23,6 +23,12 @@ def _with_mask(op: GraphOps, node: Node, mask: Value | None, **attrs: Any) -> Va
     return op.node("Attention", operands, {**node.attrs, **attrs}).output
 
 
+def side_output_reason(node: Node) -> str | None:
+    """A node that also gives out its keys or scores stays as it is."""
+    used = any(value.uses or value.is_graph_output for value in node.outputs[1:])
+    return "other outputs are used" if used else None
+
+
 class BooleanMask(Rule):
     """Adding 0 or minus infinity by a condition: the condition itself is the operator's boolean mask."""
 
@@ -38,7 +44,7 @@ class BooleanMask(Rule):
         condition = match.get("keep") or match["drop"]
         whole, own = shape_of(match.node("where").output), shape_of(condition)
         alike = whole is not None and own is not None and len(own) == len(whole) and same_dim(own[-1], whole[-1])
-        return None if alike else "the condition is not known to cover all keys"
+        return side_output_reason(match.root) if alike else "the condition is not known to cover all keys"
 
     def rewrite(self, op: GraphOps, match: Match) -> Value:
         keep = match.get("keep")
@@ -59,7 +65,7 @@ class CausalMask(Rule):
         q, k, mask = (shape_of(match[name]) for name in ("q", "k", "mask"))
         if q is None or k is None or mask is None or not (same_dim(mask[-2], q[-2]) and same_dim(mask[-1], k[-2])):
             return "the causal mask is not known to be of the size of the scores"
-        return None
+        return side_output_reason(match.root)
 
     def rewrite(self, op: GraphOps, match: Match) -> Value | None:
         return _with_mask(op, match.root, None, is_causal=1) if is_causal(match["mask"]) else None

@@ -177,21 +177,19 @@ def _affine_reason(x: Value, norm: Node, operand: Value, what: str) -> str | Non
     inner = _without_leading_ones(shape, len(sizes))
     if len(shape) > len(sizes) and (rank is None or len(shape) > rank or len(inner) > len(sizes)):
         return f"{what} differs along axes that are not normalised"
-    if operand.const is None and (len(shape) != len(sizes) or not same_dims(shape, sizes)):
+    if operand.const is None and (len(shape) != len(sizes) or not _same_dims(shape, sizes)):
         return f"{what} is computed and not of the shape of the normalised axes"
     return None if spreads_into(inner, sizes) else f"{what} does not fit the normalised axes"
 
 
-def same_dims(a: Shape, b: Shape) -> bool:
+def _same_dims(a: Shape, b: Shape) -> bool:
     return len(a) == len(b) and all(same_dim(d, e) for d, e in zip(a, b))
 
 
 def _normalised(x: Value, norm: Node) -> Shape | None:
     """The sizes of the axes that are normalised."""
-    shape, axis = shape_of(x), norm.attrs.get("axis", -1)
-    if shape is None:
-        return None
-    return shape[axis:]
+    shape = shape_of(x)
+    return None if shape is None else shape[norm.attrs.get("axis", -1) :]
 
 
 def _without_leading_ones(shape: Shape, keep: int) -> Shape:

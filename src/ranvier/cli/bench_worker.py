@@ -1,0 +1,95 @@
+"""The process that measures one runtime: ``python -m ranvier.cli.bench_worker``.
+
+Orders come as lines of JSON on stdin, answers go back as lines of JSON. Tensors travel in pickle files inside a
+private folder that the parent made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def main() -> None:
+    _die_with_parent()
+    answers = _private_stdout()
+    worker: _Worker | None = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if order["do"] == "load":
+                worker = _Worker(order)
+                answer = worker.loaded
+            elif worker is not None and order["do"] == "turn":
+                answer = {"seconds": worker.turn(order["seconds"], order["warmup"])}
+            else:
+                break
+        except BaseException as error:
+            answer = {"error": _error_facts(error)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _private_stdout() -> TextIO:
+    """Libraries print; what they print goes to stderr, and the old stdout carries answers alone."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def _die_with_parent() -> None:
+    """Between turns this process is stopped and cannot notice that nobody needs it any more; Linux can tell it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+class _Worker:
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        folder = Path(order["folder"])
+        inputs = pickle.loads((folder / "inputs.pickle").read_bytes())
+        started = time.perf_counter()
+        module, name = order["runner"].split(":")
+        runner = getattr(importlib.import_module(module), name)(order["model"], order["threads"], order["options"])
+        imported_and_loaded = time.perf_counter() - started
+        started = time.perf_counter()
+        outputs = runner.run(inputs)
+        first = time.perf_counter() - started
+        (folder / f"{order['name']}.pickle").write_bytes(pickle.dumps(outputs))
+        self._run = runner.run
+        self._inputs = inputs
+        self.loaded = {"version": runner.version, "load_seconds": imported_and_loaded, "first_seconds": first}
+
+    def turn(self, seconds: float, warmup: int) -> list[float]:
+        """Run for about ``seconds``, at least once, after some runs that are not timed."""
+        run, inputs, clock = self._run, self._inputs, time.perf_counter
+        for _ in range(warmup):
+            run(inputs)
+        times: list[float] = []
+        end = clock() + seconds
+        while True:
+            started = clock()
+            run(inputs)
+            finished = clock()
+            times.append(finished - started)
+            if finished >= end:
+                return times
+
+
+def _error_facts(error: BaseException) -> dict[str, Any]:
+    from ranvier.cli.exit_codes import describe, exit_code
+
+    return {"type": type(error).__name__, "message": describe(error), "exit_code": exit_code(error)}
+
+
+if __name__ == "__main__":
+    main()

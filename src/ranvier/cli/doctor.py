@@ -1,0 +1,191 @@
+"""``ranvier doctor``: is everything here that should be, and does it compute?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import time
+from dataclasses import fields
+from typing import Any
+
+import click
+import numpy as np
+
+from ranvier.cli import exit_codes
+from ranvier.cli.options import with_output
+from ranvier.cli.providers import provider_facts
+from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
+from ranvier.cli.versions import package_version, ranvier_version
+from ranvier.config import SessionConfig, environment
+from ranvier.devices import machine_info
+from ranvier.dtypes import DType
+from ranvier.errors import RanvierError
+from ranvier.graph.ir import Graph
+from ranvier.graph.tensors import ConstTensor
+from ranvier.graph.types import TensorType
+from ranvier.ops import complete
+from ranvier.providers.registry import REGISTRY
+
+_REQUIRED = ("numpy", "onnx", "ml_dtypes", "click", "rich")
+_OPTIONAL = ("llvmlite", "pillow", "onnxruntime", "openvino", "torch", "triton")
+_PREFIX = "RANVIER_"
+
+
+@click.command()
+@with_output
+def command(output: Output) -> None:
+    """Check this installation; exit code 1 when something that should work does not."""
+    variables, config, problem = environment_facts()
+    data: dict[str, Any] = {
+        "versions": {"ranvier": ranvier_version(), "python": platform.python_version()}
+        | {name: package_version(name) for name in (*_REQUIRED, *_OPTIONAL)},
+        "machine": machine_info(),
+        "environment": variables,
+        "options": config,
+        "providers": [check_provider(name) for name in REGISTRY.names()],
+    }
+    problems = [problem] if problem else []
+    problems += [
+        f"package {name} is missing" for name in _REQUIRED if data["versions"][name] is None and not _found(name)
+    ]
+    problems += [f"provider {p['name']}: {p['problem']}" for p in data["providers"] if p["problem"]]
+    if not any(p["result"] == "ok" for p in data["providers"]):
+        problems.append("no provider works")
+    data["problems"] = problems
+    if output.json:
+        output.emit(data)
+    else:
+        _show(output, data)
+    if problems:
+        raise SystemExit(exit_codes.CHECK_FAILED)
+
+
+def _found(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+# -- the environment ------------------------------------------------------------------------------------------------
+
+
+def environment_facts() -> tuple[dict[str, str], list[dict[str, Any]], str]:
+    """Ranvier's environment variables with what each does, every option with its origin, and what is wrong."""
+    variables: dict[str, str] = {}
+    origin: dict[str, str] = {}
+    problem = ""
+    for name in sorted(os.environ):
+        if not name.startswith(_PREFIX):
+            continue
+        try:
+            found = environment({name: os.environ[name]})
+        except RanvierError as error:
+            variables[name], problem = f"invalid: {error}", str(error)
+            continue
+        variables[name] = f"sets {', '.join(found)}" if found else "unknown or empty, has no effect"
+        origin.update(dict.fromkeys(found, name))
+    try:
+        config = SessionConfig.default()
+    except RanvierError as error:
+        config, problem = SessionConfig(), str(error)
+    options = [
+        {"option": f.name, "value": getattr(config, f.name), "origin": origin.get(f.name, "default")}
+        for f in fields(config)
+        if f.name != "limits"
+    ]
+    options += [
+        {"option": f"limits.{f.name}", "value": getattr(config.limits, f.name), "origin": "default"}
+        for f in fields(config.limits)
+    ]
+    return variables, options, problem
+
+
+# -- providers ------------------------------------------------------------------------------------------------------
+
+
+def check_provider(name: str) -> dict[str, Any]:
+    """One provider with the outcome of a small computation on it: ok, failed, or not available."""
+    found = provider_facts(name)
+    checked: dict[str, Any] = {"name": name, "device": found["device"], "seconds": None, "problem": ""}
+    if not found["available"]:
+        return checked | {"result": "not available", "reason": found["reason"]}
+    try:
+        seconds, gap = run_small_graph(name)
+    except Exception as error:  # a broken provider may raise anything; finding that out is what this is for
+        return checked | {"result": "failed", "problem": f"{type(error).__name__}: {error}"}
+    if gap > 1e-5:
+        return checked | {"result": "failed", "seconds": seconds, "problem": f"wrong result, off by {gap:.3g}"}
+    return checked | {"result": "ok", "seconds": seconds}
+
+
+def run_small_graph(provider: str) -> tuple[float, float]:
+    """Seconds of one run of ``Relu(x @ w + b)`` on a provider, and its largest distance from NumPy's result."""
+    from ranvier.runtime.session import Session
+
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.standard_normal(shape, np.float32) for shape in ((8, 32), (32, 16), (16,)))
+    graph = Graph("doctor", opsets={"": 21})
+    value = graph.add_input("x", TensorType(DType.float32, x.shape))
+    for op, operand in (("MatMul", w), ("Add", b), ("Relu", None)):
+        constant = [] if operand is None else [graph.add_constant(ConstTensor.of(operand))]
+        node = graph.add(op, [value, *constant], name=op.lower())
+        complete(node)
+        value = node.output
+    value.name = "y"
+    graph.outputs = [value]
+    with Session(graph, SessionConfig(providers=(provider,))) as session:
+        session.run({"x": x})
+        started = time.perf_counter()
+        result = session.run({"x": x})["y"]
+        seconds = time.perf_counter() - started
+    return seconds, float(np.abs(result - np.maximum(x @ w + b, 0)).max())
+
+
+# -- for people -----------------------------------------------------------------------------------------------------
+
+
+def _show(output: Output, data: dict[str, Any]) -> None:
+    machine = data["machine"]
+    output.heading("machine")
+    output.show(
+        facts(
+            [
+                ("system", machine.platform),
+                ("processor", machine.model_name or machine.machine),
+                ("cores", f"{machine.cores} usable of {machine.cores_present}"),
+                ("memory", f"{bytes_text(machine.memory_bytes)} usable"),
+            ]
+        )
+    )
+    output.heading("versions")
+    output.show(facts((name, version or "not installed") for name, version in data["versions"].items()))
+    output.heading("options")
+    output.show(
+        table(
+            ["!option", "value", "!from"],
+            [(o["option"], _option_text(o["value"]), o["origin"]) for o in data["options"]],
+        )
+    )
+    for name, effect in data["environment"].items():
+        output.show(f"{name}: {effect}")
+    output.heading("providers, each asked for Relu(x @ w + b)")
+    rows = [
+        (
+            p["name"],
+            p["device"],
+            p["result"],
+            "" if p["seconds"] is None else seconds_text(p["seconds"]),
+            p.get("reason") or p["problem"],
+        )
+        for p in data["providers"]
+    ]
+    output.show(table(["!provider", "!device", "!result", ">time", ""], rows), "")
+    if data["problems"]:
+        output.show(*(f"problem: {text}" for text in data["problems"]))
+    else:
+        output.show("everything works")
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return "" if value in (None, {}) else f"{value:,}" if type(value) is int else str(value)

@@ -1,0 +1,86 @@
+"""What ``ranvier bench`` can measure: this runtime, and others that may be installed, behind one small interface.
+
+A runner is made inside a process of its own; nothing here imports a peer before its runner is made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+SELF = "ranvier"
+
+# name -> (module that must be installed, "module:class" of the runner)
+KNOWN: dict[str, tuple[str, str]] = {
+    SELF: ("ranvier", "ranvier.cli.peers:RanvierRunner"),
+    "onnxruntime": ("onnxruntime", "ranvier.cli.peers:OnnxRuntimeRunner"),
+    "openvino": ("openvino", "ranvier.cli.peers:OpenVinoRunner"),
+}
+
+
+class Runner(Protocol):
+    """One runtime with one model loaded on the CPU."""
+
+    version: str
+
+    def __init__(self, model: str, threads: int, options: Mapping[str, Any]) -> None: ...
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by name."""
+        ...
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(KNOWN[name][0]) is not None
+
+
+class RanvierRunner:
+    """This runtime. ``options`` are those of a session, with limits as plain data."""
+
+    def __init__(self, model: str, threads: int, options: Mapping[str, Any]) -> None:
+        from ranvier.cli.versions import ranvier_version
+        from ranvier.config import Limits, SessionConfig
+        from ranvier.runtime.session import Session
+
+        changes = {"threads": threads, **options}
+        limits = Limits.make(changes.pop("limits", {}))
+        self.version = ranvier_version()
+        self._session = Session(model, SessionConfig.default().updated(limits=limits, **changes))
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self._session.run(inputs)
+
+
+class OnnxRuntimeRunner:
+    """ONNX Runtime's CPU provider with its default optimizations."""
+
+    def __init__(self, model: str, threads: int, options: Mapping[str, Any]) -> None:
+        import onnxruntime
+
+        choices = onnxruntime.SessionOptions()
+        choices.intra_op_num_threads = threads
+        choices.log_severity_level = 3
+        self.version = onnxruntime.__version__
+        self._session = onnxruntime.InferenceSession(model, choices, providers=["CPUExecutionProvider"])
+        self._names = [each.name for each in self._session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self._names, self._session.run(None, dict(inputs))))
+
+
+class OpenVinoRunner:
+    """OpenVINO on the CPU, tuned for latency, in float32: on some processors it would choose bfloat16 by itself."""
+
+    def __init__(self, model: str, threads: int, options: Mapping[str, Any]) -> None:
+        import openvino  # type: ignore[import-not-found,unused-ignore]
+
+        choices = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+        compiled = openvino.Core().compile_model(model, "CPU", choices)
+        self.version = openvino.__version__
+        self._request = compiled.create_infer_request()
+        self._names = [each.get_any_name() for each in compiled.outputs]
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        self._request.infer(dict(inputs))
+        return {name: self._request.get_output_tensor(k).data.copy() for k, name in enumerate(self._names)}

@@ -1,0 +1,205 @@
+"""Measuring several runtimes fairly on one machine: each in its own process, one at a time, in rotating turns.
+
+A runtime's idle threads may spin for a while after a run and disturb whoever is measured next; so processes that
+are not having their turn are stopped altogether where the system can do that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ranvier.cli import exit_codes
+from ranvier.errors import RanvierError
+
+_CAN_STOP = hasattr(signal, "SIGSTOP")
+_PAUSE = 0.25  # seconds of silence before a turn where processes cannot be stopped
+_LEAST_ROUNDS = 3
+
+
+class RunnerFailed(RanvierError):
+    """A runtime could not load or run the model."""
+
+    def __init__(self, name: str, message: str, code: int = exit_codes.RUN_FAILED) -> None:
+        super().__init__(f"{name} cannot run this model: {message}")
+        self.message = message
+        self.exit_code = code
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every runtime is given."""
+
+    model: str
+    folder: Path  # private; holds the inputs and receives the outputs
+    threads: int
+
+    def write_inputs(self, inputs: Mapping[str, Any]) -> None:
+        (self.folder / "inputs.pickle").write_bytes(pickle.dumps(dict(inputs)))
+
+    def read_outputs(self, name: str) -> dict[str, Any]:
+        found = pickle.loads((self.folder / f"{name}.pickle").read_bytes())
+        assert isinstance(found, dict)
+        return found
+
+
+@dataclass
+class Measured:
+    """One runtime's times: whole, and by round."""
+
+    name: str
+    version: str = ""
+    load_seconds: float = 0.0
+    first_seconds: float = 0.0
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> list[float]:
+        return [s for turn in self.rounds for s in turn]
+
+    def statistics(self) -> dict[str, float]:
+        """The median, its median absolute deviation, quantiles and the number of runs."""
+        times = self.seconds
+        middle = statistics.median(times)
+        return {
+            "median_seconds": middle,
+            "mad_seconds": statistics.median(abs(s - middle) for s in times),
+            "p10_seconds": _quantile(times, 0.1),
+            "p90_seconds": _quantile(times, 0.9),
+            "min_seconds": min(times),
+            "runs": len(times),
+        }
+
+
+class Worker:
+    """A process with one runtime in it; stopped except during its turns."""
+
+    def __init__(self, name: str, runner: str, task: Task, options: Mapping[str, Any]) -> None:
+        self.name = name
+        self._log = task.folder / f"{name}.log"
+        environment = {**os.environ}
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment[variable] = str(task.threads)
+        with self._log.open("wb") as log:
+            # -P: a file in the working folder must not take the place of a module of ours
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ranvier.cli.bench_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+            )
+        try:
+            loaded = self._ask(
+                do="load",
+                name=name,
+                runner=runner,
+                model=task.model,
+                folder=str(task.folder),
+                threads=task.threads,
+                options=dict(options),
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.measured = Measured(name, loaded["version"], loaded["load_seconds"], loaded["first_seconds"])
+        self._stop()
+
+    def turn(self, seconds: float, warmup: int) -> None:
+        self._resume()
+        self.measured.rounds.append(self._ask(do="turn", seconds=seconds, warmup=warmup)["seconds"])
+        self._stop()
+
+    def _ask(self, **order: Any) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            tail = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+            code = self._process.wait()
+            raise RunnerFailed(self.name, f"its process ended with code {code}: {' / '.join(tail) or 'no message'}")
+        answer = json.loads(line)
+        if "error" in answer:
+            error = answer["error"]
+            raise RunnerFailed(self.name, error["message"], error["exit_code"])
+        return answer
+
+    def _stop(self) -> None:
+        if _CAN_STOP:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def _resume(self) -> None:
+        if _CAN_STOP:
+            self._process.send_signal(signal.SIGCONT)
+        else:
+            time.sleep(_PAUSE)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def take_turns(
+    workers: Sequence[Worker],
+    *,
+    rounds: int | None,
+    seconds: float,
+    warmup: int,
+    progress: Callable[[Sequence[int]], Iterable[int]],
+) -> None:
+    """Give every worker one turn a round, each round beginning with another one.
+
+    ``seconds`` is what each worker may take in all. Where ``rounds`` is not given it is as many turns as fit, at
+    least three and at most twenty, each long enough for several runs where the model is quick.
+    """
+    slowest = max(w.measured.first_seconds for w in workers)
+    count = rounds or max(_LEAST_ROUNDS, min(20, int(seconds / max(slowest, 1e-3))))
+    used = dict.fromkeys(range(len(workers)), 0.0)
+    for number in progress(range(count)):
+        for k in range(len(workers)):
+            at = (number + k) % len(workers)
+            started = time.perf_counter()
+            # after a pause the caches are cold: a turn begins with a run that does not count, where that is cheap
+            settle = warmup if number == 0 else int(slowest < seconds / count)
+            workers[at].turn(seconds / count, settle)
+            used[at] += time.perf_counter() - started
+        if rounds is None and number + 1 >= _LEAST_ROUNDS and max(used.values()) > 2 * seconds:
+            break
+
+
+def speed_ratio(ours: Measured, theirs: Measured) -> dict[str, float]:
+    """How many times as fast as a peer: the median over rounds of the ratio within a round, with its spread."""
+    ratios = [statistics.median(b) / statistics.median(a) for a, b in zip(ours.rounds, theirs.rounds)]
+    return {
+        "ratio": statistics.median(ratios),
+        "low": _quantile(ratios, 0.1),
+        "high": _quantile(ratios, 0.9),
+    }
+
+
+def _quantile(numbers: Sequence[float], q: float) -> float:
+    ordered = sorted(numbers)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

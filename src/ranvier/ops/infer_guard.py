@@ -1,0 +1,65 @@
+"""Questions that the standard's type inference must not be asked.
+
+It is native code that trusts its caller: for the operators below, a wrong attribute makes it read outside its memory
+or never come back, and with it the process that loads the model. Each check refuses only what no run could compute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from ranvier.errors import InvalidValue
+from ranvier.graph.ir import Node
+from ranvier.graph.types import TensorType, Type
+
+MAX_RANK = 64  # of a NumPy array
+_TERM = r"[A-Za-z ]*(\.{3}[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+
+
+def check_question(node: Node, operands: Sequence[Type | None]) -> None:
+    """Raise InvalidValue where the standard's inference could not be trusted with this node."""
+    guard = _GUARDS.get(node.op) if node.domain == "" else None
+    if guard is not None:
+        guard(node, operands)
+
+
+def _einsum(node: Node, operands: Sequence[Type | None]) -> None:
+    equation = node.attrs.get("equation")
+    if not isinstance(equation, str) or not _EQUATION.fullmatch(equation):
+        raise InvalidValue(f"Einsum: {equation!r} is not an equation", op="Einsum")
+
+
+def _expand(node: Node, operands: Sequence[Type | None]) -> None:
+    target = operands[1] if len(operands) > 1 else None
+    if isinstance(target, TensorType) and (target.size or 0) > MAX_RANK:
+        raise InvalidValue(f"Expand: a shape of {target.size} dimensions; at most {MAX_RANK} are possible", op="Expand")
+
+
+def _gather_nd(node: Node, operands: Sequence[Type | None]) -> None:
+    count = node.attrs.get("batch_dims", 0)
+    if not 0 <= count <= MAX_RANK:
+        raise InvalidValue(f"GatherND: batch_dims {count} is out of range", op="GatherND")
+
+
+def _layer_normalization(node: Node, operands: Sequence[Type | None]) -> None:
+    axis = node.attrs.get("axis", -1)
+    rank = operands[0].rank if operands and isinstance(operands[0], TensorType) else None
+    if rank is not None and not -rank <= axis < rank:
+        raise InvalidValue(f"{node.op}: axis {axis} is out of range for rank {rank}", op=node.op)
+
+
+def _split(node: Node, operands: Sequence[Type | None]) -> None:
+    count = node.attrs.get("num_outputs", len(node.outputs))
+    if count != len(node.outputs):
+        raise InvalidValue(f"Split: num_outputs is {count}, the node has {len(node.outputs)} outputs", op="Split")
+
+
+_GUARDS: dict[str, Callable[[Node, Sequence[Type | None]], None]] = {
+    "Einsum": _einsum,
+    "Expand": _expand,
+    "GatherND": _gather_nd,
+    "LayerNormalization": _layer_normalization,
+    "Split": _split,
+}

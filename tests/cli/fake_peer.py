@@ -1,0 +1,29 @@
+"""Runtimes for the tests of ``ranvier bench``: each uses ours and bends something."""
+
+from __future__ import annotations
+
+import os
+
+from ranvier.cli.peers import RanvierRunner
+
+
+class Agreeing(RanvierRunner):
+    def __init__(self, model, threads, options):
+        super().__init__(model, threads, options)
+        self.version = "1.0"
+
+
+class Wrong(Agreeing):
+    def run(self, inputs):
+        print("a library that talks")
+        return {name: value + 1 for name, value in super().run(inputs).items()}
+
+
+class Refusing(Agreeing):
+    def __init__(self, model, threads, options):
+        raise ValueError("this model is beyond me")
+
+
+class Dying(Agreeing):
+    def run(self, inputs):
+        os._exit(7)
