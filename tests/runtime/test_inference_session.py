@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import copy
 import gc
 import inspect
 import logging
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import ranvier as rv
 from ranvier import errors
-from ranvier.config import SessionConfig
 from ranvier.providers.reference import ReferenceProvider
 from ranvier.providers.registry import REGISTRY
 from tests.runtime.ort_scripts import SCRIPTS, Script, X
@@ -202,176 +197,6 @@ def test_classes_of_errors_can_be_raised_by_scripts() -> None:
         raise rv.InvalidArgument("mine")
 
 
-# -- options ----------------------------------------------------------------------------------------------------------
-
-
-def test_options_become_a_configuration() -> None:
-    options = rv.SessionOptions()
-    assert options.config() == SessionConfig.default()
-    options.intra_op_num_threads = 3
-    options.graph_optimization_level = rv.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.logid = "name of it"
-    options.limits = rv.Limits(graph_depth=3)
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "1000")
-    config = options.config()
-    assert (config.threads, config.optimization, config.name) == (3, "none", "name of it")
-    assert (config.limits.graph_depth, config.fallback, config.fold_limit) == (3, "off", 1000)
-    options.optimization = "basic"  # Ranvier's own word wins
-    assert options.config().optimization == "basic"
-    assert "intra_op_num_threads=3" in repr(options)
-
-
-@pytest.mark.parametrize(
-    ("level", "ours"),
-    [
-        ("ORT_DISABLE_ALL", "none"),
-        ("ORT_ENABLE_BASIC", "basic"),
-        ("ORT_ENABLE_EXTENDED", "aggressive"),
-        ("ORT_ENABLE_LAYOUT", "aggressive"),
-        ("ORT_ENABLE_ALL", "aggressive"),
-    ],
-)
-def test_levels(level: str, ours: str, model: bytes) -> None:
-    options = rv.SessionOptions()
-    options.graph_optimization_level = getattr(rv.GraphOptimizationLevel, level)
-    assert rv.InferenceSession(model, options).report.optimization == ours
-
-
-def test_every_option_of_a_session_can_be_set() -> None:
-    options = rv.SessionOptions()
-    for field in fields(SessionConfig):
-        if field.name not in ("providers", "provider_options"):
-            value = getattr(SessionConfig(), field.name)
-            setattr(options, field.name, value)
-            assert getattr(options, field.name) == value
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "problem"),
-    [
-        ("intra_op_num_thread", 1, "did you mean 'intra_op_num_threads'"),
-        ("optimisation", "none", "did you mean 'optimization'"),
-        ("intra_op_num_threads", -1, "whole number of 0 or more"),
-        ("intra_op_num_threads", "2", "whole number of 0 or more"),
-        ("graph_optimization_level", 17, "must be one of ORT_DISABLE_ALL"),
-        ("enable_profiling", "yes", "must be True or False"),
-        ("profile_file_prefix", 3, "must be text"),
-        ("optimization", "extreme", "cannot be 'extreme'"),
-        ("limits", 3, "limits must be a Limits"),
-    ],
-)
-def test_options_that_do_not_exist_or_fit(name: str, value: Any, problem: str) -> None:
-    with pytest.raises(errors.InvalidConfig, match=problem):
-        setattr(rv.SessionOptions(), name, value)
-
-
-def test_entries_are_checked() -> None:
-    options = rv.SessionOptions()
-    with pytest.raises(errors.InvalidConfig, match=r"did you mean 'session.intra_op.allow_spinning'"):
-        options.add_session_config_entry("session.intra_op.allow_spining", "1")
-    with pytest.raises(errors.InvalidConfig, match="was not set"):
-        options.get_session_config_entry("session.intra_op.allow_spinning")
-    with pytest.raises(errors.NotSupported, match="load_model_format"):
-        options.add_session_config_entry("session.load_model_format", "ORT")
-    options.add_session_config_entry("session.load_model_format", "ONNX")
-    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "many")
-    with pytest.raises(errors.InvalidConfig, match="is not a number"):
-        options.config()
-    with pytest.raises(errors.NotSupported, match=r"ranvier\.register_op"):
-        options.register_custom_ops_library("ops.so")
-    with pytest.raises(errors.NotSupported, match="pass providers"):
-        options.add_provider("x", {})
-
-
-def test_options_can_be_copied(model: bytes) -> None:
-    options = rv.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.precision = "float32"
-    again = copy.deepcopy(options)
-    again.intra_op_num_threads = 1
-    assert options.intra_op_num_threads == 2
-    assert rv.InferenceSession(model, again).session.config.threads == 1
-
-
-def test_free_dimensions() -> None:
-    options = rv.SessionOptions()
-    options.add_free_dimension_override_by_name("batch", 2)
-    with pytest.raises(errors.InvalidConfig, match=r"no free dimension 'batch' \(known: n\)"):
-        rv.InferenceSession(linear().SerializeToString(), options)
-    with pytest.raises(errors.InvalidConfig, match="a size is a whole number"):
-        options.add_free_dimension_override_by_name("n", -1)
-    options = rv.SessionOptions()
-    options.add_free_dimension_override_by_name("n", 4)
-    session = rv.InferenceSession(linear().SerializeToString(), options)
-    assert [session.get_inputs()[0].shape, session.get_outputs()[0].shape] == [[4, 3], [4, 2]]
-    with pytest.raises(rv.InvalidArgument, match=r"expected float32\[4, 3\], got float32\[2, 3\]"):
-        session.run(None, {"x": X})
-
-
-@pytest.mark.parametrize("name", ["n", None])
-def test_free_dimensions_by_denotation(name: str | None) -> None:
-    proto = linear()
-    dim = proto.graph.input[0].type.tensor_type.shape.dim[0]
-    dim.Clear()
-    if name:
-        dim.dim_param = name
-    dim.denotation = "DATA_BATCH"
-    options = rv.SessionOptions()
-    options.add_free_dimension_override_by_denotation("DATA_BATCH", 5)
-    session = rv.InferenceSession(proto.SerializeToString(), options)
-    assert [session.get_inputs()[0].shape, session.get_outputs()[0].shape[1]] == [[5, 3], 2]
-    options.add_free_dimension_override_by_denotation("DATA_BATHC", 5)
-    with pytest.raises(errors.InvalidConfig, match=r"denoted 'DATA_BATHC' .did you mean 'DATA_BATCH'"):
-        rv.InferenceSession(proto.SerializeToString(), options)
-
-
-def test_initializers_are_replaced(model: bytes) -> None:
-    options = rv.SessionOptions()
-    options.add_initializer("w", rv.OrtValue.ortvalue_from_numpy(np.zeros((3, 2), np.float32)))
-    options.add_external_initializers(["b"], [rv.OrtValue.ortvalue_from_numpy(np.float32([1, 2]))])
-    session = rv.InferenceSession(model, options)
-    np.testing.assert_array_equal(session.run(None, {"x": X})[0], [[1, 2], [1, 2]])
-    for name, value, problem in (
-        ("ww", np.zeros((3, 2), np.float32), errors.InvalidConfig),
-        ("w", np.zeros((2, 2), np.float32), errors.ShapeMismatch),
-        ("w", np.zeros((3, 2), np.float64), errors.DTypeMismatch),
-    ):
-        options = rv.SessionOptions()
-        options.add_initializer(name, value)
-        with pytest.raises(problem, match=f"initializer '{name}'"):
-            rv.InferenceSession(model, options)
-    with pytest.raises(errors.InvalidConfig, match="2 names, 1 values"):
-        options.add_external_initializers(["w", "b"], [None])
-
-
-def test_a_model_in_bytes_with_weights_beside_it(tmp_path: Path) -> None:
-    proto = linear(64, 32)
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    x = np.ones((1, 64), np.float32)
-    expected = rv.InferenceSession(path).run(None, {"x": x})[0]
-    options = rv.SessionOptions()
-    with pytest.raises(errors.WeightError):
-        rv.InferenceSession(path.read_bytes(), options)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
-    np.testing.assert_array_equal(rv.InferenceSession(path.read_bytes(), options).run(None, {"x": x})[0], expected)
-
-
-def test_the_optimized_model_is_written(model: bytes, tmp_path: Path) -> None:
-    options = rv.SessionOptions()
-    options.optimized_model_filepath = tmp_path / "optimized.onnx"
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
-    rv.InferenceSession(model, options)
-    assert {p.name for p in tmp_path.iterdir()} == {"optimized.onnx", "optimized.onnx.data"}
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "w.bin")
-    with pytest.raises(errors.NotSupported, match=r"weights are written to 'optimized.onnx.data'"):
-        rv.InferenceSession(model, options)
-    options.optimized_model_filepath = str(tmp_path / "nowhere" / "optimized.onnx")
-    with pytest.raises(errors.InvalidConfig, match="is not a folder"):
-        rv.InferenceSession(model, options)
-
-
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 
@@ -508,111 +333,6 @@ def test_arenas_are_given_back_when_a_run_asks_for_it(model: bytes) -> None:
         options.terminat = True
 
 
-# -- values and bindings ----------------------------------------------------------------------------------------------
-
-
-def test_values_of_every_kind() -> None:
-    text = rv.OrtValue.ortvalue_from_numpy(np.array(["a", "b"]))
-    assert (text.data_type(), text.numpy().tolist()) == ("tensor(string)", ["a", "b"])
-    made = rv.OrtValue.ortvalue_from_shape_and_type([2], TensorProto.BFLOAT16)
-    assert (made.data_type(), made.element_type()) == ("tensor(bfloat16)", TensorProto.BFLOAT16)
-    assert rv.from_dlpack(made).dtype == ml_dtypes.bfloat16
-    typed = rv.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(3, np.uint16), TensorProto.BFLOAT16)
-    assert typed.data_type() == "tensor(bfloat16)"
-    assert rv.OrtValue([np.zeros(2)]).data_type() == "seq(tensor(double))"
-    assert rv.OrtValue({1: 2.0}).data_type() == "map(int64,tensor(double))"
-    empty = rv.OrtValue(None)
-    assert not empty.has_value()
-    transposed = rv.OrtValue.ortvalue_from_numpy(X.T)
-    assert transposed.numpy().flags.c_contiguous
-    flags = rv.OrtValue.from_dlpack(np.array([1, 0], np.uint8), is_bool_tensor=True)
-    assert flags.data_type() == "tensor(bool)"
-    assert "OrtValue float32[2, 3]" in repr(rv.OrtValue.ortvalue_from_numpy(X))
-
-
-def test_values_that_cannot_be() -> None:
-    sequence = rv.OrtValue([np.zeros(2)])
-    for call in (sequence.numpy, sequence.shape, sequence.data_ptr, sequence.element_type):
-        with pytest.raises(rv.InvalidArgument, match=r"holds no tensor but seq\(tensor\(double\)\)"):
-            call()
-    value = rv.OrtValue.ortvalue_from_numpy(X.copy())
-    with pytest.raises(errors.ShapeMismatch, match=r"update_inplace: expected shape \[2, 3\], got \[2\]"):
-        value.update_inplace(X[:, 0])
-    with pytest.raises(errors.DTypeMismatch, match="expected float32, got float64"):
-        value.update_inplace(X.astype(np.float64))
-    frozen = X.copy()
-    frozen.flags.writeable = False
-    with pytest.raises(errors.InvalidInput, match="read-only"):
-        rv.OrtValue.ortvalue_from_numpy(frozen).update_inplace(X)
-    with pytest.raises(errors.NotSupported, match="device 'cuda'"):
-        rv.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
-    with pytest.raises(errors.InvalidConfig, match=r"unknown device 'cpuu' .did you mean 'cpu'"):
-        rv.OrtValue.ortvalue_from_numpy(X, "cpuu")
-    with pytest.raises(errors.NotSupported, match="sparse"):
-        rv.OrtValue.ort_value_from_sparse_tensor(None)
-    with pytest.raises(errors.NotSupported, match="sparse"):
-        value.as_sparse_tensor()
-    with pytest.raises(errors.ShapeMismatch, match="sizes of 0 or more"):
-        rv.OrtValue.ortvalue_from_shape_and_type([-1], np.float32)
-    with pytest.raises(errors.DTypeMismatch, match="take 4 bytes"):
-        rv.OrtValue.ortvalue_from_numpy_with_onnx_type(X, TensorProto.BFLOAT16)
-    device = rv.OrtDevice.make("cpu", 0)
-    assert (device.device_type(), device.device_id(), device.device_mem_type()) == (0, 0, 0)
-    assert device.device_type() == rv.OrtDevice.cpu()
-    with pytest.raises(errors.NotSupported):
-        rv.OrtDevice.make("cuda", 0)
-
-
-def test_sequences_as_values() -> None:
-    model = model_of(
-        [helper.make_node("SequenceEmpty", [], ["y"], dtype=TensorProto.INT64)],
-        [],
-        [helper.make_tensor_sequence_value_info("y", TensorProto.INT64, None)],
-    )
-    (value,) = rv.InferenceSession(model.SerializeToString()).run_with_ort_values(None, {})
-    assert value.is_tensor_sequence()
-    assert value.value == []
-    assert value.data_type() == "seq(tensor(int64))"  # an empty list alone could not tell
-
-
-def test_bindings_that_are_wrong(model: bytes) -> None:
-    session = rv.InferenceSession(model)
-    binding = session.io_binding()
-    with pytest.raises(rv.InvalidArgument, match=r"no input 'xx' .did you mean 'x'"):
-        binding.bind_cpu_input("xx", X)
-    with pytest.raises(rv.InvalidArgument, match="no output 'z'"):
-        binding.bind_output("z")
-    with pytest.raises(rv.InvalidArgument, match="asks for no output"):
-        session.run_with_iobinding(binding)
-    with pytest.raises(rv.InvalidArgument, match="a buffer needs its element_type and shape"):
-        binding.bind_output("y", buffer_ptr=1)
-    with pytest.raises(rv.InvalidArgument, match="input 'x': buffer_ptr is null"):
-        binding.bind_input("x", "cpu", 0, np.float32, [2, 3], 0)
-    with pytest.raises(errors.NotSupported, match="device 'cuda'"):
-        binding.bind_output("y", "cuda")
-    with pytest.raises(errors.NotSupported, match="strings have no address"):
-        binding.bind_output("y", "cpu", 0, str, [2], 1)
-    binding.bind_output("y")
-    with pytest.raises(rv.InvalidArgument, match="input 'x' is missing"):
-        session.run_with_iobinding(binding)
-    binding.bind_cpu_input("x", X)
-    target = rv.OrtValue.ortvalue_from_shape_and_type([3, 2], np.float32)
-    binding.bind_ortvalue_output("y", target)
-    with pytest.raises(rv.InvalidArgument, match=r"output 'y': expected shape \[3, 2\], got \[2, 2\]"):
-        session.run_with_iobinding(binding)
-    with pytest.raises(rv.InvalidArgument, match="holds no tensor"):
-        binding.bind_ortvalue_output("y", rv.OrtValue([]))
-
-
-def test_a_binding_may_be_empty_in_size(model: bytes) -> None:
-    session = rv.InferenceSession(model)
-    binding = session.io_binding()
-    binding.bind_input("x", "cpu", 0, np.float32, [0, 3], 0)
-    binding.bind_output("y")
-    session.run_with_iobinding(binding)
-    assert binding.get_outputs()[0].shape() == [0, 2]
-
-
 def test_many_threads_share_a_session(model: bytes) -> None:
     session = rv.InferenceSession(model)
     expected = session.run(None, {"x": X})[0]
@@ -631,6 +351,17 @@ def test_many_threads_share_a_session(model: bytes) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_sessions_go_when_nobody_holds_them(model: bytes) -> None:
+    session = rv.InferenceSession(model)
+    session.run(None, {"x": X})
+    binding = session.io_binding()
+    ref = weakref.ref(session)
+    del session
+    gc.collect()
+    assert ref() is None
+    assert binding.get_outputs() == []
 
 
 # -- the module -------------------------------------------------------------------------------------------------------
@@ -674,136 +405,3 @@ def test_debug_information(capsys: pytest.CaptureFixture[str]) -> None:
     assert not rv.has_collective_ops()
     rv.preload_dlls(cuda=True)
     rv.enable_telemetry_events()
-
-
-# -- operators of one's own -------------------------------------------------------------------------------------------
-
-
-def custom_model(domain: str = "mine", version: int = 1, **attributes: Any) -> bytes:
-    node = helper.make_node("Scale", ["x"], ["y"], "scale", domain=domain, **attributes)
-    floats = [tensor("x", TensorProto.FLOAT, ["n"])], [tensor("y", TensorProto.FLOAT, None)]
-    return model_of([node], *floats, opsets={domain: version}).SerializeToString()
-
-
-@pytest.fixture
-def registered() -> Iterator[Any]:
-    """Registers like ``rv.register_op`` and takes everything back afterwards."""
-    names: list[tuple[str, str]] = []
-
-    def register(domain: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        definition = rv.register_op(domain, name, *args, **kwargs)
-        names.append((domain, name))
-        return definition
-
-    yield register
-    for domain, name in dict.fromkeys(names):
-        with contextlib.suppress(errors.InvalidConfig):
-            rv.unregister_op(domain, name)
-
-
-def scale(x: np.ndarray, *, by: float = 2.0) -> np.ndarray:
-    return x * np.float32(by)
-
-
-def test_an_operator_of_ones_own(registered: Any) -> None:
-    with pytest.raises(errors.UnsupportedOp, match="mine::Scale"):
-        rv.load(custom_model())
-    registered("mine", "Scale", scale)
-    x = np.float32([1, 2])
-    with rv.load(custom_model()) as session:
-        np.testing.assert_array_equal(session.run({"x": x})["y"], [2, 4])
-    session_of_theirs = rv.InferenceSession(custom_model(by=3.0))
-    np.testing.assert_array_equal(session_of_theirs.run(None, {"x": x})[0], [3, 6])
-    rv.unregister_op("mine", "Scale")
-    np.testing.assert_array_equal(session_of_theirs.run(None, {"x": x})[0], [3, 6])  # a session keeps what it has
-    with pytest.raises(errors.UnsupportedOp):
-        rv.load(custom_model())
-    with pytest.raises(errors.InvalidConfig, match="mine::Scale was not registered"):
-        rv.unregister_op("mine", "Scale")
-
-
-def test_types_of_an_operator_of_ones_own(registered: Any) -> None:
-    registered("mine", "Scale", scale, infer=lambda call: [call.type(0)])
-    assert rv.InferenceSession(custom_model()).get_outputs()[0].shape == ["n"]
-
-
-def test_versions_of_an_operator_of_ones_own(registered: Any) -> None:
-    registered("mine", "Scale", scale)
-    registered("mine", "Scale", lambda x: x * np.float32(10), version=3)
-    x = np.float32([1])
-    found = [rv.load(custom_model(version=v)).run({"x": x})["y"].tolist() for v in (1, 2, 3, 4)]
-    assert found == [[2], [2], [10], [10]]
-    rv.unregister_op("mine", "Scale", version=3)
-    assert rv.load(custom_model(version=4)).run({"x": x})["y"].tolist() == [2]
-
-
-def test_replacing_and_restoring(registered: Any) -> None:
-    relu = linear().SerializeToString()
-    expected = rv.load(relu, optimization="none").run({"x": X})["y"]
-    with pytest.raises(errors.InvalidConfig, match=r"operator Relu is already declared.*replace=True"):
-        rv.register_op("", "Relu", np.abs, version=14)
-    registered("ai.onnx", "Relu", lambda x: -np.abs(x), version=14, replace=True)
-    assert (rv.load(relu, optimization="none").run({"x": X})["y"] <= 0).all()
-    registered("", "Relu", np.negative, version=14, replace=True)  # a second time: the original is still remembered
-    rv.unregister_op("", "Relu")
-    np.testing.assert_array_equal(rv.load(relu, optimization="none").run({"x": X})["y"], expected)
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (np.square, [1, 4]),  # compiled, without a signature
-        (lambda x: float(x.sum()), 3.0),
-        (lambda x: x.sum(), 3.0),
-        (lambda x, *, ctx: x * ctx.outputs, [1, 2]),
-        (lambda *xs: xs[0], [1, 2]),
-    ],
-)
-def test_functions_of_every_form(registered: Any, function: Any, expected: Any) -> None:
-    registered("mine", "Scale", function)
-    assert rv.load(custom_model()).run({"x": np.float32([1, 2])})["y"].tolist() == expected
-
-
-def test_functions_that_fail(registered: Any) -> None:
-    def broken(x: np.ndarray) -> Any:
-        raise KeyError("inside")
-
-    registered("mine", "Scale", broken)
-    session = rv.InferenceSession(custom_model())
-    with pytest.raises(errors.KernelError, match="Scale 'scale' failed on reference: KeyError: 'inside'") as caught:
-        session.run(None, {"x": np.float32([1])})
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert isinstance(caught.value, rv.RuntimeException)
-    registered("mine", "Scale", lambda x: object(), replace=True)
-    with pytest.raises(errors.InvalidValue, match="the function returned object"):
-        rv.load(custom_model()).run({"x": np.float32([1])})
-    registered("mine", "Scale", scale, replace=True)
-    with pytest.raises(errors.InvalidValue, match="unknown attribute 'bye'"):
-        rv.load(custom_model(bye=1.0)).run({"x": np.float32([1])})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "problem"),
-    [
-        (("d", "", scale), {}, "needs a name"),
-        (("d", "Op", 3), {}, "expected a function, got int"),
-        (("d", "Op", scale), {"version": 0}, "version must be a whole number"),
-        (("d", "Op", scale), {"traits": ("randm",)}, "did you mean 'random'"),
-    ],
-)
-def test_registrations_that_are_wrong(arguments: Any, options: Any, problem: str) -> None:
-    with pytest.raises(errors.InvalidConfig, match=problem):
-        rv.register_op(*arguments, **options)
-
-
-def test_sessions_go_when_nobody_holds_them(model: bytes) -> None:
-    import weakref
-
-    session = rv.InferenceSession(model)
-    session.run(None, {"x": X})
-    binding = session.io_binding()
-    ref = weakref.ref(session)
-    del session
-    gc.collect()
-    assert ref() is None
-    assert binding.get_outputs() == []

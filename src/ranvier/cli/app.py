@@ -105,7 +105,9 @@ def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) ->
 
 
 @click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show it.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
+)
 @output_options
 def cli() -> None:
     """Ranvier: load a model, optimize it, run it, and know where everything ran."""

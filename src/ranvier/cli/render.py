@@ -72,11 +72,17 @@ class Output:
         if self.talks:
             click.echo(f"note: {text}", err=True)
 
-    def progress(self, items: Sequence[Any], label: str) -> Iterable[Any]:
+    def progress(self, items: Sequence[Any], label: str) -> Iterator[Any]:
         """The items, with a bar on stderr when going through them takes more than a second."""
         from ranvier import logs
 
-        return logs.progress(items, label) if self.preset != "quiet" else items
+        if self.preset == "quiet":
+            yield from items
+        elif len(items) == 1:
+            with self.busy(label):
+                yield items[0]
+        else:
+            yield from logs.progress(items, label)
 
     @contextlib.contextmanager
     def busy(self, label: str, after: float = 1.0) -> Iterator[None]:

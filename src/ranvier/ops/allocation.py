@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,20 @@ class _Current(threading.local):
 _current = _Current()
 
 
-@contextmanager
-def tensor_limit(limit: int | None) -> Iterator[None]:
+class tensor_limit:  # noqa: N801 - used like a function
     """Within the block, one tensor may take at most ``limit`` bytes in this thread."""
-    before = _current.tensor_bytes
-    _current.tensor_bytes = DEFAULT_TENSOR_BYTES if limit is None else limit
-    try:
-        yield
-    finally:
-        _current.tensor_bytes = before
+
+    __slots__ = ("_before", "_limit")
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = DEFAULT_TENSOR_BYTES if limit is None else limit
+
+    def __enter__(self) -> None:
+        self._before = _current.tensor_bytes
+        _current.tensor_bytes = self._limit
+
+    def __exit__(self, *error: object) -> None:
+        _current.tensor_bytes = self._before
 
 
 def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tuple[int, ...]:
@@ -42,7 +46,8 @@ def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tup
     sizes = tuple(int(s) for s in shape)
     if any(s < 0 for s in sizes):
         raise InvalidValue(f"{what}: negative size in shape {list(sizes)}")
-    nbytes = math.prod(sizes) * np.dtype(dtype).itemsize
+    # an empty tensor counts by its other sizes: bodies make positions along each axis
+    nbytes = math.prod(s or 1 for s in sizes) * np.dtype(dtype).itemsize
     if nbytes > _current.tensor_bytes:
         raise ResourceLimit("tensor_bytes", _current.tensor_bytes, nbytes, f"{what} of shape {list(sizes)}")
     return sizes

@@ -13,6 +13,7 @@ from ranvier.ops.registry import Cost, TypeCall
 FLOPS_PER_SECOND = 5e10
 BYTES_PER_SECOND = 1e10
 SECONDS_PER_NODE = 5e-6  # dispatch
+_IMMENSE = 1 << 62  # declared sizes may be absurd; beyond this they are all the same
 
 
 def node_cost(node: Node) -> Cost:
@@ -28,7 +29,11 @@ def node_cost(node: Node) -> Cost:
     )
     definition = registry.find(node.domain, node.op, node.version)
     if definition is not None and definition.cost_rule is not None:
-        return definition.cost_rule(call)
+        try:
+            cost = definition.cost_rule(call)
+        except Exception:  # operands that no run could compute with have no cost; the run says what is wrong
+            return Cost(0.0, 0.0)
+        return Cost(min(cost.flops, _IMMENSE), min(cost.bytes, _IMMENSE))
     if definition is not None and "view" in definition.traits:
         return Cost(0.0, 0.0)
     elements = 0.0
@@ -37,7 +42,7 @@ def node_cost(node: Node) -> Cost:
         for size in dims(result):
             count *= size
         elements += count
-    return Cost(elements, float(traffic(call)))
+    return Cost(min(elements, _IMMENSE), min(traffic(call), _IMMENSE))
 
 
 def graph_cost(graph: Graph) -> Cost:

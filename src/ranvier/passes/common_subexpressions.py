@@ -86,7 +86,7 @@ class _Scope:
         operands = [0 if v is None else tokens.get(id(v), id(v)) for v in node._inputs]
         if len(operands) == 2 and node.op in COMMUTATIVE and not node.domain and node.version >= 7:
             operands.sort(key=hash)
-        attrs = _attrs_key(node) if node.attrs else ()
+        attrs = _attrs_key(node) if node.attrs else _NONE
         return (node.op, node.domain, node.version, len(node.outputs), attrs, *operands)
 
     def _merge(self, node: Node, known: Node) -> None:
@@ -111,6 +111,9 @@ def _content(value: Value) -> Hashable | None:
     if tensor.dtype is DType.string:
         return tensor.dtype, tensor.shape, tuple(array.ravel().tolist())
     return tensor.dtype, tensor.shape, array.tobytes()
+
+
+_NONE: frozenset[Hashable] = frozenset()
 
 
 def _attrs_key(node: Node) -> Hashable:

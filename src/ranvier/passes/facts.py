@@ -67,7 +67,7 @@ def integers_of(value: Value | None) -> tuple[int, ...] | None:
 
 
 def widens(operand: Value, shape: tuple[int, ...]) -> bool:
-    """False when a constant of ``shape`` broadcasts into ``operand`` without changing its shape."""
+    """False when something of ``shape`` broadcasts into ``operand`` without changing its shape."""
     if not shape:
         return False
     own = shape_of(operand)

@@ -50,19 +50,13 @@ class FoldShapes:
                     self._visit(body, facts, ctx)
 
     def _all_known(self, node: Node, facts: TypeInference) -> bool:
-        """Every operand is shape data or a small constant, and not all are constants (that is another pass's work)."""
-        computed = False
+        """Every operand is shape data or a small constant; the latter may have been made by this pass."""
         for value in node._inputs:
-            if value is None:
-                continue
-            if value.const is not None:
-                if value.const.size > SMALL:
+            if value is not None and value not in facts.values and value not in facts.dims:
+                if value.const is None or value.const.size > SMALL:
                     return False
-            elif value in facts.values or value in facts.dims:
-                computed = True
-            else:
-                return False
-        return computed
+                facts.know(value)
+        return bool(node._inputs)
 
     def _fold(self, node: Node, facts: TypeInference, ctx: PassContext) -> None:
         results = [_exact(value, facts) for value in node.outputs]

@@ -11,7 +11,7 @@ from ranvier.graph.types import Dim, Shape
 from ranvier.passes.base import PassContext
 from ranvier.passes.cancel_rules import CHANGED, Outcome, cancels
 from ranvier.passes.edit import builder
-from ranvier.passes.facts import integers_of, rank_of, same_shape, shape_of
+from ranvier.passes.facts import integers_of, rank_of, same_shape, shape_of, widens
 
 RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})  # keep all elements, in their order
 _END = 2**62  # an end at or past this stands for "to the end", whatever the size
@@ -135,9 +135,11 @@ def pads_nothing(node: Node, ctx: PassContext) -> Outcome:
 
 @cancels("Expand")
 def expands_nothing(node: Node, ctx: PassContext) -> Outcome:
-    operand, target, rank = node.inputs[0], integers_of(node.inputs[1]), rank_of(node.inputs[0])
-    ones = target is not None and rank is not None and len(target) <= rank and all(size == 1 for size in target)
-    return operand if ones or same_shape(operand, node.output) else None
+    operand, target = node.inputs
+    if operand is None:
+        return None
+    sizes = integers_of(target)
+    return operand if same_shape(operand, node.output) or (sizes is not None and not widens(operand, sizes)) else None
 
 
 @cancels("Tile")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ranvier.config import Limits
@@ -105,12 +103,18 @@ class _Current(threading.local):
 current = _Current()
 
 
-@contextmanager
-def running(control: RunControl, profiler: Any) -> Iterator[None]:
-    """Make a run's control and profiler known to nested graphs in this thread."""
-    before = current.control, current.profiler
-    current.control, current.profiler = control, profiler
-    try:
-        yield
-    finally:
-        current.control, current.profiler = before
+class running:  # noqa: N801 - used like a function
+    """Within the block, a run's control and profiler are known to nested graphs in this thread."""
+
+    __slots__ = ("_before", "_control", "_profiler")
+
+    def __init__(self, control: RunControl, profiler: Any) -> None:
+        self._control = control
+        self._profiler = profiler
+
+    def __enter__(self) -> None:
+        self._before = current.control, current.profiler
+        current.control, current.profiler = self._control, self._profiler
+
+    def __exit__(self, *error: object) -> None:
+        current.control, current.profiler = self._before
