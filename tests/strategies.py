@@ -170,7 +170,15 @@ def unary(b: Builder) -> None:
     if x is not None:
         op, version = b.tape.pick(
             [("Relu", 6), ("Relu", 14), ("Neg", 13), ("Abs", 13), ("Identity", 1), ("Identity", 19), ("Tanh", 6)]
-            + [("Sigmoid", 13), ("Erf", 9), ("Softplus", 1), ("LeakyRelu", 6), ("Elu", 6), ("HardSigmoid", 6), ("Cos", 7)]
+            + [
+                ("Sigmoid", 13),
+                ("Erf", 9),
+                ("Softplus", 1),
+                ("LeakyRelu", 6),
+                ("Elu", 6),
+                ("HardSigmoid", 6),
+                ("Cos", 7),
+            ]
         )
         b.add(op, x, version=version)
 
@@ -532,7 +540,9 @@ def top_k(b: Builder) -> None:
 def find(b: Builder) -> None:
     x = b.choose(lambda k: k.array.ndim >= 1 and k.array.size > 0 and k.exact and k.array.dtype == np.float32)
     if x is not None:
-        b.add(b.tape.pick(["ArgMax", "ArgMin"]), x, version=13, axis=b.tape.below(x.array.ndim), keepdims=b.tape.below(2))
+        b.add(
+            b.tape.pick(["ArgMax", "ArgMin"]), x, version=13, axis=b.tape.below(x.array.ndim), keepdims=b.tape.below(2)
+        )
 
 
 @maker
@@ -644,4 +654,5 @@ def build(numbers: list[int]) -> tuple[Graph, list[np.ndarray], list[bool]]:
 
 def tapes() -> st.SearchStrategy[list[int]]:
     """Tapes for :func:`build`; most give five to twenty-five nodes."""
-    return st.lists(st.integers(0, 999), min_size=20, max_size=110)
+    numbers = st.integers(0, 999)
+    return st.integers(20, 130).flatmap(lambda length: st.lists(numbers, min_size=length, max_size=length))

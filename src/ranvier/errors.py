@@ -56,9 +56,12 @@ class ProviderUnavailable(RanvierError):
     """A provider was asked for and cannot be had on this machine; ``reason`` says why."""
 
     def __init__(self, provider: str, reason: str) -> None:
-        super().__init__(f"provider {provider!r} is not available: {reason}")
+        super().__init__(provider, reason)  # all arguments, so that the error can be pickled
         self.provider = provider
         self.reason = reason
+
+    def __str__(self) -> str:
+        return f"provider {self.provider!r} is not available: {self.reason}"
 
 
 class DeviceMismatch(RanvierError):
@@ -87,11 +90,15 @@ class ResourceLimit(RanvierError):
     """A limit set in the options was reached: ``limit`` names it, ``allowed`` and ``actual`` are the numbers."""
 
     def __init__(self, limit: str, allowed: float, actual: float, what: str = "") -> None:
-        where = f" ({what})" if what else ""
-        super().__init__(f"limit {limit!r} reached{where}: allowed {_number(allowed)}, needed {_number(actual)}")
+        super().__init__(limit, allowed, actual, what)
         self.limit = limit
         self.allowed = allowed
         self.actual = actual
+        self.what = what
+
+    def __str__(self) -> str:
+        where = f" ({self.what})" if self.what else ""
+        return f"limit {self.limit!r} reached{where}: allowed {_number(self.allowed)}, needed {_number(self.actual)}"
 
 
 class Cancelled(RanvierError):
@@ -142,8 +149,11 @@ class UnsupportedOp(RanvierError):
 
     def __init__(self, missing: Iterable[MissingOp]) -> None:
         self.missing = tuple(missing)
+        super().__init__(self.missing)
+
+    def __str__(self) -> str:
         lines = "\n  ".join(str(m) for m in self.missing)
-        super().__init__(f"{len(self.missing)} unsupported operator(s):\n  {lines}")
+        return f"{len(self.missing)} unsupported operator(s):\n  {lines}"
 
 
 def _number(value: float) -> str:

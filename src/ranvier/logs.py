@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 logger = logging.getLogger("ranvier")
@@ -58,7 +58,7 @@ def progress(items: Iterable[Item], label: str, total: int | None = None, after:
     started = time.monotonic()
     shown = False
     task = bar.add_task(
-        label, total=total if total is not None else (len(items) if hasattr(items, "__len__") else None)
+        label, total=total if total is not None else (len(items) if isinstance(items, Sized) else None)
     )
     try:
         for done, item in enumerate(items):

@@ -17,7 +17,7 @@ from ranvier.passes.evaluate import Evaluator
 
 
 class Draft:
-    """A graph in the making: ``d.op("Add", x, 1.0)``; numbers and arrays become constants, strings in shapes symbols."""
+    """A graph in the making: ``d.op("Add", x, 1.0)``. Numbers become constants, strings in shapes symbols."""
 
     def __init__(self, outer: Draft | None = None) -> None:
         self.graph = Graph("draft")

@@ -16,6 +16,7 @@ from tests.passes.pass_tools import Draft, apply, run
 
 Body = Callable[[Draft, Value], Any]
 MAX = 2**63 - 1
+ROUND = (1, 2, 0)
 ONE_BY_THREE = np.ones((1, 3), np.float32)
 
 
@@ -50,7 +51,7 @@ DROPPED: dict[str, tuple[Body, tuple[Any, ...]]] = {
     "Transpose of a vector": (lambda d, x: d.op("Transpose", x), (4,)),
     "Transpose twice": (lambda d, x: d.op("Transpose", d.op("Transpose", x), perm=(1, 0)), (2, 3)),
     "Transpose three times": (
-        lambda d, x: d.op("Transpose", d.op("Transpose", d.op("Transpose", x, perm=(1, 2, 0)), perm=(1, 2, 0)), perm=(1, 2, 0)),
+        lambda d, x: d.op("Transpose", d.op("Transpose", d.op("Transpose", x, perm=ROUND), perm=ROUND), perm=ROUND),
         (2, 3, 4),
     ),
     "Reshape": (lambda d, x: d.op("Reshape", x, [2, -1]), (2, 3)),
@@ -81,7 +82,6 @@ DROPPED: dict[str, tuple[Body, tuple[Any, ...]]] = {
     "SequenceAt": (lambda d, x: d.op("SequenceAt", d.op("SequenceConstruct", x, x), np.array(-1)), (2, 3)),
     "OptionalGetElement": (lambda d, x: d.op("OptionalGetElement", d.op("Optional", x)), (2, 3)),
 }  # fmt: skip
-LEFTOVER = {"SequenceConstruct", "Optional", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Cast"}
 
 
 @pytest.mark.parametrize("case", DROPPED)
@@ -93,7 +93,7 @@ def test_changes_nothing(case: str) -> None:
     (cos,) = [n for n in applied.graph if n.op == "Cos"]
     (sin,) = [n for n in applied.graph if n.op == "Sin"]
     assert sin.inputs[0] is cos.output
-    assert set(without_frame(applied.ops)) <= LEFTOVER  # the first of a pair waits for dead_code
+    assert without_frame(applied.ops) == []
 
 
 KEPT: dict[str, tuple[Body, tuple[Any, ...], str, str]] = {
@@ -160,8 +160,10 @@ def test_clip_once_is_enough() -> None:
 
 @pytest.mark.parametrize(("op", "neutral"), [("And", True), ("Or", False), ("Xor", False)])
 def test_logic_with_a_neutral_operand(op: str, neutral: bool) -> None:
-    applied = apply(Cancel(), drawing(lambda d, x: d.op(op, np.array(neutral), d.op("Not", d.op("Not", x))), dtype="bool"))
-    assert applied.ops == ["Xor", "Not", "Cast"]
+    applied = apply(
+        Cancel(), drawing(lambda d, x: d.op(op, np.array(neutral), d.op("Not", d.op("Not", x))), dtype="bool")
+    )
+    assert applied.ops == ["Xor", "Cast"]
 
 
 def test_integers_have_one_zero() -> None:
@@ -224,7 +226,7 @@ def test_only_the_last_of_several_reshapes_counts() -> None:
         return d.op("Reshape", d.op("Flatten", d.op("Unsqueeze", x, [0]), axis=2), [3, -1])
 
     applied = apply(Cancel(), drawing(body, (2, 3, 4)))
-    reshape = list(applied.graph)[-2]
+    reshape = applied.only("Reshape")
     assert reshape.inputs[0].producer.op == "Cos" and reshape.inputs[1].const.numpy().tolist() == [3, -1]
 
 
@@ -263,7 +265,7 @@ def test_transposes_around_elementwise_work_meet() -> None:
         return d.op("Transpose", d.op("Clip", shifted, 0.0, 6.0), perm=TO_FIRST)
 
     applied = apply(Cancel(), drawing(body, ("n", 3, 4, 5)))
-    assert without_frame(applied.ops) == ["Transpose", "Mul", "Add", "Clip"]  # the first has no readers any more
+    assert without_frame(applied.ops) == ["Mul", "Add", "Clip"]
     assert applied.only("Mul").inputs[1].const.shape == (3, 1, 1)
     assert [str(d) for d in applied.only("Mul").output.type.shape] == ["n", "3", "4", "5"]
 
@@ -275,7 +277,7 @@ def test_transposes_of_several_operands_meet() -> None:
         a, b = (d.op("Transpose", v, perm=(2, 0, 1)) for v in (x, z))
         return d.done(d.op("Transpose", d.op("Max", d.op("Exp", a), b), perm=(1, 2, 0)))
 
-    assert apply(Cancel(), draw).ops == ["Transpose", "Transpose", "Exp", "Max"]
+    assert apply(Cancel(), draw).ops == ["Exp", "Max"]
 
 
 def test_a_sum_of_transposes_is_transposed_once() -> None:
@@ -285,7 +287,7 @@ def test_a_sum_of_transposes_is_transposed_once() -> None:
         return d.done(d.op("Relu", d.op("Add", a, b)))
 
     applied = apply(Cancel(), draw)
-    assert [n.op for n in applied.graph if n.output.uses or n.output.is_graph_output] == ["Add", "Transpose", "Relu"]
+    assert applied.ops == ["Add", "Transpose", "Relu"]
 
 
 @pytest.mark.parametrize("blocker", ["used elsewhere", "not elementwise", "another order", "computed operand"])

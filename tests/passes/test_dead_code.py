@@ -51,7 +51,9 @@ def test_effects_are_kept() -> None:
         registry.forget("test", "Announce")
 
 
-@pytest.mark.parametrize(("op", "version", "left"), [("MaxPool", 22, 1), ("BatchNormalization", 9, 5), ("Dropout", 10, 1)])
+@pytest.mark.parametrize(
+    ("op", "version", "left"), [("MaxPool", 22, 1), ("BatchNormalization", 9, 5), ("Dropout", 10, 1)]
+)
 def test_optional_results(op: str, version: int, left: int) -> None:
     """An older BatchNormalization trains when it lists more than one result, so the list must not change."""
 
@@ -89,7 +91,7 @@ def test_loops_lose_what_they_collect_and_carry_in_vain() -> None:
         x = d.input()
         body = Draft(d)
         names = ("step", "going", "useful", "idle", "overwritten", "read")
-        _, going, useful, idle, overwritten, read = (body.graph.add_input(n, None) for n in names)
+        _, going, useful, idle, _, read = (body.graph.add_input(n, None) for n in names)
         results = body.done(
             body.op("Identity", going),
             body.op("Add", useful, body.op("Neg", read)),

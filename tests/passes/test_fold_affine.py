@@ -1,4 +1,4 @@
-"""Layers take over what is done to their channels; at level basic only where no result changes, BatchNormalization aside."""
+"""Layers take over what is done to their channels: BatchNormalization always, other arithmetic as the level allows."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "infinite weights": (
         "Conv",
-        lambda d, y: d.op("BatchNormalization", y, *parameters(4)[:3], np.full(4, -1e-5, np.float32)),
+        lambda d, y: d.op("BatchNormalization", y, *parameters(4)[:3], np.full(4, -1, np.float32)),
         "not be finite",
     ),
     "differs within a channel": (

@@ -169,7 +169,9 @@ def test_a_loop_over_constants_is_run() -> None:
     assert applied.ops == ["Mul"] and applied.only("Mul").inputs[1].const.numpy() == 7
 
 
-@pytest.mark.parametrize(("count", "op", "reason"), [(10**9, "Add", "ResourceLimit"), (3, "RandomNormalLike", "function")])
+@pytest.mark.parametrize(
+    ("count", "op", "reason"), [(10**9, "Add", "ResourceLimit"), (3, "RandomNormalLike", "function")]
+)
 def test_a_loop_that_is_long_or_random_is_left(count: int, op: str, reason: str) -> None:
     d = Draft()
     graph = d.done(loop(d, count, d.constant(1.0), op))

@@ -88,7 +88,11 @@ CASES: list[tuple[str, int, tuple[Any, ...], dict[str, Any], int]] = [
     ("Shape", 1, (X,), {}, 1),
     ("Slice", 1, (X,), {"starts": (1, 0), "ends": (3, -1), "axes": (1, 3)}, 1),
     ("Slice", 1, (X,), {"starts": (0, 1), "ends": (1, 1000)}, 1),
-    *[(op, 11, (X,), attrs, 1) for op in ("Softmax", "LogSoftmax", "Hardmax") for attrs in ({}, {"axis": 3}, {"axis": -2})],
+    *[
+        (op, 11, (X,), attrs, 1)
+        for op in ("Softmax", "LogSoftmax", "Hardmax")
+        for attrs in ({}, {"axis": 3}, {"axis": -2})
+    ],
     ("Softmax", 1, (numbers(2, 3),), {"axis": 0}, 1),
     ("Softmax", 11, (numbers(2, 3),), {"axis": 2}, 1),
     ("Split", 1, (X, np.array([1, 2], np.float32)), {"axis": 1}, 2),
@@ -115,7 +119,11 @@ def draw(op: str, version: int, operands: tuple[Any, ...], attrs: dict[str, Any]
     d = Draft()
     values, feeds = [], []
     for k, operand in enumerate(operands):
-        if isinstance(operand, np.ndarray) and operand.ndim and (k == 0 or operand.ndim > 1 or operand.dtype != np.float32):
+        if (
+            isinstance(operand, np.ndarray)
+            and operand.ndim
+            and (k == 0 or operand.ndim > 1 or operand.dtype != np.float32)
+        ):
             values.append(d.input(f"x{k}", operand.shape, operand.dtype))
             feeds.append(operand)
         else:
@@ -140,7 +148,7 @@ def test_old_form_becomes_the_newest_and_computes_the_same(case: tuple[Any, ...]
     [
         (("BatchNormalization", 6, (X, *(numbers(3) for _ in range(4))), {}, 1), "it trains"),
         (("BatchNormalization", 7, (X, *(np.abs(numbers(3)) for _ in range(4))), {}, 5), "it trains"),
-        (("BatchNormalization", 7, (X, *(np.abs(numbers(3, 4, 5)) for _ in range(4))), {"spatial": 0}, 1), "per element"),
+        (("BatchNormalization", 7, (X, *[np.abs(numbers(3, 4, 5))] * 4), {"spatial": 0}, 1), "per element"),
         (("Dropout", 7, (X,), {}, 2), "its mask is used, and had another type"),
         (("OneHot", 9, (np.array([1, -1]), [3], [0, 1]), {}, 1), "means something else"),
         (("LpPool", 1, (X,), {"p": 2.5, "kernel_shape": (2, 2)}, 1), "not a whole number"),

@@ -162,7 +162,7 @@ def _open_npz(path: Path, what: str) -> dict[str, Array]:
 
 def _load_message(path: Path, name: str, declared: Type | None) -> Any:
     """A TensorProto, SequenceProto or OptionalProto, whichever the input takes."""
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
     from onnx import OptionalProto, SequenceProto, TensorProto, numpy_helper
 
     kind = SequenceProto if isinstance(declared, SequenceType) else TensorProto

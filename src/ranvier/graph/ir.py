@@ -405,6 +405,12 @@ class Graph:
                 found.setdefault(id(value), value)
         return list(found.values())
 
+    def constant_bytes(self) -> int:
+        """Bytes of all constants and defaults, nested graphs included, loaded or not."""
+        constants = [v.const for g in self.all_graphs() for v in g.constants.values() if v.const is not None]
+        defaults = [tensor for g in self.all_graphs() for tensor in g.defaults.values()]
+        return sum(tensor.nbytes for tensor in constants + defaults)
+
     def root(self) -> Graph:
         """The outermost graph around this one."""
         graph = self

@@ -25,7 +25,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-class tensor_limit:  # noqa: N801 - used like a function
+class tensor_limit:
     """Within the block, one tensor may take at most ``limit`` bytes in this thread."""
 
     __slots__ = ("_before", "_limit")

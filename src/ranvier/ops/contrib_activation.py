@@ -14,6 +14,7 @@ from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib_rules import MICROSOFT, at, divided, rounded, same_as, tensor
 from ranvier.ops.operands import normal_axis, scalar
 from ranvier.ops.registry import Array, Call, TypeCall, op
+from ranvier.ops.seed import fresh_generator
 from ranvier.ops.special import erf
 
 
@@ -119,7 +120,8 @@ def bias_dropout(
         raise InvalidValue(f"BiasDropout: ratio must be in [0, 1), got {dropped}", op="BiasDropout")
     mask: Array = np.ones(data.shape, bool)
     if dropped:
-        mask = np.asarray(np.random.default_rng(seed).random(data.shape) >= dropped)
+        generator = fresh_generator() if seed is None else np.random.default_rng(seed)
+        mask = np.asarray(generator.random(data.shape) >= dropped)
         y = y * mask * (1 / (1 - dropped))
     if residual is not None:
         y = y + widened(residual)

@@ -11,6 +11,7 @@ from ranvier import dtypes
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import widened
 from ranvier.ops.registry import Array, Call, op
+from ranvier.ops.seed import fresh_generator
 
 
 def _moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
@@ -270,8 +271,11 @@ def _drop(x: Array, ratio: float, training: bool, seed: int | None) -> tuple[Arr
         raise InvalidValue(f"Dropout: ratio must be in [0, 1), got {ratio}", op="Dropout")
     if not training or ratio == 0:
         return x, np.ones(x.shape, np.bool_)
-    # the legacy generator: its sequence for a seed is frozen, and is what the conformance data was made with
-    generator = np.random.RandomState(None if seed is None else seed & 0xFFFFFFFF)
-    mask = np.asarray(generator.uniform(0.0, 1.0, x.shape) >= ratio)
+    if seed is None:
+        drawn = fresh_generator().random(x.shape)
+    else:
+        # the legacy generator: its sequence for a seed is frozen, and is what the conformance data was made with
+        drawn = np.random.RandomState(seed & 0xFFFFFFFF).uniform(0.0, 1.0, x.shape)
+    mask = np.asarray(drawn >= ratio)
     y = widened(x) * mask * np.float32(1 / (1 - ratio))
     return np.asarray(y).astype(x.dtype, copy=False), mask

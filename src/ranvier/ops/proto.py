@@ -5,6 +5,7 @@ Both the type rules (which call ``onnx``'s own inference) and the ONNX writer ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from ranvier.graph.types import (
     TensorType,
     Type,
 )
+from ranvier.ops.allocation import checked_shape
 
 MakeSymbol = Callable[[str], Symbol]
 
@@ -131,6 +133,9 @@ def _text(data: bytes) -> str | bytes:
 
 def tensor_array(tensor: TensorProto) -> np.ndarray[Any, Any]:
     """A tensor message as an array (strings as ``str``); InvalidModel where data and shape disagree."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        # only whoever knows the model's folder may open files
+        raise InvalidModel(f"tensor {tensor.name!r}: external data is possible for initializers and constants only")
     try:
         array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
     except Exception as error:
@@ -147,13 +152,12 @@ def sparse_array(sparse: Any) -> np.ndarray[Any, Any]:
     """A sparse tensor message as a dense array."""
     values = tensor_array(sparse.values)
     indices = tensor_array(sparse.indices)
-    shape = tuple(sparse.dims)
-    size = int(np.prod(shape, dtype=object)) if shape else 1
-    if size < 0 or size * values.itemsize > 1 << 34:
-        raise InvalidModel(f"sparse tensor {sparse.values.name!r}: shape {list(shape)} is too large to hold")
+    shape = checked_shape(sparse.dims, values.dtype, f"sparse tensor {sparse.values.name!r}")
+    size = math.prod(shape)
     dense = np.zeros(size, values.dtype)
-    if indices.ndim == 2:
-        indices = np.ravel_multi_index(tuple(indices.T), shape) if len(indices) else indices[:, 0]
+    if indices.ndim == 2 and indices.shape[1] == len(shape):
+        inside = ((indices >= 0) & (indices < np.array(shape))).all()
+        indices = np.ravel_multi_index(tuple(indices.T), shape) if inside else np.array([-1])
     if (
         values.ndim != 1
         or indices.shape != values.shape

@@ -11,6 +11,7 @@ from ranvier.dtypes import DType, from_onnx, of
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.registry import Array, op
+from ranvier.ops.seed import fresh_generator
 
 _FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 _INDICES = frozenset({DType.int32, DType.int64})
@@ -95,7 +96,7 @@ def _drawn_dtype(dtype: DType) -> Any:
 
 def _generator(seed: float | None) -> np.random.Generator:
     # the standard's seed is a float: its bits tell every two seeds apart, where int() would merge 0.1 and 0.2
-    return np.random.default_rng(None if seed is None else int(np.float32(seed).view(np.uint32)))
+    return fresh_generator() if seed is None else np.random.default_rng(int(np.float32(seed).view(np.uint32)))
 
 
 def _dtype_or_like(dtype: int | None, like: Array) -> DType:

@@ -19,7 +19,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes import neutral, transposes, views
 from ranvier.passes.base import PassContext
 from ranvier.passes.cancel_rules import Rule, rules_for
-from ranvier.passes.edit import bypass
+from ranvier.passes.edit import bypass, prune
 
 MODULES = (neutral, transposes, views)  # imported for the rules they declare
 
@@ -44,14 +44,15 @@ class Cancel:
 
 
 def _try(rule: Rule, node: Node, ctx: PassContext) -> bool:
+    op, operands = node.op, node.inputs
     found = rule(node, ctx)
     if found is None:
         return False
     if isinstance(found, str):
-        ctx.left(node.op, found)
+        ctx.left(op, found)
         return False
-    op = node.op
     if isinstance(found, Value) and not bypass(node, found, Cancel.name):
         return False
+    prune(operands)
     ctx.changed(f"{op}: {rule.__name__}")
     return True

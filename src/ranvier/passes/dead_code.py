@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from ranvier.config import Level
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.ops import registry
 from ranvier.passes.base import PassContext
+from ranvier.passes.facts import is_removable
 
 # Operators whose trailing results are optional, and whose other results do not depend on how many are listed.
 # (Split counts its outputs; BatchNormalization before version 14 trains when it has more than one.)
@@ -33,13 +33,11 @@ def _sweep(graph: Graph, ctx: PassContext) -> None:
     needed = {id(v) for v in graph.outputs}
     for node in reversed(graph):
         if not any(v.uses or id(v) in needed for v in node.outputs):
-            definition = registry.find(node.domain, node.op, node.version)
-            if definition is not None and "impure" in definition.traits:
-                ctx.left(node.op, "it has effects beside its results")
-            else:
+            if is_removable(node):
                 graph.remove(node)
                 ctx.changed("node")
                 continue
+            ctx.left(node.op, "it has effects beside its results")
         if len(node.outputs) > 1 and node.op in OPTIONAL_RESULTS and not node.domain:
             _cut_outputs(node, needed, ctx)
         if node.attrs and node.has_subgraphs:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps, remove_dead, substitute
 from ranvier.graph.tensors import ConstTensor
 from ranvier.ops import complete
+from ranvier.passes.facts import is_removable
 
 
 def builder(node: Node, origin: str) -> GraphOps:
@@ -30,6 +31,22 @@ def bypass(node: Node, value: Value, origin: str) -> bool:
     assert node.graph is not None
     remove_dead(node.graph, [node])
     return True
+
+
+def prune(values: Iterable[Value | None]) -> None:
+    """Remove the producers of values that a rewrite stopped using, and what only they needed.
+
+    A node that is dead still counts as a user, and would keep other rules from seeing that a value has one reader.
+    """
+    waiting = [v.producer for v in values if v is not None]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node.graph is None or any(v.uses or v.is_graph_output for v in node.outputs):
+            continue
+        if is_removable(node):
+            operands = [v.producer for v in node.inputs if v is not None]
+            node.graph.remove(node)
+            waiting.extend(operands)
 
 
 def sharpen(value: Value, other: Value) -> None:

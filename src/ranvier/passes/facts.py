@@ -18,6 +18,7 @@ __all__ = [
     "integers_of",
     "is_elementwise",
     "is_pure",
+    "is_removable",
     "only_use",
     "rank_of",
     "same_shape",
@@ -87,6 +88,12 @@ def is_pure(node: Node) -> bool:
     """Two calls on equal operands give equal results, and nothing else happens."""
     definition = registry.find(node.domain, node.op, node.version)
     return definition is not None and not definition.traits & {"random", "impure"}
+
+
+def is_removable(node: Node) -> bool:
+    """Nothing happens but its results; what is not declared counts as such a node."""
+    definition = registry.find(node.domain, node.op, node.version)
+    return definition is None or "impure" not in definition.traits
 
 
 def is_elementwise(node: Node) -> bool:

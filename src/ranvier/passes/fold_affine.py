@@ -56,8 +56,10 @@ class FoldAffine:
             if layer.axis != 1 and rank_of(operand) != 2:
                 raise NotFoldable("its channels are not those of the layer")
             scale, bias, mean, var = (_constant(v) for v in node.inputs[1:5])
-            gain = scale / np.sqrt(var + node.attrs.get("epsilon", 1e-5))
-            layer.fold(gain, bias - mean * gain, self.name)
+            with np.errstate(all="ignore"):
+                gain = scale / np.sqrt(var + node.attrs.get("epsilon", 1e-5))
+                shift = bias - mean * gain
+            layer.fold(gain, shift, self.name)
         except NotFoldable as reason:
             ctx.left("BatchNormalization", str(reason))
             return

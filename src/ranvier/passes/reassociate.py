@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ranvier.graph.ir import Node, Value
-from ranvier.passes.edit import builder
+from ranvier.passes.edit import builder, prune
 from ranvier.passes.facts import SMALL, dtype_of, only_use
 
 # by (inner, outer) operator: the operator that remains, and how its constant is made of both
@@ -55,6 +55,7 @@ def reassociate(node: Node, aggressive: bool) -> bool:
         return False  # overflow or underflow that the two steps did not have
     node.op = op
     node.set_inputs([before[0], builder(node, "fold_affine").constant(np.asarray(merged))])
+    prune([operand])
     return True
 
 

@@ -10,7 +10,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.passes.base import PassContext
 from ranvier.passes.cancel_rules import CHANGED, Outcome, cancels
-from ranvier.passes.edit import builder
+from ranvier.passes.edit import builder, prune
 from ranvier.passes.facts import is_elementwise, only_use, rank_of, shape_of
 
 REGION = 16  # nodes between two transposes; keeps the search linear over the graph
@@ -127,6 +127,7 @@ class _Region:
                     inner = _transposer(operand)
                     assert inner is not None
                     node.set_input(position, inner.inputs[0])
+                    prune([operand])
             result = node.output
             if isinstance(result.type, TensorType) and result.type.shape is not None:
                 result.type = TensorType(result.type.dtype, tuple(result.type.shape[axis] for axis in self.perm))

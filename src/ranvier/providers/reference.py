@@ -117,11 +117,12 @@ class ReferenceKernel:
             buffer = outputs[k]
             if buffer is None:
                 outputs[k] = _owned(result, operands)
-            elif result is not buffer:
-                if result.shape == buffer.shape and result.dtype == buffer.dtype:
-                    np.copyto(buffer, result)
-                else:  # the model's declared shapes were wrong; what was computed counts
-                    outputs[k] = _owned(result, operands)
+            elif result is buffer:
+                pass
+            elif isinstance(result, np.ndarray) and result.shape == buffer.shape and result.dtype == buffer.dtype:
+                np.copyto(buffer, result)
+            else:  # the model's declared shapes were wrong; what was computed counts
+                outputs[k] = _owned(result, operands)
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - started

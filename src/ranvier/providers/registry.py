@@ -128,8 +128,8 @@ class ProviderRegistry:
                 chosen.setdefault(provider.name, provider)
         if not chosen:
             raise errors[0]
-        for error in errors:
-            warn_once(f"provider {error.provider}", f"{error}; using {', '.join(chosen)}")
+        for absent in errors:
+            warn_once(f"provider {absent.provider}", f"{absent}; using {', '.join(chosen)}")
         return list(chosen.values())
 
     def close(self) -> None:

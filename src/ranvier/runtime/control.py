@@ -103,7 +103,7 @@ class _Current(threading.local):
 current = _Current()
 
 
-class running:  # noqa: N801 - used like a function
+class running:
     """Within the block, a run's control and profiler are known to nested graphs in this thread."""
 
     __slots__ = ("_before", "_control", "_profiler")

@@ -22,14 +22,13 @@ from ranvier.graph.ir import Graph
 from ranvier.graph.types import Type
 from ranvier.logs import logger
 from ranvier.runtime.control import SHRINK_ENTRY, RunOptions
-from ranvier.runtime.footprint import trim
 from ranvier.runtime.ort_binding import IOBinding
 from ranvier.runtime.ort_errors import lacking, raises_ort
 from ranvier.runtime.ort_meta import ModelMetadata, NodeArg
 from ranvier.runtime.ort_options import BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, SessionOptions
 from ranvier.runtime.ort_providers import ProviderList, ort_name, parse_providers
 from ranvier.runtime.ort_value import OrtValue, unwrap
-from ranvier.runtime.overrides import Declarations, fix_dims, replace_initializers
+from ranvier.runtime.overrides import fix_denoted, fix_dims, replace_initializers
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.report import Report
 from ranvier.runtime.session import Session
@@ -196,7 +195,7 @@ class InferenceSession:
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run from the bound inputs into the bound outputs."""
         names = iobinding.output_names()
-        iobinding.receive(dict(zip(names, self._run(names, iobinding.inputs(), run_options))))
+        iobinding.receive(dict(zip(names, self._run(names, iobinding.inputs(), run_options, iobinding.buffers()))))
 
     def run_async(
         self,
@@ -222,15 +221,21 @@ class InferenceSession:
 
         self._executor().submit(work)
 
-    def _run(self, names: Sequence[str] | None, feed: Mapping[str, Any], options: RunOptions | None) -> list[Any]:
+    def _run(
+        self,
+        names: Sequence[str] | None,
+        feed: Mapping[str, Any],
+        options: RunOptions | None,
+        into: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
         if options is not None and not isinstance(options, RunOptions):
             raise InvalidConfig(f"run_options must be a RunOptions, got {type(options).__name__}")
         session = self._session
         given = {name: unwrap(value) for name, value in feed.items()} if isinstance(feed, Mapping) else feed
         wanted = list(dict.fromkeys(names)) if names else None
-        results = session.run(given, wanted, options)
+        results = session.run(given, wanted, options, into)
         if options is not None and options.get_run_config_entry(SHRINK_ENTRY):
-            trim(session)
+            session.trim()
         return [results[name] for name in names] if names else list(results.values())
 
     def _executor(self) -> ThreadPoolExecutor:
@@ -278,15 +283,15 @@ class _AdaptedSession(Session):
     def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
         graph = super()._load(model, base_dir)
         options = self._adapt
-        declarations = Declarations(model, self.config.limits, base_dir)
         fixed = dict(options.free_dimensions)
         if options.initializers:
             replace_initializers(graph, options.initializers)
         if options.free_denotations:
-            fixed.update(declarations.fix_denoted(graph, options.free_denotations))
+            fixed.update(fix_denoted(graph, options.free_denotations))
         if options.free_dimensions:
             fix_dims(graph, options.free_dimensions)
-        self._declared = {n: t.bind(fixed) for n, t in declarations.outputs().items() if t is not None}
+        declared: Mapping[str, Type | None] = graph.metadata["declared_outputs"]
+        self._declared = {n: t.bind(fixed) for n, t in declared.items() if t is not None}
         return graph
 
     def declared(self, name: str, found: Type | None) -> Type | None:

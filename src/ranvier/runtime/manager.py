@@ -22,7 +22,6 @@ from ranvier.errors import (
 )
 from ranvier.graph.ir import Graph
 from ranvier.runtime.control import RunOptions
-from ranvier.runtime.footprint import arena_bytes, graph_bytes, release, trim, weight_bytes
 from ranvier.runtime.metrics import Counters, SessionMetrics
 from ranvier.runtime.session import Session
 
@@ -53,7 +52,10 @@ class _Entry:
         return self.session is not None or self.arriving
 
     def arenas(self) -> int:
-        return 0 if self.session is None else arena_bytes(self.session, self.active)
+        if self.session is None:
+            return 0
+        memory = self.session.memory()
+        return memory.arenas_waiting + memory.arenas_in_use
 
     def held(self) -> int:
         return self.weights + self.arenas() if self.present else 0
@@ -249,13 +251,13 @@ class SessionManager:
             if entry.session is None:
 
                 def reserve(graph: Graph) -> int | None:
-                    return self._reserve(entry, graph_bytes(graph))
+                    return self._reserve(entry, graph.constant_bytes())
 
                 try:
                     session = _ManagedSession(entry.model, entry.config, entry.base_dir, reserve)
                     with self._lock:
                         entry.session = session
-                        entry.weights = weight_bytes(session)
+                        entry.weights = session.memory().weights
                 finally:
                     entry.arriving = False
                 entry.counters.loaded()
@@ -271,7 +273,7 @@ class SessionManager:
             closing = [self._evict(victim) for victim in victims]
         for session in closing:
             session.close()
-            release(session)
+            session.trim()
         return None if self._memory_limit is None else self._memory_limit - nbytes
 
     def _victims(self, name: str, nbytes: int, others: list[_Entry]) -> list[_Entry]:
@@ -324,7 +326,7 @@ class SessionManager:
                         break
         for session in closing:
             session.close()
-            release(session)
+            session.trim()
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -390,13 +392,13 @@ def _close(entry: _Entry) -> None:
     session, entry.session = entry.session, None
     if session is not None:
         session.close()
-        release(session)
+        session.trim()
 
 
 def _trimmer(entry: _Entry) -> Callable[[], None]:
     def step() -> None:
         if entry.session is not None:
-            trim(entry.session)
+            entry.session.trim()
 
     return step
 

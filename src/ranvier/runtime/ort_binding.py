@@ -94,6 +94,10 @@ class IOBinding:
             raise InvalidInput("the binding asks for no output; call bind_output first")
         return list(self._outputs)
 
+    def buffers(self) -> dict[str, Array]:
+        """Memory that outputs are bound to, by name."""
+        return {name: target.numpy() for name, target in self._outputs.items() if target is not None}
+
     def receive(self, results: Mapping[str, Any]) -> None:
         """Put what a run gave where the outputs are bound to."""
         received: dict[str, OrtValue] = {}
@@ -101,7 +105,8 @@ class IOBinding:
             if target is None:
                 received[name] = OrtValue(results[name])
             else:
-                copy_into(target.numpy(), results[name], f"output {name!r}")
+                if results[name] is not target.numpy():  # the run could not write there itself
+                    copy_into(target.numpy(), results[name], f"output {name!r}")
                 received[name] = target
         self._results = received
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from ranvier.errors import InvalidConfig, ProviderUnavailable, nearest
+from ranvier.errors import InvalidConfig, ProviderUnavailable
 from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import FOREIGN, REGISTRY
+from ranvier.runtime.program import provider_options
 
 ProviderList = Sequence[str | tuple[str, Mapping[str, Any]]]
 
@@ -72,10 +72,7 @@ def _checked(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
         provider = REGISTRY.get(name)
     except ProviderUnavailable:
         return {}
-    known = [option.name for option in fields(provider.Options)]
-    for option in options:
-        if option not in known:
-            raise InvalidConfig(f"provider {name!r}: unknown option {option!r}{nearest(str(option), known)}")
+    provider_options(provider, options)
     return options
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from ranvier.config import Limits
 from ranvier.errors import DTypeMismatch, InvalidConfig, ShapeMismatch, nearest
-from ranvier.formats.onnx.source import open_source
 from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
-from ranvier.graph.types import Symbol, TensorType, Type
+from ranvier.graph.types import Symbol, TensorType
 from ranvier.interop import to_array
 from ranvier.ops import annotate
-from ranvier.ops.proto import type_from_proto
 
 
 def fix_dims(graph: Graph, sizes: Mapping[str, int]) -> None:
     """Give symbolic dims of the inputs their sizes, everywhere in the graph, and infer the types anew."""
-    free = _free_dims(graph)
+    free = graph.symbols
     for name, size in sizes.items():
         symbol = free.get(name)
         if symbol is None:
@@ -33,15 +29,6 @@ def fix_dims(graph: Graph, sizes: Mapping[str, int]) -> None:
     for name in sizes:
         graph.symbols.pop(name, None)
     graph.metadata["problems"] = annotate(graph)
-
-
-def _free_dims(graph: Graph) -> dict[str, Symbol]:
-    return {
-        dim.name: dim
-        for value in graph.inputs
-        for dim in getattr(value.type, "shape", None) or ()
-        if isinstance(dim, Symbol)
-    }
 
 
 def replace_initializers(graph: Graph, tensors: Mapping[str, Any]) -> None:
@@ -67,42 +54,27 @@ def _initializers(graph: Graph) -> list[str]:
     return [*graph.constants, *graph.defaults]
 
 
-class Declarations:
-    """What the model file itself says about its interface, before inference sharpened it."""
-
-    def __init__(self, model: Any, limits: Limits, base_dir: str | os.PathLike[str] | None = None) -> None:
-        self._graph = open_source(model, limits, base_dir).proto.graph
-
-    def outputs(self) -> dict[str, Type | None]:
-        """Output types with the names the model gives to their dims."""
-        return {info.name: type_from_proto(info.type) for info in self._graph.output}
-
-    def fix_denoted(self, graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Give the free dims of the inputs that carry a denotation its size; returns the sizes of named ones."""
-        inputs = {value.name: value for value in graph.inputs}
-        named: dict[str, int] = {}
-        carried: set[str] = set()
-        for info in self._graph.input:
-            value = inputs.get(info.name)
+def fix_denoted(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Give the free dims of the inputs that carry a denotation its size; returns the sizes of named ones."""
+    inputs = {value.name: value for value in graph.inputs}
+    denoted: Mapping[str, list[tuple[str, int]]] = graph.metadata.get("denotations", {})
+    named: dict[str, int] = {}
+    for meaning, size in sizes.items():
+        if meaning not in denoted:
+            hint = nearest(meaning, denoted)
+            raise InvalidConfig(f"no dimension of the model's inputs is denoted {meaning!r}{hint}")
+        for name, axis in denoted[meaning]:
+            value = inputs.get(name)
             if value is None or not isinstance(value.type, TensorType) or value.type.shape is None:
                 continue
-            shape = list(value.type.shape)
-            for axis, entry in enumerate(info.type.tensor_type.shape.dim):
-                carried.add(entry.denotation)
-                if entry.denotation not in sizes:
-                    continue
-                dim = shape[axis]
-                if isinstance(dim, Symbol):
-                    named[dim.name] = sizes[entry.denotation]
-                elif dim is None:
-                    shape[axis] = sizes[entry.denotation]
-            value.type = TensorType(value.type.dtype, tuple(shape))
-        for name in sizes:
-            if name not in carried:
-                hint = nearest(name, carried - {""})
-                raise InvalidConfig(f"no dimension of the model's inputs is denoted {name!r}{hint}")
-        fix_dims(graph, named)
-        return named
+            dim = value.type.shape[axis]
+            if isinstance(dim, Symbol):
+                named[dim.name] = size
+            elif dim is None:
+                shape = (*value.type.shape[:axis], size, *value.type.shape[axis + 1 :])
+                value.type = TensorType(value.type.dtype, shape)
+    fix_dims(graph, named)
+    return named
 
 
-__all__ = ["Declarations", "fix_dims", "replace_initializers"]
+__all__ = ["fix_denoted", "fix_dims", "replace_initializers"]

@@ -53,6 +53,7 @@ class Plan:
         self._limits = config.limits
         self._lock = threading.Lock()
         self._free: list[tuple[Array, dict[int, Array]]] = []
+        self._in_use = 0
         inference = TypeInference(dims)
         inference.run(program.graph, input_types)
         self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
@@ -125,8 +126,10 @@ class Plan:
     def output_bytes(self) -> int:
         return sum(static_bytes(self.types.get(slot)) or 0 for slot in set(self.program.output_slots))
 
-    def run(self, values: Sequence[Any], control: RunControl, profiler: Any) -> list[Any]:
-        """The outputs for bound inputs; they belong to the caller."""
+    def run(
+        self, values: Sequence[Any], control: RunControl, profiler: Any, into: Sequence[Array | None] | None = None
+    ) -> list[Any]:
+        """The outputs for bound inputs; they belong to the caller. ``into`` offers memory to write them to."""
         program = self.program
         env = list(program.template)
         for slot, given in zip(program.input_slots, values):
@@ -138,11 +141,22 @@ class Plan:
             buffers = dict(views)
             for slot, dtype, shape in self._fresh:
                 buffers[slot] = np.empty(shape, dtype)
+            if into is not None:
+                self._offer(into, buffers)
             with running(control, profiler), tensor_limit(self._limits.tensor_bytes):
                 results = program.run(env, control, buffers, self.dims, profiler)
         finally:
             self._give(arena, views)
         return [self._handed_out(r, k, results) for k, r in enumerate(results)]
+
+    def _offer(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> None:
+        """Let outputs of known size be written straight into the caller's memory where it fits."""
+        for slot, target in zip(self.program.output_slots, into):
+            planned = buffers.get(slot)
+            if target is None or planned is None:
+                continue
+            if target.shape == planned.shape and target.dtype == planned.dtype and target.flags.writeable:
+                buffers[slot] = target
 
     def _handed_out(self, result: Any, position: int, results: Sequence[Any]) -> Any:
         """A copy where an output is an input, a constant or another output: callers may write into what they get."""
@@ -154,6 +168,7 @@ class Plan:
 
     def _take(self) -> tuple[Array, dict[int, Array]]:
         with self._lock:
+            self._in_use += 1
             if self._free:
                 return self._free.pop()
         arena = self._allocator.alloc(self.memory.arena)
@@ -162,10 +177,16 @@ class Plan:
 
     def _give(self, arena: Array, views: dict[int, Array]) -> None:
         with self._lock:
+            self._in_use -= 1
             if len(self._free) < _KEEP_ARENAS:
                 self._free.append((arena, views))
                 return
         self._allocator.free(arena)
+
+    def arenas(self) -> tuple[int, int]:
+        """Bytes of arenas that wait for a run, and of those in one."""
+        with self._lock:
+            return len(self._free) * self.memory.arena, self._in_use * self.memory.arena
 
     def close(self) -> None:
         with self._lock:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from ranvier.config import SessionConfig
-from ranvier.errors import KernelError, OutOfMemory, RanvierError
+from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, RanvierError, nearest
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.base import BodyRunner, CompileContext, CompiledKernel, ExecutionProvider
@@ -58,10 +58,19 @@ def compile_parts(
         provider = part.provider
         ctx = contexts.get(provider.name)
         if ctx is None:
-            options = provider.Options(**config.provider_options.get(provider.name, {}))
+            options = provider_options(provider, config.provider_options.get(provider.name, {}))
             ctx = contexts[provider.name] = CompileContext(config, options, body, opsets)
         compiled.append(CompiledPart(part, provider.compile(part.subgraph, ctx)))
     return compiled
+
+
+def provider_options(provider: ExecutionProvider, given: Mapping[str, Any]) -> Any:
+    """The provider's own option set, made from names; an unknown one raises with the nearest."""
+    known = [f.name for f in fields(provider.Options)]
+    for name in given:
+        if name not in known:
+            raise InvalidConfig(f"provider {provider.name!r}: unknown option {name!r}{nearest(name, known)}")
+    return provider.Options(**given)
 
 
 class Program:

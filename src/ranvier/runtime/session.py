@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +39,15 @@ from ranvier.runtime.signature import Signature
 _TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
 
 
+@dataclass(frozen=True)
+class SessionMemory:
+    """Bytes by what they are for."""
+
+    weights: int
+    arenas_waiting: int
+    arenas_in_use: int
+
+
 class Session:
     """Runs one model. Immutable after creation and safe to use from many threads at once."""
 
@@ -52,6 +62,7 @@ class Session:
         self.providers = REGISTRY.chain(self.config.providers)
         clock = _Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
+        _apply_bounds(self.graph, self.config.symbol_bounds)
         clock.lap("load")
         loaded = len(self.graph)
         passes = passes_for(self.config.optimization, default_passes(), self.config.disabled_passes)
@@ -82,9 +93,7 @@ class Session:
     # -- creation ---------------------------------------------------------------------------------------------------
 
     def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
-        graph = onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
-        _apply_bounds(graph, self.config.symbol_bounds)
-        return graph
+        return onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
 
     def _report(self, partitioning: Partitioning, loaded: int, passes: list[Any], seconds: dict[str, float]) -> Report:
         return Report(
@@ -126,8 +135,13 @@ class Session:
         inputs: Mapping[str, Any] | Sequence[Any],
         outputs: Sequence[str] | None = None,
         options: RunOptions | None = None,
+        into: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Outputs by name. ``inputs`` by name, or in order; ``outputs`` selects, and only what they need is run."""
+        """Outputs by name. ``inputs`` by name, or in order; ``outputs`` selects, and only what they need is run.
+
+        ``into`` names arrays for outputs: one of the right type and shape, where the size is known beforehand, is
+        written in place and returned; otherwise the output is a new array as usual.
+        """
         self._check_open()
         names = self.output_names if outputs is None else self._selected(outputs)
         values, plan = self._recall(inputs, names)
@@ -135,11 +149,12 @@ class Session:
             values, dims = self.signature.bind(self.signature.named(inputs))
             plan = self._plan(values, dims, names)
         control = self._unlimited if options is None and self._unlimited else RunControl(options, self.config.limits)
+        targets = None if into is None else [into.get(name) for name in names]
         profilers = self._profilers
         if not profilers:
-            return dict(zip(names, plan.run(values, control, None)))
+            return dict(zip(names, plan.run(values, control, None, targets)))
         started = time.perf_counter_ns()
-        results = plan.run(values, control, _Fan(profilers))
+        results = plan.run(values, control, _Fan(profilers), targets)
         for profiler in profilers:
             profiler.span(self.report.model or "run", started, time.perf_counter_ns())
         return dict(zip(names, results))
@@ -174,6 +189,8 @@ class Session:
         if type(inputs) is not dict or len(inputs) != len(required) or self.signature.defaults:
             return [], None
         values = [inputs.get(name) for name in required]
+        if not all(type(x) is np.ndarray and x.dtype != object for x in values):
+            return [], None  # what they hold must be looked at every time
         key = (_key(values), names)
         with self._lock:
             plan = self._plans.get(key)
@@ -218,6 +235,25 @@ class Session:
             if name not in self._outputs:
                 raise InvalidInput(f"the model has no output {name!r}{nearest(str(name), self._outputs)}")
         return tuple(outputs)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def memory(self) -> SessionMemory:
+        """Bytes the session holds now: weights, and arenas that wait for a run or are in one."""
+        with self._lock:
+            plans = list(self._plans.values())
+        kernels = sum(item.kernel.memory_usage().constants for item in self._parts)
+        held = [plan.arenas() for plan in plans]
+        return SessionMemory(self.graph.constant_bytes() + kernels, sum(w for w, _ in held), sum(u for _, u in held))
+
+    def trim(self) -> None:
+        """Give back the arenas that no run uses, and what the providers keep for reuse."""
+        with self._lock:
+            plans = list(self._plans.values())
+        for plan in plans:
+            plan.close()
+        for provider in self.providers:
+            provider.allocator().trim()
 
     # -- looking at it ----------------------------------------------------------------------------------------------
 
@@ -264,7 +300,7 @@ class Session:
 
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
     """Element types and shapes: two calls with equal keys need the same checks and the same plan."""
-    return tuple([(x.dtype, x.shape) if type(x) is np.ndarray and x.dtype != object else id(type(x)) for x in values])
+    return tuple([(x.dtype, x.shape) if type(x) is np.ndarray else id(type(x)) for x in values])
 
 
 class _Fan:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx
-import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
 from ranvier.config import Limits
-from ranvier.errors import InvalidGraph, InvalidModel, NotSupported, RanvierError, ResourceLimit
+from ranvier.errors import InvalidGraph, InvalidModel, NotSupported, OutOfMemory, RanvierError, ResourceLimit
+from ranvier.formats.onnx.functions import inlined
 from ranvier.formats.onnx.source import Source, open_source
 from ranvier.formats.onnx.weights import constant_of
 from ranvier.graph.ir import Graph, Node, Value
@@ -41,11 +41,13 @@ def read(model: Any, *, limits: Limits | None = None, base_dir: str | os.PathLik
     source = open_source(model, limits, base_dir)
     try:
         graph = _Reader(source, limits).read()
-    except (RanvierError, MemoryError):
+        graph.metadata["problems"] = annotate(graph)
+    except RanvierError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+    except MemoryError as error:
+        raise OutOfMemory(f"model {source.label}: out of memory while it was read") from error
+    except Exception as error:
         raise InvalidModel(f"model {source.label} cannot be read: {type(error).__name__}: {error}") from error
-    graph.metadata["problems"] = annotate(graph)
     return graph
 
 
@@ -82,12 +84,15 @@ class _Reader:
             raise InvalidModel(f"model {self.source.label} holds no graph")
         self.opsets = _opsets(proto)
         tensors = self._initializers(proto.graph, self.source.cut)
-        body = _inlined(proto).graph if proto.functions else proto.graph
+        body = inlined(proto, self.limits).graph if proto.functions else proto.graph
         overridable = proto.ir_version >= OVERRIDABLE_FROM
         graph = self._graph(body, None, 0, tensors, overridable=overridable)
         graph.opsets = dict(self.opsets)
-        graph.symbols = dict(self.symbols)
+        shapes = [getattr(v.type, "shape", None) or () for v in graph.inputs]
+        graph.symbols = {d.name: d for shape in shapes for d in shape if isinstance(d, Symbol)}
         graph.metadata.update(_model_facts(proto))
+        graph.metadata["declared_outputs"] = {v.name: type_from_proto(v.type, self.symbol) for v in body.output}
+        graph.metadata["denotations"] = _denotations(body)
         return graph
 
     def symbol(self, name: str) -> Symbol:
@@ -218,7 +223,7 @@ class _Reader:
             raise InvalidModel(f"{_label(node)}: a Constant has one value, this has {len(attrs)}")
         attr = node.attribute[0]
         if attr.name == "value" and attr.type == AttributeProto.TENSOR:
-            return ConstTensor.of(tensor_array(attr.t))
+            return constant_of(attr.t, None, self.source.files, self.limits.tensor_bytes)
         return ConstTensor.of(evaluate("Constant", **attrs))
 
     def _outputs(self, graph: Graph, proto: GraphProto, scope: _Scope) -> None:
@@ -260,40 +265,6 @@ def _opsets(proto: ModelProto) -> dict[str, int]:
             "A newer onnx package may know it."
         )
     return found
-
-
-def _inlined(proto: ModelProto) -> ModelProto:
-    """The model with its functions inlined; weights are not handed to the inliner."""
-    light = ModelProto()
-    light.CopyFrom(_without_weights(proto))
-    try:
-        return onnx.inliner.inline_local_functions(light)
-    except Exception:  # functions of another opset than the model's
-        try:
-            return onnx.inliner.inline_local_functions(light, convert_version=True)
-        except Exception as error:
-            raise InvalidModel(f"the functions of the model cannot be inlined: {error}") from error
-
-
-def _without_weights(proto: ModelProto) -> ModelProto:
-    light = ModelProto()
-    for descriptor, content in proto.ListFields():
-        if descriptor.name != "graph":
-            _copy_field(light, descriptor.name, content)
-    for descriptor, content in proto.graph.ListFields():
-        if descriptor.name not in ("initializer", "sparse_initializer"):
-            _copy_field(light.graph, descriptor.name, content)
-    return light
-
-
-def _copy_field(message: Any, name: str, content: Any) -> None:
-    target = getattr(message, name)
-    if hasattr(target, "MergeFrom") and not isinstance(content, str | bytes | int | float):
-        target.MergeFrom(content)
-    elif hasattr(target, "extend"):
-        target.extend(content)
-    else:
-        setattr(message, name, content)
 
 
 def _check_node(node: NodeProto, schema: Any) -> None:
@@ -340,6 +311,16 @@ def _label(node: NodeProto) -> str:
     domain = f"{node.domain}::" if node.domain else ""
     name = node.name or (node.output[0] if node.output else "")
     return f"node {name!r} ({domain}{node.op_type})"
+
+
+def _denotations(proto: GraphProto) -> dict[str, list[tuple[str, int]]]:
+    """Where the dims of the inputs stand that carry a standard meaning (DATA_BATCH …): (input, axis) by meaning."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for info in proto.input:
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+            if dim.denotation:
+                found.setdefault(dim.denotation, []).append((info.name, axis))
+    return found
 
 
 def _model_facts(proto: ModelProto) -> dict[str, Any]:
