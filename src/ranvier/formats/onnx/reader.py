@@ -12,22 +12,30 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from ranvier.config import Limits
-from ranvier.errors import InvalidGraph, InvalidModel, NotSupported, OutOfMemory, RanvierError, ResourceLimit
+from ranvier.errors import (
+    DTypeMismatch,
+    InvalidGraph,
+    InvalidModel,
+    NotSupported,
+    OutOfMemory,
+    RanvierError,
+    ResourceLimit,
+)
 from ranvier.formats.onnx.functions import inlined
 from ranvier.formats.onnx.source import Source, open_source
 from ranvier.formats.onnx.weights import constant_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.tensors import ConstTensor
-from ranvier.graph.types import Symbol
+from ranvier.graph.types import Symbol, Type
 from ranvier.ops import annotate
+from ranvier.ops.allocation import tensor_limit
 from ranvier.ops.proto import (
     attr_from_proto,
     schema_of,
     sparse_array,
-    tensor_array,
     type_from_proto,
 )
 from ranvier.ops.registry import normal_domain
@@ -38,16 +46,18 @@ OVERRIDABLE_FROM = 4  # from this IR version on an initializer that is also an i
 def read(model: Any, *, limits: Limits | None = None, base_dir: str | os.PathLike[str] | None = None) -> Graph:
     """The graph of a model given as a path, bytes, a file object or a ``ModelProto`` (which is not changed)."""
     limits = limits or Limits()
-    source = open_source(model, limits, base_dir)
+    label = str(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     try:
-        graph = _Reader(source, limits).read()
-        graph.metadata["problems"] = annotate(graph)
+        with tensor_limit(limits.tensor_bytes):
+            source = open_source(model, limits, base_dir)
+            graph = _Reader(source, limits).read()
+            graph.metadata["problems"] = annotate(graph)
     except RanvierError:
         raise
     except MemoryError as error:
-        raise OutOfMemory(f"model {source.label}: out of memory while it was read") from error
+        raise OutOfMemory(f"model {label!r}: out of memory while it was read") from error
     except Exception as error:
-        raise InvalidModel(f"model {source.label} cannot be read: {type(error).__name__}: {error}") from error
+        raise InvalidModel(f"model {label!r} cannot be read: {type(error).__name__}: {error}") from error
     return graph
 
 
@@ -109,7 +119,8 @@ class _Reader:
                 raise InvalidModel(f"graph {proto.name!r}: initializer {k} has no name")
             if tensor.name in found:
                 raise InvalidModel(f"graph {proto.name!r}: two initializers are named {tensor.name!r}")
-            found[tensor.name] = constant_of(tensor, cut.get(k), self.source.files, limit)
+            label = f"initializer {tensor.name!r}"
+            found[tensor.name] = constant_of(tensor, cut.get(k), self.source.files, limit, label)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             if not name or name in found:
@@ -139,7 +150,9 @@ class _Reader:
                 raise InvalidModel(f"graph {proto.name!r}: two inputs are named {info.name!r}")
             if info.name in tensors and not overridable:
                 continue
-            value = graph.add_input(info.name, type_from_proto(info.type, self.symbol))
+            if not info.name:
+                raise InvalidModel(f"graph {proto.name!r}: an input has no name")
+            value = graph.add_input(info.name, self._declared(info))
             scope.names[info.name] = value
             if info.name in tensors:
                 graph.defaults[info.name] = tensors[info.name]
@@ -157,7 +170,7 @@ class _Reader:
         allowed = self.limits.graph_nodes
         if allowed is not None and self.nodes > allowed:
             raise ResourceLimit("graph_nodes", allowed, self.nodes, f"graph {proto.name!r}")
-        declared = {info.name: type_from_proto(info.type, self.symbol) for info in proto.value_info}
+        declared = {info.name: self._declared(info) for info in proto.value_info}
         results: list[list[Value]] = []
         for node in proto.node:
             if node.op_type == "Constant" and normal_domain(node.domain) == "" and len(node.output) == 1:
@@ -181,6 +194,12 @@ class _Reader:
                 graph.sort()
             except InvalidGraph as error:
                 raise InvalidModel(str(error)) from None
+
+    def _declared(self, info: ValueInfoProto) -> Type | None:
+        try:
+            return type_from_proto(info.type, self.symbol)
+        except DTypeMismatch as error:
+            raise InvalidModel(f"value {info.name!r}: {error}") from None
 
     def _define(self, scope: _Scope, name: str, value: Value, node: NodeProto) -> None:
         if name in scope.names:
@@ -218,13 +237,16 @@ class _Reader:
     def _constant(self, node: NodeProto) -> ConstTensor:
         from ranvier.ops.registry import evaluate
 
-        attrs = {a.name: attr_from_proto(a, lambda g: self._graph(g, None, 0)) for a in node.attribute}
-        if len(attrs) != 1:
-            raise InvalidModel(f"{_label(node)}: a Constant has one value, this has {len(attrs)}")
+        if len(node.attribute) != 1:
+            raise InvalidModel(f"{_label(node)}: a Constant has one value, this has {len(node.attribute)}")
         attr = node.attribute[0]
         if attr.name == "value" and attr.type == AttributeProto.TENSOR:
-            return constant_of(attr.t, None, self.source.files, self.limits.tensor_bytes)
-        return ConstTensor.of(evaluate("Constant", **attrs))
+            return constant_of(attr.t, None, self.source.files, self.limits.tensor_bytes, _label(node))
+
+        def refuse(graph: GraphProto) -> Graph:
+            raise InvalidModel(f"{_label(node)}: a graph is not a value")
+
+        return ConstTensor.of(evaluate("Constant", **{attr.name: attr_from_proto(attr, refuse)}))
 
     def _outputs(self, graph: Graph, proto: GraphProto, scope: _Scope) -> None:
         names: set[str] = set()
@@ -238,9 +260,8 @@ class _Reader:
             elif info.name in names or value in graph.outputs:
                 value = self._passed_through(graph, value, info.name)
             names.add(info.name)
-            declared = type_from_proto(info.type, self.symbol)
             if value.type is None:
-                value.type = declared
+                value.type = self._declared(info)
             graph.outputs.append(value)
 
     def _passed_through(self, graph: Graph, value: Value, name: str) -> Value:

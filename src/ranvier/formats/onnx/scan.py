@@ -66,8 +66,10 @@ def _without_raw_data(
     for number, field_start, body, field_end in _fields(data, start, end):
         if number == _TENSOR_RAW_DATA and field_end - body >= CUT_FROM:
             where = (body, field_end - body)  # of a repeated field the last one counts, as in protobuf
-        else:
-            kept.append(data[field_start:field_end])
+            continue
+        if number == _TENSOR_RAW_DATA:
+            where = None
+        kept.append(data[field_start:field_end])
     return kept, where
 
 
@@ -89,7 +91,8 @@ def _fields(data: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int
             raise Malformed(f"wire type {kind} at byte {start}")
         if at > end:
             raise Malformed(f"field at byte {start} passes the end of its message")
-        yield tag >> 3, start, body, at
+        # a known number with another wire type is a stranger to the parser too
+        yield tag >> 3 if kind == _LENGTH else 0, start, body, at
 
 
 def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:

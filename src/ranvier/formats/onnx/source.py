@@ -37,16 +37,19 @@ def open_source(model: Any, limits: Limits, base_dir: str | os.PathLike[str] | N
     if isinstance(model, ModelProto):
         return Source(model, base or WeightFiles(None), label=model.graph.name or "ModelProto")
     if isinstance(model, bytes | bytearray | memoryview):
-        return _from_bytes(memoryview(model).cast("B"), limits, base or WeightFiles(None), f"{len(model)} bytes")
+        view = memoryview(model)
+        data = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        return _from_bytes(data, limits, base or WeightFiles(None), f"{len(data)} bytes")
     if isinstance(model, str | os.PathLike):
         return _from_path(Path(model), limits, base)
     if hasattr(model, "read"):
-        data = model.read()
-        if not isinstance(data, bytes):
+        # one byte more than allowed is enough to know that there is too much
+        content = model.read() if limits.model_bytes is None else model.read(limits.model_bytes + 1)
+        if not isinstance(content, bytes):
             raise InvalidModel("the model file is open in text mode; open it with 'rb'")
         name = getattr(model, "name", None)
         found = base or WeightFiles(Path(name) if isinstance(name, str) and os.path.exists(name) else None)
-        return _from_bytes(memoryview(data), limits, found, repr(name) if name else "file object")
+        return _from_bytes(memoryview(content), limits, found, repr(name) if name else "file object")
     raise InvalidModel(f"a model is a path, bytes, a file object or a ModelProto, not {type(model).__name__}")
 
 
@@ -54,8 +57,8 @@ def _from_path(path: Path, limits: Limits, base: WeightFiles | None) -> Source:
     label = repr(str(path))
     try:
         size = path.stat().st_size
-    except OSError as error:
-        raise InvalidModel(f"cannot open model {label}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise InvalidModel(f"cannot open model {label}: {getattr(error, 'strerror', None) or error}") from error
     if path.is_dir():
         raise InvalidModel(f"model {label} is a folder; give the .onnx file in it")
     _check_size(size, limits, label)

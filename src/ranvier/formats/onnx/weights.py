@@ -64,26 +64,30 @@ class WeightFiles:
             raise WeightError(
                 f"tensor {tensor!r}: external location {location!r} must be a path inside the model's folder"
             )
-        path = (self._base / location).resolve()
+        try:
+            path = (self._base / location).resolve()
+            exists = path.is_file()
+        except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+            raise WeightError(f"tensor {tensor!r}: external location {location!r} cannot be used: {error}") from None
         if not any(path.is_relative_to(folder) for folder in self._folders):
             raise WeightError(f"tensor {tensor!r}: external location {location!r} leads outside the model's folder")
-        if not path.is_file():
+        if not exists:
             raise WeightError(f"tensor {tensor!r}: external file {location!r} does not exist")
         return self.map(path)
 
 
-def checked_type(tensor: TensorProto, limit: int | None) -> tuple[DType, tuple[int, ...]]:
+def checked_type(tensor: TensorProto, limit: int | None, label: str) -> tuple[DType, tuple[int, ...]]:
     """Element type and shape of a tensor message, or an error that names it."""
     try:
         dtype = dtypes.from_onnx(tensor.data_type)
     except DTypeMismatch:
-        raise InvalidModel(f"initializer {tensor.name!r} has unknown element type {tensor.data_type}") from None
+        raise InvalidModel(f"{label} has unknown element type {tensor.data_type}") from None
     shape = tuple(tensor.dims)
     if any(d < 0 for d in shape):
-        raise InvalidModel(f"initializer {tensor.name!r} has a negative size in shape {list(shape)}")
+        raise InvalidModel(f"{label} has a negative size in shape {list(shape)}")
     nbytes = dtype.nbytes(math.prod(shape))
     if limit is not None and nbytes > limit:
-        raise ResourceLimit("tensor_bytes", limit, nbytes, f"initializer {tensor.name!r}")
+        raise ResourceLimit("tensor_bytes", limit, nbytes, label)
     return dtype, shape
 
 
@@ -92,25 +96,26 @@ def constant_of(
     cut: memoryview | None,
     files: WeightFiles,
     limit: int | None,
+    label: str,
 ) -> ConstTensor:
     """The constant for an initializer; ``cut`` are its bytes where the scanner took them out of the message."""
-    dtype, shape = checked_type(tensor, limit)
+    dtype, shape = checked_type(tensor, limit, label)
     if tensor.data_location == TensorProto.EXTERNAL:
-        return _external(tensor, dtype, shape, files)
+        return _external(tensor, dtype, shape, files, label)
     if cut is not None:
-        _check_length(tensor.name, dtype, shape, len(cut))
+        _check_length(label, dtype, shape, len(cut))
         return ConstTensor(dtype, shape, _reader(cut, dtype, shape), "the model file")
     if tensor.HasField("raw_data"):
         raw = tensor.raw_data
-        _check_length(tensor.name, dtype, shape, len(raw))
+        _check_length(label, dtype, shape, len(raw))
         return ConstTensor(dtype, shape, _reader(memoryview(raw), dtype, shape), "the model")
     array = tensor_array(tensor)
     if array.shape != shape:
-        raise InvalidModel(f"initializer {tensor.name!r}: data of shape {list(array.shape)}, declared {list(shape)}")
+        raise InvalidModel(f"{label}: data of shape {list(array.shape)}, declared {list(shape)}")
     return ConstTensor.of(array)
 
 
-def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: WeightFiles) -> ConstTensor:
+def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: WeightFiles, label: str) -> ConstTensor:
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     data = files.external(location, tensor.name)
@@ -124,7 +129,7 @@ def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: 
         raise WeightError(
             f"tensor {tensor.name!r}: bytes {offset} to {offset + length} of {location!r}, which has {len(data)}"
         )
-    _check_length(tensor.name, dtype, shape, length)
+    _check_length(label, dtype, shape, length)
     piece = data[offset : offset + length]
     load = _reader(piece, dtype, shape)
     checksum = entries.get("checksum")
@@ -141,13 +146,13 @@ def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
     return (count * bits + 7) // 8
 
 
-def _check_length(name: str, dtype: DType, shape: tuple[int, ...], length: int) -> None:
+def _check_length(label: str, dtype: DType, shape: tuple[int, ...], length: int) -> None:
     if dtype is DType.string:
-        raise InvalidModel(f"initializer {name!r}: strings cannot be stored as raw data")
+        raise InvalidModel(f"{label}: strings cannot be stored as raw data")
     expected = _stored_bytes(dtype, shape)
     if length != expected:
         kind = f"{dtype}{list(shape)}"
-        raise InvalidModel(f"initializer {name!r}: {kind} takes {expected} bytes, its data has {length}")
+        raise InvalidModel(f"{label}: {kind} takes {expected} bytes, its data has {length}")
 
 
 def _reader(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Array]:

@@ -162,7 +162,8 @@ def _opset_for(domain: str, wanted: int, nodes: list[Node]) -> int:
     """An opset in which every node has the meaning it has here: the model's own, or the newest that fits."""
     known = {(n.op, n.version) for n in nodes if schema_of(domain, n.op, n.version) is not None}
     newest = int(onnx.defs.onnx_opset_version()) if domain == "" else max([wanted, *(v for _, v in known)])
-    for candidate in [wanted, *range(newest, 0, -1)]:
+    candidates: list[int] = [wanted, *range(newest, 0, -1)]
+    for candidate in candidates:
         there = (schema_of(domain, op, candidate) for op, _ in known)
         if all(found is not None and found.since_version == version for found, (_, version) in zip(there, known)):
             return candidate
