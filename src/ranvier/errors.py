@@ -7,6 +7,7 @@ would otherwise catch (``ValueError``, ``MemoryError`` …), so ordinary ``excep
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -157,6 +158,8 @@ class UnsupportedOp(RanvierError):
 
 
 def _number(value: float) -> str:
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return f"10^{math.log10(abs(value)):.0f}"  # too long to read, perhaps too long to print
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
 
 

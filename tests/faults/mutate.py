@@ -39,12 +39,12 @@ def mutate(seeds: Sequence[Seed], seed: int, index: int) -> Mutation:
     origin = rng.choice(seeds)
     data = origin.model
     steps: list[str] = []
-    if rng.random() < 0.8:
+    if rng.random() < 0.87:
         model = ModelProto.FromString(data)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             steps.append(_damage_structure(model, rng))
         data = model.SerializeToString()
-    if not steps or rng.random() < 0.1:
+    if not steps or rng.random() < 0.05:
         for _ in range(rng.choice((1, 1, 2, 4))):
             step = rng.choice(BYTE_MUTATORS)
             data = step(data, rng)

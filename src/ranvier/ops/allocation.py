@@ -16,6 +16,7 @@ import numpy as np
 from ranvier.errors import InvalidValue, ResourceLimit
 
 DEFAULT_TENSOR_BYTES = 1 << 34
+MAX_RANK = 64  # of a NumPy array
 
 
 class _Current(threading.local):
@@ -44,6 +45,8 @@ class tensor_limit:
 def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tuple[int, ...]:
     """``shape`` as a tuple of ints, or an error when a size is negative or the tensor would pass the limit."""
     sizes = tuple(int(s) for s in shape)
+    if len(sizes) > MAX_RANK:
+        raise InvalidValue(f"{what}: {len(sizes)} dimensions; at most {MAX_RANK} are possible")
     if any(s < 0 for s in sizes):
         raise InvalidValue(f"{what}: negative size in shape {list(sizes)}")
     # an empty tensor counts by its other sizes: bodies make positions along each axis
@@ -51,3 +54,15 @@ def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tup
     if nbytes > _current.tensor_bytes:
         raise ResourceLimit("tensor_bytes", _current.tensor_bytes, nbytes, f"{what} of shape {list(sizes)}")
     return sizes
+
+
+def may_outgrow(*operands: Any) -> bool:
+    """Could a result as large as the product of the operands pass the limit? A quick look before a thorough one."""
+    return math.prod([x.size for x in operands if isinstance(x, np.ndarray)]) * 16 > _current.tensor_bytes
+
+
+def checked_text(strings: np.ndarray[Any, Any], what: str) -> None:
+    """ResourceLimit when the characters of a string tensor pass the limit for one tensor."""
+    length = sum(map(len, strings.ravel().tolist()))
+    if length > _current.tensor_bytes:
+        raise ResourceLimit("tensor_bytes", _current.tensor_bytes, length, f"characters of {what}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import exact_carrier, from_carrier, wide, wide_matmul, widened
-from ranvier.ops.allocation import checked_shape
+from ranvier.ops.allocation import checked_shape, may_outgrow
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 
@@ -19,6 +19,9 @@ def matmul(a: Array, b: Array) -> Array:
     if a.ndim == 0 or depth != a.shape[-1]:
         raise ShapeMismatch(f"MatMul: inner sizes differ in {list(a.shape)} @ {list(b.shape)}")
     try:
+        if may_outgrow(a, b):
+            leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            checked_shape((*leading, *a.shape[-2:-1], *b.shape[-1:][: b.ndim - 1]), a.dtype, "MatMul")
         return wide_matmul(a, b)
     except ValueError:
         raise ShapeMismatch(f"MatMul: leading axes of {list(a.shape)} and {list(b.shape)} do not broadcast") from None
@@ -75,7 +78,7 @@ def _gemm(a: Array, b: Array, c: Array | None, alpha: float, beta: float, trans_
         raise ShapeMismatch(
             f"Gemm: inner sizes differ: A {list(a.shape)} (transA={trans_a}), B {list(b.shape)} (transB={trans_b})"
         )
-    shape = (left.shape[0], right.shape[1])
+    shape = checked_shape((left.shape[0], right.shape[1]), a.dtype, "Gemm")
     if c is not None and (c.ndim > 2 or any(s not in (1, t) for s, t in zip(c.shape[::-1], shape[::-1]))):
         raise ShapeMismatch(f"Gemm: C {list(c.shape)} does not broadcast to {list(shape)}")
     if a.dtype.kind in "iu":

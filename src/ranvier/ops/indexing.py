@@ -14,7 +14,7 @@ import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import widened
-from ranvier.ops.allocation import checked_shape
+from ranvier.ops.allocation import checked_shape, may_outgrow
 from ranvier.ops.operands import index_array, normal_axis, same_dtype, whole_number
 from ranvier.ops.registry import Array, op
 
@@ -62,6 +62,8 @@ def _element_positions(name: str, shape: tuple[int, ...], indices: Array, axis: 
 @op("Gather", since=1)
 def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
     axis = normal_axis("Gather", axis, x.ndim)
+    if may_outgrow(x, indices):
+        checked_shape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype, "Gather")
     try:
         return np.asarray(np.take(x, index_array("Gather", indices), axis=axis), x.dtype)
     except IndexError:
@@ -90,6 +92,7 @@ def gather_nd(x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     number = np.arange(math.prod(batch)).reshape(batch + (1,) * (positions.ndim - batch_dims))
     positions = number * math.prod(sizes) + positions
     slices = x.reshape(math.prod(batch) * math.prod(sizes), *x.shape[batch_dims + depth :])
+    checked_shape((*positions.shape, *slices.shape[1:]), x.dtype, "GatherND")
     return np.asarray(np.take(slices, positions, axis=0), x.dtype)
 
 

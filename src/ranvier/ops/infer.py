@@ -26,6 +26,8 @@ from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_
 from ranvier.ops.shape_data import SMALL, propagate_dims, type_from_dims
 
 NEWEST = onnx.defs.onnx_opset_version()
+_ATTEMPTS = 4  # walks through a loop's body in search of types that stay the same
+_TRIED_DEPTH = 2  # loops inside this many others are walked once, with unknown shapes
 
 # Cheap operators that shape computations are made of; only these are evaluated during inference.
 _SHAPE_MATH = frozenset(
@@ -76,6 +78,7 @@ class TypeInference:
         self.values: dict[Value, np.ndarray[Any, Any]] = {}  # exactly known small tensors
         self.dims: dict[Value, tuple[Dim, ...]] = {}  # 0-d and 1-d integer tensors known as dims
         self.problems: list[str] = []
+        self._loops = 0  # loop bodies around the graph that is being walked
 
     def run(self, graph: Graph, inputs: Sequence[Type | None] | None = None) -> list[Type | None]:
         """Infer through ``graph``; ``inputs`` overrides its declared input types. Returns the output types."""
@@ -238,9 +241,24 @@ class TypeInference:
         self, body: Graph, fixed: list[Type | None], carried: list[Type | None], scans: list[Type | None], skip: int
     ) -> list[Type | None]:
         """Infer a body until the types of the carried values are the same before and after a step."""
-        now = list(carried)
-        outputs: list[Type | None] = []
-        for _ in range(4):
+        # each attempt walks the loops inside once more: with depth, attempts multiply
+        attempts = _ATTEMPTS if self._loops < _TRIED_DEPTH else 0
+        self._loops += 1
+        try:
+            return self._settled(body, fixed, list(carried), scans, skip, attempts)
+        finally:
+            self._loops -= 1
+
+    def _settled(
+        self,
+        body: Graph,
+        fixed: list[Type | None],
+        now: list[Type | None],
+        scans: list[Type | None],
+        skip: int,
+        attempts: int,
+    ) -> list[Type | None]:
+        for _ in range(attempts):
             outputs = self.run(body, [*fixed, *now, *scans])
             after = [generalise(a, b) for a, b in zip(now, outputs[skip : skip + len(now)])]
             if after == now:

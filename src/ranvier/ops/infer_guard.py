@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType, Type
+from ranvier.ops.allocation import MAX_RANK
 
-MAX_RANK = 64  # of a NumPy array
 _TERM = r"[A-Za-z ]*(\.{3}[A-Za-z ]*)?"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 

@@ -27,7 +27,7 @@ from ranvier.graph.types import (
     TensorType,
     Type,
 )
-from ranvier.ops.allocation import checked_shape
+from ranvier.ops.allocation import MAX_RANK, checked_shape
 
 MakeSymbol = Callable[[str], Symbol]
 
@@ -67,6 +67,8 @@ def type_from_proto(proto: TypeProto, symbol: MakeSymbol = Symbol) -> Type | Non
     if kind in ("tensor_type", "sparse_tensor_type"):
         message = getattr(proto, kind)
         dtype = dtypes.from_onnx(message.elem_type) if message.elem_type else None
+        if len(message.shape.dim) > MAX_RANK:
+            raise InvalidModel(f"{len(message.shape.dim)} dimensions; at most {MAX_RANK} are possible")
         shape = tuple(_dim(d, symbol) for d in message.shape.dim) if message.HasField("shape") else None
         return (TensorType if kind == "tensor_type" else SparseTensorType)(dtype, shape)
     if kind == "sequence_type":

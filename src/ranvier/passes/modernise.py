@@ -2,6 +2,10 @@
 
 Most revisions of the standard only admit more types: the node gets a new version number. Where the form or the
 meaning changed, an upgrade (see ``upgrades``) rewrites the node. What has none stays, and its old reference runs it.
+
+``onnx.version_converter`` does this for whole models. It is the oracle of the tests rather than the tool here: it gives
+up on a model with a single operator that has no schema (legacy Affine, Crop …) or broadcasts by ``axis``, and in onnx
+1.23 it changes what Resize-10 and GroupNormalization-18 compute.
 """
 
 from __future__ import annotations

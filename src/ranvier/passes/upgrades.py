@@ -44,20 +44,16 @@ def _int64(values: Sequence[int] | int) -> Array:
 # -- attributes that became operands --------------------------------------------------------------------------------
 
 
-def _axes_to_input(node: Node, op: GraphOps) -> None:
-    """An empty list meant the same as none, and does so as an operand."""
-    axes = node.attrs.pop("axes", None)
-    if axes:
-        node.set_input(1, op.constant(_int64(axes)))
-
-
 @upgrade("ReduceSum", "Squeeze", below=13)
 @upgrade(
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
     "ReduceSumSquare", below=18,
 )  # fmt: skip
 def _optional_axes(node: Node, op: GraphOps) -> str | None:
-    _axes_to_input(node, op)
+    """An empty list meant the same as none, and does so as an operand."""
+    axes = node.attrs.pop("axes", None)
+    if axes:
+        node.set_input(1, op.constant(_int64(axes)))
     return None
 
 

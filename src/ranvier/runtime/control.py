@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from ranvier.config import Limits
 from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, NotSupported, ResourceLimit, nearest
@@ -68,7 +72,7 @@ class RunOptions:
 class RunControl:
     """The limits of one run in progress; ``check`` raises when one is reached."""
 
-    __slots__ = ("_allowed", "_deadline", "_live", "_options", "_seconds", "watched")
+    __slots__ = ("_allowed", "_deadline", "_held", "_live", "_options", "_seconds", "watched")
 
     def __init__(self, options: RunOptions | None, limits: Limits) -> None:
         self._options = options
@@ -77,6 +81,7 @@ class RunControl:
         self._deadline = time.monotonic() + self._seconds if self._seconds is not None else None
         self._allowed = limits.memory_bytes
         self._live = 0
+        self._held: dict[int, weakref.ref[Any]] = {}
         self.watched = options is not None or self._deadline is not None or self._allowed is not None
 
     def check(self, where: str) -> None:
@@ -85,14 +90,40 @@ class RunControl:
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise DeadlineExceeded(f"the run passed its limit of {self._seconds:g} s at {where}")
 
-    def hold(self, nbytes: int, where: str) -> None:
-        """Count bytes that stay alive; ResourceLimit when they pass the memory limit."""
+    def reserve(self, nbytes: int, where: str) -> None:
+        """Count bytes for the whole run; ResourceLimit when they pass the memory limit."""
         self._live += nbytes
+        self._check_memory(where)
+
+    def hold(self, result: Any, where: str) -> None:
+        """Count a tensor, or the tensors of a sequence, for as long as anybody refers to it."""
+        if self._allowed is None:
+            return
+        for array in _arrays(result):
+            key = id(array)
+            if key not in self._held:  # a value that is passed through counts once
+                self._held[key] = weakref.ref(array, self._forget(key, array.nbytes))
+                self._live += array.nbytes
+        self._check_memory(where)
+
+    def _forget(self, key: int, nbytes: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            self._held.pop(key, None)
+            self._live -= nbytes
+
+        return forget
+
+    def _check_memory(self, where: str) -> None:
         if self._allowed is not None and self._live > self._allowed:
             raise ResourceLimit("memory_bytes", self._allowed, self._live, where)
 
-    def release(self, nbytes: int) -> None:
-        self._live -= nbytes
+
+def _arrays(x: Any) -> Iterator[np.ndarray[Any, Any]]:
+    if isinstance(x, np.ndarray):
+        yield x
+    elif isinstance(x, list):
+        for item in x:
+            yield from _arrays(item)
 
 
 class _Current(threading.local):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
-from ranvier.errors import ResourceLimit
+from ranvier.errors import OutOfMemory, ResourceLimit
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
@@ -137,10 +137,10 @@ class Plan:
         arena, views = self._take()
         try:
             if control.watched:
-                control.hold(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
+                control.reserve(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
             buffers = dict(views)
             for slot, dtype, shape in self._fresh:
-                buffers[slot] = np.empty(shape, dtype)
+                buffers[slot] = _output(shape, dtype)
             if into is not None:
                 self._offer(into, buffers)
             with running(control, profiler), tensor_limit(self._limits.tensor_bytes):
@@ -168,11 +168,13 @@ class Plan:
 
     def _take(self) -> tuple[Array, dict[int, Array]]:
         with self._lock:
-            self._in_use += 1
             if self._free:
+                self._in_use += 1
                 return self._free.pop()
         arena = self._allocator.alloc(self.memory.arena)
         views = {p.slot: arena[p.offset : p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in self.placed}
+        with self._lock:
+            self._in_use += 1
         return arena, views
 
     def _give(self, arena: Array, views: dict[int, Array]) -> None:
@@ -193,3 +195,10 @@ class Plan:
             free, self._free = self._free, []
         for arena, _ in free:
             self._allocator.free(arena)
+
+
+def _output(shape: Any, dtype: np.dtype[Any]) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError as error:
+        raise OutOfMemory(f"cannot allocate an output of shape {list(shape)} of {dtype}") from error

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
-from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, RanvierError, nearest
+from ranvier.errors import InvalidConfig, InvalidValue, KernelError, OutOfMemory, RanvierError, nearest
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
+from ranvier.ops.allocation import MAX_RANK
 from ranvier.providers.base import BodyRunner, CompileContext, CompiledKernel, ExecutionProvider
 from ranvier.runtime.control import RunControl, current
 from ranvier.runtime.partition import Part, Partitioner
@@ -157,11 +158,9 @@ class Program:
                 profiler.record(step, started, time.perf_counter_ns(), inputs, outputs)
             for slot, result in zip(step.outputs, outputs):
                 env[slot] = result
-                if watched and slot not in buffers:
-                    control.hold(_nbytes(result), f"{step.op} {step.label!r}")
+                if watched and result is not buffers.get(slot):
+                    control.hold(result, f"{step.op} {step.label!r}")
             for slot in step.frees:
-                if watched and slot not in buffers:
-                    control.release(_nbytes(env[slot]))
                 env[slot] = None
         return [env[slot] for slot in self.output_slots]
 
@@ -191,12 +190,6 @@ def _describe(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
 
 
-def _nbytes(x: Any) -> int:
-    if isinstance(x, np.ndarray):
-        return int(x.nbytes)
-    return sum(map(_nbytes, x)) if isinstance(x, list) else 0
-
-
 _UNPLANNED: Buffers = {}
 
 
@@ -208,6 +201,8 @@ def body_runner(
     captures = [(v, program.slots[v]) for v in graph.captured()]
 
     def run(inputs: Sequence[Any], captured: Mapping[Value, Any]) -> list[Any]:
+        if len(inputs) != len(program.input_slots):
+            raise InvalidValue(f"graph {graph.name!r} takes {len(program.input_slots)} inputs, got {len(inputs)}")
         env = list(program.template)
         for slot, given in zip(program.input_slots, inputs):
             env[slot] = given
@@ -226,7 +221,11 @@ def static_bytes(value_type: Any) -> int | None:
     """Bytes of a planned buffer, or None where the type does not allow one."""
     if not isinstance(value_type, TensorType) or value_type.dtype is None or value_type.dtype.name == "string":
         return None
-    return value_type.nbytes
+    nbytes = value_type.nbytes
+    if nbytes == 0 or len(value_type.shape or ()) > MAX_RANK:
+        # beside a size of 0 the others may be absurd, and more axes than an array can have: the kernel will say so
+        return None
+    return nbytes
 
 
 __all__ = ["Buffers", "CompiledPart", "Program", "Step", "body_runner", "compile_parts", "static_bytes"]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.memory import order_for_memory
 from ranvier.runtime.partition import Partitioner, Partitioning, unsupported_ops
 from ranvier.runtime.plan import Plan
+from ranvier.runtime.preparing import preparing
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import Program, compile_parts
 from ranvier.runtime.report import NodeReport, Report
@@ -66,17 +68,19 @@ class Session:
         clock.lap("load")
         loaded = len(self.graph)
         passes = passes_for(self.config.optimization, default_passes(), self.config.disabled_passes)
-        missing = unsupported_ops(self.graph, self.providers)
-        if missing:
-            raise UnsupportedOp(missing)
-        reports = passes.run(self.graph, self.config)
-        for each in self.graph.all_graphs():
-            each.reorder(order_for_memory(each, _typical_bytes))
-        if self.config.debug:
-            verify(self.graph)
+        with self._preparing("optimizing it"):
+            missing = unsupported_ops(self.graph, self.providers)
+            if missing:
+                raise UnsupportedOp(missing)
+            reports = passes.run(self.graph, self.config)
+            for each in self.graph.all_graphs():
+                each.reorder(order_for_memory(each, _typical_bytes))
+            if self.config.debug:
+                verify(self.graph)
         clock.lap("optimize")
-        partitioning = Partitioner(self.providers).partition(self.graph)
-        self._parts = compile_parts(self.graph, self.providers, self.config, self.graph.opsets, partitioning.parts)
+        with self._preparing("compiling it"):
+            partitioning = Partitioner(self.providers).partition(self.graph)
+            self._parts = compile_parts(self.graph, self.providers, self.config, self.graph.opsets, partitioning.parts)
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
@@ -94,6 +98,9 @@ class Session:
 
     def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
         return onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
+
+    def _preparing(self, step: str) -> AbstractContextManager[None]:
+        return preparing(self.config.name or self.graph.name, step, self.config.limits.tensor_bytes)
 
     def _report(self, partitioning: Partitioning, loaded: int, passes: list[Any], seconds: dict[str, float]) -> Report:
         return Report(
@@ -215,9 +222,10 @@ class Session:
                 self._plans.move_to_end(key)
                 return plan
             program = self._programs.get(names)
-        if program is None:
-            program = Program(self.graph, self._parts, [self._outputs[n] for n in names])
-        made = Plan(program, types, dims, self.providers[-1].allocator(), self.config)
+        with self._preparing("planning a run"):
+            if program is None:
+                program = Program(self.graph, self._parts, [self._outputs[n] for n in names])
+            made = Plan(program, types, dims, self.providers[-1].allocator(), self.config)
         dropped: list[Plan] = []
         with self._lock:
             self._programs.setdefault(names, program)

@@ -40,7 +40,7 @@ class Signature:
         """Checked values in the order of the inputs, and the size of every symbolic dim."""
         unknown = [name for name in given if name not in self.by_name]
         if unknown:
-            raise InvalidInput(f"unknown input {unknown[0]!r}{nearest(unknown[0], self.by_name)}")
+            raise InvalidInput(f"unknown input {unknown[0]!r}{nearest(str(unknown[0]), self.by_name)}")
         dims: dict[str, int] = {}
         origin: dict[str, str] = {}
         values: list[Any] = []
@@ -72,6 +72,7 @@ class Signature:
         tensor = declared if isinstance(declared, TensorType) else None
         try:
             array = to_array(x, tensor.dtype if tensor else None)
+            dtypes.of(array)
         except DTypeMismatch as error:
             raise DTypeMismatch(f"input {name!r}: {error}") from None
         except InvalidInput as error:

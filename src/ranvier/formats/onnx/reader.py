@@ -198,7 +198,7 @@ class _Reader:
     def _declared(self, info: ValueInfoProto) -> Type | None:
         try:
             return type_from_proto(info.type, self.symbol)
-        except DTypeMismatch as error:
+        except (DTypeMismatch, InvalidModel) as error:
             raise InvalidModel(f"value {info.name!r}: {error}") from None
 
     def _define(self, scope: _Scope, name: str, value: Value, node: NodeProto) -> None:

@@ -20,6 +20,7 @@ from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, IntegrityError, InvalidModel, ResourceLimit, WeightError
 from ranvier.graph.tensors import ConstTensor
+from ranvier.ops.allocation import MAX_RANK
 from ranvier.ops.proto import tensor_array
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,8 @@ def checked_type(tensor: TensorProto, limit: int | None, label: str) -> tuple[DT
     except DTypeMismatch:
         raise InvalidModel(f"{label} has unknown element type {tensor.data_type}") from None
     shape = tuple(tensor.dims)
+    if len(shape) > MAX_RANK:
+        raise InvalidModel(f"{label} has {len(shape)} dimensions; at most {MAX_RANK} are possible")
     if any(d < 0 for d in shape):
         raise InvalidModel(f"{label} has a negative size in shape {list(shape)}")
     nbytes = dtype.nbytes(math.prod(shape))

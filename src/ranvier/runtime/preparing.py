@@ -1,0 +1,24 @@
+"""Whatever goes wrong between reading a model and running it comes out as a typed error that names the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ranvier.errors import InvalidModel, OutOfMemory, RanvierError
+from ranvier.ops.allocation import tensor_limit
+
+
+@contextmanager
+def preparing(model: str, step: str, tensor_bytes: int | None) -> Iterator[None]:
+    """Inside, no tensor may pass the limit (constants are folded here), and untyped errors become typed ones."""
+    try:
+        with tensor_limit(tensor_bytes):
+            yield
+    except RanvierError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemory(f"model {model!r}: out of memory while {step}") from error
+    except Exception as error:
+        # a model that keeps the rules does not get here; the cause and its place are in __cause__
+        raise InvalidModel(f"model {model!r}: {step} raised {type(error).__name__}: {error}") from error
