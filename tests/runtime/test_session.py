@@ -187,6 +187,17 @@ def test_the_report_says_where_everything_ran() -> None:
     json.dumps(session.report.to_dict())
 
 
+def test_debug_levels_show_more_and_more(capsys) -> None:
+    shown = []
+    for level in range(4):
+        rv.load(two_outputs(), debug=level, optimization="none").run({"x": x()})
+        shown.append(capsys.readouterr().err)
+    assert shown[0] == ""
+    assert "reference  MatMul" in shown[1] and "GFLOP/s" not in shown[1]
+    assert "GFLOP/s" in shown[2] and "def relu" not in shown[2]
+    assert "def relu" in shown[3]
+
+
 def test_a_closed_session_says_so() -> None:
     session = rv.load(two_outputs())
     session.run({"x": x()})

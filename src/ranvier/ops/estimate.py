@@ -5,7 +5,10 @@ The rates only rank alternatives (is a fused node cheaper?); measured costs repl
 
 from __future__ import annotations
 
-from ranvier.graph.ir import Graph, Node
+from collections.abc import Mapping
+
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.types import Type
 from ranvier.ops import registry
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Cost, TypeCall
@@ -16,16 +19,20 @@ SECONDS_PER_NODE = 5e-6  # dispatch
 _IMMENSE = 1 << 62  # declared sizes may be absurd; beyond this they are all the same
 
 
-def node_cost(node: Node) -> Cost:
-    """The operator's own cost rule, or one operation per result element and every byte moved once."""
+def node_cost(node: Node, known: Mapping[Value, Type] | None = None) -> Cost:
+    """The operator's own cost rule, or one operation per result element and every byte moved once.
+
+    ``known`` holds types that are more precise than those in the graph: the real ones of a call.
+    """
+    known = known or {}
     call = TypeCall(
-        types=[None if v is None else v.type for v in node.inputs],
+        types=[None if v is None else known.get(v, v.type) for v in node.inputs],
         values=[None if v is None or v.const is None or v.const.size > 64 else v.const.numpy() for v in node.inputs],
         attrs=node.attrs,
         outputs=len(node.outputs),
         version=node.version,
         node=node,
-        result_types=[v.type for v in node.outputs],
+        result_types=[known.get(v, v.type) for v in node.outputs],
     )
     definition = registry.find(node.domain, node.op, node.version)
     if definition is not None and definition.cost_rule is not None:

@@ -59,7 +59,7 @@ class PassManager:
             )
             reports.append(report)
             if config.debug > 0:
-                logger.info("pass %s: %d changes, %d → %d nodes", step.name, ctx.changes, nodes, len(graph))
+                logger.debug("pass %s: %d changes, %d → %d nodes", step.name, ctx.changes, nodes, len(graph))
             before = after
         return reports
 

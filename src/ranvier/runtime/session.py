@@ -29,6 +29,7 @@ from ranvier.passes import default_passes
 from ranvier.passes.manager import passes_for
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.control import RunControl, RunOptions
+from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
 from ranvier.runtime.memory import order_for_memory
 from ranvier.runtime.partition import Partitioner, Partitioning, unsupported_ops
 from ranvier.runtime.plan import Plan
@@ -89,10 +90,17 @@ class Session:
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._lock = threading.Lock()
         self._profilers: tuple[Profiler, ...] = ()
+        self._printer: KernelPrinter | None = None
         self._closed = False
         control = RunControl(None, self.config.limits)
         self._unlimited = None if control.watched else control
         self.report = self._report(partitioning, loaded, reports, clock.laps)
+        if self.config.debug >= 1:
+            show_report(self.report)
+        if self.config.debug >= 2:
+            self._printer = KernelPrinter(self._parts)
+        if self.config.debug >= 3:
+            show_sources(self._parts)
 
     # -- creation ---------------------------------------------------------------------------------------------------
 
@@ -158,10 +166,10 @@ class Session:
         control = self._unlimited if options is None and self._unlimited else RunControl(options, self.config.limits)
         targets = None if into is None else [into.get(name) for name in names]
         profilers = self._profilers
-        if not profilers:
+        if not profilers and self._printer is None:
             return dict(zip(names, plan.run(values, control, None, targets)))
         started = time.perf_counter_ns()
-        results = plan.run(values, control, _Fan(profilers), targets)
+        results = plan.run(values, control, _Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
         for profiler in profilers:
             profiler.span(self.report.model or "run", started, time.perf_counter_ns())
         return dict(zip(names, results))
@@ -316,7 +324,7 @@ class _Fan:
 
     __slots__ = ("_targets",)
 
-    def __init__(self, targets: Sequence[Profiler]) -> None:
+    def __init__(self, targets: Sequence[Profiler | KernelPrinter]) -> None:
         self._targets = targets
 
     def record(self, *event: Any) -> None:
