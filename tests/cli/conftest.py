@@ -20,6 +20,12 @@ Call = Callable[..., Result]
 WHEEL = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as the terminal; the tests read whole cells."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture
 def call() -> Call:
     """``call("run", path, …)`` runs the command in this process."""

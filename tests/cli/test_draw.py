@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -95,11 +94,9 @@ def chain(length: int, width: int = 1) -> Graph:
     return graph
 
 
-def test_a_thousand_nodes_are_quick_and_all_there():
+def test_a_thousand_nodes_are_all_there():
     graph = chain(1000)
-    started = time.perf_counter()
     text = draw_svg(graph)
-    assert time.perf_counter() - started < 10
     root = ET.fromstring(text)
     titles = {(t.text or "").splitlines()[0] for t in root.iter("{http://www.w3.org/2000/svg}title")}
     assert all(f"{node.op} {node.name}" in titles for node in graph)

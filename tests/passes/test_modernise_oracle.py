@@ -14,9 +14,9 @@ X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 MODELS = {
     "squeeze in a branch": (
         11,
-        "g (bool c, float[1,3] x) => (float[3] y) { y = If(c) <"
-        "then_branch = t () => (float[3] a) { a = Squeeze<axes=[0]>(x) },"
-        "else_branch = e () => (float[3] b) { n = Neg(x) b = Squeeze<axes=[0]>(n) }> }",
+        """g (bool c, float[1,3] x) => (float[3] y) { y = If(c) <
+            then_branch = t () => (float[3] a) { a = Squeeze<axes=[0]>(x) },
+            else_branch = e () => (float[3] b) { n = Neg(x) b = Squeeze<axes=[0]>(n) }> }""",
         {"c": np.array(False), "x": X[0, :1, :3]},
     ),
     "unsqueeze": (11, "g (float[2,3,4] x) => (float[2,1,3,4] y) { y = Unsqueeze<axes=[1]>(x) }", {"x": X}),

@@ -141,7 +141,8 @@ def test_cancelling_from_another_thread() -> None:
 
 
 def test_memory_limits() -> None:
-    grow = "g (float[n] x) => (float[m] y) { a = Concat <axis=0> (x, x) b = Concat <axis=0> (a, a) y = Concat <axis=0> (b, b) }"
+    grow = """g (float[n] x) => (float[m] y) {
+        a = Concat <axis=0> (x, x) b = Concat <axis=0> (a, a) y = Concat <axis=0> (b, b) }"""
     with pytest.raises(ResourceLimit, match="memory_bytes"):
         rv.load(model(grow), limits=rv.Limits(memory_bytes=10_000)).run({"x": np.zeros(1000, np.float32)})
     with pytest.raises(ResourceLimit, match="tensor_bytes"):

@@ -139,11 +139,10 @@ def _per_value(name: str, given: tuple[int, ...], count: int) -> tuple[int, ...]
 
 
 def _truth(cond: Any, name: str) -> bool:
-    if not isinstance(cond, np.ndarray):
-        raise InvalidValue(f"{name}: the condition must be a tensor, got {type(cond).__name__}", op=name)
-    if cond.size != 1:
-        raise ShapeMismatch(f"{name}: the condition must hold one element, got shape {list(cond.shape)}")
-    return bool(cond.reshape(()))
+    condition = np.asarray(cond)
+    if condition.size != 1:
+        raise ShapeMismatch(f"{name}: the condition must hold one element, got shape {list(condition.shape)}")
+    return bool(condition.reshape(()))
 
 
 def _stack(items: list[Array], axis: int, declared: Type | None, name: str) -> Array:

@@ -32,7 +32,7 @@ def show_sources(parts: Sequence[CompiledPart]) -> None:
 
 
 class KernelPrinter:
-    """Level 2: a line per kernel call: time, arithmetic rate, bytes per second, shapes. Follows Profiler's interface."""
+    """Level 2: a line per kernel call with its time and rates; called like a Profiler."""
 
     def __init__(self, parts: Sequence[CompiledPart]) -> None:
         self._parts = {item.kernel: item.part.subgraph for item in parts}
