@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 
 class RanvierError(Exception):
-    """Root of all errors raised on purpose by Ranvier."""
+    """Root of all errors raised on purpose by Ranvier; ``node`` names the node that was running, where one was."""
+
+    node: str | None = None
 
 
 class InvalidConfig(RanvierError, ValueError):

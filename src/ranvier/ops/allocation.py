@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,42 @@ def may_outgrow(*operands: Any) -> bool:
     return math.prod([x.size for x in operands if isinstance(x, np.ndarray)]) * 16 > _current.tensor_bytes
 
 
-def checked_text(strings: np.ndarray[Any, Any], what: str) -> None:
-    """ResourceLimit when the characters of a string tensor pass the limit for one tensor."""
-    length = sum(map(len, strings.ravel().tolist()))
-    if length > _current.tensor_bytes:
-        raise ResourceLimit("tensor_bytes", _current.tensor_bytes, length, f"characters of {what}")
+def check_broadcast(operands: Sequence[Any], what: str) -> None:
+    """Before an elementwise body runs: small operands may broadcast to an immense result, and strings add up."""
+    arrays = [x for x in operands if isinstance(x, np.ndarray)]
+    text = any(x.dtype == object for x in arrays)
+    if not text and not may_outgrow(*arrays):
+        return
+    try:
+        shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    except ValueError:
+        return  # the body says what is wrong
+    checked_shape(shape, max((x.dtype for x in arrays), key=lambda d: d.itemsize), what)
+    if text:
+        copies = [(x, math.prod(shape) // max(x.size, 1)) for x in arrays if x.dtype == object]
+        _check_characters(sum(_characters(x) * times for x, times in copies), what)
+
+
+def check_result(result: Any, what: str) -> None:
+    """After a body ran: what it made is within the limit, whatever its operands were."""
+    if isinstance(result, np.ndarray):
+        if result.nbytes > _current.tensor_bytes:
+            raise ResourceLimit(
+                "tensor_bytes", _current.tensor_bytes, result.nbytes, f"{what} of shape {list(result.shape)}"
+            )
+        if result.dtype == object:
+            _check_characters(_characters(result), what)
+
+
+def held_bytes(array: np.ndarray[Any, Any]) -> int:
+    """Memory of a tensor, with the characters of its strings."""
+    return array.nbytes + (_characters(array) if array.dtype == object else 0)
+
+
+def _characters(strings: np.ndarray[Any, Any]) -> int:
+    return sum([len(s) for s in strings.ravel().tolist() if isinstance(s, str | bytes)])
+
+
+def _check_characters(count: int, what: str) -> None:
+    if count > _current.tensor_bytes:
+        raise ResourceLimit("tensor_bytes", _current.tensor_bytes, count, f"characters of {what}")

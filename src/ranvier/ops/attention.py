@@ -14,6 +14,7 @@ from ranvier.graph.ir import Graph
 from ranvier.ops.accumulate import wide, widened
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.costs import dims, traffic
+from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, Call, Cost, TypeCall, op
 
 
@@ -320,6 +321,7 @@ def linear_attention(
     factor = q.dtype.type(scale or 1 / math.sqrt(k_size))
     y = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     for t in range(time):
+        pulse(f"step {t}")
         if keep is not None:
             memory = memory * keep[:, :, t, :, None]
         write, row = v[:, :, t], k[:, :, t]

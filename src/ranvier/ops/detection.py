@@ -10,6 +10,7 @@ import numpy as np
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import widened
 from ranvier.ops.allocation import checked_shape
+from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, op
 
 
@@ -231,6 +232,7 @@ def _greedy(corners: Array, areas: Array, order: Array, limit: int, overlap: np.
     """Take the best box, drop those it overlaps too much, and go on with the rest."""
     kept: list[int] = []
     while order.size and len(kept) < limit:
+        pulse(f"box {len(kept)}")
         best, order = int(order[0]), order[1:]
         kept.append(best)
         top, left, bottom, right = corners[:, order]

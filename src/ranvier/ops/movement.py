@@ -181,6 +181,8 @@ def _concat(tensors: Sequence[Array], axis: int) -> Array:
     for other in tensors[1:]:
         if other.ndim != first.ndim or any(size != first.shape[k] for k, size in enumerate(other.shape) if k != axis):
             raise ShapeMismatch(f"Concat: shapes {list(first.shape)} and {list(other.shape)} differ beside axis {axis}")
+    length = sum(t.shape[axis] for t in tensors)
+    checked_shape((*tensors[0].shape[:axis], length, *tensors[0].shape[axis + 1 :]), tensors[0].dtype, "Concat")
     return np.concatenate(tensors, axis)
 
 
@@ -217,8 +219,8 @@ def split(
     if sizes is not None:
         return _cut(x, integers("Split", sizes), axis)
     count, total = ctx.outputs if num_outputs is None else num_outputs, x.shape[axis]
-    if count < 1:
-        raise InvalidValue(f"Split: num_outputs must be positive, got {count}", op="Split")
+    if not 1 <= count <= max(total, ctx.outputs):
+        raise InvalidValue(f"Split: num_outputs {count} does not fit an axis of {total}", op="Split")
     part = -(-total // count)
     return _cut(x, [min(part, max(total - k * part, 0)) for k in range(count)], axis)
 

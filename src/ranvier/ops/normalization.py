@@ -10,6 +10,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import widened
+from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, Call, op
 from ranvier.ops.seed import fresh_generator
 
@@ -230,12 +231,14 @@ def lrn(x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: f
     if x.ndim < 2 or size < 1:
         raise InvalidValue(f"LRN: needs [N, C, …] and a positive size, got {list(x.shape)} and {size}", op="LRN")
     wide = widened(x)
-    before, after = (size - 1) // 2, math.ceil((size - 1) / 2)
     channels = x.shape[1]
-    padded = np.zeros((x.shape[0], channels + size - 1, *x.shape[2:]), wide.dtype)
+    # a window that reaches beyond the channels on a side meets nothing more there
+    before, after = min((size - 1) // 2, channels), min(math.ceil((size - 1) / 2), channels)
+    padded = np.zeros((x.shape[0], channels + before + after, *x.shape[2:]), wide.dtype)
     np.square(wide, out=padded[:, before : padded.shape[1] - after])
     energy = padded[:, :channels].copy()
-    for shift in range(1, size):
+    for shift in range(1, before + after + 1):
+        pulse("channels")
         energy += padded[:, shift : shift + channels]
     scale = np.power(energy * wide.dtype.type(alpha / size) + wide.dtype.type(bias), -wide.dtype.type(beta))
     return np.asarray(wide * scale).astype(x.dtype, copy=False)

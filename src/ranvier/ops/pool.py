@@ -12,6 +12,7 @@ import numpy as np
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import widened
 from ranvier.ops.allocation import checked_shape
+from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, Call, op
 from ranvier.ops.window import extents, output_sizes, pad_spatial, per_axis, resolve_pads, taps
 
@@ -56,12 +57,13 @@ def _reduce_windows(x: Array, frame: _Frame, combine: np.ufunc, empty: Any) -> A
     for axis, k in enumerate(frame.kernel):
         step, spread = frame.strides[axis], frame.dilations[axis]
         length = (frame.counts[axis] - 1) * step + 1
-        shifted = [
-            y[(slice(None),) * (lead + axis) + (slice(t * spread, t * spread + length, step),)] for t in range(k)
-        ]
-        y = shifted[0].copy() if k > 1 else shifted[0]
-        for part in shifted[1:]:
-            combine(y, part, out=y)
+        ahead = (slice(None),) * (lead + axis)
+        first = y[(*ahead, slice(0, length, step))]
+        total = first.copy() if k > 1 else first
+        for t in range(1, k):
+            pulse("a window's elements")
+            combine(total, y[(*ahead, slice(t * spread, t * spread + length, step))], out=total)
+        y = total
     return np.ascontiguousarray(y)
 
 

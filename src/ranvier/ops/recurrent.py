@@ -18,6 +18,7 @@ from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import widened
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.costs import dims, traffic
+from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 
 Function = Callable[[Array], Array]
@@ -180,6 +181,7 @@ def _unroll(layer: _Layer, folded_bias: Array, cells: Sequence[Cell], initial: S
         y = np.zeros((steps, batch, layer.hidden), layer.x.dtype)
         state: State = tuple(s[d] for s in initial)
         for t in range(steps):
+            pulse(f"step {t}")
             following = cells[d](projected[t], state)
             if layer.lengths is None:
                 state = following

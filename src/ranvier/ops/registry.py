@@ -28,6 +28,7 @@ import numpy as np
 
 from ranvier.errors import InvalidConfig, InvalidValue, MissingOp, UnsupportedOp
 from ranvier.graph.types import Type
+from ranvier.ops.allocation import check_broadcast, check_result
 
 if TYPE_CHECKING:
     from ranvier.graph.ir import Graph, Node
@@ -157,10 +158,13 @@ class OpDef:
             keywords["ctx"] = call
         if self.takes_out:
             keywords["out"] = out
+        if out is None and "elementwise" in self.traits:
+            check_broadcast(inputs, self.name)
         result = self.body(*inputs, **keywords)
-        if type(result) is tuple:
-            return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in result)
-        return (np.asarray(result) if isinstance(result, np.generic) else result,)
+        results = result if type(result) is tuple else (result,)
+        for each in results:
+            check_result(each, self.name)
+        return tuple([np.asarray(r) if isinstance(r, np.generic) else r for r in results])
 
     @property
     def full_name(self) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import exact_carrier, from_carrier
 from ranvier.ops.allocation import checked_shape
+from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array
 
 Index = tuple[Any, ...]  # a NumPy index with one entry per axis
@@ -140,6 +141,7 @@ def taps(
 ) -> Iterator[tuple[tuple[int, ...], Index]]:
     """For every kernel position: its index, and the slice of the padded input it meets over all windows."""
     for tap in itertools.product(*map(range, kernel)):
+        pulse("a window's elements")
         where = tuple(slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, s, n in zip(tap, dilations, strides, counts))
         yield tap, (..., *where)
 
@@ -214,6 +216,7 @@ def _unfolded(
     block = max(1, _COLUMN_BYTES // max(1, group * depth * row * x.itemsize))
     for n in range(batch):
         for start in range(0, counts[0], block):
+            pulse("rows of a convolution")
             stop = min(start + block, counts[0])
             part = columns[n][(slice(None),) * (2 + rank) + (slice(start, stop),)]
             unfolded = part.reshape(group, depth, (stop - start) * row)

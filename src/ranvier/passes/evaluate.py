@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,20 +11,33 @@ import numpy as np
 from ranvier.errors import ResourceLimit
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops import registry
+from ranvier.ops.pulse import interruptible
 
 
 class Evaluator:
-    """Evaluates nodes; gives up with ResourceLimit after ``steps`` of them, so that a loop cannot hang a load."""
+    """Evaluates nodes; gives up with ResourceLimit after ``steps`` of them or ``seconds``: nothing may hang a load."""
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
         self.steps = steps
         self.done = 0
+        self.started = time.monotonic()
+        self.seconds = seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the first node could run."""
+        return time.monotonic() - self.started
+
+    def check(self, where: str) -> None:
+        if self.seconds is not None and self.spent > self.seconds:
+            raise ResourceLimit("folding seconds", self.seconds, self.spent, where)
 
     def node(self, node: Node, env: Mapping[Value, Any]) -> tuple[Any, ...]:
         """The results of one node; ``env`` holds its operands and what its subgraphs capture, constants aside."""
         self.done += 1
         if self.steps is not None and self.done > self.steps:
             raise ResourceLimit("folding steps", self.steps, self.done, f"{node.op} {node.name!r}")
+        self.check(f"{node.op} {node.name!r}")
         wanted = tuple(bool(v.uses) or v.is_graph_output for v in node.outputs)
         call = registry.Call(wanted, node.version, node=node)
         if node.has_subgraphs:

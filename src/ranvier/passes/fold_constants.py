@@ -7,17 +7,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from ranvier.config import Level
+from ranvier.config import Level, SessionConfig
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import substitute
 from ranvier.graph.types import TensorType
 from ranvier.ops import annotate
+from ranvier.ops.allocation import tensor_limit
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder, inline, into_constants, sharpen
 from ranvier.passes.evaluate import Evaluator
 from ranvier.passes.facts import is_pure
 
 STEPS = 10_000  # nodes run for one folded node; more means a loop that is better left to the run
+SECONDS = 10.0  # for all folded nodes together
 
 # Operators that stay although their operands are constant, and why.
 KEEP: dict[tuple[str, str], str] = {
@@ -34,6 +36,9 @@ class FoldConstants:
     requires: ClassVar[frozenset[str]] = frozenset({"types"})
     ensures: ClassVar[frozenset[str]] = frozenset({"types", "folded"})
     breaks: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self) -> None:
+        self._seconds_left = SECONDS
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         inlined = 0
@@ -52,7 +57,7 @@ class FoldConstants:
                 continue
             if node.op == "If" and not node.domain:
                 condition = node.inputs[0]
-                if condition is not None and condition.const is not None:
+                if condition is not None and condition.const is not None and condition.const.size == 1:
                     inlined += 1 + self._fold(self._inline(node, condition.const.numpy(), ctx), ctx)
                     continue
             if _is_constant(node):
@@ -77,14 +82,18 @@ class FoldConstants:
         if reason is not None:
             ctx.left(node.op, reason)
             return
+        evaluator = Evaluator(STEPS, self._seconds_left)
         try:
-            results = Evaluator(STEPS).node(node, {})
+            with tensor_limit(_allowed(node, ctx.config)):
+                results = evaluator.node(node, {})
         except MemoryError:
             ctx.left(node.op, "evaluating it takes too much memory")
             return
         except Exception as error:  # the run reports it, if it ever gets there
             ctx.left(node.op, f"its reference raised {type(error).__name__}")
             return
+        finally:
+            self._seconds_left -= evaluator.spent
         results += (None,) * (len(node.outputs) - len(results))
         wanted = [r for v, r in zip(node.outputs, results) if v.uses or v.is_graph_output]
         if not all(isinstance(r, np.ndarray) for r in wanted):
@@ -121,7 +130,19 @@ def _too_large(node: Node, limit: int) -> str | None:
 
 def _outgrows(nbytes: int, node: Node, limit: int) -> bool:
     """A result may be large only where it takes the place of operands that are at least as large."""
-    return nbytes > limit and nbytes > sum(v.const.nbytes for v in node.inputs if v is not None and v.const is not None)
+    return nbytes > limit and nbytes > _replaced_bytes(node)
+
+
+def _replaced_bytes(node: Node) -> int:
+    """Bytes of the constants that nobody else reads: they go when the node's result takes their place."""
+    operands = {v: v.const for v in node.inputs if v is not None and v.const is not None}
+    return sum(t.nbytes for v, t in operands.items() if not v.is_graph_output and all(u is node for u, _ in v.uses))
+
+
+def _allowed(node: Node, config: SessionConfig) -> int:
+    """The most bytes a result may have to be kept: making more than that would be for nothing."""
+    most = max(config.fold_limit, _replaced_bytes(node))
+    return most if config.limits.tensor_bytes is None else min(most, config.limits.tensor_bytes)
 
 
 def _nbytes(value: Value) -> int | None:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ranvier.devices import CPU, Device
+from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
-from ranvier.ops.allocation import checked_shape, checked_text, may_outgrow
 from ranvier.providers.base import (
     BodyRunner,
     Claim,
@@ -111,14 +111,13 @@ class ReferenceKernel:
             call.run = lambda graph, given: self._bodies[id(graph)](given, captured)
         operands = [None if k is None else inputs[k] for k in self._operands]
         out = outputs[0] if outputs and self._positions[0] == 0 else None
-        if out is None and self._elementwise and may_outgrow(*operands):
-            self._check_broadcast(operands)
         with np.errstate(all="ignore"):
             results = self.definition.run(operands, self._attrs, call, out)
         for k, position in enumerate(self._positions):
-            result = results[position] if position < len(results) else None
-            if isinstance(result, np.ndarray) and result.dtype == object:
-                checked_text(result, f"{self.node.op} {self.node.name!r}")
+            if position >= len(results):
+                name = self.definition.name
+                raise InvalidValue(f"{name}: gave {len(results)} results, output {position} is used", op=name)
+            result = results[position]
             buffer = outputs[k]
             if buffer is None:
                 outputs[k] = _owned(result, operands)
@@ -131,15 +130,6 @@ class ReferenceKernel:
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - started
-
-    def _check_broadcast(self, operands: Sequence[Any]) -> None:
-        """Two operands of modest size may broadcast to an immense one, where no plan has seen their shapes."""
-        arrays = [x for x in operands if isinstance(x, np.ndarray)]
-        try:
-            shape = np.broadcast_shapes(*(x.shape for x in arrays))
-        except ValueError:
-            return  # the body says what is wrong
-        checked_shape(shape, max((x.dtype for x in arrays), key=lambda d: d.itemsize), self.node.op)
 
     def in_place(self, output: int, input: int) -> bool:
         if len(self._positions) != 1:

@@ -12,6 +12,8 @@ import numpy as np
 
 from ranvier.config import Limits
 from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, NotSupported, ResourceLimit, nearest
+from ranvier.ops.allocation import held_bytes
+from ranvier.ops.pulse import interruptible
 
 SHRINK_ENTRY = "memory.enable_memory_arena_shrinkage"  # give back, after the run, arenas that no run uses
 RUN_ENTRIES = (SHRINK_ENTRY, "disable_synchronize_execution_providers")  # the second has nothing to act on here
@@ -102,8 +104,9 @@ class RunControl:
         for array in _arrays(result):
             key = id(array)
             if key not in self._held:  # a value that is passed through counts once
-                self._held[key] = weakref.ref(array, self._forget(key, array.nbytes))
-                self._live += array.nbytes
+                nbytes = held_bytes(array)
+                self._held[key] = weakref.ref(array, self._forget(key, nbytes))
+                self._live += nbytes
         self._check_memory(where)
 
     def _forget(self, key: int, nbytes: int) -> Callable[[Any], None]:
@@ -137,15 +140,18 @@ current = _Current()
 class running:
     """Within the block, a run's control and profiler are known to nested graphs in this thread."""
 
-    __slots__ = ("_before", "_control", "_profiler")
+    __slots__ = ("_before", "_control", "_interruptible", "_profiler")
 
     def __init__(self, control: RunControl, profiler: Any) -> None:
         self._control = control
         self._profiler = profiler
+        self._interruptible = interruptible(control.check if control.watched else None)
 
     def __enter__(self) -> None:
         self._before = current.control, current.profiler
         current.control, current.profiler = self._control, self._profiler
+        self._interruptible.__enter__()
 
     def __exit__(self, *error: object) -> None:
+        self._interruptible.__exit__()
         current.control, current.profiler = self._before

@@ -146,6 +146,7 @@ class Program:
                 step.kernel(inputs, outputs, None, dims)
             except RanvierError as error:
                 if not _located(error):
+                    error.node = error.node or step.label
                     error.add_note(f"while running {step.op} {step.label!r} on {step.provider}")
                 raise
             except MemoryError as error:

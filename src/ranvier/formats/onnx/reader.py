@@ -24,6 +24,7 @@ from ranvier.errors import (
     RanvierError,
     ResourceLimit,
 )
+from ranvier.formats.onnx.checks import check_bodies, check_node, label_of
 from ranvier.formats.onnx.functions import inlined
 from ranvier.formats.onnx.source import Source, open_source
 from ranvier.formats.onnx.weights import constant_of
@@ -203,7 +204,7 @@ class _Reader:
 
     def _define(self, scope: _Scope, name: str, value: Value, node: NodeProto) -> None:
         if name in scope.names:
-            raise InvalidModel(f"{_label(node)}: the name {name!r} is already taken by another value")
+            raise InvalidModel(f"{label_of(node)}: the name {name!r} is already taken by another value")
         scope.names[name] = value
 
     def _node(self, graph: Graph, proto: NodeProto, outputs: list[Value], scope: _Scope, depth: int) -> Node:
@@ -211,7 +212,7 @@ class _Reader:
         opset = self.opsets.get(domain, 1)
         schema = schema_of(domain, proto.op_type, opset)
         if schema is not None:
-            _check_node(proto, schema)
+            check_node(proto, schema)
         inputs: list[Value | None] = []
         for name in proto.input:
             if not name:
@@ -219,17 +220,19 @@ class _Reader:
                 continue
             value = scope.find(name)
             if value is None:
-                raise InvalidModel(f"{_label(proto)}: input {name!r} is not defined")
+                raise InvalidModel(f"{label_of(proto)}: input {name!r} is not defined")
             inputs.append(value)
         while inputs and inputs[-1] is None:
             inputs.pop()
         attrs: dict[str, Any] = {}
         for attr in proto.attribute:
             if attr.name in attrs:
-                raise InvalidModel(f"{_label(proto)}: attribute {attr.name!r} is given twice")
+                raise InvalidModel(f"{label_of(proto)}: attribute {attr.name!r} is given twice")
             if attr.ref_attr_name:
-                raise InvalidModel(f"{_label(proto)}: attribute {attr.name!r} refers to a function's attribute")
+                raise InvalidModel(f"{label_of(proto)}: attribute {attr.name!r} refers to a function's attribute")
             attrs[attr.name] = attr_from_proto(attr, lambda g: self._graph(g, scope, depth + 1), self.symbol)
+        if domain == "" and schema is not None:
+            check_bodies(proto, schema.since_version, attrs, len(inputs), len(outputs))
         version = schema.since_version if schema is not None else opset
         name = proto.name or (proto.output[0] if proto.output else "")
         return graph.add(proto.op_type, inputs, attrs, outputs, domain=domain, version=version, name=name)
@@ -238,13 +241,13 @@ class _Reader:
         from ranvier.ops.registry import evaluate
 
         if len(node.attribute) != 1:
-            raise InvalidModel(f"{_label(node)}: a Constant has one value, this has {len(node.attribute)}")
+            raise InvalidModel(f"{label_of(node)}: a Constant has one value, this has {len(node.attribute)}")
         attr = node.attribute[0]
         if attr.name == "value" and attr.type == AttributeProto.TENSOR:
-            return constant_of(attr.t, None, self.source.files, self.limits.tensor_bytes, _label(node))
+            return constant_of(attr.t, None, self.source.files, self.limits.tensor_bytes, label_of(node))
 
         def refuse(graph: GraphProto) -> Graph:
-            raise InvalidModel(f"{_label(node)}: a graph is not a value")
+            raise InvalidModel(f"{label_of(node)}: a graph is not a value")
 
         return ConstTensor.of(evaluate("Constant", **{attr.name: attr_from_proto(attr, refuse)}))
 
@@ -275,7 +278,7 @@ def _opsets(proto: ModelProto) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in proto.opset_import:
         domain = normal_domain(entry.domain)
-        found[domain] = max(entry.version, found.get(domain, 0))
+        found[domain] = max(entry.version, found.get(domain, entry.version))
     if "" not in found and (not found or proto.ir_version < 3):
         found[""] = 1
     newest = onnx.defs.onnx_opset_version()
@@ -286,52 +289,6 @@ def _opsets(proto: ModelProto) -> dict[str, int]:
             "A newer onnx package may know it."
         )
     return found
-
-
-def _check_node(node: NodeProto, schema: Any) -> None:
-    """Counts of operands and results, and the attributes, against the standard's schema."""
-    given = len(node.input)
-    if not schema.min_input <= given <= schema.max_input:
-        wanted = _range(schema.min_input, schema.max_input)
-        raise InvalidModel(f"{_label(node)}: takes {wanted} inputs, got {given}")
-    if "" in node.input:
-        _check_left_out(node, schema)
-    if not schema.min_output <= len(node.output) <= schema.max_output:
-        wanted = _range(schema.min_output, schema.max_output)
-        raise InvalidModel(f"{_label(node)}: has {wanted} outputs, the model lists {len(node.output)}")
-    known = schema.attributes
-    for attr in node.attribute:
-        entry = known.get(attr.name)
-        if entry is None:
-            continue  # some exporters add notes of their own; the operator decides whether it can ignore them
-        if int(entry.type) != attr.type and not attr.ref_attr_name:
-            wanted = AttributeProto.AttributeType.Name(int(entry.type))
-            got = AttributeProto.AttributeType.Name(attr.type)
-            raise InvalidModel(f"{_label(node)}: attribute {attr.name!r} must be {wanted}, got {got}")
-    present = {a.name for a in node.attribute}
-    for name, entry in known.items():
-        if entry.required and name not in present:
-            raise InvalidModel(f"{_label(node)}: required attribute {name!r} is missing")
-
-
-def _check_left_out(node: NodeProto, schema: Any) -> None:
-    """An empty name stands for an optional input that is left out; others may not be."""
-    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
-    for name, formal in zip(node.input, schema.inputs):
-        if not name and formal.option != optional and formal.min_arity > 0:
-            raise InvalidModel(f"{_label(node)}: input {formal.name!r} is required and has no name")
-
-
-def _range(low: int, high: int) -> str:
-    if low == high:
-        return str(low)
-    return f"{low} or more" if high > 1000 else f"{low} to {high}"
-
-
-def _label(node: NodeProto) -> str:
-    domain = f"{node.domain}::" if node.domain else ""
-    name = node.name or (node.output[0] if node.output else "")
-    return f"node {name!r} ({domain}{node.op_type})"
 
 
 def _denotations(proto: GraphProto) -> dict[str, list[tuple[str, int]]]:

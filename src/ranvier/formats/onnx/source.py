@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from ranvier.formats.onnx.scan import Malformed, skeleton
 from ranvier.formats.onnx.weights import WeightFiles
 
 _TEXT_FORMATS = {".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson"}
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|=>|[()\[\]{}<>]')
+_BRACKETS = 8  # a text format may open for one level of a graph
+_DEEPEST = 64  # levels for which a stack certainly has room
 
 
 @dataclass
@@ -66,6 +71,7 @@ def _from_path(path: Path, limits: Limits, base: WeightFiles | None) -> Source:
         raise InvalidModel(f"model {label} is empty")
     files = base or WeightFiles(path)
     if path.suffix in _TEXT_FORMATS:
+        _check_nesting(path, limits, label)
         try:
             return Source(onnx.load(str(path), load_external_data=False), files, label=label, nbytes=size)
         except Exception as error:
@@ -94,6 +100,17 @@ def _from_bytes(data: memoryview, limits: Limits, files: WeightFiles, label: str
         raise InvalidModel(f"model {label} is not an ONNX model (protobuf does not parse: {error})") from error
     cut = {k: data[offset : offset + length] for k, (offset, length) in where.items()}
     return Source(proto, files, cut, label, len(data))
+
+
+def _check_nesting(path: Path, limits: Limits, label: str) -> None:
+    """Parsers of text recurse at every bracket, one of them in native code without a limit of its own."""
+    allowed = _BRACKETS * min(limits.graph_depth or _DEEPEST, _DEEPEST)
+    depth = 0
+    for token in _TOKEN.finditer(path.read_text(errors="replace")):
+        bracket = token[0]
+        depth += (bracket in ("(", "[", "{", "<")) - (bracket in (")", "]", "}", ">"))
+        if depth > allowed:
+            raise ResourceLimit("graph_depth", allowed, depth, f"brackets of model {label}")
 
 
 def _check_size(size: int, limits: Limits, label: str) -> None:

@@ -1,0 +1,85 @@
+"""A node against the standard: counts of operands and results, attributes, the signatures of its bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from ranvier.dtypes import DType
+from ranvier.errors import InvalidModel
+from ranvier.graph.ir import Graph
+
+_ELEMENT_TYPES = frozenset({"to", "dtype", "output_dtype", "output_datatype"})  # attributes that hold one; 0: none
+_KNOWN = frozenset(dtype.onnx for dtype in DType)
+
+
+def check_node(node: NodeProto, schema: Any) -> None:
+    """Counts of operands and results, and the attributes, against the standard's schema."""
+    given = len(node.input)
+    if not schema.min_input <= given <= schema.max_input:
+        wanted = _range(schema.min_input, schema.max_input)
+        raise InvalidModel(f"{label_of(node)}: takes {wanted} inputs, got {given}")
+    if "" in node.input:
+        _check_left_out(node, schema)
+    if not schema.min_output <= len(node.output) <= schema.max_output:
+        wanted = _range(schema.min_output, schema.max_output)
+        raise InvalidModel(f"{label_of(node)}: has {wanted} outputs, the model lists {len(node.output)}")
+    known = schema.attributes
+    for attr in node.attribute:
+        entry = known.get(attr.name)
+        if entry is None:
+            continue  # some exporters add notes of their own; the operator decides whether it can ignore them
+        if int(entry.type) != attr.type and not attr.ref_attr_name:
+            wanted = AttributeProto.AttributeType.Name(int(entry.type))
+            got = AttributeProto.AttributeType.Name(attr.type)
+            raise InvalidModel(f"{label_of(node)}: attribute {attr.name!r} must be {wanted}, got {got}")
+        if attr.name in _ELEMENT_TYPES and attr.type == AttributeProto.INT and attr.i and attr.i not in _KNOWN:
+            raise InvalidModel(f"{label_of(node)}: attribute {attr.name!r} is {attr.i}, which is no element type")
+    present = {a.name for a in node.attribute}
+    for name, entry in known.items():
+        if entry.required and name not in present:
+            raise InvalidModel(f"{label_of(node)}: required attribute {name!r} is missing")
+
+
+def _check_left_out(node: NodeProto, schema: Any) -> None:
+    """An empty name stands for an optional input that is left out; others may not be."""
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for name, formal in zip(node.input, schema.inputs):
+        if not name and formal.option != optional and formal.min_arity > 0:
+            raise InvalidModel(f"{label_of(node)}: input {formal.name!r} is required and has no name")
+
+
+def _range(low: int, high: int) -> str:
+    if low == high:
+        return str(low)
+    return f"{low} or more" if high > 1000 else f"{low} to {high}"
+
+
+def check_bodies(node: NodeProto, version: int, attrs: Mapping[str, Any], inputs: int, outputs: int) -> None:
+    """The graphs of a control-flow node take and give as many values as it hands them and expects."""
+    takes: int | None = None
+    gives = outputs
+    if node.op_type == "If":
+        takes = 0
+    elif node.op_type == "Loop":  # step number, condition, carried values; condition, carried and collected values
+        carried = max(inputs - 2, 0)
+        takes, gives = 2 + carried, 1 + max(carried, outputs)
+    elif node.op_type in ("Scan", "SequenceMap"):
+        takes = inputs - 1 if version < 9 else inputs  # the first Scan has an operand that is not the body's
+    if takes is None:
+        return
+    for name, body in attrs.items():
+        if isinstance(body, Graph) and (len(body.inputs) != takes or len(body.outputs) < gives):
+            raise InvalidModel(
+                f"{label_of(node)}: {name!r} must take {takes} and give {gives} values, "
+                f"it takes {len(body.inputs)} and gives {len(body.outputs)}"
+            )
+
+
+def label_of(node: NodeProto) -> str:
+    domain = f"{node.domain}::" if node.domain else ""
+    name = node.name or (node.output[0] if node.output else "")
+    return f"node {name!r} ({domain}{node.op_type})"
