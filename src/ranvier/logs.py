@@ -57,9 +57,7 @@ def progress(items: Iterable[Item], label: str, total: int | None = None, after:
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     started = time.monotonic()
     shown = False
-    task = bar.add_task(
-        label, total=total if total is not None else (len(items) if isinstance(items, Sized) else None)
-    )
+    task = bar.add_task(label, total=total if total is not None else (len(items) if isinstance(items, Sized) else None))
     try:
         for done, item in enumerate(items):
             if not shown and time.monotonic() - started > after:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,22 +15,6 @@ from ranvier.graph.types import TensorType
 from ranvier.ops import registry
 
 MICROSOFT = "com.microsoft"
-FAMILIES = (
-    "activation",
-    "attention",
-    "fused",
-    "grouped_attention",
-    "moe",
-    "normalization",
-    "packed_attention",
-    "position",
-    "qlinear",
-    "quantization",
-    "tensor",
-    "weight_only",
-)
-for _family in FAMILIES:
-    importlib.import_module(f"ranvier.ops.contrib_{_family}")
 
 
 class Draw:

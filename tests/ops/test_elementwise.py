@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import ranvier.ops.activation
-import ranvier.ops.cast
-import ranvier.ops.elementwise
-import ranvier.ops.reduction  # noqa: F401
+import ranvier.ops.tensor.activation
+import ranvier.ops.tensor.cast
+import ranvier.ops.tensor.elementwise
+import ranvier.ops.tensor.reduction  # noqa: F401
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
 from ranvier.ops.registry import evaluate, find, get

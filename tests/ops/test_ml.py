@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import ranvier.ops.ml
-import ranvier.ops.ml_labels
-import ranvier.ops.ml_linear
-import ranvier.ops.ml_maps
-import ranvier.ops.ml_trees  # noqa: F401
+import ranvier.ops.ml.features
+import ranvier.ops.ml.labels
+import ranvier.ops.ml.linear
+import ranvier.ops.ml.maps
+import ranvier.ops.ml.trees  # noqa: F401
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidValue, ResourceLimit, ShapeMismatch
 from ranvier.graph.types import MapType, TensorType

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ranvier.ops.ml_trees  # noqa: F401
+import ranvier.ops.ml.trees  # noqa: F401
 from ranvier.errors import InvalidValue, ShapeMismatch
 from tests.ops.ml_tools import assert_like, assert_like_onnxruntime, evaluate, onnxruntime_answer
 

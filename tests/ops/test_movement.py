@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import ranvier.ops.creation
-import ranvier.ops.indexing
-import ranvier.ops.movement  # noqa: F401
+import ranvier.ops.tensor.creation
+import ranvier.ops.tensor.indexing
+import ranvier.ops.tensor.movement  # noqa: F401
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidValue, ResourceLimit, ShapeMismatch
 from ranvier.ops.allocation import tensor_limit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ranvier.dtypes import DType
 from ranvier.graph.types import Symbol, TensorType
-from ranvier.ops import window
+from ranvier.ops.nn import window
 from ranvier.ops.registry import TypeCall, get
 from tests.ops.nn_tools import close, evaluate, floats, ints, quick
 

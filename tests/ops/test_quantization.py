@@ -17,7 +17,7 @@ from ranvier.dtypes import DType, of
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
-from ranvier.ops.contrib_weight_only import packed, unpacked
+from ranvier.ops.contrib.weight_only import packed, unpacked
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2]
 FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz]

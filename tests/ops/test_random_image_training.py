@@ -12,9 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import ranvier.ops.image
-import ranvier.ops.randomness
-import ranvier.ops.training  # noqa: F401
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidValue, NotSupported, ResourceLimit, ShapeMismatch
 from ranvier.ops.allocation import tensor_limit

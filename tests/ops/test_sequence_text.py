@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ranvier.ops.sequence
-import ranvier.ops.text  # noqa: F401
+import ranvier.ops.flow.sequence
+import ranvier.ops.text.strings  # noqa: F401
 from ranvier.errors import DTypeMismatch, InvalidValue, NotSupported, ResourceLimit, ShapeMismatch
 from ranvier.ops.allocation import tensor_limit
-from ranvier.ops.linear_regex import full_matcher
 from ranvier.ops.registry import evaluate
+from ranvier.ops.text.linear_regex import full_matcher
 from tests.ops.ml_tools import assert_like, onnxruntime_answer
 
 

@@ -1,60 +1,43 @@
-"""Operator declarations, by family. Importing this package declares them all."""
+"""Operators, each declared once. Importing this package declares them all.
+
+The framework stands here: ``registry`` (``@op``), ``infer`` (types of a whole graph), ``estimate`` (cost), ``proto``
+(between the IR and ONNX's messages). The declarations stand in the folders, by family.
+"""
 
 import importlib
 
 from ranvier.ops.registry import Call, Cost, OpDef, TypeCall, declared, evaluate, find, get, op
 
-FAMILIES = (
-    "elementwise",
-    "creation",
-    "activation",
-    "cast",
-    "reduction",
-    "top_k",
-    "movement",
-    "indexing",
-    "contraction",
-    "conv",
-    "pool",
-    "normalization",
-    "recurrent",
-    "attention",
-    "resample",
-    "loss",
-    "signal",
-    "detection",
-    "quantization",
-    "sequence",
-    "control",
-    "text",
-    "randomness",
-    "image",
-    "training",
-    "ml",
-    "ml_labels",
-    "ml_linear",
-    "ml_maps",
-    "ml_trees",
-    "contrib_activation",
-    "contrib_attention",
-    "contrib_fused",
-    "contrib_grouped_attention",
-    "contrib_moe",
-    "contrib_normalization",
-    "contrib_packed_attention",
-    "contrib_position",
-    "contrib_qlinear",
-    "contrib_quantization",
-    "contrib_tensor",
-    "contrib_weight_only",
-    "standard",
-)
-import pathlib as _p
-for _family in FAMILIES:
-    if (_p.Path(__file__).parent / f"{_family}.py").exists():
-        try: importlib.import_module(f"ranvier.ops.{_family}")
-        except Exception as e: print("skip", _family, e)
+FAMILIES = {
+    "tensor": "activation cast creation elementwise indexing movement randomness reduction top_k",
+    "nn": "attention contraction conv detection image loss normalization pool quantization recurrent resample signal"
+    " training",
+    "flow": "control sequence",
+    "text": "strings",
+    "ml": "features labels linear maps trees",
+    "contrib": "activation attention fused grouped_attention moe normalization packed_attention position qlinear"
+    " quantization tensor weight_only",
+}
+for _folder, _modules in FAMILIES.items():
+    for _module in _modules.split():
+        importlib.import_module(f"ranvier.ops.{_folder}.{_module}")
+importlib.import_module("ranvier.ops.standard")  # last: it answers for whatever has no declaration
 
-from ranvier.ops.infer import NEWEST, TypeInference, annotate, complete, infer_outputs
+from ranvier.ops.infer import NEWEST, TypeInference, annotate, complete, infer_outputs  # noqa: E402 - needs the above
 
-__all__ = ["Call", "Cost", "OpDef", "TypeCall", "TypeInference", "NEWEST", "annotate", "complete", "declared", "evaluate", "find", "get", "infer_outputs", "op"]
+__all__ = [
+    "NEWEST",
+    "Call",
+    "Cost",
+    "OpDef",
+    "TypeCall",
+    "TypeInference",
+    "annotate",
+    "complete",
+    "declared",
+    "evaluate",
+    "find",
+    "get",
+    "infer_outputs",
+    "op",
+]

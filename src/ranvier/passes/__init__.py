@@ -6,10 +6,6 @@ comes after, on a graph without detours; the last steps clear away what fusion l
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Sequence
-
 from ranvier.passes.base import OptimizationPass, PassContext, RulePass
 from ranvier.passes.cancel import Cancel
 from ranvier.passes.common_subexpressions import CommonSubexpressions
@@ -17,6 +13,7 @@ from ranvier.passes.dead_code import DeadCode
 from ranvier.passes.fold_affine import FoldAffine
 from ranvier.passes.fold_constants import FoldConstants
 from ranvier.passes.fold_shapes import FoldShapes
+from ranvier.passes.fuse import fusion_passes
 from ranvier.passes.manager import PassManager, PassReport, passes_for
 from ranvier.passes.modernise import Modernise
 
@@ -35,20 +32,12 @@ def default_passes() -> list[OptimizationPass]:
         CommonSubexpressions(),
         FoldAffine(),
         DeadCode(),
-        *_fusion(),
+        *fusion_passes(),
         FoldConstants(),
         Cancel(),
         CommonSubexpressions(),
         DeadCode(),
     ]
-
-
-def _fusion() -> Sequence[OptimizationPass]:
-    """Imported when the pipeline is made: the patterns are many, and not every use of a pass needs them."""
-    if importlib.util.find_spec("ranvier.passes.fuse") is None:
-        return ()
-    passes: Sequence[OptimizationPass] = importlib.import_module("ranvier.passes.fuse").fusion_passes()
-    return passes
 
 
 __all__ = [

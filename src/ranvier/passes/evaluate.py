@@ -11,7 +11,6 @@ import numpy as np
 from ranvier.errors import ResourceLimit
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops import registry
-from ranvier.ops.pulse import interruptible
 
 
 class Evaluator:

@@ -1,0 +1,317 @@
+"""com.microsoft operators whose weights are stored in a few bits and whose arithmetic is floating point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import InvalidValue, NotSupported, ShapeMismatch
+from ranvier.graph.types import Dim, TensorType, Type
+from ranvier.ops.accumulate import widened
+from ranvier.ops.contrib.rules import MICROSOFT, rounded, tensor, times
+from ranvier.ops.costs import dims, traffic
+from ranvier.ops.operands import index_array, normal_axis, scalar
+from ranvier.ops.registry import Array, Cost, TypeCall, op
+
+# The levels of 4-bit codes relative to the largest magnitude of their block: bitsandbytes' float and normal-float.
+_FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_FP4_LEVELS = np.array([*_FP4, *(-level for level in _FP4)], np.float32)
+_NF4_LEVELS = np.array(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+def unpacked(packed: Array, bits: int) -> Array:
+    """Codes of 2, 4 or 8 bits from bytes, the low bits first; the last axis grows."""
+    if bits == 8:
+        return packed
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """The inverse of :func:`unpacked`; the last axis is filled up with zeros to whole bytes."""
+    if bits == 8:
+        return codes.astype(np.uint8)
+    per_byte = 8 // bits
+    padding = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_byte)]
+    grouped = np.pad(codes.astype(np.uint8), padding).reshape(*codes.shape[:-1], -1, per_byte)
+    return np.asarray(np.bitwise_or.reduce(grouped << np.arange(0, 8, bits, dtype=np.uint8), axis=-1))
+
+
+def _product(name: str, a: Array, weight: Array, bias: Array | None, weight_transposed: bool = True) -> Array:
+    """``a`` times a dequantized weight, plus a bias, in the type of ``a``."""
+    right = weight.T if weight_transposed else weight
+    if not a.ndim or a.shape[-1] != right.shape[0]:
+        raise ShapeMismatch(f"{name}: A {list(a.shape)} does not multiply a weight of {right.shape[0]} rows")
+    y = np.matmul(widened(a), right)
+    return rounded(y if bias is None else y + widened(bias), a.dtype)
+
+
+# -- MatMulNBits ------------------------------------------------------------------------------------------------------
+
+
+@op("MatMulNBits", domain=MICROSOFT)
+def matmul_nbits(
+    a: Array,
+    b: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    g_idx: Array | None = None,
+    bias: Array | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    weight_prepacked: int = 0,
+) -> Array:
+    if weight_prepacked:
+        raise NotSupported("MatMulNBits: weight_prepacked is a layout of one GPU; store the weight as it is specified")
+    weight = dequantized_nbits("MatMulNBits", b, scales, zero_points, g_idx, K, N, bits, block_size)
+    return _product("MatMulNBits", a, weight, bias)
+
+
+def dequantized_nbits(
+    name: str,
+    b: Array,
+    scales: Array,
+    zero_points: Array | None,
+    g_idx: Array | None,
+    inner: int,
+    outer: int,
+    bits: int,
+    block_size: int,
+) -> Array:
+    """The weight ``[outer, inner]`` that blocks of codes along the inner axis stand for."""
+    if bits not in (2, 4, 8) or block_size < 1 or (block_size * bits) % 8:
+        raise InvalidValue(f"{name}: {bits} bits in blocks of {block_size} are not defined", op=name)
+    blocks = -(-inner // block_size)
+    if b.size != outer * blocks * (block_size * bits // 8) or scales.size != outer * blocks:
+        raise ShapeMismatch(
+            f"{name}: {outer} x {inner} codes in blocks of {block_size} need {outer} x {blocks} blocks, got B "
+            f"{list(b.shape)} and scales {list(scales.shape)}"
+        )
+    codes = unpacked(b.reshape(outer, blocks, -1), bits).astype(np.float32)
+    zero = _zero_points(name, zero_points, outer, blocks, bits)
+    factor = widened(scales).reshape(outer, blocks)
+    if g_idx is None:
+        return ((codes - zero[..., None]) * factor[..., None]).reshape(outer, -1)[:, :inner]
+    group = g_idx.reshape(-1)[:inner]
+    if len(group) < inner or (inner and not (group.min() >= 0 and group.max() < blocks)):
+        raise InvalidValue(f"{name}: g_idx must give each of {inner} rows a group in [0, {blocks})", op=name)
+    return np.asarray((codes.reshape(outer, -1)[:, :inner] - zero[:, group]) * factor[:, group])
+
+
+def _zero_points(name: str, zero_points: Array | None, outer: int, blocks: int, bits: int) -> Array:
+    """Zero points ``[outer, blocks]``: the middle of the range, packed like the codes, or plain numbers."""
+    if zero_points is None:
+        return np.full((outer, blocks), 1 << (bits - 1), np.float32)
+    expected = outer * (-(-blocks * bits // 8) if zero_points.dtype == np.uint8 else blocks)
+    if zero_points.size != expected:
+        raise ShapeMismatch(f"{name}: expected {expected} zero points, got {list(zero_points.shape)}")
+    if zero_points.dtype != np.uint8:
+        return widened(zero_points).reshape(outer, blocks)
+    return unpacked(zero_points.reshape(outer, -1), bits)[:, :blocks].astype(np.float32)
+
+
+# -- other formats ----------------------------------------------------------------------------------------------------
+
+
+@op("MatMulBnb4", domain=MICROSOFT)
+def matmul_bnb4(
+    a: Array,
+    b: Array,
+    absmax: Array,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    quant_type: int,
+    training_mode: int = 0,
+    transB: int = 1,
+) -> Array:
+    """Blocks run over the flattened weight ``[N, K]``; of two codes in a byte the first stands high."""
+    name = "MatMulBnb4"
+    if quant_type not in (0, 1) or block_size < 1:
+        raise InvalidValue(f"{name}: quant_type must be 0 (FP4) or 1 (NF4), got {quant_type}", op=name)
+    blocks = -(-N * K // block_size)
+    if b.size != -(-N * K // 2) or absmax.size != blocks:
+        raise ShapeMismatch(
+            f"{name}: {N} x {K} codes need {-(-N * K // 2)} bytes and {blocks} scales, got {b.size} and {absmax.size}"
+        )
+    codes = np.stack((b.reshape(-1) >> 4, b.reshape(-1) & 15), axis=-1).reshape(-1)[: N * K]
+    levels = (_NF4_LEVELS if quant_type else _FP4_LEVELS)[codes]
+    weight = levels * np.repeat(widened(absmax).reshape(-1), block_size)[: N * K]
+    return _product(name, a, weight.reshape(N, K), None, bool(transB))
+
+
+@op("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT)
+def matmul_fp8_weight(
+    a: Array,
+    b: Array,
+    b_scale: Array,
+    a_scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    block_size: int = 128,
+) -> Array:
+    name = "MatMulBlockQuantizedFp8Weight"
+    weight = widened(b) * _per_block(name, widened(b_scale), b.shape, block_size)
+    left = widened(a)
+    if a_scale is not None:  # the activation goes through float8 as well
+        step = float(scalar(name, "a_scale", a_scale))
+        largest = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
+        left = np.clip(left / step, -largest, largest).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * step
+    return rounded(_product(name, left, weight, bias), a.dtype)
+
+
+@op("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT)
+def matmul_fp4_weight(
+    a: Array,
+    b: Array,
+    weight_scale: Array,
+    weight_scale_2: Array,
+    input_scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    block_size: int = 16,
+) -> Array:
+    """NVFP4: pairs of E2M1 codes, E4M3 scales per block (as raw bytes) and one scale for the whole weight."""
+    name = "MatMulBlockQuantizedFp4Weight"
+    levels = unpacked(b, 4).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    steps = weight_scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    weight = levels * _per_block(name, steps, levels.shape, block_size)
+    return _product(name, a, weight * float(scalar(name, "weight_scale_2", weight_scale_2)), bias)
+
+
+def _per_block(name: str, scales: Array, shape: tuple[int, ...], block_size: int) -> Array:
+    """Scales of blocks along the last axis, one per element."""
+    if len(shape) != 2 or block_size < 1 or scales.shape != (shape[0], -(-shape[1] // block_size)):
+        raise ShapeMismatch(f"{name}: scales {list(scales.shape)} do not fit {list(shape)} in blocks of {block_size}")
+    return np.repeat(scales, block_size, axis=1)[:, : shape[1]]
+
+
+@op("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(
+    data: Array,
+    indices: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Array:
+    """Gather from a table stored in blocks of codes; an index outside the table gives zeros."""
+    name = "GatherBlockQuantized"
+    at_axis = normal_axis(name, gather_axis, data.ndim)
+    block_axis = normal_axis(name, quantize_axis, data.ndim)
+    packed_bytes = data.dtype == np.uint8
+    if packed_bytes and (bits not in (2, 4, 8) or block_axis != data.ndim - 1 or at_axis == block_axis):
+        raise InvalidValue(f"{name}: bytes hold 2-, 4- or 8-bit codes along the last axis, gathered along another")
+    width = data.shape[block_axis] * (8 // bits if packed_bytes else 1)
+    step = block_size or width
+    blocks = -(-width // step)
+    fits = scales.ndim == data.ndim and scales.shape[block_axis] == blocks
+    if not fits or any(n not in (1, d) for k, (n, d) in enumerate(zip(scales.shape, data.shape)) if k != block_axis):
+        raise ShapeMismatch(
+            f"{name}: data {list(data.shape)} in {blocks} blocks along axis {block_axis} does not take scales of "
+            f"shape {list(scales.shape)}"
+        )
+    size = data.shape[at_axis]
+    rows = index_array(name, indices).astype(np.int64)
+    outside = (rows < -size) | (rows >= size)
+    rows = np.where(outside, 0, np.where(rows < 0, rows + size, rows))
+
+    def picked(table: Array) -> Array:
+        """The rows asked for; a table with a single row has it for all."""
+        return np.take(table, rows if table.shape[at_axis] == size else np.zeros_like(rows), axis=at_axis)
+
+    factor, zero = scales, zero_points
+    if at_axis == block_axis:  # blocks straddle the rows to pick, so give every row its own scale first
+        factor = _stretched(factor, at_axis, step, size)
+        zero = None if zero is None else _stretched(zero, at_axis, step, size)
+    codes, factor = picked(data), picked(factor)
+    zero = None if zero is None else picked(zero)
+    if packed_bytes:
+        codes = unpacked(codes, bits)
+        zero = None if zero is None else unpacked(zero, bits)[..., : factor.shape[-1]]
+    if at_axis != block_axis:
+        moved = block_axis if block_axis < at_axis else block_axis + indices.ndim - 1
+        factor = _stretched(factor, moved, step, width)
+        zero = None if zero is None else _stretched(zero, moved, step, width)
+    y: Array = codes.astype(np.float32)
+    if zero is not None:
+        y = y - zero.astype(np.float32)
+    elif packed_bytes:
+        y = y - np.float32(1 << (bits - 1))
+    y = y * widened(factor)
+    if outside.any():
+        y[(slice(None),) * at_axis + (outside,)] = 0
+    return rounded(y, scales.dtype)
+
+
+def _stretched(table: Array, axis: int, step: int, width: int) -> Array:
+    """Every entry along ``axis`` repeated for the elements of its block."""
+    return np.repeat(table, step, axis=axis)[(slice(None),) * axis + (slice(width),)]
+
+
+# -- types and costs --------------------------------------------------------------------------------------------------
+
+
+def _matmul_type(call: TypeCall, columns: Dim) -> Sequence[Type | None]:
+    a = tensor(call, 0)
+    return [TensorType(a.dtype, None if a.shape is None else (*a.shape[:-1], columns))]
+
+
+@matmul_nbits.infer
+def _(call: TypeCall) -> Sequence[Type | None]:
+    return _matmul_type(call, int(call.attr("N")))
+
+
+@matmul_bnb4.infer
+def _(call: TypeCall) -> Sequence[Type | None]:
+    return _matmul_type(call, int(call.attr("N" if call.attr("transB", 1) else "K")))
+
+
+@matmul_fp8_weight.infer
+@matmul_fp4_weight.infer
+def _(call: TypeCall) -> Sequence[Type | None]:
+    b = tensor(call, 1).shape
+    return _matmul_type(call, b[0] if b else None)
+
+
+@matmul_nbits.cost
+@matmul_bnb4.cost
+@matmul_fp8_weight.cost
+@matmul_fp4_weight.cost
+def _(call: TypeCall) -> Cost:
+    a = dims(call.type(0))
+    columns = dims(call.result_types[0])[-1:] if call.result_types else (1,)
+    return Cost(2.0 * math.prod(a) * math.prod(columns), traffic(call))
+
+
+@gather_block_quantized.infer
+def _(call: TypeCall) -> Sequence[Type | None]:
+    data, indices, scales = tensor(call, 0), tensor(call, 1).shape, tensor(call, 2)
+    if data.shape is None or indices is None:
+        return [TensorType(scales.dtype, None)]
+    axis = call.attr("gather_axis", 0) % len(data.shape)
+    shape = [*data.shape]
+    if data.dtype is DType.uint8:
+        shape[-1] = times(shape[-1], 8 // int(call.attr("bits", 4)))
+    return [TensorType(scales.dtype, (*shape[:axis], *indices, *shape[axis + 1 :]))]

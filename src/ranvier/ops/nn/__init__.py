@@ -1,0 +1,1 @@
+"""Layers of neural networks: contractions, pooling, normalisation, recurrence, attention, images, signals."""

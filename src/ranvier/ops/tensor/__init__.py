@@ -1,0 +1,1 @@
+"""Arithmetic, shape and data movement of tensors."""
