@@ -45,7 +45,7 @@ class _Checked:
 def _positive(owner: str, name: str, value: float | None) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidConfig(f"{owner}: {name} must be a positive number or None, got {value!r}")
 
 

@@ -28,6 +28,10 @@ def floats(*values: float) -> np.ndarray[Any, Any]:
     return np.array(values, np.float32)
 
 
+def scalar(value: Any, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
+    return np.array(value, dtype)
+
+
 def zeros(*shape: int) -> np.ndarray[Any, Any]:
     return np.zeros(shape, np.float32)
 

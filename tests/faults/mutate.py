@@ -7,7 +7,7 @@ the same versions of the packages that the seeds come from.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,19 @@ from onnx import ModelProto
 
 from tests.faults.bytes_level import BYTE_MUTATORS
 from tests.faults.corpus import Seed
-from tests.faults.structure import STRUCTURE_MUTATORS
+from tests.faults.structure import NODE_MUTATORS, Mutator, add_attribute, change_attribute, change_op, rename_input
+from tests.faults.structure_model import MODEL_MUTATORS, input_to_constant, poison_constant
 
+# those that reach deepest, so they come more often
+OFTEN: tuple[Mutator, ...] = (
+    add_attribute,
+    change_attribute,
+    change_op,
+    input_to_constant,
+    poison_constant,
+    rename_input,
+)
+STRUCTURE_MUTATORS: tuple[Mutator, ...] = (*NODE_MUTATORS, *MODEL_MUTATORS, *OFTEN, *OFTEN)
 LEVELS = ("none", "basic", "aggressive")
 
 
@@ -54,5 +65,5 @@ def mutate(seeds: Sequence[Seed], seed: int, index: int) -> Mutation:
 
 def _damage_structure(model: ModelProto, rng: random.Random) -> str:
     """Apply the first mutator, in random order, that finds something to change."""
-    order: list[Callable[[ModelProto, random.Random], bool]] = rng.sample(STRUCTURE_MUTATORS, len(STRUCTURE_MUTATORS))
+    order = rng.sample(STRUCTURE_MUTATORS, len(STRUCTURE_MUTATORS))
     return next(step.__name__ for step in order if step(model, rng))

@@ -22,8 +22,10 @@ Change = Callable[[ModelProto], Any]
 
 def linear() -> ModelProto:
     """y = relu(x · w)."""
-    made = model("linear (float[n, 2] x) => (float[n, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> "
-                 "{ h = MatMul(x, w) y = Relu(h) }")  # fmt: skip
+    made = model(
+        "linear (float[n, 2] x) => (float[n, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> "
+        "{ h = MatMul(x, w) y = Relu(h) }"
+    )
     made.graph.node[0].name, made.graph.node[1].name = "product", "positive"
     return made
 
@@ -106,8 +108,10 @@ def test_broken_structure(case: str) -> None:
 
 
 def test_a_cycle_through_a_body() -> None:
-    made = model("g (bool c, float[n] x) => (float[n] y) { y = If (c) <then_branch = t () => (float[n] a) "
-                 "{ a = Neg(y) }, else_branch = e () => (float[n] b) { b = Abs(x) }> }")  # fmt: skip
+    made = model(
+        "g (bool c, float[n] x) => (float[n] y) { y = If (c) <then_branch = t () => (float[n] a) "
+        "{ a = Neg(y) }, else_branch = e () => (float[n] b) { b = Abs(x) }> }"
+    )
     with pytest.raises(InvalidModel, match="cycle through 'y'"):
         rv.load(made)
 

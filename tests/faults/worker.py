@@ -24,7 +24,7 @@ import numpy as np
 from ranvier.config import Limits
 from ranvier.errors import OutOfMemory, RanvierError
 from ranvier.graph.types import OptionalType, SequenceType, TensorType
-from ranvier.runtime.session import load
+from ranvier.runtime.session import Session, load
 from tests.faults.corpus import read
 from tests.faults.mutate import Mutation, mutate
 from tests.faults.structure import FLOATS, INTS
@@ -43,22 +43,27 @@ LIMITS = Limits(
 
 def meet(mutation: Mutation, folder: Path) -> str:
     """The name of the outcome; whatever is not a RanvierError goes through."""
+    stage = "load"
     try:
-        with load(
-            mutation.model, limits=LIMITS, optimization=mutation.optimization, base_dir=folder, providers="reference"
-        ) as session:
-            try:
-                results = session.run(_inputs(mutation, session))
-            except OutOfMemory:
-                raise AssertionError("memory ran out before a limit was reached") from None
-            except RanvierError as error:
-                return f"run: {_checked(error)}"
-            _check_results(results)
+        with _loaded(mutation, folder) as session:
+            stage = "run"
+            _check_results(session.run(_inputs(mutation, session)))
     except OutOfMemory:
         raise AssertionError("memory ran out before a limit was reached") from None
     except RanvierError as error:
-        return f"load: {_checked(error)}"
+        return f"{stage}: {_checked(error)}"
     return "ran"
+
+
+def run(mutation: Mutation, folder: Path) -> None:
+    """Load and run without catching anything."""
+    with _loaded(mutation, folder) as session:
+        session.run(_inputs(mutation, session))
+
+
+def _loaded(mutation: Mutation, folder: Path) -> Session:
+    options = {"limits": LIMITS, "optimization": mutation.optimization, "providers": "reference"}
+    return load(mutation.model, base_dir=folder, **options)
 
 
 def _checked(error: RanvierError) -> str:

@@ -274,8 +274,10 @@ def _show_model(output: Output, data: dict[str, Any]) -> None:
     output.show(table(["", "name", "type"], interface), "")
     operators = [(o["op"], o["count"], f"{o['flops_share']:.1%}") for o in data["operators"]]
     output.show(table(["!operator", ">count", ">share of work"], operators))
-    for key, text in data["metadata"].items():
-        output.show(f"\nmetadata {key}: {text if len(text) <= 200 else text[:199] + '…'}")
+    if data["metadata"]:
+        output.heading("metadata")
+        pairs = [(key, text if len(text) <= 200 else text[:199] + "…") for key, text in data["metadata"].items()]
+        output.show(facts(pairs))
     if data["unsupported"]:
         output.show("\nno provider here runs:", *(f"  {line}" for line in data["unsupported"]))
     for problem in data["problems"]:

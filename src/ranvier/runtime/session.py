@@ -248,7 +248,7 @@ class Session:
 
     def _selected(self, outputs: Sequence[str]) -> tuple[str, ...]:
         for name in outputs:
-            if name not in self._outputs:
+            if not isinstance(name, str) or name not in self._outputs:
                 raise InvalidInput(f"the model has no output {name!r}{nearest(str(name), self._outputs)}")
         return tuple(outputs)
 
