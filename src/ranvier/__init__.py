@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from ranvier.ops.custom import register_op, unregister_op
     from ranvier.runtime.backend import Backend
     from ranvier.runtime.control import RunOptions
-    from ranvier.runtime.inference_session import InferenceSession
     from ranvier.runtime.manager import SessionManager
-    from ranvier.runtime.ort_binding import IOBinding
-    from ranvier.runtime.ort_errors import (
+    from ranvier.runtime.ort.binding import IOBinding
+    from ranvier.runtime.ort.errors import (
         EPFail,
         Fail,
         InvalidArgument,
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
         NoSuchFile,
         RuntimeException,
     )
-    from ranvier.runtime.ort_errors import NotImplemented as NotImplemented  # noqa: A004
-    from ranvier.runtime.ort_functions import (
+    from ranvier.runtime.ort.errors import NotImplemented as NotImplemented  # noqa: A004
+    from ranvier.runtime.ort.functions import (
         disable_telemetry_events,
         enable_telemetry_events,
         get_build_info,
@@ -54,10 +53,11 @@ if TYPE_CHECKING:
         set_default_logger_verbosity,
         set_seed,
     )
-    from ranvier.runtime.ort_meta import ModelMetadata, NodeArg
-    from ranvier.runtime.ort_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
-    from ranvier.runtime.ort_providers import get_all_providers, get_available_providers
-    from ranvier.runtime.ort_value import OrtDevice, OrtValue
+    from ranvier.runtime.ort.inference_session import InferenceSession
+    from ranvier.runtime.ort.meta import ModelMetadata, NodeArg
+    from ranvier.runtime.ort.options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
+    from ranvier.runtime.ort.providers import get_all_providers, get_available_providers
+    from ranvier.runtime.ort.value import OrtDevice, OrtValue
     from ranvier.runtime.session import Session, load
 
     __version__: str
@@ -72,10 +72,10 @@ _HOMES = {
     "ops.custom": ("register_op", "unregister_op"),
     "runtime.backend": ("Backend",),
     "runtime.control": ("RunOptions",),
-    "runtime.inference_session": ("InferenceSession",),
+    "runtime.ort.inference_session": ("InferenceSession",),
     "runtime.manager": ("SessionManager",),
-    "runtime.ort_binding": ("IOBinding",),
-    "runtime.ort_errors": (
+    "runtime.ort.binding": ("IOBinding",),
+    "runtime.ort.errors": (
         "EPFail",
         "Fail",
         "InvalidArgument",
@@ -88,7 +88,7 @@ _HOMES = {
         "NotImplemented",
         "RuntimeException",
     ),
-    "runtime.ort_functions": (
+    "runtime.ort.functions": (
         "disable_telemetry_events",
         "enable_telemetry_events",
         "get_build_info",
@@ -101,10 +101,10 @@ _HOMES = {
         "set_default_logger_verbosity",
         "set_seed",
     ),
-    "runtime.ort_meta": ("ModelMetadata", "NodeArg"),
-    "runtime.ort_options": ("ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "SessionOptions"),
-    "runtime.ort_providers": ("get_all_providers", "get_available_providers"),
-    "runtime.ort_value": ("OrtDevice", "OrtValue"),
+    "runtime.ort.meta": ("ModelMetadata", "NodeArg"),
+    "runtime.ort.options": ("ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "SessionOptions"),
+    "runtime.ort.providers": ("get_all_providers", "get_available_providers"),
+    "runtime.ort.value": ("OrtDevice", "OrtValue"),
     "runtime.session": ("Session", "load"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -136,13 +136,13 @@ def __getattr__(name: str) -> Any:
     elif name in _SUBMODULES:
         value = importlib.import_module(f"ranvier.{name}")
     elif name == "__version__":
-        from ranvier.runtime.ort_functions import get_version_string
+        from ranvier.runtime.ort.functions import get_version_string
 
         value = get_version_string()
     else:
         if name.startswith("_"):
             raise AttributeError(f"module 'ranvier' has no attribute {name!r}")
-        from ranvier.runtime.ort_errors import lacking
+        from ranvier.runtime.ort.errors import lacking
 
         raise lacking("ranvier", name, _LACKING)
     globals()[name] = value

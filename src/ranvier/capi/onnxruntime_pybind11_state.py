@@ -1,7 +1,7 @@
 """Errors, options and values under the name of ONNX Runtime's binary module."""
 
 from ranvier.runtime.control import RunOptions
-from ranvier.runtime.ort_errors import (
+from ranvier.runtime.ort.errors import (
     DeviceReset,
     EngineError,
     EPFail,
@@ -18,7 +18,7 @@ from ranvier.runtime.ort_errors import (
     NotImplemented,  # noqa: A004
     RuntimeException,
 )
-from ranvier.runtime.ort_functions import (
+from ranvier.runtime.ort.functions import (
     get_build_info,
     get_device,
     get_version_string,
@@ -26,10 +26,10 @@ from ranvier.runtime.ort_functions import (
     set_default_logger_verbosity,
     set_seed,
 )
-from ranvier.runtime.ort_meta import ModelMetadata, NodeArg
-from ranvier.runtime.ort_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
-from ranvier.runtime.ort_providers import get_all_providers, get_available_providers
-from ranvier.runtime.ort_value import OrtDevice, OrtValue
+from ranvier.runtime.ort.meta import ModelMetadata, NodeArg
+from ranvier.runtime.ort.options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
+from ranvier.runtime.ort.providers import get_all_providers, get_available_providers
+from ranvier.runtime.ort.value import OrtDevice, OrtValue
 
 __all__ = [
     "DeviceReset",

@@ -22,8 +22,8 @@ from ranvier.errors import (
 )
 from ranvier.graph.types import MapType, SequenceType, TensorType, Type
 from ranvier.interop import to_array
-from ranvier.runtime.ort_errors import raises_ort
-from ranvier.runtime.ort_meta import type_name
+from ranvier.runtime.ort.errors import raises_ort
+from ranvier.runtime.ort.meta import type_name
 
 Array = np.ndarray[Any, Any]
 

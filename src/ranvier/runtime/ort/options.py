@@ -10,8 +10,8 @@ from typing import Any
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, NotSupported, nearest
 from ranvier.logs import logger
-from ranvier.runtime.ort_errors import lacking, raises_ort
-from ranvier.runtime.ort_value import unwrap
+from ranvier.runtime.ort.errors import lacking, raises_ort
+from ranvier.runtime.ort.value import unwrap
 
 
 class GraphOptimizationLevel(enum.IntEnum):

@@ -22,13 +22,13 @@ from ranvier.graph.ir import Graph
 from ranvier.graph.types import Type
 from ranvier.logs import logger
 from ranvier.runtime.control import SHRINK_ENTRY, RunOptions
-from ranvier.runtime.ort_binding import IOBinding
-from ranvier.runtime.ort_errors import lacking, raises_ort
-from ranvier.runtime.ort_meta import ModelMetadata, NodeArg
-from ranvier.runtime.ort_options import BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, SessionOptions
-from ranvier.runtime.ort_providers import ProviderList, ort_name, parse_providers
-from ranvier.runtime.ort_value import OrtValue, unwrap
-from ranvier.runtime.overrides import fix_denoted, fix_dims, replace_initializers
+from ranvier.runtime.ort.binding import IOBinding
+from ranvier.runtime.ort.errors import lacking, raises_ort
+from ranvier.runtime.ort.meta import ModelMetadata, NodeArg
+from ranvier.runtime.ort.options import BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, SessionOptions
+from ranvier.runtime.ort.overrides import fix_denoted, fix_dims, replace_initializers
+from ranvier.runtime.ort.providers import ProviderList, ort_name, parse_providers
+from ranvier.runtime.ort.value import OrtValue, unwrap
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.report import Report
 from ranvier.runtime.session import Session

@@ -8,7 +8,7 @@ import platform
 from ranvier.errors import InvalidConfig
 from ranvier.logs import logger
 from ranvier.ops import seed as op_seed
-from ranvier.runtime.ort_errors import raises_ort
+from ranvier.runtime.ort.errors import raises_ort
 
 _SEVERITIES = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
@@ -69,7 +69,7 @@ def get_build_info() -> str:
 
 def print_debug_info() -> None:
     """Versions and providers on standard output."""
-    from ranvier.runtime.ort_providers import get_available_providers
+    from ranvier.runtime.ort.providers import get_available_providers
 
     print(get_build_info())
     print("Available providers:", ", ".join(get_available_providers()))

@@ -9,11 +9,11 @@ import numpy as np
 
 from ranvier.errors import InvalidInput, nearest
 from ranvier.interop import to_array
-from ranvier.runtime.ort_errors import raises_ort
-from ranvier.runtime.ort_value import OrtValue, array_at, check_cpu, copy_into, unwrap
+from ranvier.runtime.ort.errors import raises_ort
+from ranvier.runtime.ort.value import OrtValue, array_at, check_cpu, copy_into, unwrap
 
 if TYPE_CHECKING:
-    from ranvier.runtime.inference_session import InferenceSession
+    from ranvier.runtime.ort.inference_session import InferenceSession
 
 Array = np.ndarray[Any, Any]
 

@@ -1,6 +1,6 @@
 """ONNX Runtime's names for errors, so that ``except ort.InvalidArgument`` catches what it used to catch.
 
-An error that leaves :class:`~ranvier.runtime.inference_session.InferenceSession` is still the typed error of
+An error that leaves :class:`~ranvier.runtime.ort.inference_session.InferenceSession` is still the typed error of
 :mod:`ranvier.errors`, with its message, fields and traceback; in addition it is an instance of the classes here
 that ONNX Runtime would have used.
 """

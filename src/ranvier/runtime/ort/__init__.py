@@ -1,0 +1,1 @@
+"""ONNX Runtime's Python surface, over a session."""
