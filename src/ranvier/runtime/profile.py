@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.formats.files import write_files
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -105,7 +107,7 @@ class Profiler:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace; open it in https://ui.perfetto.dev or chrome://tracing."""
-        Path(path).write_text(json.dumps(self.trace()))
+        write_files({Path(path): [json.dumps(self.trace()).encode()]})
 
 
 def _shape(x: Any) -> str:

@@ -12,8 +12,10 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidModel
 from ranvier.graph.ir import Graph
 
-_ELEMENT_TYPES = frozenset({"to", "dtype", "output_dtype", "output_datatype"})  # attributes that hold one; 0: none
 _KNOWN = frozenset(dtype.onnx for dtype in DType)
+_OPTIONAL = _KNOWN | {0}
+# attributes that hold an element type, and what they may be
+_ELEMENT_TYPES = {"to": _KNOWN, "dtype": _OPTIONAL, "output_dtype": _OPTIONAL, "output_datatype": _OPTIONAL}
 
 
 def check_node(node: NodeProto, schema: Any) -> None:
@@ -36,7 +38,8 @@ def check_node(node: NodeProto, schema: Any) -> None:
             wanted = AttributeProto.AttributeType.Name(int(entry.type))
             got = AttributeProto.AttributeType.Name(attr.type)
             raise InvalidModel(f"{label_of(node)}: attribute {attr.name!r} must be {wanted}, got {got}")
-        if attr.name in _ELEMENT_TYPES and attr.type == AttributeProto.INT and attr.i and attr.i not in _KNOWN:
+        allowed = _ELEMENT_TYPES.get(attr.name)
+        if allowed is not None and attr.type == AttributeProto.INT and attr.i not in allowed:
             raise InvalidModel(f"{label_of(node)}: attribute {attr.name!r} is {attr.i}, which is no element type")
     present = {a.name for a in node.attribute}
     for name, entry in known.items():

@@ -19,6 +19,7 @@ from ranvier.errors import (
     DTypeMismatch,
     InvalidGraph,
     InvalidModel,
+    InvalidValue,
     NotSupported,
     OutOfMemory,
     RanvierError,
@@ -249,7 +250,10 @@ class _Reader:
         def refuse(graph: GraphProto) -> Graph:
             raise InvalidModel(f"{label_of(node)}: a graph is not a value")
 
-        return ConstTensor.of(evaluate("Constant", **{attr.name: attr_from_proto(attr, refuse)}))
+        try:
+            return ConstTensor.of(evaluate("Constant", **{attr.name: attr_from_proto(attr, refuse)}))
+        except InvalidValue as error:
+            raise InvalidModel(f"{label_of(node)}: {error}") from None
 
     def _outputs(self, graph: Graph, proto: GraphProto, scope: _Scope) -> None:
         names: set[str] = set()

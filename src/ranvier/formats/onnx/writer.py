@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
+from ranvier.formats.files import write_files
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_to_proto
@@ -36,33 +37,22 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
     weights = sum(v.const.nbytes for g in graph.all_graphs() for v in g.constants.values() if v.const is not None)
     external = weights > EXTERNAL_FROM if external_data is None else external_data
     if not external:
-        _write_whole(target, [to_proto(graph).SerializeToString()])
+        write_files({target: [_serialised(to_proto(graph))]})
         return
     writer = _Writer(graph, external=f"{target.name}.data")
     model = writer.model()
     # the weights first: whoever sees the model file sees its weights too
-    _write_whole(target.with_name(f"{target.name}.data"), writer.external_bytes())
-    _write_whole(target, [model.SerializeToString()])
+    write_files({target.with_name(f"{target.name}.data"): writer.external_bytes(), target: [_serialised(model)]})
 
 
-def _write_whole(path: Path, pieces: Any) -> None:
-    """Through a temporary file in the same folder and a rename, so that a reader never sees a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+def _serialised(model: ModelProto) -> bytes:
     try:
-        with os.fdopen(handle, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+        data: bytes = model.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise NotSupported(
+            f"the model cannot be one protobuf message, which ends at 2 GiB: {error}; save it with external_data=True"
+        ) from error
+    return data
 
 
 class _Writer:
