@@ -63,10 +63,14 @@ def may_outgrow(*operands: Any) -> bool:
 
 def check_broadcast(operands: Sequence[Any], what: str) -> None:
     """Before an elementwise body runs: small operands may broadcast to an immense result, and strings add up."""
-    arrays = [x for x in operands if isinstance(x, np.ndarray)]
-    text = any(x.dtype == object for x in arrays)
-    if not text and not may_outgrow(*arrays):
+    product, text = 16, False
+    for x in operands:  # on the way of every small node: a quick look first
+        if type(x) is np.ndarray:
+            product *= x.size
+            text = text or x.dtype.char == "O"
+    if product <= _current.tensor_bytes and not text:
         return
+    arrays = [x for x in operands if isinstance(x, np.ndarray)]
     try:
         shape = np.broadcast_shapes(*(x.shape for x in arrays))
     except ValueError:

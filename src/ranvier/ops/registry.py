@@ -93,6 +93,9 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
 
+_OURS = frozenset({"ctx", "out"})  # keywords that are not attributes
+
+
 class OpDef:
     """One operator over a range of versions. Calling it calls the reference."""
 
@@ -102,7 +105,10 @@ class OpDef:
         "cost_rule",
         "domain",
         "infer_rule",
+        "least_inputs",
+        "most_inputs",
         "name",
+        "required",
         "since",
         "takes_ctx",
         "takes_out",
@@ -122,7 +128,14 @@ class OpDef:
         self.takes_out = "out" in keywords
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         # None: the body takes any attribute (it hands them on)
-        self.attributes = None if anything else frozenset(keywords - {"ctx", "out"})
+        self.attributes = None if anything else frozenset(keywords - _OURS)
+        self.required = frozenset(
+            p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in _OURS
+        )
+        operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.least_inputs = sum(p.default is p.empty for p in operands)
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self.most_inputs = len(operands) if not variadic else None
         self.infer_rule: Callable[[TypeCall], Sequence[Type | None]] | None = None
         self.cost_rule: Callable[[TypeCall], Cost] | None = None
         self.vjp_rule: Callable[..., Any] | None = None
@@ -154,6 +167,7 @@ class OpDef:
         if self.attributes is not None and not self.attributes.issuperset(keywords):
             unknown = sorted(set(keywords) - self.attributes)
             raise InvalidValue(f"{self.name}: unknown attribute {', '.join(map(repr, unknown))}", op=self.name)
+        self._check_call(len(inputs), keywords)
         if self.takes_ctx:
             keywords["ctx"] = call
         if self.takes_out:
@@ -165,6 +179,15 @@ class OpDef:
         for each in results:
             check_result(each, self.name)
         return tuple([np.asarray(r) if isinstance(r, np.generic) else r for r in results])
+
+    def _check_call(self, inputs: int, attrs: Mapping[str, Any]) -> None:
+        """For operators that no schema describes, the body's signature is what a node is checked against."""
+        if inputs < self.least_inputs or (self.most_inputs is not None and inputs > self.most_inputs):
+            most = "or more" if self.most_inputs is None else f"to {self.most_inputs}"
+            raise InvalidValue(f"{self.name}: takes {self.least_inputs} {most} inputs, got {inputs}", op=self.name)
+        if not self.required.issubset(attrs):
+            missing = sorted(self.required - attrs.keys())
+            raise InvalidValue(f"{self.name}: attribute {', '.join(map(repr, missing))} is missing", op=self.name)
 
     @property
     def full_name(self) -> str:

@@ -200,5 +200,5 @@ class Plan:
 def _output(shape: Any, dtype: np.dtype[Any]) -> Array:
     try:
         return np.empty(shape, dtype)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:
         raise OutOfMemory(f"cannot allocate an output of shape {list(shape)} of {dtype}") from error

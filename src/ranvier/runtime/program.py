@@ -223,8 +223,9 @@ def static_bytes(value_type: Any) -> int | None:
     if not isinstance(value_type, TensorType) or value_type.dtype is None or value_type.dtype.name == "string":
         return None
     nbytes = value_type.nbytes
-    if nbytes == 0 or len(value_type.shape or ()) > MAX_RANK:
-        # beside a size of 0 the others may be absurd, and more axes than an array can have: the kernel will say so
+    shape = value_type.shape or ()
+    if nbytes == 0 or len(shape) > MAX_RANK or any(isinstance(d, int) and d < 0 for d in shape):
+        # no array is like that, or beside a size of 0 the others may be absurd: the kernel will say what is wrong
         return None
     return nbytes
 
