@@ -231,7 +231,12 @@ class _Reader:
                 raise InvalidModel(f"{label_of(proto)}: attribute {attr.name!r} is given twice")
             if attr.ref_attr_name:
                 raise InvalidModel(f"{label_of(proto)}: attribute {attr.name!r} refers to a function's attribute")
-            attrs[attr.name] = attr_from_proto(attr, lambda g: self._graph(g, scope, depth + 1), self.symbol)
+            try:
+                attrs[attr.name] = attr_from_proto(attr, lambda g: self._graph(g, scope, depth + 1), self.symbol)
+            except (InvalidModel, DTypeMismatch) as error:
+                if attr.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+                    raise  # it names what is wrong in there
+                raise InvalidModel(f"{label_of(proto)}: attribute {attr.name!r}: {error}") from error.__cause__
         if domain == "" and schema is not None:
             check_bodies(proto, schema.since_version, attrs, len(inputs), len(outputs))
         version = schema.since_version if schema is not None else opset
@@ -283,6 +288,8 @@ def _opsets(proto: ModelProto) -> dict[str, int]:
     for entry in proto.opset_import:
         domain = normal_domain(entry.domain)
         found[domain] = max(entry.version, found.get(domain, entry.version))
+        if not -1 << 31 <= entry.version < 1 << 31:
+            raise NotSupported(f"the model uses opset {entry.version} of domain {entry.domain!r}, which cannot be")
     if "" not in found and (not found or proto.ir_version < 3):
         found[""] = 1
     newest = onnx.defs.onnx_opset_version()

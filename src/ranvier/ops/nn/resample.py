@@ -181,7 +181,10 @@ def _checked_scales(scales: Sequence[float], count: int, op: str) -> list[np.flo
 
 def _scaled_sizes(lengths: Sequence[int], scales: Sequence[np.float32]) -> list[int]:
     # in float32, as the standard's shape rule has it: 10 * 0.7 is 7 there
-    return [int(np.floor(np.float32(n) * s)) for n, s in zip(lengths, scales)]
+    sizes = [np.floor(np.float32(n) * s) for n, s in zip(lengths, scales)]
+    if not np.isfinite(sizes).all():
+        raise InvalidValue(f"Resize: scales {[float(s) for s in scales]} are too large for shape {list(lengths)}")
+    return [int(size) for size in sizes]
 
 
 def _targets(
