@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from ranvier.cli import exit_codes, values
-from ranvier.cli.files import CannotWrite
 from ranvier.cli.inputs import InputRequest, collect
 from ranvier.cli.inspect import load_graph
 from ranvier.cli.options import Setup, session_options, with_output
 from ranvier.cli.render import Output, bytes_text
+from ranvier.errors import CannotWrite
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.verify import verify
 

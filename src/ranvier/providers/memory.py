@@ -19,7 +19,8 @@ class SystemAllocator:
 
     def __init__(self, keep: int = 1 << 28) -> None:
         self._keep = keep
-        self._lock = threading.Lock()
+        # re-entrant: a plan that is collected while the lock is held gives its arenas back here
+        self._lock = threading.RLock()
         self._pool: dict[int, list[Array]] = {}
         self._active = self._peak = self._cached = 0
 

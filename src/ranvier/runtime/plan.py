@@ -191,10 +191,15 @@ class Plan:
             return len(self._free) * self.memory.arena, self._in_use * self.memory.arena
 
     def close(self) -> None:
+        """Give the waiting arenas back; also what happens to a plan that nobody holds any more."""
         with self._lock:
             free, self._free = self._free, []
         for arena, _ in free:
             self._allocator.free(arena)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_free"):  # not where the plan could not be made
+            self.close()
 
 
 def _output(shape: Any, dtype: np.dtype[Any]) -> Array:
