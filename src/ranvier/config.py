@@ -80,14 +80,13 @@ class SessionConfig(_Checked):
     optimization: Level = "basic"
     disabled_passes: tuple[str, ...] = ()
     precision: str = "float32"
-    threads: int | None = None
+    threads: int | None = None  # for providers that run threads; the reference leaves them to NumPy
     fold_limit: int = 1 << 24  # constant folding makes no constant larger than this many bytes
     plan_cache: int = 16  # how many shapes keep their plan
     symbol_bounds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    fallback: str = "on"
+    fallback: str = "on"  # "off": only the first provider may run anything, and an absent one raises
     debug: int = 0
-    profiling: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:

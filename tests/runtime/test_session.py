@@ -248,8 +248,12 @@ def test_unknown_options_and_providers() -> None:
 
 
 def test_a_listed_provider_that_is_absent_is_passed_over_with_a_warning(caplog) -> None:
-    session = rv.load(two_outputs(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    wanted = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    session = rv.load(two_outputs(), providers=wanted)
     assert session.report.providers == ("reference",)
+    assert "CUDAExecutionProvider" in session.report.fallbacks[0]
+    with pytest.raises(ProviderUnavailable, match="CUDAExecutionProvider"):
+        rv.load(two_outputs(), providers=wanted, fallback="off")
 
 
 def test_environment_sets_defaults(monkeypatch) -> None:

@@ -132,7 +132,7 @@ def unsupported(graph: Graph, providers: Sequence[str]) -> list[str]:
     from ranvier.providers.registry import REGISTRY
     from ranvier.runtime.partition import unsupported_ops
 
-    return [str(missing) for missing in unsupported_ops(graph, REGISTRY.chain(providers))]
+    return [str(missing) for missing in unsupported_ops(graph, REGISTRY.chain(providers)[0])]
 
 
 def _file_size(model: str) -> int | None:

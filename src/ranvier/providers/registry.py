@@ -108,11 +108,14 @@ class ProviderRegistry:
                 found.append(name)
         return found
 
-    def chain(self, wanted: Sequence[str]) -> list[ExecutionProvider]:
-        """The providers of a session, in order of preference.
+    def chain(
+        self, wanted: Sequence[str], *, fallback: bool = True
+    ) -> tuple[list[ExecutionProvider], list[ProviderUnavailable]]:
+        """The providers of a session in order of preference, and those that were asked for and are absent.
 
         ``auto`` stands for everything available. A listed provider that cannot be had is passed over with one
-        warning when another listed one can; when none can, the first error is raised.
+        warning when another listed one can; when none can, the first error is raised. Without ``fallback`` the
+        first absent one raises, and there is one provider only.
         """
         chosen: dict[str, ExecutionProvider] = {}
         errors: list[ProviderUnavailable] = []
@@ -126,11 +129,11 @@ class ProviderRegistry:
                 errors.append(error)
             else:
                 chosen.setdefault(provider.name, provider)
-        if not chosen:
+        if errors and (not chosen or not fallback):
             raise errors[0]
         for absent in errors:
             warn_once(f"provider {absent.provider}", f"{absent}; using {', '.join(chosen)}")
-        return list(chosen.values())
+        return list(chosen.values())[: None if fallback else 1], errors
 
     def close(self) -> None:
         with self._lock:

@@ -61,7 +61,7 @@ class Backend(BackendBase):  # type: ignore[misc]
             graph = onnx_format.read(model, limits=config.limits)
         except RanvierError:
             return False
-        return not unsupported_ops(graph, REGISTRY.chain(config.providers))
+        return not unsupported_ops(graph, REGISTRY.chain(config.providers)[0])
 
     @classmethod
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> PreparedModel:

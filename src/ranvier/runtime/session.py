@@ -62,7 +62,7 @@ class Session:
         base_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.config = config or SessionConfig.default()
-        self.providers = REGISTRY.chain(self.config.providers)
+        self.providers, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
         clock = _Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
         _apply_bounds(self.graph, self.config.symbol_bounds)
@@ -95,6 +95,7 @@ class Session:
         control = RunControl(None, self.config.limits)
         self._unlimited = None if control.watched else control
         self.report = self._report(partitioning, loaded, reports, clock.laps)
+        self.report.fallbacks.extend(map(str, absent))
         if self.config.debug >= 1:
             show_report(self.report)
         if self.config.debug >= 2:

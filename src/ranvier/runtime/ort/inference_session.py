@@ -163,7 +163,8 @@ class InferenceSession:
 
     def _set_fallback(self, wanted: str) -> None:
         self._changes["fallback"] = wanted
-        if self._session.config.fallback != wanted and len(self._session.providers) > 1:
+        now = self._session.config.fallback
+        if now != wanted and (now == "off" or len(self._session.providers) > 1):
             self._reload()
 
     # -- running ------------------------------------------------------------------------------------------------------

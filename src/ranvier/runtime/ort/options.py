@@ -227,8 +227,6 @@ class SessionOptions:
             changes["optimization"] = _LEVELS[self.graph_optimization_level]
         if self.logid:
             changes["name"] = self.logid
-        if self.enable_profiling:
-            changes["profiling"] = True
         if self.entry(NO_FALLBACK_ENTRY) == "1":
             changes["fallback"] = "off"
         fold_limit = self.entry(FOLD_LIMIT_ENTRY)
