@@ -144,8 +144,3 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, Any]:
         except ValueError:
             raise InvalidConfig(f"environment variable {variable}: {text!r} is not a valid value") from None
     return found
-
-
-def debug_level() -> int:
-    """``RANVIER_DEBUG`` as a number from 0 to 4: 1 passes and partition, 2 kernels, 3 source, 4 assembly."""
-    return int(environment().get("debug", 0))

@@ -13,7 +13,7 @@ import click
 from ranvier.cli import exit_codes
 from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, bytes_text, count_text, facts, table
-from ranvier.cli.samples import RandomSource, input_symbols
+from ranvier.cli.samples import RandomSource
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats import onnx as onnx_format
@@ -114,7 +114,7 @@ def describe(graph: Graph, model: str) -> dict[str, Any]:
         "inputs": {v.name: str(v.type) for v in graph.required_inputs()},
         "optional_inputs": {v.name: str(v.type) for v in graph.inputs if v.name in graph.defaults},
         "outputs": {v.name: str(v.type) for v in graph.outputs},
-        "symbols": list(input_symbols(graph)),
+        "symbols": list(graph.symbols),
         "node_count": len(nodes),
         "subgraphs": sum(1 for _ in graph.all_graphs()) - 1,
         "parameters": sum(weights.values()),

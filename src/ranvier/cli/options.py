@@ -162,10 +162,9 @@ class Setup:
 
     def dims(self, graph: Graph) -> dict[str, int]:
         """The sizes set for dimensions of the inputs; InvalidConfig for one that they do not have."""
-        from ranvier.cli.samples import input_symbols
         from ranvier.errors import InvalidConfig, nearest
 
-        known = input_symbols(graph)
+        known = graph.symbols
         for name, _ in self.sizes:
             if name not in known:
                 hint = nearest(name, known) if known else " (it has no symbolic dimension)"

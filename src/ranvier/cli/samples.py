@@ -10,7 +10,6 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidInput
-from ranvier.graph.ir import Graph
 from ranvier.graph.types import Dim, MapType, OptionalType, SequenceType, Symbol, TensorType, Type
 
 Array = np.ndarray[Any, Any]
@@ -44,17 +43,6 @@ def default_size(dim: Dim, axis: int, declared: TensorType, name: str) -> int:
     if isinstance(dim, Symbol):
         size = max(size, dim.lo) if dim.hi is None else min(max(size, dim.lo), dim.hi)
     return size
-
-
-def input_symbols(graph: Graph) -> dict[str, Symbol]:
-    """The dimensions a caller decides: symbols in the declared shapes of the inputs, by name."""
-    return {
-        dim.name: dim
-        for value in graph.inputs
-        if isinstance(value.type, TensorType)
-        for dim in value.type.shape or ()
-        if isinstance(dim, Symbol)
-    }
 
 
 class RandomSource:

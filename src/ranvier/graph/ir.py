@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ranvier.errors import InvalidGraph
+from ranvier.graph.types import Symbol, TensorType
 
 if TYPE_CHECKING:
     from ranvier.graph.tensors import ConstTensor
@@ -37,10 +38,6 @@ class Value:
         self.uses: dict[tuple[Node, int], None] = {}
         self.const: ConstTensor | None = None
         self.graph: Graph | None = None  # set for graph inputs and constants: the graph that owns them
-
-    @property
-    def is_const(self) -> bool:
-        return self.const is not None
 
     @property
     def owner(self) -> Graph | None:
@@ -205,7 +202,6 @@ class Graph:
         "opsets",
         "outputs",
         "parent",
-        "symbols",
     )
 
     def __init__(self, name: str = "graph", *, opsets: Mapping[str, int] | None = None) -> None:
@@ -217,7 +213,6 @@ class Graph:
         self.defaults: dict[str, ConstTensor] = {}  # of inputs that a call may leave out, by input name
         self.opsets: dict[str, int] = dict(opsets or {})
         self.metadata: dict[str, Any] = {}
-        self.symbols: dict[str, Any] = {}  # name -> Symbol, for the dims of the inputs
         self.parent: Node | None = None  # the node whose attribute this graph is
         self._first: Node | None = None
         self._last: Node | None = None
@@ -424,6 +419,17 @@ class Graph:
         yield from self.constants.values()
         for node in self:
             yield from node.outputs
+
+    @property
+    def symbols(self) -> dict[str, Symbol]:
+        """The dimensions a caller decides: symbols in the shapes of the inputs, by name."""
+        return {
+            dim.name: dim
+            for value in self.inputs
+            if isinstance(value.type, TensorType)
+            for dim in value.type.shape or ()
+            if isinstance(dim, Symbol)
+        }
 
     def required_inputs(self) -> list[Value]:
         """Inputs without a default, the ones a call must give."""

@@ -7,7 +7,7 @@ binds it) or ``None`` (nothing known). A shape of ``None`` means that even the r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ranvier.dtypes import DType
 
@@ -205,7 +205,3 @@ def _sharper(a: Dim, b: Dim) -> Dim:
     if a is None or (isinstance(a, Symbol) and isinstance(b, int)):
         return b if b is not None else a
     return a
-
-
-def is_tensor(value_type: Any) -> bool:
-    return isinstance(value_type, TensorType)

@@ -23,7 +23,7 @@ from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, InvalidInput, SessionClosed, UnsupportedOp, nearest
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph, Value
-from ranvier.graph.types import Symbol, TensorType, Type
+from ranvier.graph.types import TensorType, Type
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import passes_for
@@ -94,8 +94,7 @@ class Session:
         self._closed = False
         control = RunControl(None, self.config.limits)
         self._unlimited = None if control.watched else control
-        self.report = self._report(partitioning, loaded, reports, clock.laps)
-        self.report.fallbacks.extend(map(str, absent))
+        self.report = self._report(partitioning, loaded, reports, clock.laps, [str(error) for error in absent])
         if self.config.debug >= 1:
             show_report(self.report)
         if self.config.debug >= 2:
@@ -111,7 +110,14 @@ class Session:
     def _preparing(self, step: str) -> AbstractContextManager[None]:
         return preparing(self.config.name or self.graph.name, step, self.config.limits.tensor_bytes)
 
-    def _report(self, partitioning: Partitioning, loaded: int, passes: list[Any], seconds: dict[str, float]) -> Report:
+    def _report(
+        self,
+        partitioning: Partitioning,
+        loaded: int,
+        passes: list[Any],
+        seconds: dict[str, float],
+        fallbacks: list[str],
+    ) -> Report:
         return Report(
             model=self.config.name or self.graph.name,
             providers=tuple(p.name for p in self.providers),
@@ -124,6 +130,7 @@ class Session:
             passes=passes,
             seconds=seconds,
             transfers=[(value.name, source, target) for value, source, target in partitioning.transfers],
+            fallbacks=fallbacks,
             problems=list(self.graph.metadata.get("problems", ())),
         )
 
@@ -180,12 +187,7 @@ class Session:
     def bind(self, **dims: int) -> Plan:
         """The plan for these sizes of the symbolic dims, made now rather than at the first run."""
         self._check_open()
-        known = {
-            d.name: d
-            for v in self.signature.inputs
-            for d in getattr(v.type, "shape", None) or ()
-            if isinstance(d, Symbol)
-        }
+        known = self.graph.symbols
         for name, size in dims.items():
             if name not in known:
                 raise InvalidConfig(f"the model has no dimension {name!r}{nearest(name, known)}")

@@ -100,8 +100,6 @@ class _Reader:
         overridable = proto.ir_version >= OVERRIDABLE_FROM
         graph = self._graph(body, None, 0, tensors, overridable=overridable)
         graph.opsets = dict(self.opsets)
-        shapes = [getattr(v.type, "shape", None) or () for v in graph.inputs]
-        graph.symbols = {d.name: d for shape in shapes for d in shape if isinstance(d, Symbol)}
         graph.metadata.update(_model_facts(proto))
         graph.metadata["declared_outputs"] = {v.name: type_from_proto(v.type, self.symbol) for v in body.output}
         graph.metadata["denotations"] = _denotations(body)

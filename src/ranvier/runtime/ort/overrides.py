@@ -26,8 +26,6 @@ def fix_dims(graph: Graph, sizes: Mapping[str, int]) -> None:
         for value in each.values():
             if value.type is not None:
                 value.type = value.type.bind(sizes)
-    for name in sizes:
-        graph.symbols.pop(name, None)
     graph.metadata["problems"] = annotate(graph)
 
 
