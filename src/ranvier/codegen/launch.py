@@ -1,0 +1,63 @@
+"""Kernels and their calls as data: what to compile, with which memory and numbers to call it, over how many tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ranvier.codegen.storage import Storage
+
+if TYPE_CHECKING:
+    from ranvier.codegen.llvm.builder import Module
+    from ranvier.codegen.llvm.isa import Isa
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Code to be made. Specs with equal keys are the same code and compiled once per process.
+
+    ``key`` holds only what the code depends on (str, int, bool, float, tuples of those), and its ``repr`` is stable:
+    it names the cached object. ``emit(module, symbol, isa)`` writes a function called ``symbol`` (and may write
+    internal helpers whose names start with it).
+
+    A kernel that a :class:`Launch` calls has the signature
+    ``void (ptr bufs, ptr dims, i64 begin, i64 end, ptr scratch)``: pointers and numbers as the launch lists them,
+    the range of tiles to work on, and scratch memory of the calling thread. A spec used only through
+    :class:`Code` may have any signature.
+    """
+
+    name: str  # for people: "gemm float32 6x64"
+    key: tuple[object, ...]
+    emit: Callable[[Module, str, Isa], None] = field(compare=False, hash=False)
+
+
+@dataclass(frozen=True)
+class At:
+    """A place in a storage, in bytes."""
+
+    storage: Storage
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Code:
+    """The address of a compiled function: a micro-kernel that a driver kernel calls through a pointer."""
+
+    spec: KernelSpec
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One step of a native program."""
+
+    spec: KernelSpec
+    buffers: tuple[At | Code, ...]  # become bufs[0], bufs[1] …
+    dims: tuple[int, ...]  # become dims[0], dims[1] … (int64)
+    tiles: int  # the kernel is called with disjoint ranges that cover [0, tiles)
+    writes: tuple[Storage, ...]  # storages the step writes; all others in ``buffers`` are read
+    grain: int = 1  # tiles a thread takes at a time, at least
+    scratch: int = 0  # bytes of scratch per thread, 64-byte aligned
+    flops: float = 0.0  # work, for scheduling (is it worth a second thread?) and for profiles
+    traffic: float = 0.0  # bytes moved, likewise
+    label: str = ""  # the nodes it stands for

@@ -1,0 +1,163 @@
+"""Memory as generated code sees it: storages that will be placed somewhere, and strided views of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ranvier.dtypes import DType
+
+Kind = Literal["input", "output", "temp", "const"]
+
+
+class Storage:
+    """A block of bytes: an input or output of the partition, a temporary, or a constant. Compared by identity."""
+
+    __slots__ = ("array", "index", "kind", "name", "nbytes")
+
+    def __init__(
+        self,
+        kind: Kind,
+        nbytes: int,
+        *,
+        index: int = 0,
+        array: np.ndarray[Any, Any] | None = None,
+        name: str = "",
+    ) -> None:
+        self.kind = kind
+        self.nbytes = nbytes
+        self.index = index  # position among the inputs or outputs
+        self.array = array  # the data of a constant
+        self.name = name
+
+    @classmethod
+    def constant(cls, array: np.ndarray[Any, Any], name: str = "") -> Storage:
+        return cls("const", array.nbytes, array=array, name=name)
+
+    @classmethod
+    def temporary(cls, nbytes: int, name: str = "") -> Storage:
+        return cls("temp", nbytes, name=name)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name or self.index} {self.nbytes}>"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in memory: element type, shape, strides and offset in elements (strides may be 0 or negative)."""
+
+    storage: Storage
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def dense(cls, storage: Storage, dtype: DType, shape: tuple[int, ...], offset: int = 0) -> View:
+        return cls(storage, dtype, shape, dense_strides(shape), offset)
+
+    @classmethod
+    def constant(cls, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> View:
+        array = np.ascontiguousarray(array)
+        return cls.dense(Storage.constant(array, name), dtype, array.shape)
+
+    @classmethod
+    def temporary(cls, dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> View:
+        """A new temporary; ``order`` lists the axes from outermost to innermost in memory."""
+        strides = dense_strides(shape) if order is None else ordered_strides(shape, order)
+        size = int(np.prod(shape, dtype=np.int64))
+        return cls(Storage.temporary(size * dtype.numpy.itemsize), dtype, shape, strides)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        count = 1
+        for d in self.shape:
+            count *= d
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.numpy.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Row-major without gaps."""
+        return same_strides(self.shape, self.strides, dense_strides(self.shape))
+
+    def transposed(self, perm: tuple[int, ...]) -> View:
+        shape = tuple(self.shape[p] for p in perm)
+        return View(self.storage, self.dtype, shape, tuple(self.strides[p] for p in perm), self.offset)
+
+    def reshaped(self, shape: tuple[int, ...]) -> View | None:
+        """The same memory under another shape, or None where strides cannot express it."""
+        strides = reshaped_strides(self.shape, self.strides, shape)
+        return None if strides is None else View(self.storage, self.dtype, shape, strides, self.offset)
+
+    def expanded(self, shape: tuple[int, ...]) -> View:
+        """Broadcast to ``shape`` by NumPy's rule: stride 0 along new and stretched axes."""
+        lead = len(shape) - self.rank
+        strides = (0,) * lead + tuple(
+            0 if have == 1 and want != 1 else s for have, want, s in zip(self.shape, shape[lead:], self.strides)
+        )
+        return View(self.storage, self.dtype, shape, strides, self.offset)
+
+
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for k in range(len(shape) - 2, -1, -1):
+        strides[k] = strides[k + 1] * max(1, shape[k + 1])
+    return tuple(strides)
+
+
+def ordered_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose axes lie in memory in ``order``, outermost first."""
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(strides)
+
+
+def same_strides(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Equal where it matters: axes of size 1 have no stride to speak of."""
+    return 0 in shape or all(d == 1 or x == y for d, x, y in zip(shape, a, b))
+
+
+def reshaped_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides that show the same elements, in row-major order, as ``target``; None where a copy is needed."""
+    if 0 in shape or 0 in target:
+        return dense_strides(target)
+    # merge the source's axes into runs that are contiguous with each other, then cut the runs as the target wants
+    runs: list[tuple[int, int]] = []  # (size, stride of the innermost element)
+    for d, s in zip(shape, strides):
+        if d == 1:
+            continue
+        if runs and runs[-1][1] == d * s:
+            runs[-1] = (runs[-1][0] * d, s)
+        else:
+            runs.append((d, s))
+    found: list[int] = []
+    position = len(runs) - 1
+    left, step = runs[position] if runs else (1, 1)
+    for d in reversed(target):
+        if d == 1:
+            found.append(step)
+            continue
+        while left == 1 and position > 0:
+            position -= 1
+            left, step = runs[position]
+        if left % d:
+            return None
+        found.append(step)
+        left //= d
+        step *= d
+    return tuple(reversed(found))
