@@ -1,0 +1,192 @@
+"""Element types in memory and in registers, and how values get from one to the other.
+
+Types narrower than float32 have no arithmetic of their own on most machines: half and bfloat are 16-bit patterns in
+memory and float in registers. A bool is a byte in memory and an ``i1`` in registers.
+"""
+
+from __future__ import annotations
+
+from ranvier.codegen.llvm import vmath
+from ranvier.codegen.llvm.builder import Fn, Val, size_of, vector
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+from ranvier.errors import KernelError
+
+_REGISTERS: dict[DType, str] = {
+    DType.float32: "float",
+    DType.float64: "double",
+    DType.float16: "float",
+    DType.bfloat16: "float",
+    DType.bool: "i1",
+    **{d: f"i{d.bits}" for d in (DType.int8, DType.int16, DType.int32, DType.int64)},
+    **{d: f"i{d.bits}" for d in (DType.uint8, DType.uint16, DType.uint32, DType.uint64)},
+}
+NARROW = frozenset({DType.float16, DType.bfloat16})  # computed in float, rounded after every operation
+DTYPES = frozenset(_REGISTERS)  # what generated code can compute with
+
+
+def register_type(dtype: DType) -> str:
+    """The LLVM element type that values of a dtype have in registers."""
+    found = _REGISTERS.get(dtype)
+    if found is None:
+        raise KernelError(f"generated code has no {dtype} arithmetic")
+    return found
+
+
+def memory_type(dtype: DType) -> str:
+    """The LLVM element type of a dtype in memory."""
+    if dtype in NARROW:
+        return "i16"
+    return "i8" if dtype is DType.bool else register_type(dtype)
+
+
+def is_signed(dtype: DType) -> bool:
+    """Whether integer instructions on this dtype are the signed ones."""
+    return dtype.name.startswith("int")
+
+
+def from_memory(f: Fn, isa: Isa, dtype: DType, raw: Val) -> Val:
+    """The register form of what was loaded."""
+    if dtype is DType.bool:
+        return f.cmp("ne", raw, 0)
+    if dtype is DType.float16:
+        return vmath.half_to_float(f, raw, isa)
+    if dtype is DType.bfloat16:
+        return vmath.bfloat_to_float(f, raw, isa)
+    return raw
+
+
+def to_memory(f: Fn, isa: Isa, dtype: DType, value: Val) -> Val:
+    """What has to be stored for a value in registers."""
+    if dtype is DType.bool:
+        return f.cast(value, "i8")
+    if dtype is DType.float16:
+        return vmath.float_to_half(f, value, isa)
+    if dtype is DType.bfloat16:
+        return vmath.float_to_bfloat(f, value, isa)
+    return value
+
+
+def rounded(f: Fn, isa: Isa, dtype: DType, value: Val) -> Val:
+    """A float rounded to what the narrow type can hold; other types as they are."""
+    return from_memory(f, isa, dtype, to_memory(f, isa, dtype, value)) if dtype in NARROW else value
+
+
+def widened(f: Fn, value: Val, lanes: int) -> Val:
+    """A scalar in every lane; a vector as it is."""
+    return value if value.lanes == lanes else f.splat(value, lanes)
+
+
+def load_vector(
+    f: Fn,
+    isa: Isa,
+    dtype: DType,
+    address: Val,
+    lanes: int,
+    *,
+    mask: Val | None = None,
+    other: int | float = 0,
+    align: int | None = None,
+) -> Val:
+    """``lanes`` contiguous elements in register form; where a mask is off, ``other``, and memory is not touched."""
+    element = memory_type(dtype)
+    kind = vector(element, lanes)
+    if mask is None:
+        return from_memory(f, isa, dtype, f.load(kind, address, align))
+    if lanes == 1:
+        value = f.var(register_type(dtype), f.const(register_type(dtype), other))
+        with f.if_(mask):
+            value.set(from_memory(f, isa, dtype, f.load(kind, address, align)))
+        return value.get()
+    if dtype in NARROW:
+        value_there = from_memory(f, isa, dtype, f.masked_load(kind, address, mask, None, align))
+        return value_there if other == 0 else f.select(mask, value_there, f.const(value_there.type, other))
+    filler = f.const(kind, other) if other else None
+    return from_memory(f, isa, dtype, f.masked_load(kind, address, mask, filler, align))
+
+
+def store_vector(
+    f: Fn, isa: Isa, dtype: DType, value: Val, address: Val, *, mask: Val | None = None, align: int | None = None
+) -> None:
+    """Contiguous elements from registers to memory, those where the mask is on."""
+    raw = to_memory(f, isa, dtype, value)
+    if mask is None:
+        f.store(raw, address, align)
+    elif raw.lanes == 1:
+        with f.if_(mask):
+            f.store(raw, address, align)
+    else:
+        f.masked_store(raw, address, mask, align)
+
+
+def gather_elements(
+    f: Fn,
+    isa: Isa,
+    dtype: DType,
+    base: Val,
+    positions: Val,
+    *,
+    mask: Val | None = None,
+    other: int | float = 0,
+) -> Val:
+    """One element per lane from ``base[positions]`` in register form."""
+    element = memory_type(dtype)
+    if positions.lanes == 1:
+        address = f.gep(base, positions, element)
+        return load_vector(f, isa, dtype, address, 1, mask=mask, other=other)
+    if size_of(element) >= 4:
+        filler = f.const(vector(element, positions.lanes), other) if mask is not None and other else None
+        return from_memory(f, isa, dtype, f.gather(element, base, positions, mask, filler))
+    # no instruction gathers bytes or 16-bit words, and the generic expansion of a mask is long: go lane by lane
+    raw = f.gather(element, base, positions, mask)
+    value = from_memory(f, isa, dtype, raw)
+    if mask is None or other == 0:
+        return value
+    return f.select(mask, value, f.const(value.type, other))
+
+
+def scatter_elements(
+    f: Fn, isa: Isa, dtype: DType, value: Val, base: Val, positions: Val, *, mask: Val | None = None
+) -> None:
+    """One element per lane to ``base[positions]``."""
+    raw = to_memory(f, isa, dtype, value)
+    if positions.lanes == 1 and mask is not None:
+        with f.if_(mask):
+            f.store(raw, f.gep(base, positions, memory_type(dtype)))
+    else:
+        f.scatter(raw, base, positions, mask)
+
+
+def converted(f: Fn, isa: Isa, value: Val, source: DType, target: DType) -> Val:
+    """NumPy's ``astype``; a float out of an integer's range saturates, and NaN becomes 0."""
+    if source is target:
+        return value
+    kind = register_type(target)
+    if target is DType.bool:
+        return f.cmp("une" if value.is_float else "ne", value, 0)
+    if value.is_float and kind.startswith("i"):
+        return _float_to_int(f, value, target)
+    made = f.cast(value, kind, signed=is_signed(source))
+    return rounded(f, isa, target, made)
+
+
+def _float_to_int(f: Fn, value: Val, target: DType) -> Val:
+    kind = register_type(target)
+    result = vector(kind, value.lanes)
+    if target.bits <= 16:
+        # clamped as floats (exact for these ranges) and through i32: far shorter than the generic expansion
+        low = 0 if not is_signed(target) else -(1 << (target.bits - 1))
+        high = low + (1 << target.bits) - 1
+        number = f.select(f.cmp("uno", value, value), 0.0, value)
+        number = f.quick_min(f.quick_max(number, low), high)
+        return f.cast(f.cast(number, "i32"), kind)
+    name = "fptosi" if is_signed(target) else "fptoui"
+    source = {"float": "f32", "double": "f64"}[value.element]
+    shape = f"v{value.lanes}" if value.lanes > 1 else ""
+    return f.intrinsic(f"llvm.{name}.sat.{shape}{kind}.{shape}{source}", result, [value])
+
+
+def reinterpreted(f: Fn, isa: Isa, value: Val, source: DType, target: DType) -> Val:
+    """The same bits as another type of the same size."""
+    raw = to_memory(f, isa, source, value)
+    return from_memory(f, isa, target, f.bitcast(raw, vector(memory_type(target), raw.lanes)))
