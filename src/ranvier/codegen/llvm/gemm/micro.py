@@ -1,0 +1,266 @@
+"""Emission of the micro-kernels: a few rows of A times a panel of B, all accumulators in registers.
+
+A micro-kernel is its own :class:`KernelSpec`, compiled once per machine, and called by drivers through a ``Code``
+pointer as ``void micro(ptr a, ptr b, ptr control)``. It computes ``rows`` x (``vectors`` * lanes) results
+
+    acc[r][j]  = sum over segments s and k of A(s, r, k) * B(s, k, j)
+    out[r][j]  = clamp(alpha * acc[r][j] + partial[r][j] + bias[j] + residual[r][j])
+
+where ``a`` is, by :attr:`Micro.a`:
+
+    "rows"      the first row; rows lie ``A_STEP`` bytes apart, k is contiguous (one segment)
+    "columns"   the first column; consecutive k lie ``A_STEP`` bytes apart, rows are contiguous (one segment)
+    "table"     a table of row pointers, ``SEGMENTS`` groups of them ``A_STEP`` bytes apart; each pointer leads to K
+                contiguous elements. Convolution points border rows at zeros.
+
+and ``b`` is a packed panel (``k`` after ``k``, ``vectors`` * lanes elements each, segments after each other, aligned
+to a vector), or, without :attr:`Micro.packed`, rows of a matrix ``B_STEP`` bytes apart with contiguous columns.
+
+``control`` is an array of 8-byte slots, numbered by :class:`Slot`. It is read only, so a driver fills it once and
+changes the few slots that differ from tile to tile. Optional parts are null pointers or clear flag bits:
+
+    PARTIAL     accumulators of earlier K blocks: a dense tile of ``rows`` x (``vectors`` * lanes), or null. It may be
+                the same memory as ``OUT``.
+    BIAS        one element per column, or null
+    RESIDUAL    an addend like the output with rows ``RESIDUAL_STEP`` bytes apart, or null
+    FLAGS       ``ALPHA``: multiply by the ALPHA slot; ``CLAMP``: clamp to [LOW, HIGH], where NaN stays NaN
+
+ALPHA, LOW and HIGH hold the kernel's element type in the low bytes of their slot. ``COLUMNS`` is how many lanes of
+the *last* vector exist: where the instruction set has masks, bias, residual, output and an unpacked B are touched
+only there (PARTIAL never is: tiles are whole). Where it has none, COLUMNS is ignored: the driver lets the kernel
+write the whole tile to scratch and copies from there (``epilogue.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var, size_of, vector
+from ranvier.codegen.llvm.isa import Isa
+
+
+class Slot(IntEnum):
+    """Slots of the control block."""
+
+    K = 0  # elements per segment
+    SEGMENTS = 1
+    A_STEP = 2
+    B_STEP = 3
+    OUT = 4
+    OUT_STEP = 5  # bytes between rows of the output
+    COLUMNS = 6
+    PARTIAL = 7
+    BIAS = 8
+    RESIDUAL = 9
+    RESIDUAL_STEP = 10
+    FLAGS = 11
+    ALPHA = 12
+    LOW = 13
+    HIGH = 14
+
+
+SLOTS = len(Slot)
+ALPHA, CLAMP = 1, 2  # bits of the FLAGS slot
+
+
+@dataclass(frozen=True)
+class Micro:
+    """One micro-kernel. ``element`` is LLVM's name of the type: ``float`` or ``double``."""
+
+    element: str
+    rows: int
+    vectors: int
+    a: Literal["rows", "columns", "table"] = "rows"
+    packed: bool = True
+
+    def spec(self) -> KernelSpec:
+        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed)
+        name = f"gemm {self.element} {self.rows}x{self.vectors} {self.a}{'' if self.packed else ' in place'}"
+
+        def emit(module: Module, symbol: str, isa: Isa) -> None:
+            fn = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
+            _Emitter(fn, self, isa).emit()
+
+        return KernelSpec(name, key, emit)
+
+
+def slot_address(fn: Fn, control: Val, slot: Slot) -> Val:
+    return fn.gep(control, int(slot), "i64")
+
+
+def read_slot(fn: Fn, control: Val, slot: Slot, kind: str = "i64") -> Val:
+    return fn.load(kind, slot_address(fn, control, slot))
+
+
+def write_slot(fn: Fn, control: Val, slot: Slot, value: Operand) -> None:
+    fn.store(value if isinstance(value, Val) else fn.i64(int(value)), slot_address(fn, control, slot))
+
+
+# Independent chains of FMAs that keep two units of latency 4 busy; small tiles split K to have as many.
+_CHAINS = 8
+# Bytes of packed B fetched ahead of their use.
+_AHEAD = 1024
+
+
+# k steps per turn of the loop: counting takes issue slots from the FMAs, longer bodies take compile time.
+_UNROLL = 2
+
+
+class _Emitter:
+    def __init__(self, fn: Fn, micro: Micro, isa: Isa) -> None:
+        self.fn, self.micro, self.isa = fn, micro, isa
+        self.size = size_of(micro.element)
+        self.lanes = isa.lanes(self.size)
+        self.kind = vector(micro.element, self.lanes)
+        self.width = micro.vectors * self.lanes * self.size  # bytes of a panel per k
+        self.control = fn.args["control"]
+        chains = micro.rows * micro.vectors
+        self.splits = 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
+        self.unroll = max(self.splits, _UNROLL)
+        # accumulators: [split][row][vector]
+        zero = fn.const(self.kind, 0.0)
+        self.acc: list[list[list[Var]]] = [
+            [[fn.var(self.kind, zero) for _ in range(micro.vectors)] for _ in range(micro.rows)]
+            for _ in range(self.splits)
+        ]
+        self.b = fn.var("ptr", fn.args["b"])
+
+    def slot(self, slot: Slot, kind: str = "i64") -> Val:
+        return read_slot(self.fn, self.control, slot, kind)
+
+    # -- the loop over K --------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        fn, micro = self.fn, self.micro
+        self.mask = self._mask() if self.isa.masks else None
+        self.b_step: Val | None = None if micro.packed else self.slot(Slot.B_STEP)
+        count = self.slot(Slot.K)
+        step = self.slot(Slot.A_STEP)
+        if micro.a == "table":
+            with fn.loop(0, self.slot(Slot.SEGMENTS)) as s:
+                table = fn.gep(fn.args["a"], s * step)
+                self._along_k(count, [fn.load("ptr", fn.gep(table, r, "ptr")) for r in range(micro.rows)])
+        elif micro.a == "rows":
+            self._along_k(count, [self._opaque(fn.gep(fn.args["a"], step * r)) for r in range(micro.rows)])
+        else:
+            self._along_k(count, [fn.args["a"]], step)
+        self._finish()
+        fn.ret()
+
+    def _mask(self) -> Val:
+        return self.fn.mask_below(self.lanes, self.slot(Slot.COLUMNS))
+
+    def _along_k(self, count: Val, rows: list[Val], step: Val | None = None) -> None:
+        """All of one segment; ``rows`` are row pointers, or the one column pointer with its ``step``."""
+        fn = self.fn
+        whole = fn.and_(count, -self.unroll)
+        element = self.micro.element
+
+        def row_loader(k: Val, u: int) -> Callable[[int], Val]:
+            if step is None:
+                return lambda r: fn.load(element, fn.gep(fn.gep(rows[r], k, element), u, element))
+            column = fn.gep(rows[0], (k + u) * step)
+            return lambda r: fn.load(element, fn.gep(column, r, element))
+
+        with fn.loop(0, whole, self.unroll) as k:
+            for u in range(self.unroll):
+                if u:
+                    self._fence()
+                self._step(row_loader(k, u), u, u % self.splits)
+            self._advance(self.unroll)
+        with fn.loop(whole, count) as k:
+            self._step(row_loader(k, 0), 0, 0)
+            self._advance(1)
+
+    def _opaque(self, pointer: Val) -> Val:
+        """A pointer that keeps a register of its own: else every row costs an addition in every k step."""
+        return self.fn.emit("ptr", f'call ptr asm "", "=r,0"(ptr {pointer.name})')
+
+    def _fence(self) -> None:
+        """Keeps the loads of one k step together: gathered over several steps they would not fit the registers."""
+        self.fn.line('call void asm sideeffect "", "~{memory}"()')
+
+    def _advance(self, steps: int) -> None:
+        by: Operand = self.width * steps if self.b_step is None else self.b_step * steps
+        self.b.set(self.fn.gep(self.b.get(), by))
+
+    def _step(self, row: Callable[[int], Val], u: int, split: int) -> None:
+        fn, micro = self.fn, self.micro
+        base = self.b.get()
+        if self.b_step is None:
+            base = fn.gep(base, u * self.width)
+            for line in range(0, self.width, 64):
+                fn.prefetch(fn.gep(base, _AHEAD + line))
+        elif u:
+            base = fn.gep(base, self.b_step * u)
+        panel = [self._load_b(base, v) for v in range(micro.vectors)]
+        for r in range(micro.rows):
+            wide = fn.splat(row(r), self.lanes)
+            for v in range(micro.vectors):
+                acc = self.acc[split][r][v]
+                acc.set(fn.fma(wide, panel[v], acc.get()))
+
+    def _load_b(self, base: Val, v: int) -> Val:
+        fn = self.fn
+        at = fn.gep(base, v * self.isa.vector_bytes)
+        if self.micro.packed:
+            return fn.load(self.kind, at, self.isa.vector_bytes)
+        return self._load(at, v)
+
+    # -- what happens to the accumulators ---------------------------------------------------------------------------
+
+    def _load(self, at: Val, v: int) -> Val:
+        """A vector of a tensor: the last one of a panel only as far as it exists."""
+        if self.mask is not None and v == self.micro.vectors - 1:
+            return self.fn.masked_load(self.kind, at, self.mask)
+        return self.fn.load(self.kind, at)
+
+    def _all(self) -> list[tuple[int, int, Var]]:
+        return [(r, v, acc) for r, row in enumerate(self.acc[0]) for v, acc in enumerate(row)]
+
+    def _finish(self) -> None:
+        fn, bytes_ = self.fn, self.isa.vector_bytes
+        for other in self.acc[1:]:
+            for r, v, acc in self._all():
+                acc.set(acc.get() + other[r][v].get())
+        flags = self.slot(Slot.FLAGS)
+        with fn.if_(fn.cmp("ne", fn.and_(flags, ALPHA), 0)):
+            alpha = fn.splat(self.slot(Slot.ALPHA, self.micro.element), self.lanes)
+            for _, _, acc in self._all():
+                acc.set(acc.get() * alpha)
+        partial = self.slot(Slot.PARTIAL, "ptr")
+        with self._given(partial):
+            for r, v, acc in self._all():
+                at = fn.gep(partial, r * self.width + v * bytes_)
+                acc.set(acc.get() + fn.load(self.kind, at, self.isa.vector_bytes))
+        bias = self.slot(Slot.BIAS, "ptr")
+        with self._given(bias):
+            row = [self._load(fn.gep(bias, v * bytes_), v) for v in range(self.micro.vectors)]
+            for _, v, acc in self._all():
+                acc.set(acc.get() + row[v])
+        residual = self.slot(Slot.RESIDUAL, "ptr")
+        with self._given(residual):
+            step = self.slot(Slot.RESIDUAL_STEP)
+            for r, v, acc in self._all():
+                acc.set(acc.get() + self._load(fn.gep(fn.gep(residual, step * r), v * bytes_), v))
+        with fn.if_(fn.cmp("ne", fn.and_(flags, CLAMP), 0)):
+            low = fn.splat(self.slot(Slot.LOW, self.micro.element), self.lanes)
+            high = fn.splat(self.slot(Slot.HIGH, self.micro.element), self.lanes)
+            for _, _, acc in self._all():
+                # the accumulator stands second: where it is NaN, it is what comes out
+                acc.set(fn.quick_min(high, fn.quick_max(low, acc.get())))
+        out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+        for r, v, acc in self._all():
+            at = fn.gep(fn.gep(out, step * r), v * bytes_)
+            if self.mask is not None and v == self.micro.vectors - 1:
+                fn.masked_store(acc.get(), at, self.mask)
+            else:
+                fn.store(acc.get(), at)
+
+    def _given(self, pointer: Val) -> AbstractContextManager[None]:
+        return self.fn.if_(self.fn.cmp("ne", pointer, self.fn.zero("ptr")))
