@@ -1,0 +1,314 @@
+"""The code that runs a program: the caller's side and the workers' side, written as LLVM IR.
+
+A program is a list of steps. One thread, the caller, goes through them. Small steps it runs alone. A big step it
+*opens*: it describes the step in the pool's shared block and publishes a **ticket**, one 64-bit word that holds a
+number of the opening (upper half) and the count of chunks not yet taken (lower half). Whoever swaps a ticket for the
+same ticket less one owns a chunk of tiles. The caller takes chunks like everybody else, waits until all that were
+taken are done, and goes on.
+
+Nobody ever waits for a worker that holds no chunk. A worker that is suspended anywhere else — about to take one, on its
+way to sleep, not yet awake — costs nothing but its help, and it needs no permission to be late: it reads the
+description first and takes its chunk after, and the swap fails if the opening is another by then, whatever was read.
+So the caller may return, and its memory may go, while workers are still looking.
+
+Order of memory: a worker's results become visible by its (releasing) addition to DONE, which the caller reads
+(acquiring) before it opens the next step by a releasing store that workers acquire. Sleeping needs more: the caller
+stores the ticket and then reads SLEEPERS, the worker adds to SLEEPERS and then reads the ticket, all sequentially
+consistent, so one of the two sees the other.
+"""
+
+from __future__ import annotations
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm import atomics, system
+from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
+from ranvier.codegen.llvm.isa import Isa
+
+VERSION = 1  # of the code below: part of its key
+
+# A program: words of its head, words of a step.
+STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, HEAD_WORDS = range(9)
+KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, STEP_WORDS = range(7)
+TIME_WORDS = 3  # of a step: start, end, threads that took part
+
+# The shared block of a pool, in bytes. What different threads write lies on different cache lines (two apart, because
+# processors fetch neighbours).
+TICKET = 0
+DONE = 128  # chunks finished by workers (lower half), and the workers that finished any (upper half)
+STEP = 256  # the open step: its words, then the two below
+STEP_SCRATCH = STEP + 8 * STEP_WORDS
+STEP_STRIDE = STEP_SCRATCH + 8
+STEP_LIMIT = STEP_STRIDE + 8  # threads allowed, the caller among them
+LOCK = 384  # held by the caller whose program runs
+SLEEPERS = 512
+STOP = 640
+POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN_IDLE, SPIN_BUSY = (768 + 8 * k for k in range(5))
+POOL_BYTES = 896
+
+_HALF = 1 << 32
+_LOW = _HALF - 1
+_FUTEX_WAIT, _FUTEX_WAKE = 9 | 128, 10 | 128  # by bit set, within this process
+_PATIENCE = 1000  # pauses until a waiting caller gives its time slice away
+
+
+def run_spec(*, lists: bool) -> KernelSpec:
+    """``i64 run(program, inputs, outputs, arena, workspace, pool, threads, abort, times)``, all i64.
+
+    Returns the number of the step reached, or -1 where the count of inputs and outputs is wrong. ``inputs`` and
+    ``outputs`` are Python lists of arrays, or (for ``lists=False``) the address of a table of all their addresses
+    and the count of its entries. The workspace has room for the bases, the pointers of all steps, and scratch.
+    """
+    return KernelSpec("program driver", ("driver", VERSION, lists), lambda m, s, isa: _emit_run(m, s, isa, lists))
+
+
+def worker_spec() -> KernelSpec:
+    """``i64 work(pool, slot)``: help with whatever is opened, until told to stop (0).
+
+    ``slot`` is 1, 2 … and picks the scratch. Where the system has no futex it returns 1 when there was nothing to do
+    for a while, and wants to be called again when there may be.
+    """
+    return KernelSpec("pool worker", ("worker", VERSION, system.futex()[1]), _emit_worker)
+
+
+def _word(f: Fn, base: Val, index: int) -> Val:
+    return f.load("i64", f.gep(base, 8 * index))
+
+
+def _low(f: Fn, value: Val) -> Val:
+    return f.and_(value, _LOW)
+
+
+def _emit_share(m: Module, symbol: str) -> str:
+    """``i64 share(pool, slot)``: run chunks of the open step until none is left; returns how many it ran."""
+    name = f"{symbol}_share"
+    f = m.function(name, [("i64", "pool"), ("i64", "slot")], "i64", internal=True)
+    pool, slot = atomics.pointer(f, f.args["pool"]), f.args["slot"]
+    count = f.var("i64", 0)
+    with f.while_() as w:
+        ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "acquire")
+        left = _low(f, ticket)
+        w.until(f.cmp("eq", left, 0))
+        # relaxed reads of what may be overwritten meanwhile: the exchange below tells whether it was
+        kernel, buffers, dims, tiles, grain, chunks, scratch, stride, limit = (
+            atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 3)
+        )
+        w.until(f.cmp("uge", slot, limit))
+        _, taken = atomics.compare_exchange(f, f.gep(pool, TICKET), ticket, ticket - 1, "acq_rel", "monotonic")
+        with f.if_(taken):
+            begin = (chunks - left) * grain
+            end = f.min_(begin + grain, tiles)
+            _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)
+            count.set(count.get() + 1)
+    f.ret(count.get())
+    return name
+
+
+def _call(f: Fn, kernel: Val, buffers: Val, dims: Val, begin: Val, end: Val, scratch: Val) -> None:
+    at = [atomics.pointer(f, address) for address in (kernel, buffers, dims, scratch)]
+    f.call_pointer(at[0], "void", [at[1], at[2], begin, end, at[3]])
+
+
+def _give_way(f: Fn, pool: Val) -> None:
+    function = f.load("ptr", f.gep(pool, POOL_YIELD))
+    with f.if_(f.cmp("ne", function, f.zero("ptr"))):
+        f.call_pointer(function, "i32", [])
+
+
+def _futex(f: Fn, pool: Val, operation: int, value: Val, mask: Val) -> None:
+    """Sleep while the ticket's upper half is ``value``, or wake ``value`` sleepers whose mask has a common bit."""
+    function = f.load("ptr", f.gep(pool, POOL_SYSCALL))
+    number = system.futex()[1]
+    word = f.gep(pool, TICKET + 4)  # both architectures are little-endian
+    given = f"i64 {number}, ptr {word.name}, i32 {operation}, i32 {value.name}, ptr null, ptr null, i32 {mask.name}"
+    f.emit("i64", f"call i64 (i64, ...) {function.name}({given})")
+
+
+def _emit_wake(m: Module, symbol: str) -> str:
+    """``void wake(pool, threads)``: wake the sleepers among the first ``threads - 1`` workers."""
+    name = f"{symbol}_wake"
+    f = m.function(name, [("i64", "pool"), ("i64", "threads")], internal=True)
+    pool = atomics.pointer(f, f.args["pool"])
+    if system.futex()[1]:
+        sleepers = atomics.load(f, "i64", f.gep(pool, SLEEPERS), "seq_cst")
+        with f.if_(f.cmp("ne", sleepers, 0)):
+            # the bit of a worker is its slot, of those past 31 the last one; bit 0 belongs to nobody
+            bits = f.sub(f.shl(f.i64(1), f.min_(f.args["threads"], 32)), 1)
+            _futex(f, pool, _FUTEX_WAKE, f.const("i32", 2**31 - 1), f.cast(bits, "i32"))
+    f.ret()
+    return name
+
+
+def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
+    share = _emit_share(m, symbol)
+    f = m.function(symbol, [("i64", "pool"), ("i64", "slot")], "i64")
+    pool, slot = atomics.pointer(f, f.args["pool"]), f.args["slot"]
+    can_sleep = system.futex()[1] != 0
+    result = f.var("i64", 0)
+    since = f.var("i64", 0)  # when there was last something to do; 0 while there is
+    with f.while_() as w:
+        w.until(f.cmp("ne", atomics.load(f, "i64", f.gep(pool, STOP), "acquire"), 0))
+        before = atomics.load(f, "i64", f.gep(pool, TICKET), "acquire")
+        count = f.call(share, "i64", [f.args["pool"], slot])
+        with f.if_else(f.cmp("ne", count, 0)) as other:
+            atomics.modify(f, "add", f.gep(pool, DONE), count + _HALF, "release")
+            since.set(0)
+            other()
+            for _ in range(8):
+                atomics.pause(f, isa)
+            now = system.emit_now(f, f.load("ptr", f.gep(pool, POOL_CLOCK)))
+            with f.if_(f.cmp("eq", since.get(), 0)):
+                since.set(now)
+            waited = now - since.get()
+            spin = f.load("i64", f.gep(pool, SPIN_IDLE))
+            # during a run the next big step may come soon; being asked to stay out means that none will
+            running = atomics.load(f, "i64", f.gep(pool, LOCK), "monotonic")
+            limit = atomics.load(f, "i64", f.gep(pool, STEP_LIMIT), "monotonic")
+            patience = f.select(f.cmp("ne", running, 0), f.load("i64", f.gep(pool, SPIN_BUSY)), spin)
+            patience = f.select(f.cmp("ult", slot, limit), patience, f.i64(0))
+            with f.if_(f.cmp("ugt", waited, spin)):
+                _give_way(f, pool)
+            with f.if_(f.cmp("ugt", waited, patience)):
+                since.set(0)
+                if can_sleep:
+                    _emit_sleep(f, pool, slot, before)
+                else:
+                    result.set(1)
+            if not can_sleep:
+                w.until(f.cmp("ne", result.get(), 0))
+    f.ret(result.get())
+
+
+def _emit_sleep(f: Fn, pool: Val, slot: Val, before: Val) -> None:
+    """Sleep until the ticket is another opening than ``before``, which had nothing for this worker."""
+    sleepers = f.gep(pool, SLEEPERS)
+    atomics.modify(f, "add", sleepers, f.i64(1), "seq_cst")
+    ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "seq_cst")
+    stop = atomics.load(f, "i64", f.gep(pool, STOP), "seq_cst")
+    opening = f.lshr(before, 32)
+    same = f.cmp("eq", f.lshr(ticket, 32), opening)
+    with f.if_(f.and_(same, f.cmp("eq", stop, 0))):
+        mask = f.shl(f.i64(1), f.min_(slot, 31))
+        _futex(f, pool, _FUTEX_WAIT, f.cast(opening, "i32"), f.cast(mask, "i32"))
+    atomics.modify(f, "sub", sleepers, f.i64(1), "seq_cst")
+
+
+def _emit_run(m: Module, symbol: str, isa: Isa, lists: bool) -> None:
+    wake = _emit_wake(m, symbol)
+    together = _emit_together(m, symbol, isa, wake)
+    names = ("program", "inputs", "outputs", "arena", "workspace", "pool", "threads", "abort", "times")
+    f = m.function(symbol, [("i64", name) for name in names], "i64")
+    program, workspace = (atomics.pointer(f, f.args[name]) for name in ("program", "workspace"))
+    reached = f.var("i64", -1)
+    fits = _emit_bases(f, program, workspace, lists)
+    with f.if_(fits):
+        bases = _word(f, program, BASES)
+        block = f.gep(workspace, bases, "i64")
+        entries = atomics.pointer(f, _word(f, program, ENTRIES))
+        with f.loop(0, _word(f, program, ENTRY_COUNT)) as k:
+            entry = f.gep(entries, k * 16)
+            base = f.load("i64", f.gep(workspace, f.load("i64", entry), "i64"))
+            f.store(base + f.load("i64", f.gep(entry, 8)), f.gep(block, k, "i64"))
+        helpers = _emit_join(f, wake)
+        _emit_steps(f, program, block, helpers, together, reached)
+        with f.if_(f.cmp("ne", helpers, 0)):
+            atomics.store(f, f.i64(0), f.gep(atomics.pointer(f, helpers), LOCK), "release")
+    f.ret(reached.get())
+
+
+def _emit_bases(f: Fn, program: Val, workspace: Val, lists: bool) -> Val:
+    """Write the table of bases; returns whether the counts were right (nothing is written where they are not)."""
+    inputs, outputs = (atomics.pointer(f, f.args[name]) for name in ("inputs", "outputs"))
+    count = f.load("i64", f.gep(inputs, system.LIST_SIZE)) if lists else f.args["outputs"]
+    more = f.load("i64", f.gep(outputs, system.LIST_SIZE)) if lists else f.i64(0)
+    fits = f.cmp("eq", f.add(count, more) + 2, _word(f, program, BASES))
+    with f.if_(fits):
+        f.store(f.i64(0), workspace)
+        f.store(f.args["arena"], f.gep(workspace, 8))
+        first = f.gep(workspace, 16)
+        if lists:
+            for owner, size, to in ((inputs, count, first), (outputs, more, f.gep(first, count, "i64"))):
+                items = f.load("ptr", f.gep(owner, system.LIST_ITEMS))
+                with f.loop(0, size) as k:
+                    array = f.load("ptr", f.gep(items, k, "i64"))
+                    f.store(f.load("i64", f.gep(array, system.ARRAY_DATA)), f.gep(to, k, "i64"))
+        else:
+            with f.loop(0, count) as k:
+                f.store(f.load("i64", f.gep(inputs, k, "i64")), f.gep(first, k, "i64"))
+    return fits
+
+
+def _emit_join(f: Fn, wake: str) -> Val:
+    """The pool if this run may use it now, else 0; its sleepers are woken at once, for they take long to come."""
+    mine = f.var("i64", 0)
+    with f.if_(f.cmp("ne", f.args["pool"], 0)):
+        pool = atomics.pointer(f, f.args["pool"])
+        _, got = atomics.compare_exchange(f, f.gep(pool, LOCK), f.i64(0), 1, "acquire", "monotonic")
+        with f.if_(got):
+            mine.set(f.args["pool"])
+            atomics.store(f, f.args["threads"], f.gep(pool, STEP_LIMIT), "monotonic")
+            ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
+            atomics.store(f, f.or_(ticket, _LOW) + 1, f.gep(pool, TICKET), "seq_cst")
+            f.call(wake, "void", [f.args["pool"], f.args["threads"]])
+    return mine.get()
+
+
+def _emit_steps(f: Fn, program: Val, block: Val, helpers: Val, together: str, reached: Var) -> None:
+    """All steps in order, until the end or the abort flag."""
+    steps, table = _word(f, program, STEPS), atomics.pointer(f, _word(f, program, TABLE))
+    clock = f.load("ptr", f.gep(program, 8 * CLOCK))
+    block_at = f.emit("i64", f"ptrtoint ptr {block.name} to i64")
+    scratch = f.args["workspace"] + _word(f, program, SCRATCH)
+    stride = _word(f, program, STRIDE)
+    index = f.var("i64", 0)
+    with f.while_() as w:
+        w.only(f.cmp("slt", index.get(), steps))
+        with f.if_(f.cmp("ne", f.args["abort"], 0)):
+            flag = atomics.load(f, "i32", atomics.pointer(f, f.args["abort"]), "monotonic")
+            w.until(f.cmp("ne", flag, 0))
+        step = f.gep(table, index.get() * (8 * STEP_WORDS))
+        kernel, buffers, dims, tiles, grain, chunks = (_word(f, step, k) for k in range(STEP_WORDS))
+        buffers = block_at + buffers
+        timed = f.cmp("ne", f.args["times"], 0)
+        times = f.gep(atomics.pointer(f, f.args["times"]), index.get() * (8 * TIME_WORDS))
+        with f.if_(timed):
+            f.store(system.emit_now(f, clock), times)
+        threads = f.var("i64", 1)
+        with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
+            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, scratch, stride, f.args["threads"]]
+            threads.set(f.call(together, "i64", given))
+            other()
+            with f.if_(f.cmp("sgt", tiles, 0)):
+                _call(f, kernel, buffers, dims, f.i64(0), tiles, scratch)
+        with f.if_(timed):
+            f.store(system.emit_now(f, clock), f.gep(times, 8))
+            f.store(threads.get(), f.gep(times, 16))
+        index.set(index.get() + 1)
+    reached.set(index.get())
+
+
+def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
+    """``i64 together(pool, step…, scratch, stride, threads)``: open a step, see it through; returns who took part."""
+    share = _emit_share(m, symbol)
+    name = f"{symbol}_together"
+    words = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "scratch", "stride", "threads")
+    f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True)
+    pool = atomics.pointer(f, f.args["pool"])
+    for k, word in enumerate(words):
+        atomics.store(f, f.args[word], f.gep(pool, STEP + 8 * k), "monotonic")
+    atomics.store(f, f.i64(0), f.gep(pool, DONE), "monotonic")
+    ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
+    opened = f.or_(ticket, _LOW) + 1 + f.args["chunks"]
+    atomics.store(f, opened, f.gep(pool, TICKET), "seq_cst")
+    f.call(wake, "void", [f.args["pool"], f.args["threads"]])
+    missing = f.args["chunks"] - f.call(share, "i64", [f.args["pool"], f.i64(0)])
+    done = f.var("i64", 0)
+    turns = f.var("i64", 0)
+    with f.while_() as w:
+        done.set(atomics.load(f, "i64", f.gep(pool, DONE), "acquire"))
+        w.until(f.cmp("eq", _low(f, done.get()), missing))
+        atomics.pause(f, isa)
+        turns.set(turns.get() + 1)
+        with f.if_(f.cmp("sgt", turns.get(), _PATIENCE)):
+            _give_way(f, pool)
+    f.ret(f.lshr(done.get(), 32) + 1)
+    return name

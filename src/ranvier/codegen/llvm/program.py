@@ -1,0 +1,203 @@
+"""Launches made ready to run: compiled, placed, and written down as one table that native code walks through."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm import driver, system
+from ranvier.codegen.llvm.isa import Isa, available
+from ranvier.codegen.llvm.library import Kernel, kernels
+from ranvier.codegen.llvm.pool import Pool, shared
+from ranvier.codegen.storage import Storage
+from ranvier.devices import usable_cores
+
+# What one core does, roughly, to tell how long a step takes.
+FLOPS_PER_NS = 100.0
+BYTES_PER_NS = 10.0
+SERIAL_NS = 20_000  # a step shorter than this stays on one thread
+CHUNK_NS = 4_000  # what a thread takes at a time should last this long where there is enough
+CHUNKS_PER_THREAD = 8
+_SCRATCH_ALIGN = 128
+
+ABSOLUTE, ARENA, FIRST_INPUT = 0, 1, 2  # bases; the outputs follow the inputs
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a storage lies at run time."""
+
+    base: int  # index into the bases of a run; 0 means absolute address
+    offset: int  # bytes (for base 0: the address)
+
+
+_Room = tuple[int, int, np.ndarray[Any, Any] | None]  # bytes, address, and what keeps them
+
+
+class _Workspaces(threading.local):
+    """Memory a run needs besides the arena: pointers and scratch. One per calling thread, grown when needed."""
+
+    def __init__(self) -> None:
+        self.room: _Room = (0, 0, None)
+
+    def grow(self, nbytes: int) -> _Room:
+        memory = np.empty(nbytes + _SCRATCH_ALIGN, np.uint8)
+        start = int(memory.ctypes.data)
+        self.room = nbytes, start + -start % _SCRATCH_ALIGN, memory
+        return self.room
+
+
+_workspaces = _Workspaces()
+
+
+@functools.cache
+def _run_function(lists: bool) -> tuple[Kernel, Any]:
+    spec = driver.run_spec(lists=lists)
+    kernel = kernels([spec], available()[-1])[spec]
+    word = ctypes.c_int64
+    given = ctypes.py_object if lists else word
+    return kernel, ctypes.CFUNCTYPE(word, word, given, given, word, word, word, word, word, word)(kernel.address)
+
+
+class NativeProgram:
+    """A compiled list of steps; immutable, so several threads may run it at the same time (each with its own arena)."""
+
+    def __init__(
+        self, launches: Sequence[Launch], places: Mapping[Storage, Placement], isa: Isa, *, bases: int
+    ) -> None:
+        specs: list[KernelSpec] = []
+        for launch in launches:
+            specs += [launch.spec, *(b.spec for b in launch.buffers if isinstance(b, Code))]
+        self.kernels: Mapping[KernelSpec, Kernel] = kernels(specs, isa)
+        self.launches = tuple(launches)
+        self.bases = bases
+        self.scratch = max((launch.scratch for launch in launches), default=0)
+        entries = [self._entry(buffer, places) for launch in launches for buffer in launch.buffers]
+        self._entries = np.array(entries, np.int64).reshape(-1, 2)
+        if len(entries) and not 0 <= self._entries[:, 0].min() <= self._entries[:, 0].max() < bases:
+            raise ValueError(f"a storage is placed at a base outside of the {bases} there are")
+        self._dims = np.array([d for launch in launches for d in launch.dims] or [0], np.int64)
+        self._table = self._steps()
+        self.parallel = bool((self._table[:, driver.CHUNKS] > 1).any())
+        self._stride = -(-self.scratch // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
+        pointers = 8 * (bases + len(entries))
+        self._pointers = -(-pointers // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
+        self._alone = self._pointers + self._stride
+        head = [0] * driver.HEAD_WORDS
+        head[driver.STEPS] = len(self.launches)
+        head[driver.TABLE] = self._table.ctypes.data
+        head[driver.ENTRIES] = self._entries.ctypes.data
+        head[driver.ENTRY_COUNT] = len(entries)
+        head[driver.BASES] = bases
+        head[driver.CLOCK] = system.clock_function()
+        head[driver.SCRATCH] = self._pointers
+        head[driver.STRIDE] = self._stride
+        self._head = np.array(head, np.int64)
+        self._address = int(self._head.ctypes.data)
+        self._lists = system.objects_readable()
+        self._kernel, self._function = _run_function(self._lists)
+
+    def _entry(self, buffer: At | Code, places: Mapping[Storage, Placement]) -> tuple[int, int]:
+        if isinstance(buffer, Code):
+            return ABSOLUTE, self.kernels[buffer.spec].address
+        place = places[buffer.storage]
+        return place.base, place.offset + buffer.offset
+
+    def _steps(self) -> np.ndarray[Any, Any]:
+        table = np.zeros((max(1, len(self.launches)), driver.STEP_WORDS), np.int64)
+        buffers = dims = 0
+        for row, launch in zip(table, self.launches):
+            grain, chunks = chunked(launch, usable_cores())
+            row[driver.KERNEL] = self.kernels[launch.spec].address
+            row[driver.BUFFERS] = 8 * buffers
+            row[driver.DIMS] = self._dims.ctypes.data + 8 * dims
+            row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
+            buffers += len(launch.buffers)
+            dims += len(launch.dims)
+        return table
+
+    def workspace_bytes(self, threads: int) -> int:
+        """Memory that a run by so many threads needs besides the arena; the calling thread keeps it."""
+        return self._pointers + threads * self._stride
+
+    def run(
+        self,
+        inputs: list[np.ndarray[Any, Any]],
+        outputs: list[np.ndarray[Any, Any]],
+        arena: int,
+        *,
+        threads: int = 1,
+        abort: int = 0,
+        times: np.ndarray[Any, Any] | None = None,
+        pool: Pool | None = None,
+    ) -> int:
+        """Run all steps; returns how many were done (fewer than there are where ``abort`` said so).
+
+        ``inputs`` and ``outputs`` are lists of arrays that nobody changes meanwhile; ``arena`` is the address of
+        the temporaries. ``abort`` is the address of an int32: nonzero ends the run before the next step.
+        ``times`` (int64, one row per step) receives start and end in nanoseconds of ``time.perf_counter_ns`` and the
+        number of threads that took part. ``threads`` is a limit, not a promise: the pool has as many as there are
+        cores, and works for one run at a time.
+        """
+        helpers = 0
+        need = self._alone
+        if threads > 1 and self.parallel:
+            pool = pool or shared()
+            threads = pool.ready(threads)
+            if threads > 1:
+                helpers = pool.address
+                need += (threads - 1) * self._stride
+        room, workspace, _memory = _workspaces.room  # held here: the next growth would drop it
+        if need > room:
+            room, workspace, _memory = _workspaces.grow(need)
+        stamps = 0 if times is None else self._stamps(times)
+        given: tuple[Any, Any] = (inputs, outputs)
+        if not self._lists:
+            table = np.array([a.ctypes.data for a in (*inputs, *outputs)], np.int64)
+            given = (table.ctypes.data, len(table))
+        waiting = pool if helpers and pool is not None and pool.portable else None
+        if waiting is not None:
+            waiting.begin()
+        try:
+            reached: int = self._function(self._address, *given, arena, workspace, helpers, threads, abort, stamps)
+        finally:
+            if waiting is not None:
+                waiting.end()
+        if reached < 0:
+            count = len(inputs) + len(outputs)
+            raise ValueError(f"{count} inputs and outputs for a program of {self.bases - FIRST_INPUT}")
+        return reached
+
+    def _stamps(self, times: np.ndarray[Any, Any]) -> int:
+        wanted = (len(self.launches), driver.TIME_WORDS)
+        if times.shape != wanted or times.dtype != np.int64 or not times.flags.c_contiguous:
+            raise ValueError(f"times are a contiguous int64 array of shape {wanted}")
+        return int(times.ctypes.data)
+
+
+def estimated_ns(launch: Launch) -> float:
+    """How long a launch takes on one core, roughly."""
+    return max(launch.flops / FLOPS_PER_NS, launch.traffic / BYTES_PER_NS)
+
+
+def chunked(launch: Launch, cores: int) -> tuple[int, int]:
+    """Tiles to take at a time, and the number of such chunks: one where a second thread would not pay.
+
+    Chunks are small, so that a thread slowed down by its neighbours leaves work to the others, and yet long enough to
+    make taking one cheap.
+    """
+    tiles, span = launch.tiles, estimated_ns(launch)
+    if tiles <= 1 or cores < 2 or span < SERIAL_NS:
+        return max(1, tiles), min(1, tiles)
+    long_enough = math.ceil(tiles * CHUNK_NS / span)
+    fair = tiles // (CHUNKS_PER_THREAD * cores)
+    grain = max(1, launch.grain, min(long_enough, fair), tiles >> 30)
+    return grain, -(-tiles // grain)
