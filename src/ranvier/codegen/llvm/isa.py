@@ -6,13 +6,15 @@ the best of :data:`TABLE` that the host supports, unless ``RANVIER_CPU_ISA`` nam
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ranvier.errors import InvalidConfig, nearest
+from ranvier.errors import InvalidConfig, NotSupported, nearest
 
 VARIABLE = "RANVIER_CPU_ISA"
 
@@ -53,13 +55,13 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "avx2": ("avxvnni",),
     "neon": ("dotprod", "i8mm", "bf16", "fullfp16", "sve"),
 }
-_V3 = frozenset({"avx2", "fma", "f16c", "bmi2"})
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 TABLE: tuple[Isa, ...] = (
     Isa("avx512", "x86_64", "x86-64-v4", "-prefer-256-bit", 64, 32, 40, _V4, fma=True, masks=True, half=True),
     Isa("avx2", "x86_64", "x86-64-v3", "", 32, 16, 30, _V3, fma=True, half=True),
     Isa("portable", "x86_64", "x86-64", "", 16, 16, 10),
-    Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, frozenset({"neon"}), fma=True, half=True),
+    Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, fma=True, half=True),  # every aarch64 has it
     Isa("portable", "aarch64", "generic", "", 16, 32, 10, fma=True, half=True),
 )
 
@@ -69,12 +71,62 @@ def architecture() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
+# What Linux calls the features whose LLVM name is another one.
+_LINUX_NAMES = {
+    "abm": "lzcnt",
+    "bmi1": "bmi",
+    "avx_vnni": "avxvnni",
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512bf16",
+    "avx512_fp16": "avx512fp16",
+    "amx_tile": "amx-tile",
+    "amx_int8": "amx-int8",
+    "amx_bf16": "amx-bf16",
+    "asimd": "neon",
+    "asimddp": "dotprod",
+    "asimdhp": "fullfp16",
+}
+
+
 @functools.cache
 def host_features() -> Mapping[str, bool]:
-    """Features of this machine by LLVM's names."""
+    """Features of this machine by LLVM's names.
+
+    Linux says what the processor has and the system lets programs use; LLVM is asked elsewhere, because loading it
+    only to look would cost more than all cached kernels of a model.
+    """
+    if sys.platform == "linux" and (found := _linux_features()):
+        return found
     import llvmlite.binding as llvm
 
     return dict(llvm.get_host_cpu_features())
+
+
+def _linux_features(path: str = "/proc/cpuinfo") -> dict[str, bool]:
+    """Flags of the first processor listed."""
+    try:
+        with open(path, "rb") as file:  # a part: on large machines the whole takes the kernel milliseconds
+            text = file.read(16384).decode(errors="replace")
+    except OSError:
+        return {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return {_LINUX_NAMES.get(flag, flag): True for flag in value.split()}
+    return {}
+
+
+@functools.cache
+def request_amx() -> bool:
+    """Ask Linux for the tile registers, once; True when granted.
+
+    Threads inherit the permission from the thread that makes them, so ask before a pool starts; and only where
+    tiles are going to be used, because each context switch of a thread that has them saves 8 kB more.
+    """
+    if sys.platform != "linux" or not host_features().get("amx-tile"):
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
 
 
 def available() -> list[Isa]:
@@ -99,6 +151,8 @@ def host() -> Isa:
 def chosen(name: str) -> Isa:
     """The named instruction set, or the best one for an empty name. One this machine lacks raises."""
     here = available()
+    if not here:
+        raise NotSupported(f"there is no code generator for processors of the kind {architecture()!r}")
     if not name:
         return here[0]
     for isa in here:

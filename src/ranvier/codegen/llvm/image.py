@@ -1,0 +1,223 @@
+"""Object code as an image: all sections in one piece with every distance resolved, so that loading is a copy.
+
+A linker wants 100 µs an object and the whole of LLVM in memory; an image wants neither. Only what generated kernels
+consist of is understood (x86-64 ELF, code and constants); :func:`from_object` answers None to anything else, and
+LLVM links that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ranvier.codegen.llvm.isa import architecture
+from ranvier.errors import KernelError
+
+MAGIC = b"RVIMAGE1"
+_ALIGN = 64  # the largest alignment of a section that an image keeps
+_HEADER = struct.Struct("<8sIIII")  # magic, bytes of code, counts of symbols, imports and absolute addresses
+_ITEM = struct.Struct("<IH")  # offset, bytes of the name that follows
+
+# sections that hold memory at run time: SHF_ALLOC; written to while running: SHF_WRITE; one copy per thread: SHF_TLS
+_ALLOC, _WRITE, _TLS = 0x2, 0x1, 0x400
+_PROGBITS, _SYMTAB, _RELA, _NOBITS = 1, 2, 4, 8
+# kinds of relocation, by the numbers of the x86-64 ABI
+_ABSOLUTE, _DISTANCE, _CALL, _SLOTS = 1, (2,), (4,), (9, 41, 42)
+
+
+@dataclass
+class Image:
+    """Position-independent code of one object."""
+
+    code: bytes
+    symbols: dict[str, int]  # exported functions -> offset
+    imports: list[tuple[str, int]] = field(default_factory=list)  # 8-byte slots for addresses from the process
+    absolute: list[int] = field(default_factory=list)  # 8-byte offsets into the image, to become addresses
+
+    def to_bytes(self) -> bytes:
+        parts = [_HEADER.pack(MAGIC, len(self.code), len(self.symbols), len(self.imports), len(self.absolute))]
+        parts.append(self.code)
+        for name, offset in [*self.symbols.items(), *self.imports]:
+            encoded = name.encode()
+            parts += [_ITEM.pack(offset, len(encoded)), encoded]
+        parts.append(struct.pack(f"<{len(self.absolute)}I", *self.absolute))
+        return b"".join(parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Image:
+        _, size, symbols, imports, absolute = _HEADER.unpack_from(data)
+        at = _HEADER.size + size
+        items: list[tuple[str, int]] = []
+        for _ in range(symbols + imports):
+            offset, length = _ITEM.unpack_from(data, at)
+            at += _ITEM.size
+            items.append((data[at : at + length].decode(), offset))
+            at += length
+        rest = list(struct.unpack_from(f"<{absolute}I", data, at))
+        return cls(data[_HEADER.size : _HEADER.size + size], dict(items[:symbols]), items[symbols:], rest)
+
+
+def supported() -> bool:
+    """Can this process load images? Elsewhere caches of instructions and rules for executable memory differ."""
+    return sys.platform == "linux" and architecture() == "x86_64"
+
+
+# -- from an object -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Section:
+    name: int
+    kind: int
+    flags: int
+    address: int
+    start: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry: int
+    place: int = -1  # where it lies in the image
+
+
+def from_object(data: bytes) -> Image | None:
+    """The image of a relocatable object, or None where it holds something an image cannot express."""
+    if data[:7] != b"\x7fELF\x02\x01\x01" or struct.unpack_from("<HH", data, 16) != (1, 62):
+        return None
+    table, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
+    sections = [_Section(*struct.unpack_from("<IIQQQQIIQQ", data, table + k * size)) for k in range(count)]
+    code = bytearray()
+    for section in sections:
+        if not section.flags & _ALLOC or not section.size:
+            continue
+        relocated = any(s.kind == _RELA and sections[s.info] is section for s in sections)
+        if section.kind != _PROGBITS or section.flags & _TLS or section.align > _ALIGN:
+            return None
+        if section.flags & _WRITE and not relocated:  # addresses among constants are writable only for the linker
+            return None
+        code += b"\0" * (-len(code) % max(1, section.align))
+        section.place = len(code)
+        code += data[section.start : section.start + section.size]
+    return _Linker(data, sections, code).run()
+
+
+class _Linker:
+    def __init__(self, data: bytes, sections: list[_Section], code: bytearray) -> None:
+        self._sections = sections
+        self._code = code
+        self._slots: dict[str, int] = {}  # import -> its slot
+        self._stubs: dict[str, int] = {}  # import -> code that jumps there: it may lie further than a call reaches
+        self._absolute: list[int] = []
+        table = next(s for s in sections if s.kind == _SYMTAB)
+        names = sections[table.link].start
+        self._symbols: list[tuple[str, int, int, int]] = []
+        for at in range(table.start, table.start + table.size, 24):
+            name, info, _, section, value, _ = struct.unpack_from("<IBBHQQ", data, at)
+            end = data.index(b"\0", names + name)
+            self._symbols.append((data[names + name : end].decode(), info, section, value))
+        self._relocations = [
+            (sections[s.info], struct.unpack_from("<QIIq", data, at))
+            for s in sections
+            if s.kind == _RELA and sections[s.info].place >= 0
+            for at in range(s.start, s.start + s.size, 24)
+        ]
+
+    def run(self) -> Image | None:
+        for section, (offset, kind, symbol, addend) in self._relocations:
+            if not self._relocate(section.place + offset, kind, self._symbols[symbol], addend):
+                return None
+        exported = {
+            name: self._sections[section].place + value
+            for name, info, section, value in self._symbols
+            if info >> 4 and section and section < len(self._sections)  # neither local nor undefined
+        }
+        return Image(bytes(self._code), exported, list(self._slots.items()), self._absolute)
+
+    def _relocate(self, at: int, kind: int, symbol: tuple[str, int, int, int], addend: int) -> bool:
+        name, _, section, value = symbol
+        inside = 0 < section < len(self._sections) and self._sections[section].place >= 0
+        if inside:
+            target = self._sections[section].place + value
+        elif section:
+            return False  # in a section that is not loaded, or special
+        elif kind in _CALL:
+            target = self._stub(name)
+        elif kind in _SLOTS:
+            target = self._slot(name)
+        else:
+            return False
+        if kind == _ABSOLUTE:
+            struct.pack_into("<Q", self._code, at, target + addend)
+            self._absolute.append(at)
+        elif kind in _DISTANCE + _CALL or (kind in _SLOTS and not inside):
+            struct.pack_into("<i", self._code, at, target + addend - at)
+        else:
+            return False
+        return True
+
+    def _slot(self, name: str) -> int:
+        if name not in self._slots:
+            self._code += b"\0" * (-len(self._code) % 8)
+            self._slots[name] = len(self._code)
+            self._code += bytes(8)
+        return self._slots[name]
+
+    def _stub(self, name: str) -> int:
+        if name not in self._stubs:
+            slot = self._slot(name)
+            self._stubs[name] = len(self._code)
+            self._code += b"\xff\x25" + struct.pack("<i", slot - len(self._code) - 6)  # jmp [rip + …]
+        return self._stubs[name]
+
+
+# -- into memory ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _process() -> ctypes.CDLL:
+    found = ctypes.CDLL(None, use_errno=True)
+    found.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return found
+
+
+@functools.cache
+def _imported(name: str) -> int:
+    try:
+        return ctypes.cast(getattr(_process(), name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        raise KernelError(f"generated code calls {name}, which this process does not have") from None
+
+
+class Loaded:
+    """Images in executable memory: addresses by name. The memory goes back when this object does."""
+
+    def __init__(self, images: Sequence[Image]) -> None:
+        starts: list[int] = []
+        size = 0
+        for image in images:
+            starts.append(size)
+            size += len(image.code) + -len(image.code) % _ALIGN
+        self.addresses: dict[str, int] = {}
+        self._memory = mmap.mmap(
+            -1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
+        )
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        for image, start in zip(images, starts):
+            self._memory[start : start + len(image.code)] = image.code
+            for name, offset in image.imports:
+                struct.pack_into("<Q", self._memory, start + offset, _imported(name))
+            for offset in image.absolute:
+                (inside,) = struct.unpack_from("<Q", image.code, offset)
+                struct.pack_into("<Q", self._memory, start + offset, base + start + inside)
+            self.addresses |= {name: base + start + offset for name, offset in image.symbols.items()}
+        # never writable and executable at the same time: some systems forbid it
+        if _process().mprotect(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
+            raise KernelError(f"this system allows no generated code: error {ctypes.get_errno()} from mprotect")
+
+    def __getitem__(self, name: str) -> int:
+        return self.addresses[name]
