@@ -27,8 +27,10 @@ from ranvier.codegen.llvm.isa import Isa
 VERSION = 1  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
-STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, HEAD_WORDS = range(9)
+STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORDS = range(10)
 KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, STEP_WORDS = range(7)
+# A call: what one run needs besides its program.
+GIVEN, GIVEN_COUNT, ARENA, WORKSPACE, POOL, THREADS, ABORT, TIMES, CALL_WORDS = range(9)
 TIME_WORDS = 3  # of a step: start, end, threads that took part
 
 # The shared block of a pool, in bytes. What different threads write lies on different cache lines (two apart, because
@@ -52,11 +54,12 @@ _PATIENCE = 1000  # pauses until a waiting caller gives its time slice away
 
 
 def run_spec(*, lists: bool) -> KernelSpec:
-    """``i64 run(program, inputs, outputs, arena, workspace, pool, threads, abort, times)``, all i64.
+    """``i64 run(program, call)``: the addresses of a program's head and of the words of a call.
 
-    Returns the number of the step reached, or -1 where the count of inputs and outputs is wrong. ``inputs`` and
-    ``outputs`` are Python lists of arrays, or (for ``lists=False``) the address of a table of all their addresses
-    and the count of its entries. The workspace has room for the bases, the pointers of all steps, and scratch.
+    Returns the number of the step reached, or -1 where it could not begin. GIVEN is the address of a Python list
+    that holds the list of inputs and the list of outputs (plain lists of plain arrays, or it does not begin), or, for
+    ``lists=False``, of a table of GIVEN_COUNT addresses. The workspace has room for the bases, the pointers of
+    all steps, and scratch.
     """
     return KernelSpec("program driver", ("driver", VERSION, lists), lambda m, s, isa: _emit_run(m, s, isa, lists))
 
@@ -195,12 +198,14 @@ def _emit_sleep(f: Fn, pool: Val, slot: Val, before: Val) -> None:
 def _emit_run(m: Module, symbol: str, isa: Isa, lists: bool) -> None:
     wake = _emit_wake(m, symbol)
     together = _emit_together(m, symbol, isa, wake)
-    names = ("program", "inputs", "outputs", "arena", "workspace", "pool", "threads", "abort", "times")
-    f = m.function(symbol, [("i64", name) for name in names], "i64")
-    program, workspace = (atomics.pointer(f, f.args[name]) for name in ("program", "workspace"))
+    f = m.function(symbol, [("i64", "program"), ("i64", "call")], "i64")
+    program, call = (atomics.pointer(f, f.args[name]) for name in ("program", "call"))
+    workspace = atomics.pointer(f, _word(f, call, WORKSPACE))
     reached = f.var("i64", -1)
-    fits = _emit_bases(f, program, workspace, lists)
+    fits = (_emit_bases_of_lists if lists else _emit_bases_of_table)(f, program, call, workspace)
     with f.if_(fits):
+        f.store(f.i64(0), workspace)
+        f.store(_word(f, call, ARENA), f.gep(workspace, 8))
         bases = _word(f, program, BASES)
         block = f.gep(workspace, bases, "i64")
         entries = atomics.pointer(f, _word(f, program, ENTRIES))
@@ -208,73 +213,87 @@ def _emit_run(m: Module, symbol: str, isa: Isa, lists: bool) -> None:
             entry = f.gep(entries, k * 16)
             base = f.load("i64", f.gep(workspace, f.load("i64", entry), "i64"))
             f.store(base + f.load("i64", f.gep(entry, 8)), f.gep(block, k, "i64"))
-        helpers = _emit_join(f, wake)
-        _emit_steps(f, program, block, helpers, together, reached)
+        helpers = _emit_join(f, wake, _word(f, call, POOL), _word(f, call, THREADS))
+        _emit_steps(f, program, call, block, helpers, together, reached)
         with f.if_(f.cmp("ne", helpers, 0)):
             atomics.store(f, f.i64(0), f.gep(atomics.pointer(f, helpers), LOCK), "release")
     f.ret(reached.get())
 
 
-def _emit_bases(f: Fn, program: Val, workspace: Val, lists: bool) -> Val:
-    """Write the table of bases; returns whether the counts were right (nothing is written where they are not)."""
-    inputs, outputs = (atomics.pointer(f, f.args[name]) for name in ("inputs", "outputs"))
-    count = f.load("i64", f.gep(inputs, system.LIST_SIZE)) if lists else f.args["outputs"]
-    more = f.load("i64", f.gep(outputs, system.LIST_SIZE)) if lists else f.i64(0)
-    fits = f.cmp("eq", f.add(count, more) + 2, _word(f, program, BASES))
+def _emit_bases_of_table(f: Fn, program: Val, call: Val, workspace: Val) -> Val:
+    """Copy the bases of inputs and outputs; returns whether there are as many as there should be."""
+    count = _word(f, call, GIVEN_COUNT)
+    fits = f.cmp("eq", count + 2, _word(f, program, BASES))
     with f.if_(fits):
-        f.store(f.i64(0), workspace)
-        f.store(f.args["arena"], f.gep(workspace, 8))
-        first = f.gep(workspace, 16)
-        if lists:
-            for owner, size, to in ((inputs, count, first), (outputs, more, f.gep(first, count, "i64"))):
-                items = f.load("ptr", f.gep(owner, system.LIST_ITEMS))
-                with f.loop(0, size) as k:
-                    array = f.load("ptr", f.gep(items, k, "i64"))
-                    f.store(f.load("i64", f.gep(array, system.ARRAY_DATA)), f.gep(to, k, "i64"))
-        else:
-            with f.loop(0, count) as k:
-                f.store(f.load("i64", f.gep(inputs, k, "i64")), f.gep(first, k, "i64"))
+        given = atomics.pointer(f, _word(f, call, GIVEN))
+        with f.loop(0, count) as k:
+            f.store(f.load("i64", f.gep(given, k, "i64")), f.gep(workspace, k + 2, "i64"))
     return fits
 
 
-def _emit_join(f: Fn, wake: str) -> Val:
+def _emit_bases_of_lists(f: Fn, program: Val, call: Val, workspace: Val) -> Val:
+    """Read the bases out of Python's own objects; false where those are not what they should be."""
+    given = atomics.pointer(f, _word(f, call, GIVEN))
+    items = f.load("ptr", f.gep(given, system.LIST_ITEMS))
+    pair = [f.load("ptr", f.gep(items, 8 * k)) for k in range(2)]
+    list_type = f.load("i64", f.gep(given, system.TYPE))
+    array_type = _word(f, program, ARRAY_TYPE)
+    are_lists = f.and_(*(f.cmp("eq", f.load("i64", f.gep(each, system.TYPE)), list_type) for each in pair))
+    good = f.var("i1", 0)
+    with f.if_(are_lists):
+        counts = [f.load("i64", f.gep(each, system.LIST_SIZE)) for each in pair]
+        good.set(f.cmp("eq", counts[0] + counts[1] + 2, _word(f, program, BASES)))
+        with f.if_(good.get()):
+            first = f.i64(2)
+            for each, count in zip(pair, counts):
+                arrays = f.load("ptr", f.gep(each, system.LIST_ITEMS))
+                with f.loop(0, count) as k:
+                    array = f.load("ptr", f.gep(arrays, k, "i64"))
+                    good.set(f.and_(good.get(), f.cmp("eq", f.load("i64", f.gep(array, system.TYPE)), array_type)))
+                    f.store(f.load("i64", f.gep(array, system.ARRAY_DATA)), f.gep(workspace, first + k, "i64"))
+                first = first + count
+    return good.get()
+
+
+def _emit_join(f: Fn, wake: str, pool_at: Val, threads: Val) -> Val:
     """The pool if this run may use it now, else 0; its sleepers are woken at once, for they take long to come."""
     mine = f.var("i64", 0)
-    with f.if_(f.cmp("ne", f.args["pool"], 0)):
-        pool = atomics.pointer(f, f.args["pool"])
+    with f.if_(f.cmp("ne", pool_at, 0)):
+        pool = atomics.pointer(f, pool_at)
         _, got = atomics.compare_exchange(f, f.gep(pool, LOCK), f.i64(0), 1, "acquire", "monotonic")
         with f.if_(got):
-            mine.set(f.args["pool"])
-            atomics.store(f, f.args["threads"], f.gep(pool, STEP_LIMIT), "monotonic")
+            mine.set(pool_at)
+            atomics.store(f, threads, f.gep(pool, STEP_LIMIT), "monotonic")
             ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
             atomics.store(f, f.or_(ticket, _LOW) + 1, f.gep(pool, TICKET), "seq_cst")
-            f.call(wake, "void", [f.args["pool"], f.args["threads"]])
+            f.call(wake, "void", [pool_at, threads])
     return mine.get()
 
 
-def _emit_steps(f: Fn, program: Val, block: Val, helpers: Val, together: str, reached: Var) -> None:
+def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, together: str, reached: Var) -> None:
     """All steps in order, until the end or the abort flag."""
+    limit, abort, stamps = (_word(f, call, k) for k in (THREADS, ABORT, TIMES))
     steps, table = _word(f, program, STEPS), atomics.pointer(f, _word(f, program, TABLE))
     clock = f.load("ptr", f.gep(program, 8 * CLOCK))
     block_at = f.emit("i64", f"ptrtoint ptr {block.name} to i64")
-    scratch = f.args["workspace"] + _word(f, program, SCRATCH)
+    scratch = _word(f, call, WORKSPACE) + _word(f, program, SCRATCH)
     stride = _word(f, program, STRIDE)
     index = f.var("i64", 0)
     with f.while_() as w:
         w.only(f.cmp("slt", index.get(), steps))
-        with f.if_(f.cmp("ne", f.args["abort"], 0)):
-            flag = atomics.load(f, "i32", atomics.pointer(f, f.args["abort"]), "monotonic")
+        with f.if_(f.cmp("ne", abort, 0)):
+            flag = atomics.load(f, "i32", atomics.pointer(f, abort), "monotonic")
             w.until(f.cmp("ne", flag, 0))
         step = f.gep(table, index.get() * (8 * STEP_WORDS))
         kernel, buffers, dims, tiles, grain, chunks = (_word(f, step, k) for k in range(STEP_WORDS))
         buffers = block_at + buffers
-        timed = f.cmp("ne", f.args["times"], 0)
-        times = f.gep(atomics.pointer(f, f.args["times"]), index.get() * (8 * TIME_WORDS))
+        timed = f.cmp("ne", stamps, 0)
+        times = f.gep(atomics.pointer(f, stamps), index.get() * (8 * TIME_WORDS))
         with f.if_(timed):
             f.store(system.emit_now(f, clock), times)
         threads = f.var("i64", 1)
         with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
-            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, scratch, stride, f.args["threads"]]
+            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, scratch, stride, limit]
             threads.set(f.call(together, "i64", given))
             other()
             with f.if_(f.cmp("sgt", tiles, 0)):

@@ -12,6 +12,8 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,17 +72,19 @@ class Pool:
         while self._work(self.address, slot):
             self._awake.wait()
 
-    def begin(self) -> None:
-        """Before a run, for workers that wait in Python."""
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """While a run lasts, for workers that wait in Python."""
         with self._lock:
             self._runs += 1
             self._awake.set()
-
-    def end(self) -> None:
-        with self._lock:
-            self._runs -= 1
-            if not self._runs:
-                self._awake.clear()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    self._awake.clear()
 
     def close(self) -> None:
         """Send the workers home and wait for them. Runs go on without them, also those in progress."""

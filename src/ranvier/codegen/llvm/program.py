@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,32 +38,55 @@ class Placement:
     offset: int  # bytes (for base 0: the address)
 
 
-_Room = tuple[int, int, np.ndarray[Any, Any] | None]  # bytes, address, and what keeps them
+class _Call:
+    """What a run needs besides its program: the words native code reads, and a workspace (pointers and scratch).
 
+    A run takes one from a common list and puts it back, so there are as many as ever ran at the same time, and their
+    memory serves all programs. Words are written only when they change: that is most of the cost of a small run.
+    """
 
-class _Workspaces(threading.local):
-    """Memory a run needs besides the arena: pointers and scratch. One per calling thread, grown when needed."""
+    __slots__ = ("_keep", "_words", "given", "reference", "room", "state")
 
     def __init__(self) -> None:
-        self.room: _Room = (0, 0, None)
+        self.given: list[Any] = [None, None]  # the lists of inputs and outputs
+        self._words = (ctypes.c_int64 * driver.CALL_WORDS)()
+        self._words[driver.GIVEN] = id(self.given)
+        self.reference = ctypes.byref(self._words)
+        self.room = 0
+        self._keep: np.ndarray[Any, Any] | None = None
+        self.state: tuple[int, ...] = ()
 
-    def grow(self, nbytes: int) -> _Room:
+    def write(self, state: tuple[int, ...]) -> None:
+        self.state = ()  # nothing, should this be interrupted
+        words = self._words
+        words[driver.ARENA], words[driver.POOL], words[driver.THREADS], words[driver.ABORT], words[driver.TIMES] = state
+        self.state = state
+
+    def grow(self, nbytes: int) -> None:
         memory = np.empty(nbytes + _SCRATCH_ALIGN, np.uint8)
         start = int(memory.ctypes.data)
-        self.room = nbytes, start + -start % _SCRATCH_ALIGN, memory
-        return self.room
+        self._words[driver.WORKSPACE] = start + -start % _SCRATCH_ALIGN
+        self._keep, self.room = memory, nbytes
+
+    def by_table(self, program: Any, function: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> int:
+        """Run with addresses that Python reads, one by one."""
+        table = np.array([a.ctypes.data for a in arrays] or [0], np.int64)
+        words = self._words
+        words[driver.GIVEN], words[driver.GIVEN_COUNT] = table.ctypes.data, len(arrays)
+        reached: int = function(program, self.reference)
+        words[driver.GIVEN] = id(self.given)
+        return reached
 
 
-_workspaces = _Workspaces()
+_calls: list[_Call] = []
 
 
 @functools.cache
-def _run_function(lists: bool) -> tuple[Kernel, Any]:
+def _function(lists: bool) -> tuple[Kernel, Any]:
+    """The driver; called with references only, because any other argument costs more than a step."""
     spec = driver.run_spec(lists=lists)
     kernel = kernels([spec], available()[-1])[spec]
-    word = ctypes.c_int64
-    given = ctypes.py_object if lists else word
-    return kernel, ctypes.CFUNCTYPE(word, word, given, given, word, word, word, word, word, word)(kernel.address)
+    return kernel, ctypes.CFUNCTYPE(ctypes.c_int64)(kernel.address)
 
 
 class NativeProgram:
@@ -91,7 +113,7 @@ class NativeProgram:
         pointers = 8 * (bases + len(entries))
         self._pointers = -(-pointers // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
         self._alone = self._pointers + self._stride
-        head = [0] * driver.HEAD_WORDS
+        head = self._head = (ctypes.c_int64 * driver.HEAD_WORDS)()
         head[driver.STEPS] = len(self.launches)
         head[driver.TABLE] = self._table.ctypes.data
         head[driver.ENTRIES] = self._entries.ctypes.data
@@ -100,10 +122,9 @@ class NativeProgram:
         head[driver.CLOCK] = system.clock_function()
         head[driver.SCRATCH] = self._pointers
         head[driver.STRIDE] = self._stride
-        self._head = np.array(head, np.int64)
-        self._address = int(self._head.ctypes.data)
-        self._lists = system.objects_readable()
-        self._kernel, self._function = _run_function(self._lists)
+        head[driver.ARRAY_TYPE] = id(np.ndarray)
+        self._reference = ctypes.byref(head)
+        self._function = _function(True)[1] if system.objects_readable() else None
 
     def _entry(self, buffer: At | Code, places: Mapping[Storage, Placement]) -> tuple[int, int]:
         if isinstance(buffer, Code):
@@ -149,31 +170,42 @@ class NativeProgram:
         """
         helpers = 0
         need = self._alone
+        stamps = 0 if times is None else self._stamps(times)
         if threads > 1 and self.parallel:
             pool = pool or shared()
             threads = pool.ready(threads)
             if threads > 1:
                 helpers = pool.address
                 need += (threads - 1) * self._stride
-        room, workspace, _memory = _workspaces.room  # held here: the next growth would drop it
-        if need > room:
-            room, workspace, _memory = _workspaces.grow(need)
-        stamps = 0 if times is None else self._stamps(times)
-        given: tuple[Any, Any] = (inputs, outputs)
-        if not self._lists:
-            table = np.array([a.ctypes.data for a in (*inputs, *outputs)], np.int64)
-            given = (table.ctypes.data, len(table))
-        waiting = pool if helpers and pool is not None and pool.portable else None
-        if waiting is not None:
-            waiting.begin()
         try:
-            reached: int = self._function(self._address, *given, arena, workspace, helpers, threads, abort, stamps)
-        finally:
-            if waiting is not None:
-                waiting.end()
+            call = _calls.pop()
+        except IndexError:
+            call = _Call()
+        if call.room < need:
+            call.grow(need)
+        state = (arena, helpers, threads, abort, stamps)
+        if call.state != state:
+            call.write(state)
+        if helpers and pool is not None and pool.portable:
+            with pool.awake():
+                reached = self._enter(call, inputs, outputs)
+        else:
+            reached = self._enter(call, inputs, outputs)
+        _calls.append(call)
         if reached < 0:
             count = len(inputs) + len(outputs)
             raise ValueError(f"{count} inputs and outputs for a program of {self.bases - FIRST_INPUT}")
+        return reached
+
+    def _enter(self, call: _Call, inputs: list[np.ndarray[Any, Any]], outputs: list[np.ndarray[Any, Any]]) -> int:
+        reached = -1
+        if self._function is not None:
+            given = call.given
+            given[0], given[1] = inputs, outputs
+            reached = self._function(self._reference, call.reference)
+            given[0] = given[1] = None
+        if reached < 0:
+            reached = call.by_table(self._reference, _function(False)[1], [*inputs, *outputs])
         return reached
 
     def _stamps(self, times: np.ndarray[Any, Any]) -> int:

@@ -19,6 +19,7 @@ from ranvier.codegen.llvm.isa import architecture
 
 # The system call number of ``futex``, where the driver may use it.
 _FUTEX = {"x86_64": 202, "aarch64": 98}
+TYPE = 8  # offset of an object's type
 LIST_SIZE = 16  # offset of a list's length
 LIST_ITEMS = 24  # offset of the pointer to a list's items
 ARRAY_DATA = 16  # offset of the pointer to an array's elements
@@ -89,11 +90,15 @@ def objects_readable() -> bool:
     arrays.append(arrays[2][1:, ::2])
     if any(_word(id(a) + ARRAY_DATA) != a.ctypes.data for a in arrays):
         return False
+    if any(_word(id(a) + TYPE) != id(np.ndarray) for a in arrays):
+        return False
     empty: list[Any] = []
     lists = [arrays * n for n in (1, 2, 50)]
     if _word(id(empty) + LIST_SIZE) != 0 or _word(id(empty) + LIST_ITEMS) != 0:
         return False
     for each in lists:
+        if _word(id(each) + TYPE) != id(list):
+            return False
         items = _word(id(each) + LIST_ITEMS)
         room = _word(id(each) + 32)
         if _word(id(each) + LIST_SIZE) != len(each) or not len(each) <= room < 2 * len(each) + 16:
