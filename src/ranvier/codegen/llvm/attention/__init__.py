@@ -1,0 +1,5 @@
+"""Scaled dot-product attention as a template: tiled with an online softmax, or one pass over a cache."""
+
+from ranvier.codegen.llvm.attention.lower import attention, supported
+
+__all__ = ["attention", "supported"]

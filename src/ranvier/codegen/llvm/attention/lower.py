@@ -1,0 +1,296 @@
+"""From views of queries, keys and values to launches: which kernel, how it is tiled, and its numbers."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.attention import decode, prefill
+from ranvier.codegen.llvm.attention.micro import ELEMENTS, Shape, most_vectors, product, shape_for, transposing_pack
+from ranvier.codegen.llvm.attention.softmax import Scoring
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
+
+_LENGTH_TYPES = {DType.int32: "i32", DType.int64: "i64"}
+# Rows of a tile: enough that packing the keys is a few percent of the work, few enough for the second-level cache.
+_TILE_ROWS = 128
+# Keys of a block: their packed form and their values share the first-level cache with the scores.
+_BLOCK_KEYS = 128
+_ROWS_AT_ONCE = 12
+# Keys of one stretch of a cache.
+_STRETCH = 1024
+
+
+def supported(q: DType, mask: DType | None = None, lengths: DType | None = None) -> str | None:
+    """None where :func:`attention` takes such operands, or the reason why not."""
+    if q not in ELEMENTS:
+        return f"attention in {q.name}"
+    if mask not in (None, DType.bool, q):
+        return f"an attention mask of {mask.name} for {q.name}"  # type: ignore[union-attr]
+    if lengths is not None and lengths not in _LENGTH_TYPES:
+        return f"key lengths of {lengths.name}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Checked operands of one attention."""
+
+    q: View
+    k: View
+    v: View
+    out: View
+    isa: Isa
+    scoring: Scoring
+    mask: View | None
+    lengths: View | None
+    numbers: dict[str, int]
+    threads: int
+
+    @property
+    def element(self) -> str:
+        return self.scoring.element
+
+    @property
+    def shape(self) -> Shape:
+        return shape_for(self.element, self.isa)
+
+    @property
+    def rows(self) -> int:
+        """Rows that share a key head."""
+        return self.q.shape[1] // self.k.shape[1] * self.q.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.numbers["keys"]
+
+    def unit(self, view: View) -> bool:
+        return view.strides[3] == 1 or view.shape[3] <= 1
+
+    def buffers(self) -> list[At | Code]:
+        found = [*(self.q, self.k, self.v, self.out), *([self.mask] if self.mask else [])]
+        return [_at(view) for view in [*found, *([self.lengths] if self.lengths else [])]]
+
+    def flops(self) -> float:
+        """Both products, and the softmax between."""
+        pairs = self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.keys
+        seen = 0.5 if self.scoring.causal and self.q.shape[2] == self.keys else 1.0
+        return seen * pairs * (2.0 * self.q.shape[3] + 2.0 * self.v.shape[3] + 16.0)
+
+    def traffic(self) -> float:
+        return float(sum(view.nbytes for view in (self.q, self.k, self.v, self.out)))
+
+
+def attention(
+    q: View,
+    k: View,
+    v: View,
+    out: View,
+    isa: Isa,
+    *,
+    scale: float,
+    mask: View | None = None,
+    causal: bool = False,
+    offset: int | None = None,
+    softcap: float = 0.0,
+    kv_lengths: View | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """``softmax(scale * q kᵀ + mask) v`` with q ``[batch, heads, queries, size]``, k and v over their (fewer) heads.
+
+    Any strides. ``mask`` broadcasts to ``[batch, heads, queries, keys]``, is added or (bool) says what may be seen;
+    keys past the end of a shorter mask are not seen. With ``causal``, query i sees keys up to ``i + offset``; without an
+    offset the last query stands at the last valid key. ``kv_lengths`` holds the number of valid keys per batch
+    entry. A row that sees no key is zero, and a masked key plays no part even where its score is NaN.
+    """
+    batch, heads, queries, width = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    assert heads % kv_heads == 0 and k.shape == (batch, kv_heads, keys, width), f"{q.shape} and {k.shape}"
+    assert v.shape[:3] == k.shape[:3] and out.shape == (batch, heads, queries, v.shape[3]), f"{v.shape}, {out.shape}"
+    if 0 in out.shape:
+        return []
+    by_length = offset is None and kv_lengths is not None
+    offset = keys - queries if offset is None else offset
+    if mask is not None and mask.rank and 1 < mask.shape[-1] < keys:
+        keys = mask.shape[-1]
+    if mask is not None:
+        mask = mask.expanded((batch, heads, queries, keys))
+    element = ELEMENTS[q.dtype]
+    scoring = Scoring(
+        element,
+        "none" if mask is None else "bool" if mask.dtype is DType.bool else "float",
+        mask is None or mask.strides[3] == 1,
+        softcap != 0,
+        causal,
+        "none" if kv_lengths is None else _LENGTH_TYPES[kv_lengths.dtype],  # type: ignore[arg-type]
+    )
+    numbers = {
+        "scale": _bits(scale / softcap if softcap else scale),
+        "cap": _bits(softcap),
+        "group": heads // kv_heads,
+        "queries": queries,
+        "keys": keys,
+        "width": width,
+        "out_width": v.shape[3],
+        "offset": offset,
+        "offset_by_length": int(by_length),
+        "length_step": 0 if kv_lengths is None else kv_lengths.strides[0],
+        **_strides("q", q, ("batch", "head", "query", "width")),
+        **_strides("k", k, ("batch", "head", "key", "width")),
+        **_strides("v", v, ("batch", "head", "key", "width")),
+        **_strides("out", out, ("batch", "head", "query", "step")),
+        **_strides("mask", mask, ("batch", "head", "query", "key")),
+        "kv_heads": kv_heads,
+    }
+    call = _Call(q, k, v, out, isa, scoring, mask, kv_lengths, numbers, threads)
+    few = call.rows <= call.shape.rows
+    in_place = call.unit(v) and v.shape[3] % call.shape.lanes == 0
+    return _decode(call) if few and call.unit(k) and in_place else _prefill(call, in_place)
+
+
+def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
+    shape, numbers = call.shape, dict(call.numbers)
+    batch, kv_heads = call.k.shape[:2]
+    chunks = -(-call.rows // _TILE_ROWS)
+    # a tile fewer rows long when that is what gives every thread work
+    while batch * kv_heads * chunks < 4 * call.threads and call.rows // chunks > 48:
+        chunks += 1
+    chunk = _up(-(-call.rows // chunks), shape.rows)
+    chunks = -(-call.rows // chunk)
+    block = min(_BLOCK_KEYS, _up(max(call.keys, 1), shape.columns))
+    at_once = min(_up(_ROWS_AT_ONCE, shape.rows), chunk)
+    q_stride, o_stride = _up(call.q.shape[3], shape.lanes), _up(call.v.shape[3], shape.lanes)
+    rest = -(-call.keys // shape.lanes) % shape.vectors or shape.vectors
+    panels, value_rest = divmod(o_stride // shape.lanes, shape.vectors)
+    sizes = {
+        "queries": chunk * q_stride,
+        "at_out": chunk * o_stride,
+        "at_keys": block * q_stride,
+        "at_values": 0 if values_in_place else block * o_stride,
+        "at_scores": at_once * block,
+        "at_top": chunk,
+        "at_total": chunk,
+        "at_keep": chunk,
+    }
+    used = 0
+    places: dict[str, int] = {}
+    for name, size in sizes.items():
+        places[name] = used
+        used += _up(size * shape.bytes, 64)
+    del places["queries"]  # they come first
+    numbers |= places | {
+        "chunks": chunks,
+        "chunk": chunk,
+        "block": block,
+        "rows_at_once": at_once,
+        "spare_vectors": rest,
+        "value_panels": panels,
+        "value_rest": value_rest,
+    }
+    kernel = prefill.spec(
+        call.scoring,
+        unit_q=call.unit(call.q),
+        unit_k=call.unit(call.k),
+        unit_v=values_in_place,
+        unit_out=call.unit(call.out),
+    )
+    codes = [
+        Code(transposing_pack(call.element)),
+        *(_product(call, vectors) for vectors in (shape.vectors, rest, shape.vectors, value_rest or shape.vectors)),
+    ]
+    tiles = batch * kv_heads * chunks
+    return [_launch(call, kernel, [*call.buffers(), *codes], numbers, prefill.DIMS, tiles, used, call.out.storage)]
+
+
+def _product(call: _Call, vectors: int, rows: int = 0) -> Code:
+    return Code(product(call.element, rows or call.shape.rows, vectors))
+
+
+def _decode(call: _Call) -> list[Launch]:
+    shape, numbers = call.shape, dict(call.numbers)
+    batch, kv_heads = call.k.shape[:2]
+    heads = batch * kv_heads
+    splits = max(1, -(-call.keys // _STRETCH)) if call.keys else 1
+    stretch = _up(-(-call.keys // splits), shape.lanes) or shape.lanes
+    rows = call.rows
+    o_stride, q_stride = _up(call.v.shape[3], shape.lanes), _up(call.q.shape[3], shape.lanes)
+    vectors = min(most_vectors(rows, call.isa), o_stride // shape.lanes)
+    panels, rest = divmod(o_stride // shape.lanes, vectors)
+    area = _up((rows * o_stride + 3 * rows) * shape.bytes, 64)
+    at_scores = _up(rows * q_stride * shape.bytes, 64)
+    at_area = at_scores + _up(rows * stretch * shape.bytes, 64)
+    numbers |= {
+        "splits": splits,
+        "stretch": stretch,
+        "value_panels": panels,
+        "panel_columns": vectors * shape.lanes,
+        "value_rest": rest,
+        "area": area,
+        "at_scores": at_scores,
+        "at_area": at_area,
+        "at_weights": _up(o_stride * shape.bytes, 64),
+    }
+    unit_out = call.unit(call.out)
+    kernel = decode.spec(call.scoring, unit_q=call.unit(call.q), unit_out=unit_out)
+    partial = Storage.temporary(heads * splits * area, "attention") if splits > 1 else call.out.storage
+    codes = [_product(call, vectors, rows), _product(call, rest or vectors, rows)]
+    buffers = [*call.buffers(), At(partial), *codes]
+    first = _launch(call, kernel, buffers, numbers, decode.DIMS, heads * splits, at_area + area, partial)
+    if splits == 1:
+        return [first]
+    scratch = numbers["at_weights"] + _up(splits * shape.bytes, 64)
+    last = Launch(
+        decode.combine_spec(call.element, unit_out=unit_out),
+        (_at(call.q), _at(call.out), At(partial)),
+        tuple(numbers[n] for n in decode.COMBINE_DIMS),
+        tiles=heads,
+        writes=(call.out.storage,),
+        scratch=scratch,
+        flops=2.0 * heads * splits * rows * o_stride,
+        traffic=float(partial.nbytes + call.out.nbytes),
+        label="attention",
+    )
+    return [first, last]
+
+
+def _launch(
+    call: _Call,
+    kernel: KernelSpec,
+    buffers: list[At | Code],
+    numbers: dict[str, int],
+    names: tuple[str, ...],
+    tiles: int,
+    scratch: int,
+    written: Storage,
+) -> Launch:
+    return Launch(
+        kernel,
+        tuple(buffers),
+        tuple(numbers[n] for n in names),
+        tiles=tiles,
+        writes=(written,),
+        scratch=scratch,
+        flops=call.flops(),
+        traffic=call.traffic(),
+        label="attention",
+    )
+
+
+def _at(view: View) -> At:
+    return At(view.storage, view.offset * view.dtype.numpy.itemsize)
+
+
+def _strides(prefix: str, view: View | None, names: tuple[str, ...]) -> dict[str, int]:
+    strides = (0,) * len(names) if view is None else view.strides
+    return {f"{prefix}_{name}": stride for name, stride in zip(names, strides)}
+
+
+def _bits(value: float) -> int:
+    """A double as the int64 of its bits: numbers travel among the dims."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

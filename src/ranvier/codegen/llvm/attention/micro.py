@@ -1,0 +1,231 @@
+"""The pieces attention and recurrent layers are made of: a small product kernel, a transposing pack, lane tools.
+
+The product kernel multiplies a few rows, read element by element, with rows of vectors that lie any distance apart.
+So the same code serves queries against packed keys, probabilities against values as they lie in memory, and a hidden
+state against packed recurrent weights; drivers call it through a pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+ELEMENTS = {DType.float32: "float", DType.float64: "double"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Registers of the product kernel: ``rows`` by ``vectors`` accumulators of ``lanes`` elements."""
+
+    element: str
+    lanes: int
+    rows: int
+    vectors: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def bytes(self) -> int:
+        return size_of(self.element)
+
+
+def shape_for(element: str, isa: Isa) -> Shape:
+    """The largest accumulator block that leaves registers for one row of vectors and a broadcast."""
+    rows, vectors = (6, 4) if isa.registers >= 32 else (6, 2) if isa.fma else (4, 2)
+    return Shape(element, isa.lanes(size_of(element)), rows, vectors)
+
+
+def most_vectors(rows: int, isa: Isa) -> int:
+    """How many vectors per row fit the registers beside ``rows`` rows."""
+    return max(1, min(8, (24 if isa.registers >= 32 else 12 if isa.fma else 8) // rows))
+
+
+def product(element: str, rows: int, vectors: int) -> KernelSpec:
+    """``void (ptr a, i64 lda, ptr b, i64 ldb, i64 k, ptr c, i64 ldc, ptr keep)``.
+
+    ``c[r, :] = keep[r] * c[r, :] + sum over j < k of a[r, j] * b[j, :]``; a null ``keep`` forgets what ``c`` held.
+    """
+
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        lanes = isa.lanes(size_of(element))
+        kind = vector(element, lanes)
+        f = module.function(
+            symbol,
+            [
+                ("ptr", "a"),
+                ("i64", "lda"),
+                ("ptr", "b"),
+                ("i64", "ldb"),
+                ("i64", "k"),
+                ("ptr", "c"),
+                ("i64", "ldc"),
+                ("ptr", "keep"),
+            ],
+        )
+        a, b, c, keep = (f.args[n] for n in ("a", "b", "c", "keep"))
+        a_rows = [f.gep(a, f.args["lda"] * r, element) for r in range(rows)]
+        c_rows = [f.gep(c, f.args["ldc"] * r, element) for r in range(rows)]
+        sums = [[f.var(kind, 0.0) for _ in range(vectors)] for _ in range(rows)]
+        with f.if_(f.cmp("ne", keep, f.zero("ptr"))):
+            for r in range(rows):
+                factor = f.splat(f.load(element, f.gep(keep, r, element)), lanes)
+                for v in range(vectors):
+                    sums[r][v].set(f.load(kind, f.gep(c_rows[r], v * lanes, element)) * factor)
+        at = f.var("ptr", b)
+        with f.loop(0, f.args["k"]) as j:
+            row = at.get()
+            at.set(f.gep(row, f.args["ldb"], element))
+            loaded = [f.load(kind, f.gep(row, v * lanes, element)) for v in range(vectors)]
+            for r in range(rows):
+                factor = f.splat(f.load(element, f.gep(a_rows[r], j, element)), lanes)
+                for v in range(vectors):
+                    sums[r][v].set(f.fma(factor, loaded[v], sums[r][v].get()))
+        for r in range(rows):
+            for v in range(vectors):
+                f.store(sums[r][v].get(), f.gep(c_rows[r], v * lanes, element))
+        f.ret()
+
+    return KernelSpec(f"product {element} {rows}x{vectors}", ("seq-product", element, rows, vectors), emit)
+
+
+def call_product(
+    f: Fn, code: Val, a: Val, lda: Val, b: Val, ldb: Val, k: Val, c: Val, ldc: Val, keep: Val | None = None
+) -> None:
+    f.call_pointer(code, "void", [a, lda, b, ldb, k, c, ldc, keep or f.zero("ptr")])
+
+
+def transposing_pack(element: str) -> KernelSpec:
+    """``void (ptr source, i64 row_stride, i64 rows, i64 width, ptr target, i64 columns)``.
+
+    Writes ``target[j, r] = source[r, j]`` for rows of ``width`` contiguous elements, ``columns`` elements from one
+    ``j`` to the next. Rows come in whole vectors: those past the last repeat it, so that nothing stays unwritten.
+    ``width`` is rounded up to whole vectors in the target; what stands there is unspecified.
+    """
+
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        lanes = isa.lanes(size_of(element))
+        kind = vector(element, lanes)
+        params = [("ptr", "source"), ("i64", "stride"), ("i64", "rows"), ("i64", "width"), ("ptr", "target")]
+        f = module.function(symbol, [*params, ("i64", "columns")])
+        width, columns = f.args["width"], f.args["columns"]
+        last = f.args["rows"] - 1
+        whole = f.and_(width, -lanes)
+        with f.loop(0, f.args["rows"], lanes) as r:
+            starts = [f.gep(f.args["source"], f.min_(r + i, last) * f.args["stride"], element) for i in range(lanes)]
+            target = f.gep(f.args["target"], r, element)
+
+            def block(j: Val, mask: Val | None, starts: list[Val] = starts, target: Val = target) -> None:
+                places = [f.gep(s, j, element) for s in starts]
+                rows = [f.load(kind, p) if mask is None else f.masked_load(kind, p, mask) for p in places]
+                for i, column in enumerate(transposed(f, rows)):
+                    f.store(column, f.gep(target, (j + i) * columns, element))
+
+            with f.loop(0, whole, lanes) as j:
+                block(j, None)
+            with f.if_(f.cmp("slt", whole, width)):
+                block(whole, f.mask_below(lanes, width - whole))
+        f.ret()
+
+    return KernelSpec(f"transposing pack {element}", ("seq-transpose", element), emit)
+
+
+def transposed(f: Fn, rows: Sequence[Val]) -> list[Val]:
+    """A square of vectors with rows and columns exchanged, by log2 steps of two-source shuffles."""
+    lanes = len(rows)
+    found = list(rows)
+    half = 1
+    while half < lanes:
+        low = [i if i & half == 0 else lanes + (i ^ half) for i in range(lanes)]
+        high = [(i ^ half) if i & half == 0 else lanes + i for i in range(lanes)]
+        for i in range(lanes):
+            if i & half == 0:
+                a, b = found[i], found[i + half]
+                found[i], found[i + half] = f.shuffle(a, b, low), f.shuffle(a, b, high)
+        half *= 2
+    return found
+
+
+def folded(f: Fn, value: Val, combine: Callable[[Val, Val], Val]) -> Val:
+    """All lanes combined into one scalar, by halves."""
+    while value.lanes > 2:
+        half = value.lanes // 2
+        lower, upper = (f.shuffle(value, None, range(at, at + half)) for at in (0, half))
+        value = combine(lower, upper)
+    return combine(f.extract(value, 0), f.extract(value, 1))
+
+
+def sums_of(f: Fn, rows: Sequence[Val]) -> Val:
+    """Vector whose lane i is the sum of the lanes of ``rows[i]``; as many rows as lanes."""
+    found = list(rows)
+    lanes = len(found)
+    half = 1
+    while half < lanes:
+        # rows i and i + half share a vector afterwards: lanes with that bit clear belong to the first
+        low = [i if i & half == 0 else lanes + (i ^ half) for i in range(lanes)]
+        high = [(i ^ half) if i & half == 0 else lanes + i for i in range(lanes)]
+        for i in range(0, lanes, 2 * half):
+            a, b = found[i], found[i + half]
+            found[i] = f.add(f.shuffle(a, b, low), f.shuffle(a, b, high))
+        half *= 2
+    return found[0]
+
+
+def rounded_up(f: Fn, value: Val, multiple: int) -> Val:
+    """To a multiple that is a power of two."""
+    return f.and_(value + (multiple - 1), -multiple)
+
+
+def ceil_div(f: Fn, value: Val, by: Val | int) -> Val:
+    return f.div(value + (by - 1), by, signed=False)
+
+
+# exp on [-ln 2 / 2, ln 2 / 2], fitted at Chebyshev nodes in float64: relative error 2.6e-9
+_EXP_FLOAT = (
+    1.0,
+    1.0000000378296146,
+    0.5000000047259642,
+    0.16666415011289054,
+    0.04166635226747082,
+    0.008375168289046499,
+    0.0013941160790114375,
+)
+_LOG2E = 1.4426950408889634
+
+
+def exp_nonpositive(f: Fn, x: Val) -> Val:
+    """exp of numbers that are at most 0 (or NaN); results that would be denormal are 0.
+
+    Softmax needs no more, and without overflow and denormals the power of two is one shift and one integer addition.
+    """
+    double = x.element == "double"
+    lowest, bits, word = (-708.0, 52, "i64") if double else (-87.0, 23, "i32")
+    magic = 1.5 * 2.0**bits
+    high, low = (0.6931471803691238, 1.9082149292705877e-10) if double else (0.693359375, -2.12194440e-4)
+    bounded = f.quick_max(f.const(x.type, lowest), x)
+    shifted = f.fma(bounded, f.const(x.type, _LOG2E), f.const(x.type, magic))
+    # the constant must be taken off as it was put on: contraction across the two would undo the rounding
+    turns = f.emit(x.type, f"fsub {x.type} {shifted.name}, {f.const(x.type, magic).name}")
+    rest = f.fma(turns, f.const(x.type, -high), bounded)
+    rest = f.fma(turns, f.const(x.type, -low), rest)
+    terms = _taylor(13) if double else _EXP_FLOAT
+    total = f.const(x.type, terms[-1])
+    for term in terms[-2::-1]:
+        total = f.fma(total, rest, f.const(x.type, term))
+    whole = vector(word, x.lanes)
+    power = f.shl(f.bitcast(shifted, whole), bits)
+    scaled = f.bitcast(f.add(f.bitcast(total, whole), power), x.type)
+    return f.select(f.cmp("olt", x, lowest), f.const(x.type, 0.0), scaled)
+
+
+def _taylor(degree: int) -> tuple[float, ...]:
+    terms = [1.0]
+    for k in range(1, degree + 1):
+        terms.append(terms[-1] / k)
+    return tuple(terms)

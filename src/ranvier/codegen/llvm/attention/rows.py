@@ -1,0 +1,169 @@
+"""What both attention kernels share: their arguments, rows of queries and results in scratch, who sees which keys.
+
+The query heads that share a key head stand behind each other: "row" r of a key head is query ``r % q_len`` of head
+``r // q_len`` of its group. So grouped heads read keys and values once, whether there is one query or many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.codegen.llvm.attention.softmax import Scoring
+from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
+from ranvier.codegen.llvm.isa import Isa
+
+SIGNATURE = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+
+
+class Frame:
+    """A launch kernel under construction, with its buffers and numbers by name."""
+
+    def __init__(
+        self, module: Module, symbol: str, isa: Isa, element: str, buffers: Sequence[str], dims: Sequence[str]
+    ) -> None:
+        self.f = f = module.function(symbol, SIGNATURE)
+        self.module, self.symbol, self.isa, self.element = module, symbol, isa, element
+        self.size = size_of(element)
+        self.lanes = isa.lanes(self.size)
+        self.kind = vector(element, self.lanes)
+        self.begin, self.end, self.scratch = f.args["begin"], f.args["end"], f.args["scratch"]
+        self.buffers = {n: f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k, n in enumerate(buffers)}
+        self.dims = {n: f.load("i64", f.gep(f.args["dims"], k, "i64")) for k, n in enumerate(dims)}
+
+    def __getitem__(self, name: str) -> Val:
+        return self.dims[name]
+
+    def number(self, name: str) -> Val:
+        """A dim that carries the bits of a double, as an element."""
+        wide = self.f.bitcast(self.dims[name], "double")
+        return wide if self.element == "double" else self.f.cast(wide, "float")
+
+    def at(self, base: Val, *terms: tuple[Val, Val | int]) -> Val:
+        """``base`` moved by the sum of index times stride, in elements."""
+        return moved(self.f, base, self.element, *terms)
+
+
+def moved(f: Fn, base: Val, element: str, *terms: tuple[Val, Val | int]) -> Val:
+    for index, stride in terms:
+        base = f.gep(base, index * stride, element)
+    return base
+
+
+class Rows:
+    """Rows of one (batch entry, key head): where their queries and results are, and what they see."""
+
+    def __init__(self, frame: Frame, scoring: Scoring, unit_q: bool, unit_out: bool, batch: Val, head: Val) -> None:
+        self.frame, self.scoring, self.unit_q, self.unit_out = frame, scoring, unit_q, unit_out
+        f = frame.f
+        self.first_head = head * frame["group"]
+        self.q = frame.at(frame.buffers["q"], (batch, frame["q_batch"]))
+        self.out = frame.at(frame.buffers["out"], (batch, frame["out_batch"]))
+        self.keys = frame["keys"]
+        self.offset = frame["offset"]
+        if scoring.lengths != "none":
+            valid = f.load(
+                scoring.lengths, f.gep(frame.buffers["lengths"], batch * frame["length_step"], scoring.lengths)
+            )
+            valid = f.max_(f.min_(f.cast(valid, "i64"), frame["keys"]), 0)
+            self.keys = valid
+            if scoring.causal:  # without an offset of its own, the last query stands at the last valid key
+                by_length = f.cmp("ne", frame["offset_by_length"], 0)
+                self.offset = f.select(by_length, valid - frame["queries"], frame["offset"])
+        if scoring.mask != "none":
+            stored = "i8" if scoring.mask == "bool" else frame.element
+            self.mask = f.gep(frame.buffers["mask"], batch * frame["mask_batch"], stored)
+
+    def place(self, row: Val) -> tuple[Val, Val]:
+        """The head and the query of a row."""
+        f = self.frame.f
+        inner = f.div(row, self.frame["queries"], signed=False)
+        return self.first_head + inner, row - inner * self.frame["queries"]
+
+    def limit(self, row: Val) -> Val:
+        """How many keys, from the first on, a row may see."""
+        if not self.scoring.causal:
+            return self.keys
+        f = self.frame.f
+        _, query = self.place(row)
+        return f.max_(f.min_(query + self.offset + 1, self.keys), 0)
+
+    def limit_over(self, first: Val, last: Val) -> Val:
+        """The most that any row from ``first`` to ``last`` sees: a range across heads holds a last query."""
+        if not self.scoring.causal:
+            return self.keys
+        f = self.frame.f
+        head, _ = self.place(first)
+        other, query = self.place(last)
+        query = f.select(f.cmp("eq", head, other), query, self.frame["queries"] - 1)
+        return f.max_(f.min_(query + self.offset + 1, self.keys), 0)
+
+    def mask_row(self, row: Val, key: Val) -> Val:
+        """Where the mask of a row begins for keys from ``key`` on (null without a mask)."""
+        frame, f = self.frame, self.frame.f
+        if self.scoring.mask == "none":
+            return f.zero("ptr")
+        stored = "i8" if self.scoring.mask == "bool" else frame.element
+        head, query = self.place(row)
+        terms = ((head, frame["mask_head"]), (query, frame["mask_query"]), (key, frame["mask_key"]))
+        return moved(f, self.mask, stored, *terms)
+
+    def read_query(self, row: Val, target: Val) -> None:
+        """The query of a row, scaled, with zeros up to a whole vector."""
+        frame, f = self.frame, self.frame.f
+        head, query = self.place(row)
+        source = frame.at(self.q, (head, frame["q_head"]), (query, frame["q_query"]))
+        scale = frame.number("scale")
+        width, lanes = frame["width"], frame.lanes
+        whole = f.and_(width, -lanes)
+        if self.unit_q:
+            with f.loop(0, whole, lanes) as j:
+                f.store(f.load(frame.kind, frame.at(source, (j, 1))) * f.splat(scale, lanes), frame.at(target, (j, 1)))
+            with f.if_(f.cmp("slt", whole, width)):
+                part = f.masked_load(frame.kind, frame.at(source, (whole, 1)), f.mask_below(lanes, width - whole))
+                f.store(part * f.splat(scale, lanes), frame.at(target, (whole, 1)))
+            return
+        with f.if_(f.cmp("slt", whole, width)):
+            f.store(f.zero(frame.kind), frame.at(target, (whole, 1)))
+        with f.loop(0, width) as j:
+            item = f.load(frame.element, frame.at(source, (j, frame["q_width"]))) * scale
+            f.store(item, frame.at(target, (j, 1)))
+
+    def write_result(self, row: Val, source: Val, total: Val) -> None:
+        """A row of sums divided by its total weight (zeros where no key was seen) into the output."""
+        frame, f = self.frame, self.frame.f
+        head, query = self.place(row)
+        target = frame.at(self.out, (head, frame["out_head"]), (query, frame["out_query"]))
+        whole_weight = f.select(f.cmp("oeq", total, 0.0), f.const(frame.element, 1.0), total)
+        factor = f.div(f.const(frame.element, 1.0), whole_weight)
+        width, lanes = frame["out_width"], frame.lanes
+        if self.unit_out:
+            whole = f.and_(width, -lanes)
+            with f.loop(0, whole, lanes) as j:
+                f.store(f.load(frame.kind, frame.at(source, (j, 1))) * f.splat(factor, lanes), frame.at(target, (j, 1)))
+            with f.if_(f.cmp("slt", whole, width)):
+                part = f.load(frame.kind, frame.at(source, (whole, 1))) * f.splat(factor, lanes)
+                f.masked_store(part, frame.at(target, (whole, 1)), f.mask_below(lanes, width - whole))
+            return
+        with f.loop(0, width) as j:
+            item = f.load(frame.element, frame.at(source, (j, 1))) * factor
+            f.store(item, frame.at(target, (j, frame["out_step"])))
+
+
+# numbers every attention kernel takes
+COMMON_DIMS = (
+    *("scale", "cap", "group", "queries", "keys", "width", "out_width", "offset", "offset_by_length", "length_step"),
+    *("q_batch", "q_head", "q_query", "q_width"),
+    *("k_batch", "k_head", "k_key", "k_width"),
+    *("v_batch", "v_head", "v_key", "v_width"),
+    *("out_batch", "out_head", "out_query", "out_step"),
+    *("mask_batch", "mask_head", "mask_query", "mask_key"),
+)
+
+
+def buffer_names(scoring: Scoring) -> list[str]:
+    names = ["q", "k", "v", "out"]
+    if scoring.mask != "none":
+        names.append("mask")
+    if scoring.lengths != "none":
+        names.append("lengths")
+    return names

@@ -1,0 +1,104 @@
+"""One row of scores through mask and online softmax, as a function that both attention kernels call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ranvier.codegen.llvm import vmath
+from ranvier.codegen.llvm.attention.micro import exp_nonpositive, folded, rounded_up
+from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
+from ranvier.codegen.llvm.isa import Isa
+
+MINUS_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What happens to scores on their way into the softmax, as far as code depends on it."""
+
+    element: str
+    mask: Literal["none", "float", "bool"] = "none"
+    unit_mask: bool = True  # consecutive keys' mask entries are neighbours
+    softcap: bool = False
+    causal: bool = False
+    lengths: Literal["none", "i32", "i64"] = "none"  # per batch entry, how many keys are valid
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.element, self.mask, self.unit_mask, self.softcap, self.causal, self.lengths)
+
+
+def emit_row(module: Module, name: str, scoring: Scoring, isa: Isa) -> None:
+    """Write ``void name(ptr s, i64 visible, i64 width, ptr mask, i64 mask_step, T cap, ptr top, ptr total, ptr keep)``.
+
+    ``s`` holds the scores of one query; the first ``visible`` may be looked at, and ``width`` entries (rounded up to
+    whole vectors) become weights ``exp(s - top)``, zero where nothing may be seen. ``top`` and ``total`` are the
+    running maximum and sum; ``keep`` receives the factor by which everything summed so far shrinks.
+    """
+    element = scoring.element
+    lanes = isa.lanes(size_of(element))
+    kind = vector(element, lanes)
+    params = [("ptr", "s"), ("i64", "visible"), ("i64", "width"), ("ptr", "mask"), ("i64", "step"), (element, "cap")]
+    f = module.function(name, [*params, ("ptr", "top"), ("ptr", "total"), ("ptr", "keep")], internal=True)
+    s, visible = f.args["s"], f.args["visible"]
+    whole = f.and_(visible, -lanes)
+    most = f.var(kind, MINUS_INFINITY)
+
+    def prepared(at: Val, alive: Val | None) -> Val:
+        """The scores at one place after softcap and mask; lanes that are not alive count as unseen."""
+        x = f.load(kind, f.gep(s, at, element))
+        if scoring.softcap:
+            x = f.mul(vmath.tanh(f, x, isa), f.splat(f.args["cap"], lanes))
+        if scoring.mask != "none":
+            x = _masked(f, scoring, x, at, alive)
+        return x if alive is None else f.select(alive, x, f.const(kind, MINUS_INFINITY))
+
+    changes = scoring.softcap or scoring.mask != "none"
+    with f.loop(0, whole, lanes) as i:
+        x = prepared(i, None)
+        if changes:
+            f.store(x, f.gep(s, i, element))
+        most.set(f.quick_max(x, most.get()))
+    with f.if_(f.cmp("slt", whole, visible)):
+        x = prepared(whole, f.mask_below(lanes, visible - whole))
+        f.store(x, f.gep(s, whole, element))
+        most.set(f.quick_max(x, most.get()))
+
+    old = f.load(element, f.args["top"])
+    new = f.quick_max(folded(f, most.get(), f.quick_max), old)
+    f.store(new, f.args["top"])
+    # a row that has seen nothing yet must not subtract infinities from each other
+    base = f.select(f.cmp("oeq", new, MINUS_INFINITY), f.const(element, 0.0), new)
+    keep = f.extract(exp_nonpositive(f, f.splat(old - base, isa.lanes(size_of(element)))), 0)
+    f.store(keep, f.args["keep"])
+
+    sums = f.var(kind, 0.0)
+    bases = f.splat(base, lanes)
+    seen = rounded_up(f, visible, lanes)
+    with f.loop(0, seen, lanes) as i:
+        place = f.gep(s, i, element)
+        weight = exp_nonpositive(f, f.load(kind, place) - bases)
+        f.store(weight, place)
+        sums.set(sums.get() + weight)
+    with f.loop(seen, f.args["width"], lanes) as i:
+        f.store(f.const(kind, 0.0), f.gep(s, i, element))
+    before = f.load(element, f.args["total"])
+    f.store(f.fma(before, keep, folded(f, sums.get(), f.add)), f.args["total"])
+    f.ret()
+
+
+def _masked(f: Fn, scoring: Scoring, x: Val, at: Val, alive: Val | None) -> Val:
+    """Scores with the mask applied. A masked key has no part in the row, whatever its score (NaN included)."""
+    lanes, step = x.lanes, f.args["step"]
+    stored = "i8" if scoring.mask == "bool" else x.element
+    kind = vector(stored, lanes)
+    if scoring.unit_mask:
+        place = f.gep(f.args["mask"], at, stored)
+        entries = f.load(kind, place) if alive is None else f.masked_load(kind, place, alive)
+    else:
+        start = f.gep(f.args["mask"], at * step, stored)
+        entries = f.gather(stored, start, f.mul(f.lane_ids(lanes), f.splat(step, lanes)), alive)
+    if scoring.mask == "bool":
+        return f.select(f.cmp("ne", entries, 0), x, f.const(x.type, MINUS_INFINITY))
+    return f.select(f.cmp("oeq", entries, MINUS_INFINITY), entries, x + entries)
