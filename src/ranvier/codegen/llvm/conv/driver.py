@@ -1,0 +1,213 @@
+"""The driver around the GEMM micro-kernels: output pixels are rows, output channels columns, (tap, channel) is depth.
+
+A tile of a launch is a block of pixels times a block of channel panels. The driver first works out where every row of
+every tap begins in the input (subclasses: :mod:`implicit`, :mod:`strip`), then runs the panels over the rows: panel
+outside, rows inside, so that a panel of weights is read again and again from a near cache.
+
+Everything that depends on sizes is an argument; the code depends on how rows are found and on what the micro-kernel
+cannot finish itself (``Finish``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
+from ranvier.codegen.llvm.elements import register_type
+from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+# Who finishes a tile: the micro-kernel, or the driver from a scratch tile (always, or only for the last panel, whose
+# columns may end inside a vector on machines without masks).
+Finish = Literal["micro", "driver", "last"]
+
+COMMON = (
+    *("pixel_blocks", "column_blocks", "inner", "columns_outside"),  # decoding of a tile's number
+    *("panels", "block_panels", "panel_columns", "panel_bytes", "group_bytes"),
+    *("width", "last_columns", "depth", "most_rows"),
+    *("od", "oh", "ow", "yn", "yd", "yh", "yw"),
+    *("with_bias", "with_residual", "residual_n", "residual_p", "flags", "low", "high"),
+    *("tile_at", "table_at", "taps", "a_step", "k", "segments"),
+)
+# fixed buffers; after them come the micro-kernels (most_rows for whole panels, most_rows for the last), then the
+# operands of the epilogue
+BUFFERS = ("x", "w", "y", "bias", "residual")
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the code of a driver depends on."""
+
+    dtype: DType
+    out_dtype: DType
+    finish: Finish
+    uniform: bool  # output pixels lie evenly apart, across the ends of rows too
+    tail: Tail
+    most_rows: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        tail = () if self.finish == "micro" else (self.uniform, self.tail.key)
+        return self.dtype.name, self.out_dtype.name, self.finish, self.most_rows, tail
+
+
+class Driver:
+    """Writes one driver kernel. Subclasses say how the rows of a block are found."""
+
+    fields: tuple[str, ...] = ()
+
+    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code) -> None:
+        self.isa, self.code, self.module, self.symbol = isa, code, module, symbol
+        self.element = register_type(code.dtype)
+        self.out_element = register_type(code.out_dtype)
+        self.item = code.dtype.numpy.itemsize
+        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+        self.f: Fn = module.function(symbol, params)
+        f = self.f
+        names = (*COMMON, *self.fields)
+        self.at = Fields(f, f.args["dims"], names)
+        self.bufs = f.args["bufs"]
+        self.x, self.w, self.y, self.bias, self.residual = (
+            f.load("ptr", f.gep(self.bufs, k, "ptr")) for k in range(len(BUFFERS))
+        )
+        operands = len(BUFFERS) + 2 * code.most_rows
+        if code.finish != "micro":
+            self.tail = TailCode(f, isa, code.tail, self.bufs, operands, f.args["dims"], len(names))
+        self.control = f.stack("i64", SLOTS)
+        self.table = f.gep(f.args["scratch"], self.at["table_at"])
+        self.held = f.gep(f.args["scratch"], self.at["tile_at"])
+
+    # -- how rows are found: for subclasses -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Once per call of the kernel."""
+
+    def prepare(self, image: Val, group: Val, block: Val) -> None:
+        """Once per block: sets ``first_pixel``, ``tiles``, ``rows`` and ``extra`` and whatever ``rows_at`` needs."""
+        raise NotImplementedError
+
+    def rows_at(self, tile: Val, pixel: Val) -> Val:
+        """The micro-kernel's first argument for a tile of the block."""
+        raise NotImplementedError
+
+    def even_rows(self, count: Val) -> None:
+        """Share ``count`` pixels evenly among as few tiles as possible."""
+        f, most = self.f, self.at["most_rows"]
+        self.tiles = f.div(count + most - 1, most)
+        self.rows = f.div(count, f.max_(self.tiles, 1))
+        self.extra = count - self.rows * self.tiles
+
+    # -- the loops --------------------------------------------------------------------------------------------------
+
+    def function(self) -> None:
+        f, at = self.f, self.at
+        self.start()
+        for slot, name in ((Slot.K, "k"), (Slot.SEGMENTS, "segments"), (Slot.A_STEP, "a_step")):
+            write_slot(f, self.control, slot, at[name])
+        for slot in (Slot.PARTIAL, Slot.BIAS, Slot.RESIDUAL, Slot.B_STEP, Slot.ALPHA):
+            write_slot(f, self.control, slot, 0)
+        write_slot(f, self.control, Slot.LOW, at["low"])
+        write_slot(f, self.control, Slot.HIGH, at["high"])
+        write_slot(f, self.control, Slot.RESIDUAL_STEP, at["residual_p"] * self.item)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            outer, inner = f.div(tile, at["inner"]), f.rem(tile, at["inner"])
+            columns_first = f.cmp("ne", at["columns_outside"], 0)
+            columns = f.select(columns_first, outer, inner)
+            pixels = f.select(columns_first, inner, outer)
+            group, column = f.div(columns, at["column_blocks"]), f.rem(columns, at["column_blocks"])
+            image, block = f.div(pixels, at["pixel_blocks"]), f.rem(pixels, at["pixel_blocks"])
+            self.prepare(image, group, block)
+            first = column * at["block_panels"]
+            with f.loop(first, f.min_(first + at["block_panels"], at["panels"])) as panel:
+                self.panel(image, group, panel)
+        f.ret()
+
+    def panel(self, image: Val, group: Val, panel: Val) -> None:
+        """One panel of weights against all rows of the block."""
+        f, at = self.f, self.at
+        last = f.cmp("eq", panel, at["panels"] - 1)
+        column = panel * at["panel_columns"]
+        channel = group * at["width"] + column
+        weights = f.gep(self.w, group * at["group_bytes"] + panel * at["panel_bytes"])
+        lanes = self.isa.lanes(self.item)
+        write_slot(f, self.control, Slot.COLUMNS, f.select(last, at["last_columns"], f.i64(lanes)))
+        codes = f.gep(self.bufs, f.select(last, at["most_rows"], f.i64(0)) + (len(BUFFERS) - 1), "ptr")
+        target = f.gep(self.y, image * at["yn"] + channel, self.out_element)
+        if self.code.finish == "micro":
+            self.by_micro(image, channel, weights, codes, target)
+        elif self.code.finish == "driver":
+            self.by_driver(image, channel, column, weights, codes, target)
+        else:
+            with f.if_else(last) as otherwise:
+                self.by_driver(image, channel, column, weights, codes, target)
+                otherwise()
+                self.by_micro(image, channel, weights, codes, target)
+
+    def by_micro(self, image: Val, channel: Val, weights: Val, codes: Val, target: Val) -> None:
+        f, at = self.f, self.at
+        none = f.zero("ptr")
+        bias = f.gep(self.bias, channel, self.element)
+        given = f.cmp("ne", at["with_bias"], 0)
+        write_slot(f, self.control, Slot.BIAS, f.select(given, bias, none))
+        write_slot(f, self.control, Slot.FLAGS, at["flags"])
+        write_slot(f, self.control, Slot.OUT_STEP, at["yw"] * self.item)
+        with_residual = f.cmp("ne", at["with_residual"], 0)
+        addend = f.gep(self.residual, image * at["residual_n"] + channel, self.element)
+        with f.loop(0, self.tiles) as tile:
+            count, pixel = self.span(tile)
+            write_slot(f, self.control, Slot.OUT, f.gep(target, pixel * at["yw"], self.element))
+            here = f.gep(addend, pixel * at["residual_p"], self.element)
+            write_slot(f, self.control, Slot.RESIDUAL, f.select(with_residual, here, none))
+            code = f.load("ptr", f.gep(codes, count, "ptr"))
+            f.call_pointer(code, "void", [self.rows_at(tile, pixel), weights, self.control])
+
+    def by_driver(self, image: Val, channel: Val, column: Val, weights: Val, codes: Val, target: Val) -> None:
+        f, at = self.f, self.at
+        write_slot(f, self.control, Slot.BIAS, 0)
+        write_slot(f, self.control, Slot.RESIDUAL, 0)
+        write_slot(f, self.control, Slot.FLAGS, 0)
+        lanes = self.isa.lanes(self.item)
+        vectors = f.div(f.min_(at["width"] - column, at["panel_columns"]) + (lanes - 1), lanes)
+        step = vectors * lanes
+        write_slot(f, self.control, Slot.OUT_STEP, step * self.item)
+        write_slot(f, self.control, Slot.OUT, self.held)
+        write_slot(f, self.control, Slot.COLUMNS, lanes)
+        columns = f.min_(at["width"] - column, at["panel_columns"])
+        with f.loop(0, self.tiles) as tile:
+            count, pixel = self.span(tile)
+            code = f.load("ptr", f.gep(codes, count, "ptr"))
+            f.call_pointer(code, "void", [self.rows_at(tile, pixel), weights, self.control])
+            with f.loop(0, count) as r:
+                here = f.gep(target, self.pixel_offset(pixel + r), self.out_element)
+                rows = self.tail.rows(image, pixel + r)
+                held = f.gep(self.held, step * r, self.element)
+
+                def finish(piece: Lanes) -> None:
+                    c = piece.channel
+                    # whole vectors exist in the scratch tile whatever the mask says
+                    acc = f.load(vector(self.element, piece.count), f.gep(held, c, self.element))
+                    place = f.gep(here, c, self.out_element)
+                    self.tail.store(acc, rows, channel + c, place, self.code.out_dtype, piece.mask)
+
+                channel_pieces(f, self.isa, self.item, f.i64(0), columns, finish)
+
+    def pixel_offset(self, pixel: Val) -> Val:
+        f, at = self.f, self.at
+        if self.code.uniform:
+            return pixel * at["yw"]
+        line, ow = f.div(pixel, at["ow"]), f.rem(pixel, at["ow"])
+        return f.div(line, at["oh"]) * at["yd"] + f.rem(line, at["oh"]) * at["yh"] + ow * at["yw"]
+
+    def span(self, tile: Val) -> tuple[Val, Val]:
+        """Rows of a tile of the block, and its first pixel."""
+        f = self.f
+        count = self.rows + f.cast(f.cmp("slt", tile, self.extra), "i64")
+        return count, self.first_pixel + tile * self.rows + f.min_(tile, self.extra)
+
+    tiles: Val
+    rows: Val
+    extra: Val
+    first_pixel: Val

@@ -1,0 +1,160 @@
+"""The epilogue of a convolution as code: what happens to an accumulator between the last addition and the store.
+
+Operands are addressed by (image, output pixel in row-major order, channel). Along the channel they are contiguous, one
+value for all, or strided; that class is part of the code, the strides themselves are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ranvier.codegen.launch import At
+from ranvier.codegen.llvm.builder import Fn, Val
+from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_vector, widened
+from ranvier.codegen.llvm.exprs import ExprEmitter
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, walk
+from ranvier.dtypes import DType
+
+_CHEAP = frozenset("add sub mul min max neg abs fma where lt le gt ge eq ne cast div".split())
+_MANY = 12  # operations that are still worth writing out once per accumulator
+
+
+@dataclass(frozen=True)
+class Tail:
+    """An epilogue taken apart: structure for the kernel's key, memory and numbers for its arguments."""
+
+    value: Expr
+    dtypes: tuple[DType, ...]
+    classes: tuple[int, ...]  # stride along the channel: 1, 0, or 2 for any other
+    buffers: tuple[At, ...]
+    dims: tuple[int, ...]  # three strides per operand
+
+    @classmethod
+    def of(cls, epilogue: Epilogue | None, dtype: DType) -> Tail:
+        if epilogue is None:
+            return cls(Result(0, dtype), (), (), (), ())
+        buffers: list[At] = []
+        dims: list[int] = []
+        classes: list[int] = []
+        for each in epilogue.operands:
+            if each.at is not None or each.guard is not None:
+                raise ValueError("operands of an epilogue have plain strides")
+            item = each.dtype.numpy.itemsize
+            buffers.append(At(each.view.storage, (each.view.offset + each.offset) * item))
+            dims += each.strides
+            classes.append(each.strides[2] if each.strides[2] in (0, 1) else 2)
+        types = tuple(each.dtype for each in epilogue.operands)
+        return cls(epilogue.value, types, tuple(classes), tuple(buffers), tuple(dims))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return repr(self.value), tuple(d.name for d in self.dtypes), self.classes
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but the accumulator."""
+        return isinstance(self.value, Result)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Short enough to be written out for every accumulator."""
+        ops = [e for e in walk(self.value) if isinstance(e, Op)]
+        return len(ops) <= _MANY and all(o.name in _CHEAP for o in ops)
+
+
+class TailCode:
+    """Writes a tail into one function. ``bufs`` and ``dims`` are the kernel's, from the given positions on."""
+
+    def __init__(self, fn: Fn, isa: Isa, tail: Tail, bufs: Val, first: int, dims: Val, first_dim: int) -> None:
+        self.fn, self.isa, self.tail = fn, isa, tail
+        self.bases = [fn.load("ptr", fn.gep(bufs, first + k, "ptr")) for k in range(len(tail.dtypes))]
+        self.strides = [
+            [fn.load("i64", fn.gep(dims, first_dim + 3 * k + a, "i64")) for a in range(3)]
+            for k in range(len(tail.dtypes))
+        ]
+
+    def rows(self, image: Val, pixel: Val) -> list[Val]:
+        """Addresses of channel 0 of every operand at an output pixel."""
+        f = self.fn
+        return [
+            f.gep(base, image * s[0] + pixel * s[1], memory_type(dtype))
+            for base, s, dtype in zip(self.bases, self.strides, self.tail.dtypes)
+        ]
+
+    def store(
+        self,
+        acc: Val,
+        rows: list[Val],
+        channel: Val,
+        address: Val,
+        dtype: DType,
+        mask: Val | None = None,
+        cached: dict[int, Val] | None = None,
+    ) -> None:
+        """Finish one accumulator that stands for ``channel`` and following ones, and store it at ``address``."""
+        f, isa, tail, lanes = self.fn, self.isa, self.tail, acc.lanes
+
+        def leaf(expr: Expr) -> Val:
+            if isinstance(expr, Result):
+                return acc
+            assert isinstance(expr, Load)
+            k = expr.operand
+            if cached is not None and k in cached:
+                return cached[k]
+            kind, kept = tail.dtypes[k], tail.classes[k]
+            if kept == 0:
+                return load_vector(f, isa, kind, rows[k], 1)
+            if kept == 1:
+                return load_vector(f, isa, kind, f.gep(rows[k], channel, memory_type(kind)), lanes, mask=mask)
+            where = f.lane_ids(lanes) + channel
+            return gather_elements(f, isa, kind, rows[k], f.mul(where, f.like(where, self.strides[k][2])), mask=mask)
+
+        value = widened(f, ExprEmitter(f, isa, lanes).value(tail.value, leaf), lanes)
+        store_vector(f, isa, dtype, value, address, mask=mask)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A piece of the channel axis that the body of a loop handles: how many lanes, and which of them count."""
+
+    count: int
+    channel: Val
+    mask: Val | None
+
+
+def channel_pieces(f: Fn, isa: Isa, item: int, start: Val, stop: Val, body: Callable[[Lanes], None]) -> None:
+    """Run ``body`` over [start, stop) by vectors; the rest by a mask where the machine has them, else one by one.
+
+    With masks there is a single copy of the body; without them a second, scalar one.
+    """
+    lanes = isa.lanes(item)
+    if isa.masks:
+        with f.loop(start, stop, lanes) as c:
+            body(Lanes(lanes, c, below(f, lanes, stop - c)))
+        return
+    whole = start + f.and_(stop - start, -lanes)
+    with f.loop(start, whole, lanes) as c:
+        body(Lanes(lanes, c, None))
+    with f.loop(whole, stop) as c:
+        body(Lanes(1, c, None))
+
+
+def below(f: Fn, lanes: int, count: Val) -> Val:
+    """A mask of the lanes under ``count``, by 32-bit compares (half the registers of 64-bit ones)."""
+    ids = f.lane_ids(lanes, "i32")
+    return f.cmp("slt", ids, f.splat(f.cast(f.min_(count, lanes), "i32"), lanes))
+
+
+class Fields:
+    """The integer arguments of a kernel by name."""
+
+    def __init__(self, fn: Fn, dims: Val, names: tuple[str, ...]) -> None:
+        self._values = {name: fn.load("i64", fn.gep(dims, k, "i64"), invariant=True) for k, name in enumerate(names)}
+
+    def __getitem__(self, name: str) -> Val:
+        return self._values[name]
+
+    def of(self, *names: str) -> Iterator[Val]:
+        return (self._values[name] for name in names)

@@ -1,0 +1,60 @@
+"""The choice of a kernel for a convolution with constant weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranvier import dtypes
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv import depthwise, plan, rows
+from ranvier.codegen.llvm.conv.epilogues import Tail
+from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, require_channels_last
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+
+
+def takes_any_layout(shape: ConvShape) -> bool:
+    """Whether the input may lie in any order (NCHW as a user's image does), not only channels-last."""
+    return rows.is_thin(shape)
+
+
+def packing(shape: ConvShape, isa: Isa, *, winograd: bool = True) -> str:
+    """The kind of kernel for a shape: weights packed for one shape serve every other shape of the same kind."""
+    if shape.is_depthwise:
+        return "depthwise"
+    return "gemm"
+
+
+def pack_weights(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, winograd: bool = True) -> Packed:
+    """Weights [cout, cin/group, *kernel] in the order the kernel for this shape reads them."""
+    kind = packing(shape, isa, winograd=winograd)
+    dtype = dtypes.of(w)
+    if kind == "depthwise":
+        return depthwise.pack(w, isa, shape, dtype)
+    return plan.pack(w, isa, shape, dtype)
+
+
+def conv(
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """Launches that compute a convolution of ``x`` with packed weights into ``out``.
+
+    Operands of the epilogue have axes (image, output pixel in row-major order, output channel).
+    """
+    if shape.is_empty:
+        return []
+    if packed.kind == "depthwise":
+        require_channels_last(x, "the input")
+        require_channels_last(out, "the output")
+        return depthwise.depthwise(x, packed, out, shape, isa, Tail.of(epilogue, x.dtype), threads)
+    return rows.gemm_conv(x, packed, out, shape, isa, epilogue, threads)

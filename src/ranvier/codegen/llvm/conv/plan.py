@@ -1,0 +1,270 @@
+"""Convolution as matrix product: panels of weights, blocks of work, and the launch that runs them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ranvier.codegen.launch import At, KernelSpec, Launch
+from ranvier.codegen.launch import Code as CodeAt
+from ranvier.codegen.llvm.builder import Module
+from ranvier.codegen.llvm.conv.driver import COMMON, Code, Driver, Finish
+from ranvier.codegen.llvm.conv.epilogues import Tail
+from ranvier.codegen.llvm.conv.patterns import Simple, simple
+from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, packed_constant
+from ranvier.codegen.llvm.elements import register_type
+from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro
+from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of, tiles
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+
+_NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
+_PIXELS_NEAR = 256 << 10  # bytes of input that a block of pixels reads
+_LEAST = 1e6  # floating-point operations that are worth a tile of their own
+
+
+@dataclass(frozen=True)
+class Panels:
+    """How the columns of one group are cut."""
+
+    vectors: int  # of a whole panel
+    count: int
+    rest: int  # vectors of the last panel
+    lanes: int
+    depth: int  # rows of a panel: taps times channels
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def panel_bytes(self, item: int) -> int:
+        return self.depth * self.columns * item
+
+    def group_elements(self) -> int:
+        return self.depth * self.lanes * ((self.count - 1) * self.vectors + self.rest)
+
+
+def best_tile(width: int, isa: Isa, item: int) -> Tile:
+    """The tile that takes the fewest cycles per row for so many columns."""
+    vectors = -(-width // isa.lanes(item))
+
+    def cycles(tile: Tile) -> tuple[float, int]:
+        whole, rest = divmod(vectors, tile.vectors)
+        cost = whole * _cycles(tile.rows, tile.vectors) + (_cycles(tile.rows, rest) if rest else 0.0)
+        return cost / tile.score, -tile.vectors
+
+    return min(tiles(isa), key=cycles)
+
+
+def _cycles(rows: int, vectors: int) -> float:
+    """Per row and k: two FMAs or two loads a cycle, and enough independent sums to hide their latency."""
+    return max(rows * vectors, rows + vectors, 8) / (2.0 * rows)
+
+
+def panels_of(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
+    lanes = isa.lanes(item)
+    wide = -(-shape.width // lanes)
+    count = -(-wide // vectors)
+    return Panels(vectors, count, wide - (count - 1) * vectors, lanes, shape.taps * shape.depth)
+
+
+def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> Packed:
+    """[group][panel][tap][channel][column], columns padded to whole vectors."""
+    vectors = best_tile(shape.width, isa, dtype.numpy.itemsize).vectors
+    cut = panels_of(shape, vectors, isa, dtype.numpy.itemsize)
+    flat = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
+    packed = np.empty((shape.group, cut.group_elements()), dtype.numpy)
+    pack_panels(packed, flat.reshape(shape.group, cut.depth, shape.width), cut)
+    return packed_constant("gemm", packed, dtype, vectors)
+
+
+def pack_panels(target: np.ndarray[Any, Any], matrices: np.ndarray[Any, Any], cut: Panels) -> None:
+    """Cut [group, depth, width] matrices into panels, each dense, one after another."""
+    at = 0
+    for k in range(cut.count):
+        columns = (cut.rest if k == cut.count - 1 else cut.vectors) * cut.lanes
+        piece = matrices[:, :, k * cut.columns : k * cut.columns + columns]
+        place = target[:, at : at + cut.depth * columns].reshape(target.shape[0], cut.depth, columns)
+        place[:, :, : piece.shape[2]] = piece
+        place[:, :, piece.shape[2] :] = 0
+        at += cut.depth * columns
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Tiles of a launch: blocks of pixels times blocks of panels."""
+
+    pixels: int  # of a block
+    count: int  # blocks of an image
+    panels: int  # of a block
+    columns: int  # blocks of panels
+    columns_outside: bool
+
+
+def blocks_of(shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int, pixels_at_most: int) -> Blocks:
+    panels, outside = cut.count, False
+    if cut.panel_bytes(item) * cut.count > _NEAR and shape.group == 1:
+        panels, outside = max(1, _NEAR // cut.panel_bytes(item)), True
+    columns = -(-cut.count // panels)
+    wanted = work_pieces(shape, threads)
+    near = max(8 * tile.rows, _PIXELS_NEAR // (shape.depth * item))
+    most = max(tile.rows, min(near, pixels_at_most))
+    least = -(-shape.pixels // most)
+    count = max(least, min(-(-wanted // (shape.n * shape.group * columns)), -(-shape.pixels // (2 * tile.rows))))
+    block = _even(shape.pixels, count, tile.rows, most)
+    return Blocks(block, -(-shape.pixels // block), panels, columns, outside)
+
+
+def work_pieces(shape: ConvShape, threads: int) -> int:
+    """How many tiles keep so many threads evenly busy, none of them too small to be worth its start."""
+    return max(1, min(8 * threads, int(shape.flops / _LEAST)))
+
+
+def _even(pixels: int, count: int, rows: int, most: int) -> int:
+    """Pixels of a block: an even share, or the next multiple of a tile's rows if that makes fewer tiles."""
+    share = -(-pixels // count)
+    rounded = min(-(-share // rows) * rows, max(rows, most // rows * rows))
+
+    def made(block: int) -> int:
+        whole, rest = divmod(pixels, block)
+        return whole * -(-block // rows) + -(-rest // rows)
+
+    return min((rounded, share), key=lambda b: (made(b), b != rounded))
+
+
+def rows_used(pixels: int, block: int, most: int) -> set[int]:
+    """Row counts of the micro-kernels that blocks of so many pixels call (as ``Driver.even_rows`` shares them)."""
+    found: set[int] = set()
+    for count in {min(block, pixels), pixels % block or block}:
+        number = -(-count // most)
+        found.add(count // number)
+        if count % number:
+            found.add(count // number + 1)
+    return found
+
+
+def float_bits(value: float, item: int) -> int:
+    """A float as the integer that has its bits."""
+    return (
+        int(struct.unpack("<q", struct.pack("<d", value))[0])
+        if item == 8
+        else int(struct.unpack("<i", struct.pack("<f", value))[0])
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How a convolution finds its rows: the driver, its blocks, its arguments and the scratch it wants."""
+
+    driver: type[Driver]
+    a: Literal["rows", "table"]
+    blocks: Blocks
+    used: set[int]  # row counts of micro-kernels
+    table_at: int
+    tile_at: int
+    fields: dict[str, int]
+
+
+def gemm_launch(
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    cut: Panels,
+    tile: Tile,
+    rows: Rows,
+) -> Launch:
+    """The launch that multiplies the rows of ``x`` with packed weights and finishes into ``out``."""
+    item = x.dtype.numpy.itemsize
+    uniform = pixels_even(out, shape.out)
+    known = simple(epilogue, out) if uniform else None
+    finish: Finish = "driver"
+    if known is not None and out.dtype is x.dtype:
+        finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
+    known = known or Simple()
+    tail = Tail.of(epilogue, x.dtype)
+    code = Code(x.dtype, out.dtype, finish, uniform, tail, tile.rows)
+    driver, blocks = rows.driver, rows.blocks
+
+    def emit(module: Module, symbol: str, target: Isa) -> None:
+        driver(module, symbol, target, code).function()
+
+    spec = KernelSpec(f"conv {driver.__name__} {x.dtype}", ("conv", 1, driver.__name__, code.key), emit)
+    residual = known.residual
+    place = Pixels.of(out)
+    numbers: dict[str, int] = {
+        "pixel_blocks": blocks.count,
+        "column_blocks": blocks.columns,
+        "inner": shape.n * blocks.count if blocks.columns_outside else shape.group * blocks.columns,
+        "columns_outside": int(blocks.columns_outside),
+        "panels": cut.count,
+        "block_panels": blocks.panels,
+        "panel_columns": cut.columns,
+        "panel_bytes": cut.panel_bytes(item),
+        "group_bytes": cut.group_elements() * item,
+        "width": shape.width,
+        "last_columns": (shape.width - 1) % cut.lanes + 1,
+        "depth": shape.depth,
+        "most_rows": tile.rows,
+        **dict(zip(("od", "oh", "ow"), shape.out)),
+        **dict(zip(("yn", "yd", "yh", "yw"), place.numbers)),
+        "with_bias": int(known.bias is not None),
+        "with_residual": int(residual is not None),
+        "residual_n": residual.strides[0] if residual is not None else 0,
+        "residual_p": residual.strides[1] if residual is not None else 0,
+        "flags": CLAMP if known.clamps else 0,
+        "low": float_bits(known.low, item),
+        "high": float_bits(known.high, item),
+        "table_at": rows.table_at,
+        "tile_at": rows.tile_at,
+        **rows.fields,
+    }
+    weights = At(packed.storage)
+    operands = [At(o.view.storage, (o.view.offset + o.offset) * item) if o else weights for o in (known.bias, residual)]
+    by_driver = finish != "micro"
+    codes = micro_codes(register_type(x.dtype), rows.used, tile.rows, cut, rows.a)
+    return Launch(
+        spec,
+        (
+            At(x.storage, x.offset * item),
+            weights,
+            At(out.storage, out.offset * out.dtype.numpy.itemsize),
+            *operands,
+            *codes,
+            *(tail.buffers if by_driver else ()),
+        ),
+        (*(numbers[name] for name in (*COMMON, *driver.fields)), *(tail.dims if by_driver else ())),
+        tiles=shape.n * blocks.count * shape.group * blocks.columns,
+        writes=(out.storage,),
+        scratch=rows.tile_at + tile.rows * cut.columns * item,
+        flops=shape.flops,
+        traffic=float(x.nbytes + out.nbytes + packed.storage.nbytes),
+        label="conv",
+    )
+
+
+def micro_codes(
+    element: str, used: set[int], most: int, cut: Panels, a: Literal["rows", "table"]
+) -> tuple[CodeAt, ...]:
+    """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
+    found: list[CodeAt] = []
+    for vectors in (cut.vectors if cut.count > 1 else cut.rest, cut.rest):
+        for rows in range(1, most + 1):
+            near = min(used, key=lambda u: abs(u - rows))
+            found.append(CodeAt(Micro(element, near, vectors, a).spec()))
+    return tuple(found)
+
+
+def pixels_even(view: View, sizes: tuple[int, int, int]) -> bool:
+    """Whether a view's pixels lie evenly apart, across the ends of rows too."""
+    place = Pixels.of(view)
+    return (sizes[1] == 1 or place.h == place.w * sizes[2]) and (
+        sizes[0] == 1 or place.d == place.w * sizes[2] * sizes[1]
+    )

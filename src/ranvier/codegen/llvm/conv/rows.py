@@ -1,0 +1,155 @@
+"""Which way a convolution finds its rows, with how large blocks."""
+
+from __future__ import annotations
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv.implicit import EvenRows, TableRows
+from ranvier.codegen.llvm.conv.plan import (
+    Blocks,
+    Panels,
+    Rows,
+    blocks_of,
+    gemm_launch,
+    panels_of,
+    pixels_even,
+    rows_used,
+    work_pieces,
+)
+from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, require_channels_last
+from ranvier.codegen.llvm.conv.strip import StripRows
+from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+
+_TABLE = 48 << 10  # bytes of row pointers of one block
+_STRIP = 96 << 10  # bytes of one strip
+_THIN = 4  # up to so many input channels the kernel makes its own channels-last copy, strip by strip
+_ANYWHERE = 1 << 40
+
+
+def is_thin(shape: ConvShape) -> bool:
+    """Few input channels: rows come from strips, and the input may lie in any order."""
+    flat = shape.kernel[0] == shape.size[0] == shape.out[0] == 1 and shape.begin[0] == 0
+    return shape.cin <= _THIN and shape.group == 1 and flat
+
+
+def gemm_conv(
+    x: View, packed: Packed, out: View, shape: ConvShape, isa: Isa, epilogue: Epilogue | None, threads: int
+) -> list[Launch]:
+    """A convolution through the micro-kernels."""
+    item = x.dtype.numpy.itemsize
+    tile = tile_of(isa, packed.block)
+    cut = panels_of(shape, packed.block, isa, item)
+    require_channels_last(out, "the output")
+    if is_thin(shape):
+        rows = _strip(x, out, shape, cut, tile, item, isa, threads)
+    else:
+        require_channels_last(x, "the input")
+        pointwise = shape.taps == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
+        if pointwise and shape.begin == (0, 0, 0) and pixels_even(x, shape.size):
+            rows = _even(x, shape, cut, tile, item, threads)
+        else:
+            rows = _table(x, shape, cut, tile, item, threads)
+    return [gemm_launch(x, packed, out, shape, isa, epilogue, cut, tile, rows)]
+
+
+def _even(x: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int) -> Rows:
+    blocks = blocks_of(shape, cut, tile, item, threads, _ANYWHERE)
+    place = Pixels.of(x)
+    fields = {
+        "xn": place.n,
+        "xw": place.w,
+        "block_pixels": blocks.pixels,
+        "pixels": shape.pixels,
+        "taps": 1,
+        "a_step": place.w * item,
+        "k": shape.depth,
+        "segments": 1,
+    }
+    return Rows(EvenRows, "rows", blocks, rows_used(shape.pixels, blocks.pixels, tile.rows), 0, 0, fields)
+
+
+def _table(x: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int) -> Rows:
+    pitch = _pitch(tile)
+    per_tile = shape.taps * pitch * 8
+    blocks = blocks_of(shape, cut, tile, item, threads, max(1, _TABLE // per_tile) * tile.rows)
+    zeros = -(-shape.depth * item // 64) * 64
+    tiles = -(-blocks.pixels // tile.rows)
+    place = Pixels.of(x)
+    fields = {
+        **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
+        "block_pixels": blocks.pixels,
+        "pixels": shape.pixels,
+        "pitch": pitch,
+        "zero_bytes": zeros,
+        **dict(zip(("d", "h", "w"), shape.size)),
+        **dict(zip(("kd", "kh", "kw"), shape.kernel)),
+        **dict(zip(("sd", "sh", "sw"), shape.strides)),
+        **dict(zip(("dd", "dh", "dw"), shape.dilations)),
+        **dict(zip(("pd", "ph", "pw"), shape.begin)),
+        "taps": shape.taps,
+        "a_step": pitch * 8,
+        "k": shape.depth,
+        "segments": shape.taps,
+    }
+    used = rows_used(shape.pixels, blocks.pixels, tile.rows)
+    return Rows(TableRows, "table", blocks, used, zeros, zeros + tiles * per_tile, fields)
+
+
+def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, isa: Isa, threads: int) -> Rows:
+    (_, height, width), (_, kh, kw) = shape.out, shape.kernel
+    (_, sh, sw), (_, dh, dw) = shape.strides, shape.dilations
+    across = 1 if dw == 1 else kw
+    segments = kh * across
+    pitch = _pitch(tile)
+
+    def bytes_for(rows: int, columns: int) -> tuple[int, int, int]:
+        """Elements of a strip row, bytes of the strip, bytes of the table."""
+        line = ((columns - 1) * sw + (kw - 1) * dw + 1) * shape.cin
+        line = -(-line // 16) * 16 + isa.lanes(item) * shape.cin
+        strip = line * ((rows - 1) * sh + (kh - 1) * dh + 1) * item
+        return line, -(-strip // 64) * 64, -(-rows * columns // tile.rows) * segments * pitch * 8
+
+    def fits(rows: int, columns: int) -> bool:
+        _, strip, table = bytes_for(rows, columns)
+        return strip <= _STRIP and table <= _TABLE
+
+    # rows may only be joined where the output lies evenly across their ends and a whole row is taken
+    wanted = -(-work_pieces(shape, threads) // shape.n)
+    rows = max(1, height // wanted) if pixels_even(out, shape.out) else 1
+    while rows > 1 and not fits(rows, width):
+        rows -= 1
+    columns = width
+    if rows == 1:
+        columns = max(min(width, 4 * tile.rows), -(-width // -(-wanted // height)))
+        while columns > tile.rows and not fits(1, columns):
+            columns = -(-columns // 2)
+    line, strip, table = bytes_for(rows, columns)
+    cuts = -(-width // columns)
+    down = -(-height // rows)
+    used: set[int] = set()
+    for r in {rows, height - (down - 1) * rows}:
+        for c in {columns, width - (cuts - 1) * columns}:
+            used |= rows_used(r * c, r * c, tile.rows)
+    blocks = Blocks(rows * columns, down * cuts, cut.count, 1, False)
+    n, _, h, w = x.strides[0], *_spatial(x)
+    fields = {
+        **{"xn": n, "xc": x.strides[1], "xh": h, "xw": w, "cin": shape.cin},
+        **{"h": shape.size[1], "w": shape.size[2], "kh": kh, "kw": kw, "sh": sh, "sw": sw, "dh": dh, "dw": dw},
+        **{"ph": shape.begin[1], "pw": shape.begin[2]},
+        **{"block_rows": rows, "block_columns": columns, "column_cuts": cuts, "strip_pitch": line},
+        **{"pitch": pitch, "across": across, "taps": segments, "a_step": pitch * 8, "segments": segments},
+        "k": kw * shape.cin if dw == 1 else shape.cin,
+    }
+    return Rows(StripRows, "table", blocks, used, strip, strip + table, fields)
+
+
+def _spatial(x: View) -> tuple[int, int, int]:
+    d, h, w = (0,) * (5 - x.rank) + x.strides[2:]
+    return d, h, w
+
+
+def _pitch(tile: Tile) -> int:
+    """Pointers per tap in the table: whole groups of 8."""
+    return -(-tile.rows // 8) * 8
