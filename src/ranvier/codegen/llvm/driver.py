@@ -19,6 +19,8 @@ consistent, so one of the two sees the other.
 
 from __future__ import annotations
 
+import sys
+
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
@@ -61,7 +63,7 @@ def run_spec(*, lists: bool) -> KernelSpec:
     ``lists=False``, of a table of GIVEN_COUNT addresses. The workspace has room for the bases, the pointers of
     all steps, and scratch.
     """
-    return KernelSpec("program driver", ("driver", VERSION, lists), lambda m, s, isa: _emit_run(m, s, isa, lists))
+    return KernelSpec("program driver", ("driver", *_version(), lists), lambda m, s, isa: _emit_run(m, s, isa, lists))
 
 
 def worker_spec() -> KernelSpec:
@@ -70,7 +72,11 @@ def worker_spec() -> KernelSpec:
     ``slot`` is 1, 2 … and picks the scratch. Where the system has no futex it returns 1 when there was nothing to do
     for a while, and wants to be called again when there may be.
     """
-    return KernelSpec("pool worker", ("worker", VERSION, system.futex()[1]), _emit_worker)
+    return KernelSpec("pool worker", ("worker", *_version()), _emit_worker)
+
+
+def _version() -> tuple[object, ...]:
+    return VERSION, sys.platform, system.futex()[1]
 
 
 def _word(f: Fn, base: Val, index: int) -> Val:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ import numpy as np
 
 from ranvier.codegen.llvm import driver, system
 from ranvier.codegen.llvm.isa import available
-from ranvier.codegen.llvm.library import kernels
+from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.devices import usable_cores
 
 SPIN_IDLE_NS = 50_000  # without a run: spin this long, then sleep
@@ -28,13 +29,19 @@ SPIN_BUSY_NS = 300_000  # between the steps of a run: longer, giving way to othe
 _WORK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
 
+@functools.cache
+def _worker() -> tuple[Kernel, Any]:
+    """The worker loop. Kept, so that a forked child needs no compiler (whose locks another thread may have held)."""
+    spec = driver.worker_spec()
+    kernel = kernels([spec], available()[-1])[spec]  # no vectors in it: the plainest code will do
+    return kernel, _WORK(kernel.address)
+
+
 class Pool:
     """Up to ``workers`` helping threads, started when first wanted."""
 
     def __init__(self, workers: int) -> None:
-        spec = driver.worker_spec()
-        self._kernel = kernels([spec], available()[-1])[spec]  # no vectors in it: the plainest code will do
-        self._work = _WORK(self._kernel.address)
+        self._code, self._work = _worker()
         self._memory = np.zeros(driver.POOL_BYTES + 128, np.uint8)
         start = -self._memory.ctypes.data % 128
         self._words: np.ndarray[Any, Any] = self._memory[start : start + driver.POOL_BYTES].view(np.int64)
@@ -92,6 +99,7 @@ class Pool:
             self._limit = 0
             self._words[driver.STOP // 8] = 1
             threads, self._threads, self.size = self._threads, [], 1
+            self._runs += 1  # which never ends
             self._awake.set()
         deadline = time.monotonic() + 5.0
         for thread in threads:
