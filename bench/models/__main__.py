@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import hashlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ from pathlib import Path
 import onnx
 
 from bench.models import make, names
-
-STAMPS = "stamps.json"
 
 
 def main() -> None:
@@ -32,34 +29,33 @@ def main() -> None:
         parser.error("--out is needed")
     if not wanted:
         sys.exit(f"no model is called {given.only!r}")
-    write(given.out, wanted, force=given.force)
+    failed = write(given.out, wanted, force=given.force)
+    if failed:
+        sys.exit(f"could not build {'; '.join(failed)}")
 
 
-def write(folder: Path, wanted: list[str], *, force: bool = False) -> None:
-    """Each file appears complete or not at all, and is remembered with what it was made from."""
+def write(folder: Path, wanted: list[str], *, force: bool = False) -> list[str]:
+    """Each file appears complete or not at all. What could not be written is returned with the reason."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = _stamp()
+    failed: list[str] = []
     for name in wanted:
-        target = folder / f"{name}.onnx"
-        if not force and target.exists() and _read(folder).get(name) == stamp:
+        target, mark = folder / f"{name}.onnx", folder / f"{name}.stamp"
+        if not force and target.exists() and mark.exists() and mark.read_text() == stamp:
             continue
-        model = make(name)
         partial = folder / f".{name}.{os.getpid()}.partial"
         try:
-            onnx.save(model, partial)
+            onnx.save(make(name), partial)
             onnx.checker.check_model(str(partial))
             os.replace(partial, target)
+            mark.write_text(stamp)
+        except Exception as error:  # the other models are wanted all the same
+            failed.append(f"{name}: {error}")
+        else:
+            print(f"{name}: {target.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
         finally:
             partial.unlink(missing_ok=True)
-        (folder / STAMPS).write_text(json.dumps({**_read(folder), name: stamp}, indent=1, sort_keys=True))
-        print(f"{name}: {target.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
-
-
-def _read(folder: Path) -> dict[str, str]:
-    try:
-        return dict(json.loads((folder / STAMPS).read_text()))
-    except (OSError, ValueError):
-        return {}
+    return failed
 
 
 def _stamp() -> str:

@@ -73,7 +73,7 @@ def mobilenet_v3_large() -> Net:
 
 
 def efficientnet_b0() -> Net:
-    """With its batch normalizations left in place and SiLU as Sigmoid and Mul, as converters from TensorFlow write it."""
+    """As converters from TensorFlow write it: batch normalizations left in place, SiLU as Sigmoid and Mul."""
     net = Net("efficientnet_b0", opset=13)
     silu = GAIN["silu"]
 

@@ -93,9 +93,7 @@ def _interface(net: Net, layers: int, heads: int, depth: int) -> tuple[str, str,
     return ids, positions, allowed, past
 
 
-def _results(
-    net: Net, hidden: str, present: list[tuple[str, str]], width: int, vocabulary: int, heads: int
-) -> None:
+def _results(net: Net, hidden: str, present: list[tuple[str, str]], width: int, vocabulary: int, heads: int) -> None:
     net.output(net.linear(hidden, width, vocabulary, bias=False), "logits", [*TOKENS, vocabulary])
     shape = ["batch", heads, "past_sequence + sequence", 64]
     for k, (key, value) in enumerate(present):

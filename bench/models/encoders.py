@@ -32,7 +32,7 @@ def minilm_l6() -> Net:
 
 
 def vit_b16() -> Net:
-    """ViT-B/16 at 224: patches by a convolution, one projection for queries, keys and values, norms before the layers."""
+    """ViT-B/16 at 224: patches by a convolution, one projection for queries, keys and values, norms first."""
     net = Net("vit_b16", opset=17)
     width, heads, tokens, classes = 768, 12, 197, 1000
     depth = width // heads

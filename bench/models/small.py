@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -37,7 +38,7 @@ def mlp() -> Net:
     net = Net("mlp", opset=13)
     x = net.input("x", ["batch", 784])
     sizes = [784, 2048, 2048, 1024]
-    for inside, outside in zip(sizes, sizes[1:]):
+    for inside, outside in itertools.pairwise(sizes):
         x = net.node("Relu", net.gemm(x, inside, outside, gain=GAIN["relu"]))
     net.output(net.gemm(x, sizes[-1], 10), "logits", ["batch", 10])
     return net

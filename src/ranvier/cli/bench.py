@@ -20,7 +20,21 @@ from ranvier.errors import InvalidConfig, nearest
 from ranvier.formats import onnx as onnx_format
 
 
-@click.command()
+class _Bench(click.Command):
+    """``--suite`` makes it another command with options of its own: a suite has no one model and no one input."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if any(a == "--suite" or a.startswith("--suite=") for a in args):
+            from ranvier.cli.bench_suite import command as suite
+
+            return suite.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_Bench)
+@click.option("--suite", expose_value=False, metavar="cpu", help="Many models instead: see bench --suite cpu --help.")
 @model_argument
 @input_options
 @click.option("--peers", "wanted", default="auto", show_default=True, help="Names by commas, auto (installed) or none.")

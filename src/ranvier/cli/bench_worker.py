@@ -6,6 +6,7 @@ private folder that the parent made.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -57,23 +58,39 @@ class _Worker:
     def __init__(self, order: Mapping[str, Any]) -> None:
         folder = Path(order["folder"])
         inputs = pickle.loads((folder / "inputs.pickle").read_bytes())
-        started = time.perf_counter()
         module, name = order["runner"].split(":")
-        runner = getattr(importlib.import_module(module), name)(order["model"], order["threads"], order["options"])
-        imported_and_loaded = time.perf_counter() - started
+        made_by = getattr(importlib.import_module(module), name)
         started = time.perf_counter()
+        made_by.prepare()
+        imported = time.perf_counter()
+        before = _start_of_memory()
+        creating = time.perf_counter()
+        runner = made_by(order["model"], order["threads"], order["options"])
+        created = time.perf_counter()
         outputs = runner.run(inputs)
-        first = time.perf_counter() - started
+        first = time.perf_counter() - created
+        runner.run(inputs)  # what is kept for reuse is there from the second run on
+        peak = _memory("VmHWM") - before
         (folder / f"{order['name']}.pickle").write_bytes(pickle.dumps(outputs))
         self._run = runner.run
         self._inputs = inputs
-        self.loaded = {"version": runner.version, "load_seconds": imported_and_loaded, "first_seconds": first}
+        self.loaded = {
+            "version": runner.version,
+            "import_seconds": imported - started,
+            "create_seconds": created - creating,
+            "first_seconds": first,
+            "peak_bytes": peak,
+            "facts": runner.facts(),
+        }
 
     def turn(self, seconds: float, warmup: int) -> list[float]:
-        """Run for about ``seconds``, at least once, after some runs that are not timed."""
+        """Run for about ``seconds``, at least once, after some runs that are not timed and take no longer."""
         run, inputs, clock = self._run, self._inputs, time.perf_counter
+        end = clock() + seconds
         for _ in range(warmup):
             run(inputs)
+            if clock() >= end:
+                break
         times: list[float] = []
         end = clock() + seconds
         while True:
@@ -83,6 +100,25 @@ class _Worker:
             times.append(finished - started)
             if finished >= end:
                 return times
+
+
+def _start_of_memory() -> int:
+    """Resident bytes now; the high-water mark begins here where the system lets us reset it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(field: str) -> int:
+    """Bytes of this process as Linux counts them; elsewhere the peak is all there is."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return used if sys.platform == "darwin" else used * 1024
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
 def _error_facts(error: BaseException) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A runner is made inside a process of its own; nothing here imports a peer before
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -26,8 +27,17 @@ class Runner(Protocol):
 
     def __init__(self, model: str, threads: int, options: Mapping[str, Any]) -> None: ...
 
+    @staticmethod
+    def prepare() -> None:
+        """Import what the runtime is made of, so that loading a model can be timed without that."""
+        ...
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What else is worth reporting, as plain data."""
         ...
 
 
@@ -48,8 +58,15 @@ class RanvierRunner:
         self.version = ranvier_version()
         self._session = Session(model, SessionConfig.default().updated(limits=limits, **changes))
 
+    @staticmethod
+    def prepare() -> None:
+        importlib.import_module("ranvier.runtime.session")  # what ``ranvier.load`` imports when it is first used
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self._session.run(inputs)
+
+    def facts(self) -> dict[str, Any]:
+        return {"nodes": dict(self._session.report.by_provider())}
 
 
 class OnnxRuntimeRunner:
@@ -65,8 +82,15 @@ class OnnxRuntimeRunner:
         self._session = onnxruntime.InferenceSession(model, choices, providers=["CPUExecutionProvider"])
         self._names = [each.name for each in self._session.get_outputs()]
 
+    @staticmethod
+    def prepare() -> None:
+        importlib.import_module("onnxruntime")
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(self._names, self._session.run(None, dict(inputs))))
+
+    def facts(self) -> dict[str, Any]:
+        return {}
 
 
 class OpenVinoRunner:
@@ -81,6 +105,13 @@ class OpenVinoRunner:
         self._request = compiled.create_infer_request()
         self._names = [each.get_any_name() for each in compiled.outputs]
 
+    @staticmethod
+    def prepare() -> None:
+        importlib.import_module("openvino")
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         self._request.infer(dict(inputs))
         return {name: self._request.get_output_tensor(k).data.copy() for k, name in enumerate(self._names)}
+
+    def facts(self) -> dict[str, Any]:
+        return {}

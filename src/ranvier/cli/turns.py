@@ -14,6 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from ranvier.errors import RanvierError
 _CAN_STOP = hasattr(signal, "SIGSTOP")
 _PAUSE = 0.25  # seconds of silence before a turn where processes cannot be stopped
 _LEAST_ROUNDS = 3
+_WARMING = 0.05  # seconds of runs before the first turn
 
 
 class RunnerFailed(RanvierError):
@@ -60,13 +62,24 @@ class Measured:
 
     name: str
     version: str = ""
-    load_seconds: float = 0.0
+    import_seconds: float = 0.0
+    create_seconds: float = 0.0  # a session from the file
     first_seconds: float = 0.0
+    peak_bytes: int = 0  # of memory, beyond what the process held before it made the session
+    facts: dict[str, Any] = field(default_factory=dict)
     rounds: list[list[float]] = field(default_factory=list)
 
     @property
     def seconds(self) -> list[float]:
         return [s for turn in self.rounds for s in turn]
+
+    @property
+    def load_seconds(self) -> float:
+        return self.import_seconds + self.create_seconds
+
+    def setup_seconds(self, median: float) -> float:
+        """Everything that happens once: making the session, and what the first run takes longer than a later one."""
+        return self.create_seconds + max(self.first_seconds - median, 0.0)
 
     def statistics(self) -> dict[str, float]:
         """The median, its median absolute deviation, quantiles and the number of runs."""
@@ -85,10 +98,21 @@ class Measured:
 class Worker:
     """A process with one runtime in it; stopped except during its turns."""
 
-    def __init__(self, name: str, runner: str, task: Task, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        runner: str,
+        task: Task,
+        options: Mapping[str, Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """``environment`` is laid over this process's; ``patience`` is how many seconds any answer may take."""
         self.name = name
         self._log = task.folder / f"{name}.log"
-        environment = {**os.environ}
+        self._patience = patience
+        environment = {**os.environ, **(environment or {})}
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[variable] = str(task.threads)
         with self._log.open("wb") as log:
@@ -114,22 +138,38 @@ class Worker:
         except BaseException:
             self.close()
             raise
-        self.measured = Measured(name, loaded["version"], loaded["load_seconds"], loaded["first_seconds"])
+        self.measured = Measured(name, **loaded)
         self._stop()
 
-    def turn(self, seconds: float, warmup: int) -> None:
+    def turn(self, seconds: float, warmup: int) -> list[float]:
+        """Times of the runs of one turn."""
         self._resume()
-        self.measured.rounds.append(self._ask(do="turn", seconds=seconds, warmup=warmup)["seconds"])
+        times: list[float] = self._ask(do="turn", seconds=seconds, warmup=warmup)["seconds"]
         self._stop()
+        return times
 
     def _ask(self, **order: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = None if self._patience is None else threading.Timer(self._patience, give_up)
+        if timer is not None:
+            timer.start()
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if late.is_set():
+            raise RunnerFailed(self.name, f"no answer within {self._patience:g} s")
         if not line:
             tail = self._log.read_text(errors="replace").strip().splitlines()[-3:]
             code = self._process.wait()
@@ -166,23 +206,39 @@ def take_turns(
     seconds: float,
     warmup: int,
     progress: Callable[[Sequence[int]], Iterable[int]],
+    dropped: Callable[[Worker, RunnerFailed], None] | None = None,
 ) -> None:
     """Give every worker one turn a round, each round beginning with another one.
 
     ``seconds`` is what each worker may take in all. Where ``rounds`` is not given it is as many turns as fit, at
-    least three and at most twenty, each long enough for several runs where the model is quick.
+    least three and at most twenty, each long enough for several runs where the model is quick. A worker that fails
+    is handed to ``dropped`` and has no further turns; without ``dropped`` its error ends everything.
     """
-    slowest = max(w.measured.first_seconds for w in workers)
+    going = list(workers)
+
+    def turn(worker: Worker, length: float, unmeasured: int) -> list[float]:
+        try:
+            return worker.turn(length, unmeasured)
+        except RunnerFailed as error:
+            if dropped is None:
+                raise
+            going.remove(worker)
+            dropped(worker, error)
+            return []
+
+    # one run after warming up says how long runs take; the first of all says little, it may have compiled something
+    slowest = max((s for w in workers for s in turn(w, _WARMING if warmup else 0.0, warmup)[-1:]), default=0.0)
     count = rounds or max(_LEAST_ROUNDS, min(20, int(seconds / max(slowest, 1e-3))))
-    used = dict.fromkeys(range(len(workers)), 0.0)
+    used = dict.fromkeys(workers, 0.0)
     for number in progress(range(count)):
-        for k in range(len(workers)):
-            at = (number + k) % len(workers)
+        start = number % max(len(going), 1)
+        for worker in going[start:] + going[:start]:
             started = time.perf_counter()
             # after a pause the caches are cold: a turn begins with a run that does not count, where that is cheap
-            settle = warmup if number == 0 else int(slowest < seconds / count)
-            workers[at].turn(seconds / count, settle)
-            used[at] += time.perf_counter() - started
+            times = turn(worker, seconds / count, int(slowest < seconds / count))
+            if times:
+                worker.measured.rounds.append(times)
+            used[worker] += time.perf_counter() - started
         if rounds is None and number + 1 >= _LEAST_ROUNDS and max(used.values()) > 2 * seconds:
             break
 
