@@ -1,1 +1,6 @@
-"""Matrix multiplication of float32 and float64: micro-kernels as data, packing, and the drivers that block the work."""
+"""Matrix multiplication of float32 and float64: micro-kernels as data, packing, and the driver that blocks the work."""
+
+from ranvier.codegen.llvm.gemm.pack import PackedB, pack_b
+from ranvier.codegen.llvm.gemm.product import matmul
+
+__all__ = ["PackedB", "matmul", "pack_b"]

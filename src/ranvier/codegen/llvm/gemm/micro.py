@@ -65,6 +65,7 @@ class Slot(IntEnum):
 
 
 SLOTS = len(Slot)
+Layout = Literal["rows", "columns", "table"]  # how A is given
 ALPHA, CLAMP = 1, 2  # bits of the FLAGS slot
 
 
@@ -75,7 +76,7 @@ class Micro:
     element: str
     rows: int
     vectors: int
-    a: Literal["rows", "columns", "table"] = "rows"
+    a: Layout = "rows"
     packed: bool = True
 
     def spec(self) -> KernelSpec:

@@ -20,23 +20,22 @@ class Tile:
     registers: int  # vector registers the instruction set must have
     rows: int
     vectors: int
-    unroll: int  # k steps per turn of the loop
     score: float  # share of the FMA peak a long K reaches (measured; relative order is what matters)
 
 
 TILES: tuple[Tile, ...] = (
-    Tile(32, 6, 4, 4, 0.97),
-    Tile(32, 8, 3, 4, 0.97),
-    Tile(32, 12, 2, 4, 0.95),
-    Tile(32, 12, 1, 4, 0.85),
-    Tile(16, 4, 3, 4, 0.95),
-    Tile(16, 6, 2, 4, 0.95),
-    Tile(16, 12, 1, 4, 0.80),
+    Tile(32, 6, 4, 0.97),
+    Tile(32, 8, 3, 0.97),
+    Tile(32, 12, 2, 0.95),
+    Tile(32, 12, 1, 0.85),
+    Tile(16, 4, 3, 0.95),
+    Tile(16, 6, 2, 0.95),
+    Tile(16, 12, 1, 0.80),
 )
 # Without fused multiply-add a product needs a register of its own before it is added.
 PLAIN_TILES: tuple[Tile, ...] = (
-    Tile(16, 4, 2, 4, 0.95),
-    Tile(16, 8, 1, 4, 0.85),
+    Tile(16, 4, 2, 0.95),
+    Tile(16, 8, 1, 0.85),
 )
 
 
@@ -46,6 +45,11 @@ def tiles(isa: Isa) -> tuple[Tile, ...]:
     table = TILES if isa.fma else PLAIN_TILES
     most = max(t.registers for t in table if t.registers <= isa.registers)
     return tuple(t for t in table if t.registers == most)
+
+
+def rows_for(isa: Isa, vectors: int) -> int:
+    """The most rows a micro-kernel can have on panels of this width."""
+    return min((t.vectors, t.rows) for t in tiles(isa) if t.vectors >= vectors)[1]
 
 
 def tile_of(isa: Isa, vectors: int) -> Tile:

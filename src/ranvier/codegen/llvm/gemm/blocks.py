@@ -1,0 +1,87 @@
+"""How a product is cut up: panels of B, blocks of rows, and which micro-kernel fits a shape best."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
+from ranvier.codegen.llvm.isa import Isa
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``total`` things in ``count`` pieces as even as can be: the first ``large`` have ``size``, the others one less.
+
+    Even pieces because a small remainder would run on a kernel that cannot keep the FMA units busy.
+    """
+
+    total: int
+    count: int
+
+    @classmethod
+    def of(cls, total: int, most: int) -> Cut:
+        """Pieces of at most ``most``."""
+        return cls(total, -(-total // most))
+
+    @property
+    def size(self) -> int:
+        return -(-self.total // self.count) if self.count else 1
+
+    @property
+    def large(self) -> int:
+        return self.count - (self.size * self.count - self.total)
+
+    def start(self, k: int) -> int:
+        return k * self.size - max(0, k - self.large)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The columns of B in panels of whole vectors; packed, each panel is K x width elements, one after the other."""
+
+    n: int
+    lanes: int
+    cut: Cut  # of vectors
+
+    @classmethod
+    def of(cls, n: int, lanes: int, vectors: int) -> Panels:
+        return cls(n, lanes, Cut.of(-(-n // lanes), vectors))
+
+    @property
+    def last_lanes(self) -> int:
+        """Columns that exist in the last vector."""
+        return self.n - (-(-self.n // self.lanes) - 1) * self.lanes
+
+    def packed_elements(self, k: int) -> int:
+        return self.cut.total * self.lanes * k
+
+
+# Cycles a call of a micro-kernel costs besides its FMAs: its prologue, the stores, and the driver around it.
+_CALL = 70.0
+
+
+def cycles(rows: int, vectors: int, tile: Tile, k: int) -> float:
+    """Predicted cycles of one micro-kernel call."""
+    chains = rows * vectors
+    steps = max(chains / 2, (rows + vectors) / 2, 2.0 if chains >= 4 else 1.5) / tile.score
+    return k * steps + _CALL
+
+
+@functools.lru_cache(4096)
+def best_tile(m: int, n: int, k: int, isa: Isa, element_bytes: int) -> Tile:
+    """The tile for an M x N x K product."""
+    vectors = -(-n // isa.lanes(element_bytes))
+    found: list[tuple[float, int, Tile]] = []
+    for tile in tiles(isa):
+        panels = Cut.of(vectors, tile.vectors)
+        if panels.size != tile.vectors and any(t.vectors == panels.size for t in tiles(isa)):
+            continue  # what it would be cut into is another tile of the table
+        rows = Cut.of(m, tile.rows)
+        cost = 0.0
+        for r, count in ((rows.size, rows.large), (rows.size - 1, rows.count - rows.large)):
+            for v, times in ((panels.size, panels.large), (panels.size - 1, panels.count - panels.large)):
+                if count and times:
+                    cost += count * times * cycles(r, v, tile, k)
+        found.append((cost, -tile.vectors, tile))
+    return min(found, key=lambda f: f[:2])[2]

@@ -1,0 +1,234 @@
+"""B in the order the micro-kernels read it: panel after panel, k after k, whole vectors, zeros past the last column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ranvier import dtypes
+from ranvier.codegen.launch import At, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class PackedB:
+    """A packed matrix, or a dense stack of them."""
+
+    storage: Storage
+    dtype: DType
+    batch: tuple[int, ...]
+    k: int
+    n: int
+    panels: Panels
+
+    @property
+    def nbytes(self) -> int:
+        return self.storage.nbytes
+
+    @property
+    def entry(self) -> int:
+        """Elements of one matrix."""
+        return self.panels.packed_elements(self.k)
+
+
+def pack_b(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
+    """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet."""
+    *batch, k, n = b.shape
+    lanes = isa.lanes(b.itemsize)
+    tile = best_tile(max(1, rows_hint), n, k, isa, b.itemsize)
+    panels = Panels.of(n, lanes, tile.vectors)
+    flat = b.reshape(-1, k, n)
+    size = panels.packed_elements(k)
+    packed = np.empty((len(flat), size), b.dtype)
+    width = panels.cut.size * lanes
+    for source, target in zip(flat, packed):
+        wide = panels.cut.large * width
+        _fill(source[:, :wide], target[: wide * k], width)
+        _fill(source[:, wide:], target[wide * k :], width - lanes)
+    storage = Storage.constant(packed)
+    return PackedB(storage, dtypes.of(b), tuple(batch), k, n, panels)
+
+
+def _fill(source: Array, target: Array, width: int) -> None:
+    """Columns into panels of one width."""
+    k, n = source.shape
+    if not target.size:
+        return
+    out = target.reshape(-1, k, width)
+    whole = n // width
+    out[:whole] = source[:, : whole * width].reshape(k, whole, width).transpose(1, 0, 2)
+    if whole < len(out):
+        rest = n - whole * width
+        out[whole, :, :rest] = source[:, whole * width :]
+        out[whole, :, rest:] = 0
+
+
+# -- at run time ------------------------------------------------------------------------------------------------------
+
+Order = Literal["rows", "columns", "any"]
+# positions in dims
+_RANK, _PANELS, _WIDE, _LARGE, _N, _K, _STEP_K, _STEP_N, _CHUNK, _CHUNKS, _BATCH = range(11)
+_PER_BATCH = 3  # extent, stride of the source, stride of the target (elements)
+_CHUNK_K = 256  # k steps per tile: enough to be worth a call, few enough to spread over threads
+
+
+def pack_launch(b: View, panels: Panels, batch: tuple[tuple[int, int, int], ...], target: Storage) -> Launch:
+    """Packs the last two axes of ``b``; ``batch`` lists (extent, source stride, target stride) of outer axes."""
+    k, n = b.shape[-2:]
+    step_k, step_n = b.strides[-2:]
+    item = b.dtype.numpy.itemsize
+    order: Order = "rows" if step_n == 1 or n == 1 else "columns" if step_k == 1 or k == 1 else "any"
+    chunk = min(k, _CHUNK_K)
+    chunks = -(-k // chunk) if k else 0
+    entries = 1
+    for extent, _, _ in batch:
+        entries *= extent
+    dims = (
+        *(len(batch), panels.cut.count, panels.cut.size * panels.lanes, panels.cut.large),
+        *(n, k, step_k, step_n, chunk, chunks),
+        *(x for each in batch for x in each),
+    )
+    elements = entries * panels.packed_elements(k)
+    return Launch(
+        _pack_spec(order, item),
+        (At(b.storage, b.offset * item), At(target)),
+        dims,
+        tiles=entries * panels.cut.count * chunks,
+        writes=(target,),
+        traffic=2.0 * elements * item,
+        label="pack",
+    )
+
+
+def _pack_spec(order: Order, item: int) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+        _Packer(module.function(symbol, params), isa, order, f"i{item * 8}", item).emit()
+
+    return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", order, item), emit)
+
+
+class _Packer:
+    def __init__(self, fn: Fn, isa: Isa, order: Order, element: str, item: int) -> None:
+        self.fn, self.isa, self.order, self.element = fn, isa, order, element
+        self.lanes = isa.lanes(item)
+        self.kind = vector(element, self.lanes)
+
+    def dim(self, k: int) -> Val:
+        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], k, "i64"), invariant=True)
+
+    def emit(self) -> None:
+        f, lanes = self.fn, self.lanes
+        source, target = (f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k in range(2))
+        wide, large, k_all, n = self.dim(_WIDE), self.dim(_LARGE), self.dim(_K), self.dim(_N)
+        self.step_k, self.step_n = self.dim(_STEP_K), self.dim(_STEP_N)
+        panels, chunk, chunks = self.dim(_PANELS), self.dim(_CHUNK), self.dim(_CHUNKS)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            k0 = f.rem(tile, chunks) * chunk
+            k1 = f.min_(k0 + chunk, k_all)
+            rest = f.div(tile, chunks)
+            panel = f.rem(rest, panels)
+            from_, to = batch_offsets(f, self.dim, f.div(rest, panels), _RANK, _BATCH, 2)
+            narrow = f.max_(panel - large, 0)
+            column = panel * wide - narrow * lanes
+            self.width = f.select(f.cmp("slt", panel, large), wide, wide - lanes)
+            self.count = f.min_(self.width, n - column)
+            here = f.gep(source, from_ + column * self.step_n, self.element)
+            there = f.gep(target, to + column * k_all, self.element)
+            if self.order == "columns":
+                self._blocks(here, there, k0, k1)
+            else:
+                self._steps(here, there, k0, k1)
+        f.ret()
+
+    def _steps(self, here: Val, there: Val, k0: Val, k1: Val) -> None:
+        """k after k; every step is a row of the panel."""
+        f = self.fn
+        with f.loop(k0, k1) as k:
+            row = f.gep(here, k * self.step_k, self.element)
+            self._row(lambda j: row if j is None else f.gep(row, j * self.step_n, self.element), there, k)
+
+    def _row(self, at: Callable[[Val | None], Val], there: Val, k: Val) -> None:
+        """One k: the columns that exist, then zeros up to the width."""
+        f, lanes = self.fn, self.lanes
+        target = f.gep(there, k * self.width, self.element)
+        whole = f.and_(self.count, -lanes)
+        if self.order == "rows":
+            with f.loop(0, whole, lanes) as j:
+                f.store(f.load(self.kind, f.gep(at(None), j, self.element)), f.gep(target, j, self.element))
+            with f.loop(whole, self.count) as j:
+                f.store(f.load(self.element, f.gep(at(None), j, self.element)), f.gep(target, j, self.element))
+        else:
+            with f.loop(0, self.count) as j:
+                f.store(f.load(self.element, at(j)), f.gep(target, j, self.element))
+        with f.loop(self.count, self.width) as j:
+            f.store(f.const(self.element, 0), f.gep(target, j, self.element))
+
+    def _blocks(self, here: Val, there: Val, k0: Val, k1: Val) -> None:
+        """Square blocks read along k, transposed in registers and written along n."""
+        f, lanes = self.fn, self.lanes
+        k_whole = k0 + f.and_(k1 - k0, -lanes)
+        n_whole = f.and_(self.count, -lanes)
+        with f.loop(k0, k_whole, lanes) as k:
+            with f.loop(0, n_whole, lanes) as j:
+                block = []
+                for lane in range(lanes):
+                    column = f.gep(here, (j + lane) * self.step_n + k, self.element)
+                    block.append(f.load(self.kind, column))
+                for lane, value in enumerate(transposed(f, block)):
+                    f.store(value, f.gep(there, (k + lane) * self.width + j, self.element))
+            with f.loop(k, k + lanes) as row:
+                self._elements(here, there, row, n_whole)
+        with f.loop(k_whole, k1) as k:
+            self._elements(here, there, k, f.i64(0))
+
+    def _elements(self, here: Val, there: Val, k: Val, start: Val) -> None:
+        f = self.fn
+        target = f.gep(there, k * self.width, self.element)
+        with f.loop(start, self.count) as j:
+            f.store(
+                f.load(self.element, f.gep(here, j * self.step_n + k, self.element)), f.gep(target, j, self.element)
+            )
+        with f.loop(self.count, self.width) as j:
+            f.store(f.const(self.element, 0), f.gep(target, j, self.element))
+
+
+def transposed(f: Fn, block: list[Val]) -> list[Val]:
+    """A square block of vectors with rows and lanes exchanged: one bit of both indices at a time."""
+    lanes, bit = len(block), 1
+    block = list(block)
+    while bit < lanes:
+        for i in range(lanes):
+            if i & bit:
+                continue
+            a, b = block[i], block[i | bit]
+            block[i] = f.shuffle(a, b, [lanes + (l ^ bit) if l & bit else l for l in range(lanes)])
+            block[i | bit] = f.shuffle(a, b, [lanes + l if l & bit else l ^ bit for l in range(lanes)])
+        bit *= 2
+    return block
+
+
+def batch_offsets(f: Fn, dim: Callable[[int], Val], flat: Val, rank_at: int, table_at: int, tensors: int) -> list[Val]:
+    """Offsets of a batch entry in ``tensors`` tensors: dims hold (extent, one stride per tensor) per batch axis."""
+    left = f.var("i64", flat)
+    offsets = [f.var("i64", 0) for _ in range(tensors)]
+    rank = dim(rank_at)
+    per = tensors + 1
+    base = f.gep(f.args["dims"], table_at, "i64")
+    with f.loop(0, rank) as outer:
+        axis = f.gep(base, (rank - outer - 1) * per, "i64")
+        extent = f.load("i64", axis)
+        index = f.rem(left.get(), extent)
+        left.set(f.div(left.get(), extent))
+        for k, offset in enumerate(offsets):
+            offset.set(offset.get() + index * f.load("i64", f.gep(axis, k + 1, "i64")))
+    return [o.get() for o in offsets]

@@ -1,0 +1,251 @@
+"""Matrix products as launches: which blocks, what is packed, how the work is cut into tiles."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.gemm.blocks import Cut, Panels, best_tile
+from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
+from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
+from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, Layout, Micro
+from ranvier.codegen.llvm.gemm.pack import PackedB, pack_launch
+from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem, folded, problem_of, swapped
+from ranvier.codegen.llvm.gemm.tiles import rows_for
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue, Operand
+from ranvier.codegen.storage import Storage, View
+
+_K_BLOCK = 512  # k steps whose panel of B and rows of A share the second-level cache
+_A_BYTES = 512 << 10  # rows of A that a tile keeps in the second-level cache
+_WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
+_NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
+_TILE_US = 12.0  # work that is worth handing out by itself
+_GFLOPS, _GBPS = 100.0, 10.0  # rough speed of one core, to size tiles by
+
+
+def matmul(
+    a: View,
+    b: View | PackedB,
+    out: View,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+    alpha: float = 1.0,
+) -> list[Launch]:
+    """``out = epilogue(alpha * a @ b)``: a [..., M, K], b [..., K, N], out [..., M, N]; batch axes broadcast."""
+    if 0 in out.shape:
+        return []
+    problem = folded(swapped(problem_of(a, b, out, epilogue, alpha)))
+    return _Plan(problem, isa, threads).launches()
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """An operand as the driver reads it, strides in elements."""
+
+    at: At
+    row: int
+    column: int
+    batch: tuple[int, ...]  # stride per batch axis
+
+
+class _Plan:
+    """Decisions for one product."""
+
+    def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
+        self.p, self.isa, self.threads = problem, isa, threads
+        self.item = problem.dtype.numpy.itemsize
+        self.lanes = isa.lanes(self.item)
+        self.before: list[Launch] = []
+
+    def launches(self) -> list[Launch]:
+        p = self.p
+        if isinstance(p.b, PackedB):
+            self.panels = p.b.panels
+            self.rows = Cut.of(p.m, rows_for(self.isa, self.panels.cut.size))
+            b = _Matrix(At(p.b.storage), 0, 0, tuple(x.b for x in p.batch))
+            self.packed = True
+        else:
+            tile = best_tile(p.m, p.n, p.k, self.isa, self.item)
+            self.panels = Panels.of(p.n, self.lanes, tile.vectors)
+            self.rows = Cut.of(p.m, tile.rows)
+            b = _Matrix(At(p.b.storage, p.b.offset * self.item), *p.b_strides, tuple(x.b for x in p.batch))
+            self.packed = not self._stays_in_place(b)
+            if self.packed:
+                b = self._rearranged(p.b, b, (p.k, p.n), self.panels)
+        return [*self.before, self._multiply(self._a(), b)]
+
+    # -- operands ---------------------------------------------------------------------------------------------------
+
+    def _stays_in_place(self, b: _Matrix) -> bool:
+        """Whether the micro-kernels read B where it is."""
+        p = self.p
+        if (b.column != 1 and p.n > 1) or (b.row == 0 and p.k > 1):
+            return False
+        if not self.isa.masks and p.n % self.lanes:
+            return False
+        return self.rows.count == 1 or abs(b.row) * p.k * self.item <= _NEAR_BYTES
+
+    def _a(self) -> _Matrix:
+        """A with rows or columns that are contiguous."""
+        p = self.p
+        a = _Matrix(At(p.a.storage, p.a.offset * self.item), *p.a_strides, tuple(x.a for x in p.batch))
+        self.by_rows = a.column == 1 or p.k <= 1
+        if self.by_rows or a.row == 1 or p.m == 1:
+            return a
+        whole = Panels(p.m, self.lanes, Cut(-(-p.m // self.lanes), 1))  # one panel: every k has all rows
+        turned = _Matrix(a.at, a.column, a.row, a.batch)
+        packed = self._rearranged(p.a, turned, (p.k, p.m), whole)
+        return _Matrix(packed.at, 1, whole.cut.total * self.lanes, packed.batch)
+
+    def _rearranged(self, view: View, matrix: _Matrix, shape: tuple[int, int], panels: Panels) -> _Matrix:
+        """A matrix packed at run time; entries that broadcasting repeats are packed once."""
+        size = panels.packed_elements(shape[0])
+        strides: list[int] = []
+        table: list[tuple[int, int, int]] = []
+        entries = 1
+        for axis, stride in zip(reversed(self.p.batch), reversed(matrix.batch)):
+            strides.append(entries * size if stride else 0)
+            if stride:
+                table.append((axis.extent, stride, entries * size))
+                entries *= axis.extent
+        target = Storage.temporary(entries * size * self.item, "packed")
+        source = View(view.storage, view.dtype, shape, (matrix.row, matrix.column), view.offset)
+        launch = pack_launch(source, panels, tuple(reversed(table)), target)
+        if launch.tiles:
+            self.before.append(launch)
+        return _Matrix(At(target), 0, 0, tuple(reversed(strides)))
+
+    # -- blocks -----------------------------------------------------------------------------------------------------
+
+    def _multiply(self, a: _Matrix, b: _Matrix) -> Launch:
+        p, item, rows, panels = self.p, self.item, self.rows, self.panels
+        wide = panels.cut.size * self.isa.vector_bytes
+        k_block = p.k
+        if rows.count > 1 and p.k > _K_BLOCK * 5 // 4:
+            k_block = -(-p.k // -(-p.k // _K_BLOCK))
+        k_blocks = -(-p.k // k_block) if p.k else 1
+        fitting = max(1, _A_BYTES // max(1, k_block * item * rows.size))
+        row_group = Cut.of(rows.count, fitting).size
+        tile_bytes = rows.size * wide
+        panel_group = panels.cut.count
+        if k_blocks > 1:
+            panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
+        flops = 2.0 * p.m * p.n * p.k * p.entries
+        traffic = float(item * (p.m * p.k + p.k * p.n + p.m * p.n) * p.entries)
+        work = flops / _GFLOPS / 1e3 + item * p.k * p.n * p.entries / _GBPS / 1e3
+        if self.threads > 1:
+            wanted = min(int(work / _TILE_US), 8 * self.threads)
+            others = p.entries * -(-rows.count // row_group)
+            panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
+        row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
+        tiles = p.entries * row_groups * panel_groups
+        simple, done, direct = self._epilogue()
+        waiting = tile_bytes if k_blocks > 1 else 0
+        scratch = tile_bytes if direct < panels.cut.count or waiting else 0
+        if waiting:
+            scratch *= row_group * panel_group
+        table = self._batch_table(a, b, simple.residual)
+        numbers = {
+            Dim.ROW_BLOCKS: rows.count,
+            Dim.ROWS: rows.size,
+            Dim.LARGE_ROWS: rows.large,
+            Dim.PANELS: panels.cut.count,
+            Dim.WIDE: wide,
+            Dim.WIDE_PANELS: panels.cut.large,
+            Dim.COLUMNS: p.n,
+            Dim.LANES: self.lanes,
+            Dim.LAST_LANES: panels.last_lanes,
+            Dim.K: p.k,
+            Dim.K_BLOCK: k_block,
+            Dim.ROW_GROUP: row_group,
+            Dim.PANEL_GROUP: panel_group,
+            Dim.ROW_GROUPS: row_groups,
+            Dim.PANEL_GROUPS: panel_groups,
+            Dim.A_ROW: a.row * item,
+            Dim.A_K: a.column * item,
+            Dim.A_STEP: (a.row if self.by_rows else a.column) * item,
+            Dim.B_STEP: 0 if self.packed else (b.row or p.n) * item,
+            Dim.OUT_ROW: p.out_strides[0] * item,
+            Dim.RESIDUAL_ROW: simple.residual.strides[1] * item if simple.residual else 0,
+            Dim.FLAGS: (ALPHA if p.alpha != 1.0 else 0) | (CLAMP if simple.clamps else 0),
+            Dim.ALPHA: self._bits(p.alpha),
+            Dim.LOW: self._bits(simple.low),
+            Dim.HIGH: self._bits(simple.high),
+            Dim.FINISHED: direct,
+            Dim.ITEM: item,
+            Dim.USED: (1 if simple.bias else 0) | (2 if simple.residual else 0),
+            Dim.FINISH_DIMS: Dim.BATCH + len(table),
+            Dim.WAITING: waiting,
+            Dim.RANK: len(p.batch),
+        }
+        micro = self._micro_kernels()
+        absent = a.at
+        return Launch(
+            driver_spec(),
+            (
+                *(a.at, b.at, At(p.out.storage, p.out.offset * p.out.dtype.numpy.itemsize)),
+                place_of(simple.bias) if simple.bias else absent,
+                place_of(simple.residual) if simple.residual else absent,
+                *(Code(each) for each in micro),
+                Code(done.spec if done else micro[0]),
+                *(done.buffers if done else ()),
+            ),
+            (*(numbers[each] for each in Dim if each in numbers), *table, *(done.dims if done else ())),
+            tiles=tiles,
+            writes=(p.out.storage,),
+            grain=max(1, min(tiles // (4 * self.threads), int(tiles * _TILE_US / max(work, 1e-3)))),
+            scratch=scratch,
+            flops=flops,
+            traffic=traffic,
+            label="matmul",
+        )
+
+    def _epilogue(self) -> tuple[Simple, Finish | None, int]:
+        """What the micro-kernel does, the finish kernel for the rest, and the first panel that needs it."""
+        p, panels = self.p, self.panels.cut.count
+        simple = simple_form(p.epilogue, p.dtype)
+        if p.out.dtype is not p.dtype or (p.out_strides[1] != 1 and p.n > 1):
+            simple = None
+        direct = panels
+        if simple is None:
+            simple, direct = Simple(), 0
+        elif not self.isa.masks and p.n % self.lanes:
+            direct = panels - 1
+        if direct == panels:
+            return simple, None, direct
+        return simple, finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides), direct
+
+    def _batch_table(self, a: _Matrix, b: _Matrix, residual: Operand | None) -> list[int]:
+        """(extent, bytes between entries of a, b, out, residual) per batch axis."""
+        table: list[list[int]] = []
+        beside = residual.strides[0] * self.item if residual else 0
+        out_item = self.p.out.dtype.numpy.itemsize
+        for k in range(len(self.p.batch) - 1, -1, -1):
+            axis = self.p.batch[k]
+            table.append([axis.extent, a.batch[k] * self.item, b.batch[k] * self.item, axis.out * out_item, beside])
+            beside *= axis.extent
+        return [x for each in reversed(table) for x in each]
+
+    def _bits(self, value: float) -> int:
+        """A number of the kernels' type as the low bytes of a slot."""
+        if self.item == 8:
+            return int(struct.unpack("<q", struct.pack("<d", value))[0])
+        try:
+            raw = struct.pack("<f", value)
+        except OverflowError:
+            raw = struct.pack("<f", math.copysign(math.inf, value))
+        return int(struct.unpack("<i", raw)[0])
+
+    def _micro_kernels(self) -> tuple[KernelSpec, ...]:
+        """Large and small row blocks of wide panels, then of narrow ones; what does not occur repeats another."""
+        rows = [self.rows.size, self.rows.size - 1 if self.rows.large < self.rows.count else self.rows.size]
+        cut = self.panels.cut
+        widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
+        layout: Layout = "rows" if self.by_rows else "columns"
+        element = ELEMENTS[self.p.dtype]
+        return tuple(Micro(element, r, v, layout, self.packed).spec() for v in widths for r in rows)
