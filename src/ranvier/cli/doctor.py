@@ -13,10 +13,12 @@ import click
 import numpy as np
 
 from ranvier.cli import exit_codes
+from ranvier.cli.cache import cache_facts
 from ranvier.cli.options import with_output
 from ranvier.cli.providers import provider_facts
 from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
 from ranvier.cli.versions import package_version, ranvier_version
+from ranvier.codegen.llvm import cache, isa
 from ranvier.config import SessionConfig, environment
 from ranvier.devices import machine_info
 from ranvier.dtypes import DType
@@ -27,9 +29,15 @@ from ranvier.graph.types import TensorType
 from ranvier.ops import complete
 from ranvier.providers.registry import REGISTRY
 
-_REQUIRED = ("numpy", "onnx", "ml_dtypes", "click", "rich")
-_OPTIONAL = ("llvmlite", "pillow", "onnxruntime", "openvino", "torch", "triton")
+_REQUIRED = ("numpy", "onnx", "ml_dtypes", "llvmlite", "click", "rich")
+_OPTIONAL = ("pillow", "onnxruntime", "openvino", "torch", "triton")
 _PREFIX = "RANVIER_"
+_OTHER_VARIABLES = {  # that set no option of a session
+    isa.VARIABLE: "forces the instruction set of generated code",
+    cache.SWITCH: "switches the kernel cache",
+    cache.FOLDER: "places the kernel cache",
+    cache.LIMIT: "limits the kernel cache",
+}
 
 
 @click.command()
@@ -41,11 +49,12 @@ def command(output: Output) -> None:
         "versions": {"ranvier": ranvier_version(), "python": platform.python_version()}
         | {name: package_version(name) for name in (*_REQUIRED, *_OPTIONAL)},
         "machine": machine_info(),
+        "code": code_facts(),
         "environment": variables,
         "options": config,
         "providers": [check_provider(name) for name in REGISTRY.names()],
     }
-    problems = [problem] if problem else []
+    problems = [text for text in (problem, data["code"]["problem"]) if text]
     problems += [
         f"package {name} is missing" for name in _REQUIRED if data["versions"][name] is None and not _found(name)
     ]
@@ -81,7 +90,7 @@ def environment_facts() -> tuple[dict[str, str], list[dict[str, Any]], str]:
         except RanvierError as error:
             variables[name], problem = f"invalid: {error}", str(error)
             continue
-        variables[name] = f"sets {', '.join(found)}" if found else "unknown or empty, has no effect"
+        variables[name] = f"sets {', '.join(found)}" if found else _effect(name)
         origin.update(dict.fromkeys(found, name))
     try:
         config = SessionConfig.default()
@@ -97,6 +106,32 @@ def environment_facts() -> tuple[dict[str, str], list[dict[str, Any]], str]:
         for f in fields(config.limits)
     ]
     return variables, options, problem
+
+
+def _effect(variable: str) -> str:
+    known = _OTHER_VARIABLES.get(variable) if os.environ[variable] else None
+    return known or "unknown or empty, has no effect"
+
+
+# -- generated code -------------------------------------------------------------------------------------------------
+
+
+def code_facts() -> dict[str, Any]:
+    """The instruction set code is generated for, those this machine has, and where compiled kernels are kept."""
+    here = isa.available()
+    found: dict[str, Any] = {
+        "isa": None,
+        "extensions": [],
+        "available": [i.name for i in here],
+        "cache": None,
+        "problem": "",
+    }
+    try:
+        chosen = isa.host()
+        found |= {"isa": chosen.name, "extensions": sorted(chosen.extensions), "cache": cache_facts()}
+    except RanvierError as error:
+        found["problem"] = str(error)
+    return found
 
 
 # -- providers ------------------------------------------------------------------------------------------------------
@@ -156,6 +191,8 @@ def _show(output: Output, data: dict[str, Any]) -> None:
             ]
         )
     )
+    output.heading("generated code")
+    output.show(facts(_code_lines(data["code"])))
     output.heading("versions")
     output.show(facts((name, version or "not installed") for name, version in data["versions"].items()))
     output.heading("options")
@@ -183,6 +220,18 @@ def _show(output: Output, data: dict[str, Any]) -> None:
         output.show(*(f"problem: {text}" for text in data["problems"]))
     else:
         output.show("everything works")
+
+
+def _code_lines(code: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [
+        ("instruction set", code["isa"] or "none"),
+        ("extensions", ", ".join(code["extensions"])),
+        ("available", ", ".join(code["available"])),
+    ]
+    if kept := code["cache"]:
+        size = f"{kept['entries']:,} kernels, {bytes_text(kept['bytes'])}"
+        lines.append(("kernel cache", f"{kept['location']} ({size})" if kept["enabled"] else "off"))
+    return lines
 
 
 def _option_text(value: Any) -> str:

@@ -25,7 +25,7 @@ _ITEM = struct.Struct("<IH")  # offset, bytes of the name that follows
 
 # sections that hold memory at run time: SHF_ALLOC; written to while running: SHF_WRITE; one copy per thread: SHF_TLS
 _ALLOC, _WRITE, _TLS = 0x2, 0x1, 0x400
-_PROGBITS, _SYMTAB, _RELA, _NOBITS = 1, 2, 4, 8
+_PROGBITS, _SYMTAB, _RELA, _UNWIND = 1, 2, 4, 0x70000001
 # kinds of relocation, by the numbers of the x86-64 ABI
 _ABSOLUTE, _DISTANCE, _CALL, _SLOTS = 1, (2,), (4,), (9, 41, 42)
 
@@ -93,7 +93,7 @@ def from_object(data: bytes) -> Image | None:
     sections = [_Section(*struct.unpack_from("<IIQQQQIIQQ", data, table + k * size)) for k in range(count)]
     code = bytearray()
     for section in sections:
-        if not section.flags & _ALLOC or not section.size:
+        if not section.flags & _ALLOC or not section.size or section.kind == _UNWIND:  # nothing here throws
             continue
         relocated = any(s.kind == _RELA and sections[s.info] is section for s in sections)
         if section.kind != _PROGBITS or section.flags & _TLS or section.align > _ALIGN:
