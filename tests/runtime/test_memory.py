@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier.codegen.arena import ALIGNMENT, Lifetime, plan_memory
 from ranvier.dtypes import DType
 from ranvier.graph import Graph, TensorType
-from ranvier.runtime.memory import ALIGNMENT, Lifetime, order_for_memory, peak_bytes, plan_memory
+from ranvier.runtime.order import order_for_memory, peak_bytes
 
 
 @st.composite

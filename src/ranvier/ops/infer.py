@@ -30,7 +30,7 @@ _ATTEMPTS = 4  # walks through a loop's body in search of types that stay the sa
 _TRIED_DEPTH = 2  # loops inside this many others are walked once, with unknown shapes
 
 # Cheap operators that shape computations are made of; only these are evaluated during inference.
-_SHAPE_MATH = frozenset(
+SHAPE_MATH = frozenset(
     """Shape Size Gather GatherElements GatherND Slice Concat Split Squeeze Unsqueeze Reshape Flatten Cast CastLike
     Identity Add Sub Mul Div Mod Pow Neg Abs Sign Floor Ceil Round Sqrt Min Max Sum ReduceProd ReduceSum ReduceMax
     ReduceMin Equal Greater Less GreaterOrEqual LessOrEqual Not And Or Xor Where Range ConstantOfShape Expand Tile
@@ -165,7 +165,7 @@ class TypeInference:
     # -- shape data -------------------------------------------------------------------------------------------------
 
     def _propagate(self, node: Node) -> None:
-        if node.domain or node.op not in _SHAPE_MATH or not node.outputs:
+        if node.domain or node.op not in SHAPE_MATH or not node.outputs:
             return
         if node.op in ("Shape", "Size"):
             operand = self.types.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None

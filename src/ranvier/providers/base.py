@@ -16,6 +16,7 @@ from ranvier.config import SessionConfig
 from ranvier.devices import Device
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.types import Type
 
 Array = np.ndarray[Any, Any]
 
@@ -110,7 +111,10 @@ class KernelStats:
 class CompiledKernel(Protocol):
     """One part, ready to run."""
 
-    source: str  # what was generated, for people to read
+    @property
+    def source(self) -> str:
+        """What was generated, for people to read."""
+        ...
 
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
@@ -125,6 +129,24 @@ class CompiledKernel(Protocol):
     def memory_usage(self) -> MemoryUsage: ...
 
     def stats(self) -> KernelStats: ...
+
+
+class BoundKernel(Protocol):
+    """A kernel for types that are known: called with the address of ``workspace`` bytes from the plan's arena."""
+
+    workspace: int
+
+    def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None: ...
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """A compiled kernel that can be prepared for types before it is called."""
+
+    def bind(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> BoundKernel | None:
+        """The kernel for these types of values, and small tensors whose content is known; None where they do not
+        suffice."""
+        ...
 
 
 @runtime_checkable

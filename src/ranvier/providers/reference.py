@@ -42,7 +42,7 @@ class ReferenceOptions:
 
 class ReferenceProvider:
     name: ClassVar[str] = "reference"
-    aliases: ClassVar[tuple[str, ...]] = ("CPUExecutionProvider", "numpy")
+    aliases: ClassVar[tuple[str, ...]] = ("numpy",)
     Options: ClassVar[type] = ReferenceOptions
 
     def __init__(self) -> None:

@@ -29,6 +29,10 @@ FOREIGN = {
 }
 
 
+# Names that promise every operator: the provider they mean, and who runs what that one declines.
+COMPLETE = {"CPUExecutionProvider": "reference"}
+
+
 class ProviderRegistry:
     """Providers in the order a session with ``providers="auto"`` would use them."""
 
@@ -129,6 +133,8 @@ class ProviderRegistry:
                 errors.append(error)
             else:
                 chosen.setdefault(provider.name, provider)
+            if name in COMPLETE:
+                chosen.setdefault(COMPLETE[name], self.get(COMPLETE[name]))
         if errors and (not chosen or not fallback):
             raise errors[0]
         for absent in errors:
@@ -158,5 +164,12 @@ def _reference() -> ExecutionProvider:
     return ReferenceProvider()
 
 
+def _cpu() -> ExecutionProvider:
+    from ranvier.providers.cpu.provider import CpuProvider
+
+    return CpuProvider()
+
+
 REGISTRY = ProviderRegistry()
-REGISTRY.register("reference", _reference, ("CPUExecutionProvider", "numpy"))
+REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
+REGISTRY.register("reference", _reference, ("numpy",))

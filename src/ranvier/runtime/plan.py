@@ -13,18 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.arena import Lifetime, MemoryPlan, plan_memory
 from ranvier.config import SessionConfig
 from ranvier.errors import OutOfMemory, ResourceLimit
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
-from ranvier.providers.base import TensorAllocator
+from ranvier.providers.base import Bindable, BoundKernel, TensorAllocator
 from ranvier.runtime.control import RunControl, running
-from ranvier.runtime.memory import Lifetime, MemoryPlan, plan_memory
-from ranvier.runtime.program import Program, static_bytes
+from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 
 Array = np.ndarray[Any, Any]
 _KEEP_ARENAS = 4
+# the memory, its views by slot, and the kernels that were bound with the address of their part of it
+_Arena = tuple[Array, dict[int, Array], list[Prepared | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,14 @@ class Plan:
         self._allocator = allocator
         self._limits = config.limits
         self._lock = threading.Lock()
-        self._free: list[tuple[Array, dict[int, Array]]] = []
+        self._free: list[_Arena] = []
         self._in_use = 0
         inference = TypeInference(dims)
         inference.run(program.graph, input_types)
         self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
+        self._bound = [self._bind(step, inference) for step in program.steps]
         self._given = self._sources()
+        self._workspaces: dict[int, int] = {}  # offset in the arena by step
         self.unplanned: list[int] = []  # slots whose size is known only when they are computed
         self.placed, self.memory = self._place()
         self._fresh = [
@@ -66,6 +70,11 @@ class Plan:
             if (t := self._planned_type(slot)) is not None and t.dtype is not None and slot not in self._given
         ]
         self._check_limits()
+
+    @staticmethod
+    def _bind(step: Step, inference: TypeInference) -> BoundKernel | None:
+        """The step's kernel made for these types, where it can be."""
+        return step.kernel.bind(inference.types, inference.values) if isinstance(step.kernel, Bindable) else None
 
     def _sources(self) -> set[int]:
         """Slots no step writes: inputs and constants."""
@@ -90,6 +99,10 @@ class Plan:
         slots: list[int] = []
         lifetimes: list[Lifetime] = []
         index: dict[int, int] = {}
+        for k, bound in enumerate(self._bound):
+            if bound is not None and bound.workspace:
+                slots.append(-1 - k)  # no value: the memory the kernel works in
+                lifetimes.append(Lifetime(bound.workspace, k, k))
         for k, step in enumerate(steps):
             dying = [(j, s) for j, s in enumerate(step.inputs) if s in index and last[s] == k]
             for position, slot in enumerate(step.outputs):
@@ -106,6 +119,9 @@ class Plan:
         plan = plan_memory(lifetimes)
         placed: list[_Placed] = []
         for slot, offset in zip(slots, plan.offsets):
+            if slot < 0:
+                self._workspaces[-1 - slot] = offset
+                continue
             known = self._planned_type(slot)
             assert known is not None and known.dtype is not None and known.shape is not None
             shape = tuple(int(d) for d in known.shape if isinstance(d, int))
@@ -134,7 +150,7 @@ class Plan:
         env = list(program.template)
         for slot, given in zip(program.input_slots, values):
             env[slot] = given
-        arena, views = self._take()
+        arena, views, kernels = self._take()
         try:
             if control.watched:
                 control.reserve(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
@@ -144,9 +160,9 @@ class Plan:
             if into is not None:
                 self._offer(into, buffers)
             with running(control, profiler), tensor_limit(self._limits.tensor_bytes):
-                results = program.run(env, control, buffers, self.dims, profiler)
+                results = program.run(env, control, buffers, self.dims, profiler, kernels)
         finally:
-            self._give(arena, views)
+            self._give(arena, views, kernels)
         return [self._handed_out(r, k, results) for k, r in enumerate(results)]
 
     def _offer(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> None:
@@ -166,22 +182,27 @@ class Plan:
         repeated = any(result is other for other in results[:position])
         return result.copy() if repeated or slot in self._given else result
 
-    def _take(self) -> tuple[Array, dict[int, Array]]:
+    def _take(self) -> _Arena:
         with self._lock:
             if self._free:
                 self._in_use += 1
                 return self._free.pop()
         arena = self._allocator.alloc(self.memory.arena)
         views = {p.slot: arena[p.offset : p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in self.placed}
+        start = arena.ctypes.data
+        kernels = [
+            None if bound is None else (bound, start + self._workspaces.get(k, 0))
+            for k, bound in enumerate(self._bound)
+        ]
         with self._lock:
             self._in_use += 1
-        return arena, views
+        return arena, views, kernels
 
-    def _give(self, arena: Array, views: dict[int, Array]) -> None:
+    def _give(self, arena: Array, views: dict[int, Array], kernels: list[Prepared | None]) -> None:
         with self._lock:
             self._in_use -= 1
             if len(self._free) < _KEEP_ARENAS:
-                self._free.append((arena, views))
+                self._free.append((arena, views, kernels))
                 return
         self._allocator.free(arena)
 
@@ -194,7 +215,7 @@ class Plan:
         """Give the waiting arenas back; also what happens to a plan that nobody holds any more."""
         with self._lock:
             free, self._free = self._free, []
-        for arena, _ in free:
+        for arena, _, _ in free:
             self._allocator.free(arena)
 
     def __del__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,12 +15,13 @@ from ranvier.errors import InvalidConfig, InvalidValue, KernelError, OutOfMemory
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.allocation import MAX_RANK
-from ranvier.providers.base import BodyRunner, CompileContext, CompiledKernel, ExecutionProvider
+from ranvier.providers.base import BodyRunner, BoundKernel, CompileContext, CompiledKernel, ExecutionProvider
 from ranvier.runtime.control import RunControl, current
 from ranvier.runtime.partition import Part, Partitioner
 
 Array = np.ndarray[Any, Any]
 Buffers = Mapping[int, Array]
+Prepared = tuple[BoundKernel, int]  # a kernel for known types, and the address of its workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +134,27 @@ class Program:
         return tuple(steps)
 
     def run(
-        self, env: list[Any], control: RunControl, buffers: Buffers, dims: Mapping[str, int], profiler: Any
+        self,
+        env: list[Any],
+        control: RunControl,
+        buffers: Buffers,
+        dims: Mapping[str, int],
+        profiler: Any,
+        kernels: Sequence[Prepared | None] = (),
     ) -> list[Any]:
         """Run all steps over ``env`` (a copy of the template with the inputs filled in); returns the outputs."""
         watched = control.watched
-        for step in self.steps:
+        for step, prepared in itertools.zip_longest(self.steps, kernels):
             if watched:
                 control.check(f"{step.op} {step.label!r}")
             inputs = [env[slot] for slot in step.inputs]
             outputs: list[Any] = [buffers.get(slot) for slot in step.outputs]
             started = time.perf_counter_ns() if profiler is not None else 0
             try:
-                step.kernel(inputs, outputs, None, dims)
+                if prepared is None:
+                    step.kernel(inputs, outputs, None, dims)
+                else:
+                    prepared[0](inputs, outputs, prepared[1], dims)
             except RanvierError as error:
                 if not _located(error):
                     error.node = error.node or step.label
@@ -230,4 +241,4 @@ def static_bytes(value_type: Any) -> int | None:
     return nbytes
 
 
-__all__ = ["Buffers", "CompiledPart", "Program", "Step", "body_runner", "compile_parts", "static_bytes"]
+__all__ = ["Buffers", "CompiledPart", "Prepared", "Program", "Step", "body_runner", "compile_parts", "static_bytes"]

@@ -30,7 +30,7 @@ from ranvier.passes.manager import passes_for
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
-from ranvier.runtime.memory import order_for_memory
+from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.partition import Partitioner, Partitioning, unsupported_ops
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import preparing

@@ -1,4 +1,4 @@
-"""The memory planner: an order of nodes that keeps few bytes alive, and an offset in one arena for every buffer.
+"""The memory planner: an offset in one arena for every buffer.
 
 Nothing here knows kernels or providers; lifetimes in, offsets out.
 """
@@ -6,10 +6,8 @@ Nothing here knows kernels or providers; lifetimes in, offsets out.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from ranvier.graph.ir import Graph, Node, Value, topological_order
 
 ALIGNMENT = 64
 _PAIRWISE_UP_TO = 512  # beyond this many buffers the quadratic placement is not tried
@@ -149,82 +147,3 @@ def _most_alive(blocks: Sequence[_Block]) -> int:
 
 def _aligned(nbytes: int) -> int:
     return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-
-
-# -- order ----------------------------------------------------------------------------------------------------------
-
-
-def order_for_memory(graph: Graph, nbytes: Callable[[Value], int]) -> list[Node]:
-    """A topological order with a low peak of live bytes: the better of the given one and a greedy one."""
-    given = topological_order(graph)
-    greedy = _greedy_order(graph, given, nbytes)
-    return min((given, greedy), key=lambda order: peak_bytes(order, graph, nbytes))
-
-
-def peak_bytes(order: Sequence[Node], graph: Graph, nbytes: Callable[[Value], int]) -> int:
-    """The most bytes of node results alive at once when the nodes run in this order."""
-    last = _last_uses(order, graph)
-    ending: dict[int, list[Value]] = {}
-    for value, step in last.items():
-        ending.setdefault(step, []).append(value)
-    now = peak = 0
-    for step, node in enumerate(order):
-        now += sum(nbytes(v) for v in node.outputs)
-        peak = max(peak, now)
-        now -= sum(nbytes(v) for v in ending.get(step, ()))
-    return peak
-
-
-def _last_uses(order: Sequence[Node], graph: Graph) -> dict[Value, int]:
-    """For every node result, the step after which it is not needed."""
-    last: dict[Value, int] = {}
-    for step, node in enumerate(order):
-        for value in node.outputs:
-            last[value] = step
-        for value in node.dependencies():
-            if value in last:
-                last[value] = step
-    for value in graph.outputs:
-        if value in last:
-            last[value] = len(order)
-    return last
-
-
-def _greedy_order(graph: Graph, given: Sequence[Node], nbytes: Callable[[Value], int]) -> list[Node]:
-    """Always run next the ready node that frees the most beyond what it makes; ties keep the given order."""
-    needs = [[v for v in dict.fromkeys(node.dependencies()) if v.producer is not None] for node in given]
-    index = {id(node): k for k, node in enumerate(given)}
-    users: dict[Value, int] = {}
-    followers: list[list[int]] = [[] for _ in given]
-    waiting = [0] * len(given)
-    for k, operands in enumerate(needs):
-        producers = {index[id(v.producer)] for v in operands if id(v.producer) in index}
-        waiting[k] = len(producers)
-        for p in producers:
-            followers[p].append(k)
-        for value in operands:
-            users[value] = users.get(value, 0) + 1
-    for value in graph.outputs:
-        users[value] = users.get(value, 0) + 1
-
-    def growth(k: int) -> int:
-        made = sum(nbytes(v) for v in given[k].outputs)
-        return made - sum(nbytes(v) for v in needs[k] if users.get(v) == 1)
-
-    ready = [(growth(k), k) for k in range(len(given)) if waiting[k] == 0]
-    heapq.heapify(ready)
-    order: list[Node] = []
-    while ready:
-        claimed, k = heapq.heappop(ready)
-        current = growth(k)
-        if current < claimed:  # somebody else's use ended meanwhile: it may now be a better choice
-            heapq.heappush(ready, (current, k))
-            continue
-        order.append(given[k])
-        for value in needs[k]:
-            users[value] -= 1
-        for follower in followers[k]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                heapq.heappush(ready, (growth(follower), follower))
-    return order

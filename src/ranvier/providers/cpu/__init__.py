@@ -1,0 +1,1 @@
+"""The CPU provider: partitions become machine code, made in Python through LLVM."""

@@ -1,0 +1,225 @@
+"""A partition compiled by the CPU provider: one native call per run, one specialisation per set of shapes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier import dtypes
+from ranvier.errors import InvalidValue
+from ranvier.graph.ir import Value
+from ranvier.graph.types import TensorType, Type
+from ranvier.logs import warn_once
+from ranvier.ops import TypeInference, registry
+from ranvier.providers.base import CompileContext, KernelStats, MemoryUsage, Subgraph, TensorAllocator
+from ranvier.providers.cpu.defs import Declined, NeedsValue
+from ranvier.providers.cpu.realise import Packs, Target
+from ranvier.providers.cpu.specialise import Specialised, define
+
+Array = np.ndarray[Any, Any]
+_SMALL = 64  # integer inputs of up to this many elements may decide shapes
+
+
+class CpuKernel:
+    """Thread-safe. ``bind`` gives the specialisation for known shapes; a plain call finds it by its inputs."""
+
+    def __init__(self, part: Subgraph, ctx: CompileContext, target: Target, allocator: TensorAllocator) -> None:
+        self.part = part
+        self.target = target
+        self._allocator = allocator
+        self._opsets = ctx.opsets
+        self._keep = ctx.config.plan_cache
+        self.inputs = tuple(v for v in part.inputs if v.const is None)
+        self._positions = [k for k, v in enumerate(part.inputs) if v.const is None]
+        self._packs = Packs()
+        self._lock = threading.RLock()
+        self._made: OrderedDict[Any, Specialised | None] = OrderedDict()
+        self._keyed: tuple[int, ...] = ()  # of self.inputs: those whose content decides shapes
+        self._calls, self._seconds = 0, 0.0
+
+    # -- shapes known before the call -------------------------------------------------------------------------------
+
+    def bind(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Bound | None:
+        """The specialisation for these types, or None where only the inputs' content will tell."""
+        shapes: list[Any] = []
+        for value in self.inputs:
+            found = types.get(value)
+            if not isinstance(found, TensorType) or not found.is_static or found.dtype is None:
+                return None
+            shapes.append((found.dtype.numpy, found.shape))
+        if self._keyed:
+            return None
+        key = (tuple(shapes), ())
+        with self._lock:
+            made = self._made.get(key)
+            if made is None:
+                try:
+                    made = self._specialise(types, known)
+                except (Declined, NeedsValue):
+                    return None
+                self._remember(key, made)
+        return Bound(self, made)
+
+    def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
+        definitions = define(self.part, types, known)
+        return Specialised(self.part, self.inputs, definitions, self.target, self._packs)
+
+    def _remember(self, key: Any, made: Specialised | None) -> None:
+        self._made[key] = made
+        while len(self._made) > self._keep:
+            self._made.popitem(last=False)
+
+    # -- shapes known by the call -----------------------------------------------------------------------------------
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
+    ) -> None:
+        given = [
+            np.ascontiguousarray(inputs[k]) if np.ndim(inputs[k]) else np.asarray(inputs[k]) for k in self._positions
+        ]
+        made = self._find(given)
+        if made is None:
+            self._interpret(inputs, outputs)
+            return
+        results = _fitting(outputs, made)
+        memory = self._allocator.alloc(made.workspace)
+        started = time.perf_counter()
+        try:
+            made.run(given, results, memory.ctypes.data)
+        finally:
+            self._allocator.free(memory)
+        outputs[:] = results
+        self.count(time.perf_counter() - started)
+
+    def count(self, seconds: float) -> None:
+        self._calls += 1
+        self._seconds += seconds
+
+    def _find(self, given: Sequence[Array]) -> Specialised | None:
+        shapes = tuple([(x.dtype, x.shape) for x in given])
+        with self._lock:
+            key = (shapes, self._content(given))
+            if key in self._made:
+                self._made.move_to_end(key)
+                return self._made[key]
+            while True:
+                inference = self._infer(given)
+                try:
+                    made: Specialised | None = self._specialise(inference.types, inference.values)
+                except (NeedsValue, Declined) as reason:
+                    if self._key_more(given):
+                        continue
+                    label = self.part.label
+                    warn_once(f"cpu-interpret-{label}", f"cpu: {label} runs by the reference: {reason}")
+                    made = None
+                break
+            self._remember((shapes, self._content(given)), made)
+            return made
+
+    def _content(self, given: Sequence[Array]) -> tuple[bytes, ...]:
+        return tuple([given[k].tobytes() for k in self._keyed])
+
+    def _key_more(self, given: Sequence[Array]) -> bool:
+        """Let the content of small integer inputs decide shapes too; False when it does already."""
+        found = tuple(k for k, x in enumerate(given) if x.dtype.kind in "iub" and x.size <= _SMALL)
+        if found == self._keyed:
+            return False
+        self._keyed = found
+        return True
+
+    def _infer(self, given: Sequence[Array]) -> TypeInference:
+        inference = TypeInference()
+        for value, array in zip(self.inputs, given):
+            inference.types[value] = TensorType(dtypes.of(array), array.shape)
+        for k in self._keyed:
+            inference.values[self.inputs[k]] = given[k]
+        for value in self.part.inputs:
+            if value.const is not None:
+                inference.know(value)
+        for node in self.part.nodes:
+            inference.visit(node)
+        return inference
+
+    def _interpret(self, inputs: Sequence[Any], outputs: list[Any]) -> None:
+        """The operators' own bodies, for shapes that no lowering takes."""
+        env: dict[Value, Any] = dict(zip(self.part.inputs, inputs))
+        for node in self.part.nodes:
+            definition = registry.get(node.domain, node.op, node.version)
+            wanted = tuple(bool(v.uses) or v.is_graph_output for v in node.outputs)
+            call = registry.Call(wanted, node.version, node=node, opsets=self._opsets)
+            operands = [None if v is None else env[v] for v in node.inputs]
+            with np.errstate(all="ignore"):
+                results = definition.run(operands, node.attrs, call)
+            env.update(zip(node.outputs, results))
+        for k, value in enumerate(self.part.outputs):
+            found = env[value]
+            buffer = outputs[k]
+            if buffer is not None and buffer.shape == found.shape and buffer.dtype == found.dtype:
+                np.copyto(buffer, found)
+            else:
+                outputs[k] = np.array(found)
+
+    # -- about it ---------------------------------------------------------------------------------------------------
+
+    def in_place(self, output: int, input: int) -> bool:
+        return False  # memory inside the partition is planned by itself
+
+    def memory_usage(self) -> MemoryUsage:
+        with self._lock:
+            workspace = max((m.workspace for m in self._made.values() if m is not None), default=0)
+        return MemoryUsage(self._packs.nbytes, workspace)
+
+    def stats(self) -> KernelStats:
+        return KernelStats(self._calls, self._seconds)
+
+    @property
+    def source(self) -> str:
+        """The launches of the newest specialisation, for people to read."""
+        with self._lock:
+            newest = next((m for m in reversed(self._made.values()) if m is not None), None)
+        if newest is None:
+            return "not yet compiled: shapes are known at the first run"
+        return newest.text()
+
+
+class Bound:
+    """A kernel for shapes that are known: takes the plan's memory."""
+
+    __slots__ = ("kernel", "made", "positions", "workspace")
+
+    def __init__(self, kernel: CpuKernel, made: Specialised) -> None:
+        self.kernel = kernel
+        self.made = made
+        self.positions = kernel._positions
+        self.workspace = made.workspace
+
+    def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None:
+        """As a compiled kernel, but ``workspace`` is the address of ``self.workspace`` bytes."""
+        given = [inputs[k] for k in self.positions]
+        for k, x in enumerate(given):
+            if not x.flags.c_contiguous:
+                given[k] = np.ascontiguousarray(x).reshape(x.shape)
+        for k, buffer in enumerate(outputs):
+            if buffer is None or not buffer.flags.c_contiguous:
+                outputs[k] = np.empty(self.made.results[k].shape, self.made.results[k].dtype)
+        self.made.run(given, outputs, workspace)
+
+
+def _fitting(outputs: Sequence[Any], made: Specialised) -> list[Array]:
+    results: list[Array] = []
+    for given, result in zip(outputs, made.results):
+        fits = (
+            isinstance(given, np.ndarray)
+            and given.shape == result.shape
+            and given.dtype == result.dtype
+            and given.flags.c_contiguous
+        )
+        if given is not None and not fits and not isinstance(given, np.ndarray):
+            raise InvalidValue("outputs must be arrays")
+        results.append(given if fits else np.empty(result.shape, result.dtype))
+    return results

@@ -1,0 +1,1 @@
+"""Lowerings by family of operators: importing a module here declares what is in it."""

@@ -1,0 +1,247 @@
+"""Elementwise operators: arithmetic, comparisons, logic, casts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from ranvier.codegen.loops.ir import Expr, Reduce, Result
+from ranvier.dtypes import DType, from_onnx
+from ranvier.graph.ir import Node, Value
+from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
+from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, where
+from ranvier.providers.cpu.lower.registry import FLOATS, INTEGERS, NUMERIC, lowers
+
+_UNARY = {
+    "Neg": "neg",
+    "Abs": "abs",
+    "Sign": "sign",
+    "Reciprocal": "reciprocal",
+    "Sqrt": "sqrt",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "Exp": "exp",
+    "Log": "log",
+    "Tanh": "tanh",
+    "Erf": "erf",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "asin",
+    "Acos": "acos",
+    "Atan": "atan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Asinh": "asinh",
+    "Acosh": "acosh",
+    "Atanh": "atanh",
+    "BitwiseNot": "bitnot",
+    "Not": "not",
+}
+_BINARY = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Atan2": "atan2",
+    "BitwiseAnd": "bitand",
+    "BitwiseOr": "bitor",
+    "BitwiseXor": "bitxor",
+    "And": "and",
+    "Or": "or",
+    "Xor": "xor",
+}
+_COMPARE = {"Equal": "eq", "Less": "lt", "Greater": "gt", "LessOrEqual": "le", "GreaterOrEqual": "ge"}
+_VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
+
+
+def _no_attribute_broadcast(node: Node) -> str | None:
+    return "broadcasting by attribute" if node.attrs.get("broadcast") or "axis" in node.attrs else None
+
+
+@lowers(*_UNARY)
+def unary(n: NodeView, b: Definitions) -> None:
+    name = _UNARY[n.op]
+    b.pointwise([n.input(0)], lambda x: op(name, x[0]), n.out_dtype(), out=n.outputs[0])
+
+
+@lowers(*_BINARY, check=_no_attribute_broadcast)
+def binary(n: NodeView, b: Definitions) -> None:
+    name = _BINARY[n.op]
+    b.pointwise([n.input(0), n.input(1)], lambda x: op(name, *x), n.out_dtype(), out=n.outputs[0])
+
+
+@lowers(*_COMPARE, check=_no_attribute_broadcast)
+def comparison(n: NodeView, b: Definitions) -> None:
+    name = _COMPARE[n.op]
+    b.pointwise([n.input(0), n.input(1)], lambda x: compare(name, *x), DType.bool, out=n.outputs[0])
+
+
+@lowers(*_VARIADIC, dtypes=NUMERIC)
+def variadic(n: NodeView, b: Definitions) -> None:
+    name = _VARIADIC[n.op]
+    operands = [n.input(k) for k in range(len(n.inputs))]
+    b.pointwise(operands, lambda x: functools.reduce(lambda p, q: op(name, p, q), x), n.out_dtype(), out=n.outputs[0])
+
+
+@lowers("Mean", dtypes=FLOATS)
+def mean(n: NodeView, b: Definitions) -> None:
+    operands = [n.input(k) for k in range(len(n.inputs))]
+
+    def compute(x: list[Expr]) -> Expr:
+        total = functools.reduce(add, [cast(e, _sum_type(e.dtype)) for e in x])
+        return cast(div(total, const(float(len(x)), total)), x[0].dtype)
+
+    b.pointwise(operands, compute, n.out_dtype(), out=n.outputs[0])
+
+
+def _sum_type(dtype: DType) -> DType:
+    return DType.float32 if dtype in HALVES else dtype
+
+
+def require_nonzero(n: NodeView, b: Definitions, divisor: Value) -> None:
+    """Integer division by zero is an error, as in the reference, not a silent number."""
+    known = n.known(1)
+    if known is not None and np.all(known):
+        return
+    shape = b.shape(divisor)
+    if 0 in shape:
+        return
+
+    def any_zero(x: list[Expr]) -> RowBody:
+        zero = compare("eq", x[0], const(0, x[0]))
+        return RowBody([Reduce("or", zero, DType.bool)], finals={0: Result(0, DType.bool)})
+
+    (flag,) = b.rows([divisor], range(len(shape)), any_zero, [(DType.bool, False)], keepdims=False)
+    b.check(flag, f"{n.op}: division by zero")
+
+
+@lowers("Div", dtypes=NUMERIC, check=_no_attribute_broadcast)
+def division(n: NodeView, b: Definitions) -> None:
+    if n.dtype(0) in INTEGERS:
+        require_nonzero(n, b, n.input(1))
+    b.pointwise([n.input(0), n.input(1)], lambda x: div(*x), n.out_dtype(), out=n.outputs[0])
+
+
+@lowers("Mod", dtypes=NUMERIC)
+def modulo(n: NodeView, b: Definitions) -> None:
+    name = "fmod" if n.attr("fmod", 0) else "mod"
+    if n.dtype(0) in INTEGERS:
+        require_nonzero(n, b, n.input(1))
+    b.pointwise([n.input(0), n.input(1)], lambda x: op(name, *x), n.out_dtype(), out=n.outputs[0])
+
+
+@lowers("BitShift", dtypes=INTEGERS)
+def bit_shift(n: NodeView, b: Definitions) -> None:
+    name = "shl" if n.attr("direction") == "LEFT" else "shr"
+    b.pointwise([n.input(0), n.input(1)], lambda x: op(name, *x), n.out_dtype(), out=n.outputs[0])
+
+
+def _same_types(node: Node) -> str | None:
+    reason = _no_attribute_broadcast(node)
+    x, y = node.input(0), node.input(1)
+    if reason is None and x is not None and y is not None and x.type is not None and y.type is not None:
+        base, exponent = getattr(x.type, "dtype", None), getattr(y.type, "dtype", None)
+        if base in INTEGERS and exponent not in FLOATS and (y.const is None or np.any(y.const.numpy() < 0)):
+            return "integer power with an exponent that may be negative"
+    return reason
+
+
+@lowers("Pow", since=7, dtypes=NUMERIC, check=_same_types)
+def power(n: NodeView, b: Definitions) -> None:
+    dtype, exponent = n.dtype(0), n.known(1)
+    fixed = float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
+    simple = _SIMPLE_POWERS.get(fixed) if fixed is not None else None
+    if simple is not None and n.out_shape() == n.shape(0) and (dtype in FLOATS or fixed in (1.0, 2.0, 3.0)):
+        b.pointwise([n.input(0)], lambda x: simple(x[0]), dtype, out=n.outputs[0])
+        return
+
+    def compute(x: list[Expr]) -> Expr:
+        base, exp = x
+        kind = base.dtype if base.dtype is exp.dtype or base.dtype is DType.float32 else DType.float64
+        if base.dtype in INTEGERS and exp.dtype in INTEGERS:
+            return op("pow", base, cast(exp, base.dtype))
+        return cast(op("pow", cast(base, kind), cast(exp, kind)), base.dtype)
+
+    b.pointwise([n.input(0), n.input(1)], compute, dtype, out=n.outputs[0])
+
+
+_SIMPLE_POWERS: dict[float, Callable[[Expr], Expr]] = {
+    1.0: lambda x: x,
+    2.0: lambda x: mul(x, x),
+    3.0: lambda x: mul(mul(x, x), x),
+    -1.0: lambda x: op("reciprocal", x),
+}
+
+
+@lowers("Where")
+def choose(n: NodeView, b: Definitions) -> None:
+    b.pointwise([n.input(0), n.input(1), n.input(2)], lambda x: where(*x), n.out_dtype(), out=n.outputs[0])
+
+
+@lowers("Clip", dtypes=NUMERIC)
+def clip(n: NodeView, b: Definitions) -> None:
+    low, high = (n.attr("min"), n.attr("max")) if n.version < 11 else (None, None)
+    if n.version < 11:
+
+        def bounded(x: list[Expr]) -> Expr:
+            value = x[0]
+            if low is not None:
+                value = op("max", value, const(float(low), value))
+            return op("min", value, const(float(high), value)) if high is not None else value
+
+        b.pointwise([n.input(0)], bounded, n.out_dtype(), out=n.outputs[0])
+        return
+    ends = [(k, name) for k, name in ((1, "max"), (2, "min")) if n.has(k)]
+
+    def compute(x: list[Expr]) -> Expr:
+        value = x[0]
+        for (_, name), end in zip(ends, x[1:]):
+            value = op(name, value, end)
+        return value
+
+    operands = [n.input(0), *(_scalar(b, n.input(k)) for k, _ in ends)]
+    b.pointwise(operands, compute, n.out_dtype(), shape=n.shape(0), out=n.outputs[0])
+
+
+def _scalar(b: Definitions, value: Value) -> Value:
+    return value if b.shape(value) == () else b.reshape(value, ())
+
+
+@lowers("Cast", "CastLike")
+def convert(n: NodeView, b: Definitions) -> None:
+    to = n.dtype(1) if n.op == "CastLike" else from_onnx(int(n.attr("to")))
+    b.pointwise([n.input(0)], lambda x: cast(x[0], to), to, out=n.outputs[0])
+
+
+@lowers("BitCast")
+def bit_cast(n: NodeView, b: Definitions) -> None:
+    to = n.out_dtype()
+    b.pointwise([n.input(0)], lambda x: op("bits", x[0], dtype=to), to, out=n.outputs[0])
+
+
+@lowers("IsNaN", dtypes=FLOATS | {DType.bool})
+def is_nan(n: NodeView, b: Definitions) -> None:
+    b.pointwise([n.input(0)], lambda x: op("isnan", x[0], dtype=DType.bool), DType.bool, out=n.outputs[0])
+
+
+@lowers("IsInf", dtypes=FLOATS | {DType.bool})
+def is_inf(n: NodeView, b: Definitions) -> None:
+    positive, negative = n.attr("detect_positive", 1), n.attr("detect_negative", 1)
+
+    def compute(x: list[Expr]) -> Expr:
+        found = op("isinf", x[0], dtype=DType.bool)
+        if positive and negative:
+            return found
+        if not positive and not negative:
+            return const(False, DType.bool)
+        return op("and", found, compare("gt" if positive else "lt", x[0], const(0.0, x[0])))
+
+    b.pointwise([n.input(0)], compute, DType.bool, out=n.outputs[0])
+
+
+@lowers("Identity")
+def identity(n: NodeView, b: Definitions) -> None:
+    b.identity(n.input(0), out=n.outputs[0])

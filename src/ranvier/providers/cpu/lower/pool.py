@@ -1,0 +1,154 @@
+"""Pooling: reductions over windows that slide, and over whole images."""
+
+from __future__ import annotations
+
+import math
+
+from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node
+from ranvier.ops.nn.window import extents, per_axis, resolve_pads
+from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
+from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, op, sub
+from ranvier.providers.cpu.lower.movement import between
+from ranvier.providers.cpu.lower.reduction import wide_type
+from ranvier.providers.cpu.lower.registry import FLOATS, INTEGERS, lowers
+from ranvier.providers.cpu.nest_builder import NestBuilder
+
+
+class Windows:
+    """The geometry of a pool over axes 2 … of its operand. Axes of the nest: the result's, then the window's."""
+
+    def __init__(self, n: NodeView) -> None:
+        self.shape = n.shape(0)
+        rank = len(self.shape) - 2
+        self.rank = rank
+        self.kernel = per_axis(n.attr("kernel_shape"), rank, "kernel_shape", n.op)
+        self.strides = per_axis(n.attr("strides"), rank, "strides", n.op)
+        self.dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
+        auto = n.attr("auto_pad", "NOTSET")
+        self.pads = resolve_pads(
+            auto.decode() if isinstance(auto, bytes) else auto,
+            n.attr("pads"),
+            self.shape[2:],
+            self.kernel,
+            self.strides,
+            self.dilations,
+            op=n.op,
+        )
+        self.out = n.out_shape()
+        self.domain = (*self.out, *self.kernel)
+        self.row = tuple(range(2 + rank, 2 + 2 * rank))
+
+    def place(self, axis: int) -> Expr:
+        """The position in the operand along spatial axis ``axis``; outside of it in the pads."""
+        step = mul(Index(2 + axis), Size(self.strides[axis]))
+        tap = mul(Index(2 + self.rank + axis), Size(self.dilations[axis]))
+        return sub(add(step, tap), Size(self.pads[axis]))
+
+    def guard(self, *, with_pads: bool = False) -> Expr | None:
+        """Is this position inside the operand (or its pads)? None where it always is."""
+        found: Expr | None = None
+        spans = extents(self.kernel, self.dilations)
+        for axis in range(self.rank):
+            size = self.shape[2 + axis]
+            low, high = (self.pads[axis], self.pads[axis + self.rank]) if with_pads else (0, 0)
+            last = (self.out[2 + axis] - 1) * self.strides[axis] - self.pads[axis] + spans[axis]
+            if self.pads[axis] <= low and last <= size + high:
+                continue
+            here = between(Size(-low), self.place(axis), Size(size + high))
+            found = here if found is None else op("and", found, here, dtype=DType.bool)
+        return found
+
+    def load(self, nest: NestBuilder, view: View, other: float | int) -> Expr:
+        spatial = view.strides[2:]
+        steps = [s * t for s, t in zip(spatial, self.strides)]
+        taps = [s * d for s, d in zip(spatial, self.dilations)]
+        offset = -sum(p * s for p, s in zip(self.pads, spatial))
+        strides = (*view.strides[:2], *steps, *taps)
+        return nest.load(view, strides, offset=offset, guard=self.guard(), other=other)
+
+
+def lowest(dtype: DType) -> float | int:
+    if dtype in INTEGERS:
+        bits = dtype.bits
+        return 0 if dtype.name.startswith("u") else -(1 << (bits - 1))
+    return -math.inf
+
+
+def _no_positions(node: Node) -> str | None:
+    if len(node.outputs) > 1 and (node.outputs[1].uses or node.outputs[1].is_graph_output):
+        return "positions of the maxima are asked for"
+    return None
+
+
+@lowers("MaxPool", check=_no_positions)
+def max_pool(n: NodeView, b: Definitions) -> None:
+    windows, dtype = Windows(n), n.dtype(0)
+    b.rows(
+        [],
+        windows.row,
+        lambda e: RowBody([Reduce("max", e[0], dtype)], finals={0: Result(0, dtype)}),
+        [(dtype, False)],
+        domain=windows.domain,
+        keepdims=False,
+        results=[n.outputs[0]],
+        sources=[n.input(0)],
+        gather=lambda nest, views: [windows.load(nest, views[0], lowest(dtype))],
+    )
+
+
+@lowers("AveragePool", "LpPool", dtypes=FLOATS)
+def sum_pool(n: NodeView, b: Definitions) -> None:
+    windows, dtype, wide = Windows(n), n.dtype(0), wide_type(n.dtype(0))
+    average, p = n.op == "AveragePool", float(n.attr("p", 2))
+    counted = windows.guard(with_pads=bool(n.attr("count_include_pad", 0))) if average else None
+
+    def build(e: list[Expr]) -> RowBody:
+        x = cast(e[0], wide)
+        if not average:
+            x = op("abs", x)
+            x = mul(x, x) if p == 2 else x if p == 1 else op("pow", x, const(p, x))
+        stages = [Reduce("sum", x, wide)]
+        total = Result(0, wide)
+        if not average:
+            root = op("sqrt", total) if p == 2 else total if p == 1 else op("pow", total, const(1 / p, total))
+            return RowBody(stages, finals={0: cast(root, dtype)})
+        size: Expr = cast(Size(math.prod(windows.kernel)), wide)
+        if counted is not None:
+            stages.append(Reduce("sum", cast(counted, wide), wide))
+            size = Result(1, wide)
+        return RowBody(stages, finals={0: cast(div(total, size), dtype)})
+
+    b.rows(
+        [],
+        windows.row,
+        build,
+        [(dtype, False)],
+        domain=windows.domain,
+        keepdims=False,
+        results=[n.outputs[0]],
+        sources=[n.input(0)],
+        gather=lambda nest, views: [windows.load(nest, views[0], 0.0)],
+    )
+
+
+@lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", dtypes=FLOATS)
+def global_pool(n: NodeView, b: Definitions) -> None:
+    shape, dtype, wide = n.shape(0), n.dtype(0), wide_type(n.dtype(0))
+    count, p = math.prod(shape[2:]), float(n.attr("p", 2))
+    fold: Fold = "max" if n.op == "GlobalMaxPool" else "sum"
+
+    def build(e: list[Expr]) -> RowBody:
+        x, result = cast(e[0], wide), Result(0, wide)
+        made: Expr = result
+        if n.op == "GlobalLpPool":
+            x = op("pow", op("abs", x), const(p, x)) if p != 2 else mul(x, x)
+            made = op("sqrt", result) if p == 2 else op("pow", result, const(1 / p, result))
+        elif n.op == "GlobalAveragePool":
+            made = div(result, cast(Size(count), wide))
+        return RowBody([Reduce(fold, x, wide)], finals={0: cast(made, dtype)})
+
+    axes = tuple(range(2, len(shape)))
+    b.rows([n.input(0)], axes, build, [(dtype, False)], domain=shape, results=[n.outputs[0]])

@@ -1,0 +1,74 @@
+"""Collects the operands of a loop nest while expressions are written over its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.codegen.loops.ir import Expr, Load, Nest, Operand, Scalar, Stage
+from ranvier.codegen.storage import View
+
+
+class NestBuilder:
+    """A nest over ``domain``: loads are made on demand, the same operand once."""
+
+    def __init__(self, domain: Sequence[int], label: str = "") -> None:
+        self.domain = tuple(domain)
+        self.label = label
+        self.operands: list[Operand] = []
+        self._index: dict[Operand, int] = {}
+
+    def load(
+        self,
+        view: View,
+        strides: Sequence[int] | None = None,
+        *,
+        offset: int = 0,
+        at: Expr | None = None,
+        guard: Expr | None = None,
+        other: Scalar = 0,
+    ) -> Expr:
+        """The element of ``view`` at this point: by broadcasting, or by the given strides per axis of the domain."""
+        steps = tuple(strides) if strides is not None else view.expanded(self.domain).strides
+        return Load(self._operand(Operand(view, steps, offset, at, guard, other)), view.dtype)
+
+    def _operand(self, operand: Operand) -> int:
+        found = self._index.get(operand)
+        if found is None:
+            found = self._index[operand] = len(self.operands)
+            self.operands.append(operand)
+        return found
+
+    def store(self, view: View, strides: Sequence[int] | None = None) -> int:
+        """A place to store to; always an operand of its own, also where the same memory is read."""
+        steps = tuple(strides) if strides is not None else view.expanded(self.domain).strides
+        self.operands.append(Operand(view, steps))
+        return len(self.operands) - 1
+
+    def nest(self, stages: Sequence[Stage], row: Sequence[int] = ()) -> Nest:
+        return Nest(self.domain, tuple(self.operands), tuple(stages), frozenset(row), self.label)
+
+    def order(self) -> tuple[int, ...] | None:
+        """How the largest operand that covers the whole domain lies in memory; None for row-major or no such."""
+        best: tuple[int, ...] | None = None
+        for operand in self.operands:
+            strides = operand.strides
+            if operand.at is not None or any(s == 0 and d != 1 for s, d in zip(strides, self.domain)):
+                continue
+            order = memory_order(self.domain, strides)
+            if best is None or best == tuple(range(len(best))):
+                best = order
+        return best
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Axes from outermost to innermost in memory; axes of size 1 stay beside their left neighbour."""
+    rank = len(shape)
+    sized = [a for a in range(rank) if shape[a] != 1]
+    sized.sort(key=lambda a: -abs(strides[a]))
+    order: list[int] = []
+    ones = [a for a in range(rank) if shape[a] == 1]
+    for axis in sized:
+        while ones and ones[0] < axis:
+            order.append(ones.pop(0))
+        order.append(axis)
+    return tuple(order + ones)

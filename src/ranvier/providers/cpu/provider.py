@@ -1,0 +1,123 @@
+"""What the CPU provider takes, and why it leaves the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ranvier.codegen.llvm import isa
+from ranvier.devices import CPU, Device, usable_cores
+from ranvier.errors import InvalidConfig
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType
+from ranvier.ops.infer import SHAPE_MATH
+from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
+from ranvier.providers.cpu.kernel import CpuKernel
+from ranvier.providers.cpu.lower import registry
+from ranvier.providers.cpu.realise import Target
+from ranvier.providers.memory import SystemAllocator
+
+
+@dataclass(frozen=True)
+class CpuOptions:
+    """``isa``: an instruction set other than the best. ``winograd``: fewer multiplications in 3×3 convolutions, at
+    the price of a slightly larger rounding error."""
+
+    isa: str = ""
+    winograd: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.winograd, bool):
+            raise InvalidConfig(f"CpuOptions: winograd must be True or False, got {self.winograd!r}")
+
+
+class CpuProvider:
+    name: ClassVar[str] = "cpu"
+    aliases: ClassVar[tuple[str, ...]] = ("CPUExecutionProvider",)
+    Options: ClassVar[type] = CpuOptions
+
+    def __init__(self) -> None:
+        self.device: Device = CPU
+        self._allocator = SystemAllocator()
+
+    def available(self) -> str | None:
+        return _llvm_problem()
+
+    def capability(self) -> ProviderCapability:
+        ops = frozenset(op for _, op in registry.table())
+        return ProviderCapability(ops=ops, dtypes=registry.ALL, notes=f"machine code for {isa.host().key}")
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
+        for node in view:
+            reason = reason_against(node)
+            yield Claim((node,)) if reason is None else Decline(node, reason)
+
+    def compile(self, part: Subgraph, ctx: CompileContext) -> CpuKernel:
+        options: CpuOptions = ctx.options
+        chosen = isa.chosen(options.isa) if options.isa else isa.host()
+        threads = min(ctx.config.threads or usable_cores(), 64)
+        return CpuKernel(part, ctx, Target(chosen, threads, options.winograd), self._allocator)
+
+    def allocator(self) -> SystemAllocator:
+        return self._allocator
+
+    def close(self) -> None:
+        self._allocator.trim()
+
+
+@functools.cache
+def _llvm_problem() -> str | None:
+    try:
+        import llvmlite.binding
+    except (ImportError, OSError) as error:
+        return f"llvmlite cannot be loaded: {error}"
+    del llvmlite
+    if isa.architecture() not in {entry.triple for entry in isa.TABLE}:
+        return f"no code generation for {isa.architecture()}"
+    return None
+
+
+def reason_against(node: Node) -> str | None:
+    """None where the node can be lowered once its shapes are known, otherwise why not."""
+    lowering = registry.find(node)
+    if lowering is None:
+        return "no lowering"
+    if node.version < lowering.since:
+        return f"lowered from version {lowering.since} on, this is {node.version}"
+    for value in [*node.inputs, *node.outputs]:
+        if value is None:
+            continue
+        if value.type is None:
+            if value.uses or value.is_graph_output:
+                return f"the type of {value.name!r} is not known"
+            continue
+        if not isinstance(value.type, TensorType):
+            return f"{value.name!r} is a {value.type}"
+        if value.type.dtype is None:
+            return f"the element type of {value.name!r} is not known"
+        if value.type.dtype not in lowering.dtypes:
+            return f"element type {value.type.dtype} of {value.name!r}"
+    if lowering.check is not None:
+        reason = lowering.check(node)
+        if reason is not None:
+            return reason
+    for position in lowering.values:
+        value = node.input(position)
+        if value is not None and not _foreseeable(value, 32):
+            return f"operand {position} is computed from data, and a shape depends on it"
+    return None
+
+
+def _foreseeable(value: Value, depth: int) -> bool:
+    """Will the content be known before the run: constant, an input, or worked out from shapes?"""
+    if value.const is not None or value.producer is None:
+        return True
+    node = value.producer
+    if depth == 0 or node.domain or node.op not in SHAPE_MATH:
+        # another provider's result is at hand when the partition is called
+        return registry.find(node) is None
+    if node.op in ("Shape", "Size"):
+        return True
+    return all(v is None or _foreseeable(v, depth - 1) for v in node.inputs)

@@ -1,0 +1,463 @@
+"""Definitions to launches: where every tensor lies, and which loops make it.
+
+Groups are realised in order. A tensor gets memory when its group is realised: a slice of a concatenation it only
+goes into, the partition's output, or a temporary in whatever axis order suits its producer (channels-last after a
+convolution, the operands' order after elementwise work), so layout changes happen only where somebody insists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm import nests
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result, Stage
+from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Value
+from ranvier.providers.cpu.defs import (
+    Alias,
+    Contraction,
+    Def,
+    Definitions,
+    Joined,
+    Moved,
+    Opaque,
+    Pointwise,
+    Rows,
+    Use,
+)
+from ranvier.providers.cpu.groups import Group, group
+from ranvier.providers.cpu.nest_builder import NestBuilder, memory_order
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+
+class Packs:
+    """Constants in the form kernels want them: made once, shared by all specialisations of a partition."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = make()
+        return cast(T, found)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(getattr(made, "nbytes", 0)) for made in self._made.values())
+
+
+@dataclass
+class Realised:
+    """Launches in order, where the outputs are, and which results may take over an operand's memory."""
+
+    launches: list[Launch] = field(default_factory=list)
+    reuse: dict[Storage, list[Storage]] = field(default_factory=dict)
+    checks: list[tuple[Storage, str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code is made for."""
+
+    isa: Isa
+    threads: int
+    winograd: bool = True
+
+
+class Realiser:
+    """Makes the launches of one partition at given shapes."""
+
+    def __init__(
+        self,
+        program: Definitions,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        target: Target,
+        packs: Packs,
+    ) -> None:
+        self.program = program
+        self.target = target
+        self.isa = target.isa
+        self.threads = target.threads
+        self.packs = packs
+        self.done = Realised()
+        self._views: dict[Value, View] = {}
+        self._label = ""
+        for k, value in enumerate(inputs):
+            self._views[value] = self._outside(value, "input", k)
+        self._outputs: dict[Value, View] = {}
+        self._copies: list[tuple[Value, View]] = []
+        for k, value in enumerate(outputs):
+            view = self._outside(value, "output", k)
+            if value in self._outputs:
+                self._copies.append((value, view))
+            else:
+                self._outputs[value] = view
+        self._wanted = list(outputs)
+        self._slices: dict[Value, tuple[Joined, int]] = {}
+
+    def _outside(self, value: Value, kind: Any, k: int) -> View:
+        shape, dtype = self.program.shape(value), self.program.dtype(value)
+        size = int(np.prod(shape, dtype=np.int64))
+        storage = Storage(kind, size * dtype.numpy.itemsize, index=k, name=value.name)
+        return View.dense(storage, dtype, shape)
+
+    # -- the walk ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> Realised:
+        flags = [check.flag for check in self.program.checks]
+        groups = group(self.program, [*self._wanted, *flags])
+        self._plan_joins([d for g in groups for d in g.defs])
+        for each in groups:
+            self._label = _label(each)
+            self._realise(each)
+        for value, view in self._outputs.items():
+            have = self.view(value)
+            if have.storage is not view.storage:
+                self._label = f"output {value.name}"
+                self.copy(have, view)
+        for value, view in self._copies:
+            self.copy(self.view(value), view)
+        for check in self.program.checks:
+            self.done.checks.append((self.view(check.flag).storage, check.message, check.node))
+        return self.done
+
+    def _realise(self, each: Group) -> None:
+        anchor = each.anchor
+        if isinstance(anchor, Contraction):
+            self._contraction(each, anchor)
+        elif isinstance(anchor, Rows):
+            self._rows(each, anchor)
+        elif isinstance(each.last, Alias):
+            self._alias(each.last)
+        elif isinstance(each.last, Joined):
+            self._join(each.last)
+        elif isinstance(each.last, Opaque):
+            self._opaque(each.last)
+        else:
+            self._elementwise(each.defs)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def view(self, value: Value) -> View:
+        """Where a finished tensor lies; constants are laid out when first asked for."""
+        found = self._views.get(value)
+        if found is None:
+            found = self._views[value] = View.constant(self._content(value), self.program.dtype(value), value.name)
+        return found
+
+    def _content(self, value: Value) -> Array:
+        known = self.program.known.get(value)
+        if known is not None:
+            return known
+        assert value.const is not None, f"{value!r} is used before it is made"
+        return value.const.numpy()
+
+    def temporary(self, dtype: DType, shape: Sequence[int], order: tuple[int, ...] | None = None) -> View:
+        return View.temporary(dtype, tuple(shape), order)
+
+    def destination(self, value: Value, order: tuple[int, ...] | None = None) -> View:
+        """Memory for a result that is about to be written; ``order`` is what its producer would like."""
+        slot = self._slices.get(value)
+        if slot is not None:
+            joined, start = slot
+            whole = self._views.get(joined.out)
+            if whole is None:
+                whole = self._views[joined.out] = self.destination(joined.out, order)
+            made = slice_of(whole, joined.axis, start, self.program.shape(value)[joined.axis])
+        elif value in self._outputs:
+            made = self._outputs[value]
+        else:
+            made = View.temporary(self.program.dtype(value), self.program.shape(value), order)
+        self._views[value] = made
+        return made
+
+    def _plan_joins(self, defs: Sequence[Def]) -> None:
+        """Let results that go into a concatenation be written there at once."""
+        own: set[Value] = set()
+        for each in defs:
+            if isinstance(each, Pointwise | Moved | Rows | Contraction | Joined):
+                own.update(each.outputs)
+        taken: set[Value] = set()
+        for each in reversed(defs):  # outer concatenations first: an inner one may then be a slice of it
+            if not isinstance(each, Joined):
+                continue
+            start = 0
+            for source in each.sources:
+                size = self.program.shape(source)[each.axis]
+                if source in own and source not in taken and source not in self._outputs and size:
+                    taken.add(source)
+                    self._slices[source] = (each, start)
+                start += size
+
+    # -- launches ---------------------------------------------------------------------------------------------------
+
+    def add(self, launches: Sequence[Launch]) -> None:
+        for each in launches:
+            if not each.label:
+                object.__setattr__(each, "label", self._label)
+            self.done.launches.append(each)
+
+    def copy(self, source: View, target: View) -> None:
+        nest = NestBuilder(target.shape, self._label)
+        value = nest.load(source)
+        self.add(nests.launches(nest.nest([Map(((nest.store(target), value),))]), self.isa, self.threads))
+
+    def dense(self, view: View) -> View:
+        """The tensor in row-major order, copied where it is not."""
+        if view.is_dense:
+            return view
+        made = View.temporary(view.dtype, view.shape)
+        self.copy(view, made)
+        return made
+
+    def ordered(self, view: View, order: tuple[int, ...]) -> View:
+        """The tensor with its axes in memory in ``order`` without gaps along the innermost, copied where not."""
+        if memory_order(view.shape, view.strides) == order and (
+            view.shape[order[-1]] == 1 or view.strides[order[-1]] == 1
+        ):
+            return view
+        made = View.temporary(view.dtype, view.shape, order)
+        self.copy(view, made)
+        return made
+
+    # -- kinds of definitions ---------------------------------------------------------------------------------------
+
+    def _alias(self, each: Alias) -> None:
+        source = self.view(each.source)
+        made = each.view(source)
+        if made is None:
+            made = each.view(self.dense(source))
+            assert made is not None, f"no view of {source} for {each.label}"
+        self._views[each.out] = made
+
+    def _join(self, each: Joined) -> None:
+        start = 0
+        whole = self._views.get(each.out)
+        if whole is None:
+            orders = [memory_order(v.shape, v.strides) for v in map(self.view, each.sources) if v.size]
+            whole = self.destination(each.out, orders[0] if orders else None)
+        for source in each.sources:
+            size = self.program.shape(source)[each.axis]
+            placed = self._slices.get(source)
+            if size and not (placed is not None and placed[0] is each and self._is_placed(source, whole)):
+                self.copy(self.view(source), slice_of(whole, each.axis, start, size))
+            start += size
+
+    def _is_placed(self, source: Value, whole: View) -> bool:
+        return self._views[source].storage is whole.storage
+
+    def _opaque(self, each: Opaque) -> None:
+        views = [self.dense(self.view(v)) if each.dense else self.view(v) for v in each.sources]
+        outs = [self.destination(v) for v in each.outputs]
+        whole = [v if v.is_dense else View.temporary(v.dtype, v.shape) for v in outs]
+        self.add(each.realise(self, views, whole))
+        for made, wanted in zip(whole, outs):
+            if made is not wanted:
+                self.copy(made, wanted)
+
+    def _expr(self, nest: NestBuilder, made: Mapping[Value, Expr], use: Use) -> Expr:
+        found = made.get(use.value)
+        if found is not None:
+            return found
+        return nest.load(self._seen(use))
+
+    def _seen(self, use: Use) -> View:
+        view = self.view(use.value)
+        if use.shape is None:
+            return view
+        seen = view.reshaped(use.shape)
+        if seen is None:
+            seen = self.dense(view).reshaped(use.shape)
+        assert seen is not None
+        return seen
+
+    def _elementwise(self, defs: Sequence[Def]) -> None:
+        result = defs[-1].out
+        nest = NestBuilder(self.program.shape(result), self._label)
+        made: dict[Value, Expr] = {}
+        for each in defs:
+            if isinstance(each, Pointwise):
+                made[each.out] = each.compute([self._expr(nest, made, u) for u in each.uses])
+            else:
+                assert isinstance(each, Moved)
+                made[each.out] = each.compute(nest, [self.view(v) for v in each.sources])
+        reads = list(nest.operands)
+        target = self.destination(result, nest.order())
+        self._offer_reuse(target, reads, nest.domain)
+        stages = [Map(((nest.store(target), made[result]),))]
+        self.add(nests.launches(nest.nest(stages), self.isa, self.threads))
+
+    def _offer_reuse(self, target: View, reads: Sequence[Operand], domain: Sequence[int]) -> None:
+        """The result may take over the memory of an operand that is read exactly where it writes."""
+        if target.storage.kind != "temp" or target.offset or target.nbytes != target.storage.nbytes:
+            return
+        step = target.expanded(tuple(domain)).strides
+        same: dict[Storage, bool] = {}
+        for operand in reads:
+            view = operand.view
+            fits = (
+                view.storage.kind == "temp"
+                and operand.at is None
+                and operand.guard is None
+                and operand.offset == 0
+                and view.offset == 0
+                and view.nbytes == view.storage.nbytes == target.nbytes
+                and view.dtype.numpy.itemsize == target.dtype.numpy.itemsize
+                and all(a == b or d == 1 for a, b, d in zip(operand.strides, step, domain))
+            )
+            same[view.storage] = same.get(view.storage, True) and fits
+        found = [storage for storage, ok in same.items() if ok]
+        if found:
+            self.done.reuse[target.storage] = found
+
+    def _rows(self, each: Group, anchor: Rows) -> None:
+        nest = NestBuilder(anchor.domain, self._label)
+        made: dict[Value, Expr] = {}
+        position = each.defs.index(anchor)
+        for before in each.defs[:position]:
+            if isinstance(before, Pointwise):
+                made[before.out] = before.compute([self._expr(nest, made, u) for u in before.uses])
+            else:
+                assert isinstance(before, Moved)
+                made[before.out] = before.compute(nest, [self.view(v) for v in before.sources])
+        operands = [self._expr(nest, made, u) for u in anchor.uses]
+        if anchor.gather is not None:
+            operands += anchor.gather(nest, [self.view(v) for v in anchor.sources])
+        body = anchor.build(operands)
+        row = anchor.axes
+        after = each.defs[position + 1 :]
+        maps: list[tuple[int, Expr]] = []
+        finals: list[tuple[int, Expr]] = []
+        if after:
+            values: dict[Value, Expr] = {}
+            mapped = 0 in anchor.mapped
+            values[anchor.out] = body.maps[0] if mapped else body.finals[0]
+            for follower in after:
+                assert isinstance(follower, Pointwise)
+                exprs = [
+                    values[u.value] if u.value in values else self._row_load(nest, u, anchor, mapped)
+                    for u in follower.uses
+                ]
+                values[follower.out] = follower.compute(exprs)
+            result = after[-1].out
+            self._row_store(nest, result, values[result], anchor, mapped, maps, finals)
+        else:
+            for k, result in enumerate(anchor.outputs):
+                mapped = k in anchor.mapped
+                if k in body.maps or k in body.finals:
+                    value = body.maps[k] if mapped else body.finals[k]
+                    self._row_store(nest, result, value, anchor, mapped, maps, finals)
+        stages: list[Stage] = list(body.reduces)
+        if maps:
+            stages.append(Map(tuple(maps)))
+        if finals:
+            stages.append(Final(tuple(finals)))
+        self.add(nests.launches(nest.nest(stages, row), self.isa, self.threads))
+
+    def _row_load(self, nest: NestBuilder, use: Use, anchor: Rows, mapped: bool) -> Expr:
+        view = self._seen(use)
+        if mapped:
+            return nest.load(view)
+        return nest.load(view, self._outer_strides(view, anchor))
+
+    def _outer_strides(self, view: View, anchor: Rows) -> tuple[int, ...]:
+        """Strides over the domain of a tensor that broadcasts to the reduced shape."""
+        kept = [k for k in range(len(anchor.domain)) if k not in anchor.axes]
+        if anchor.keepdims:
+            reduced = tuple(1 if k in anchor.axes else d for k, d in enumerate(anchor.domain))
+            strides = view.expanded(reduced).strides
+            return tuple(0 if k in anchor.axes else strides[k] for k in range(len(anchor.domain)))
+        steps = view.expanded(tuple(anchor.domain[k] for k in kept)).strides
+        placed = [0] * len(anchor.domain)
+        for k, step in zip(kept, steps):
+            placed[k] = step
+        return tuple(placed)
+
+    def _outer_order(self, nest: NestBuilder, anchor: Rows) -> tuple[int, ...] | None:
+        """How a reduced result should lie in memory: as the operands do along the axes that stay."""
+        kept = [k for k in range(len(anchor.domain)) if k not in anchor.axes]
+        for operand in nest.operands:
+            strides = operand.strides
+            if any(strides[k] == 0 and anchor.domain[k] != 1 for k in kept):
+                continue
+            if anchor.keepdims:
+                shape = [1 if k in anchor.axes else d for k, d in enumerate(anchor.domain)]
+                return memory_order(shape, strides)
+            return memory_order([anchor.domain[k] for k in kept], [strides[k] for k in kept])
+        return None
+
+    def _row_store(
+        self,
+        nest: NestBuilder,
+        result: Value,
+        value: Expr,
+        anchor: Rows,
+        mapped: bool,
+        maps: list[tuple[int, Expr]],
+        finals: list[tuple[int, Expr]],
+    ) -> None:
+        if mapped:
+            target = self.destination(result, nest.order())
+            maps.append((nest.store(target), value))
+        else:
+            target = self.destination(result, self._outer_order(nest, anchor))
+            finals.append((nest.store(target, self._outer_strides(target, anchor)), value))
+
+    # -- contractions -----------------------------------------------------------------------------------------------
+
+    def _contraction(self, each: Group, anchor: Contraction) -> None:
+        views = [self.view(v) for v in anchor.sources]
+        after = each.defs[1:]
+        result = each.last.out
+        epilogue = self._epilogue(anchor, after) if after else None
+        if after and epilogue is None:
+            # an operand's layout cannot be addressed by rows and columns: a pass of its own
+            self._product(anchor, views, self.destination(anchor.out, anchor.order), None)
+            self._elementwise(after)
+            return
+        self._product(anchor, views, self.destination(result, anchor.order), epilogue)
+
+    def _product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
+        axis = anchor.unit_axis
+        if axis is None or target.shape[axis] == 1 or (target.strides[axis] == 1 and anchor.fold(target.strides)):
+            self.add(anchor.realise(self, views, target, epilogue))
+            return
+        made = View.temporary(target.dtype, target.shape, anchor.order)
+        self.add(anchor.realise(self, views, made, epilogue))
+        self.copy(made, target)
+
+    def _epilogue(self, anchor: Contraction, after: Sequence[Def]) -> Epilogue | None:
+        shape = self.program.shape(anchor.out)
+        nest = NestBuilder(shape, self._label)
+        made: dict[Value, Expr] = {anchor.out: Result(0, self.program.dtype(anchor.out))}
+        for each in after:
+            assert isinstance(each, Pointwise)
+            made[each.out] = each.compute([self._expr(nest, made, u) for u in each.uses])
+        operands: list[Operand] = []
+        for operand in nest.operands:
+            folded = anchor.fold(operand.strides)
+            if folded is None:
+                return None
+            operands.append(Operand(operand.view, folded))
+        return Epilogue(made[after[-1].out], tuple(operands))
+
+
+def _label(each: Group) -> str:
+    names = dict.fromkeys(d.label for d in each.defs if d.label)
+    return " + ".join(names)
+
+
+def slice_of(view: View, axis: int, start: int, size: int) -> View:
+    shape = (*view.shape[:axis], size, *view.shape[axis + 1 :])
+    return View(view.storage, view.dtype, shape, view.strides, view.offset + start * view.strides[axis])

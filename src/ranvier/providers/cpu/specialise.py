@@ -1,0 +1,134 @@
+"""A partition at given shapes, ready to be called: definitions, launches, memory, native program."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.arena import ALIGNMENT, Lifetime, plan_memory
+from ranvier.codegen.launch import At, Launch
+from ranvier.codegen.llvm.program import NativeProgram, Placement
+from ranvier.codegen.storage import Storage
+from ranvier.errors import InvalidValue
+from ranvier.graph.ir import Value
+from ranvier.graph.types import TensorType, Type
+from ranvier.providers.base import Subgraph
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
+from ranvier.providers.cpu.lower import registry
+from ranvier.providers.cpu.realise import Packs, Realised, Realiser, Target
+
+Array = np.ndarray[Any, Any]
+_ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow
+
+
+@dataclass(frozen=True)
+class Result:
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Specialised:
+    """Thread-safe: a call keeps its state in the memory it is given."""
+
+    def __init__(
+        self, part: Subgraph, inputs: Sequence[Value], definitions: Definitions, target: Target, packs: Packs
+    ) -> None:
+        realised = Realiser(definitions, inputs, part.outputs, target, packs).run()
+        self.launches: list[Launch] = realised.launches
+        self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
+        places, self.workspace = _place(realised)
+        self._checks = [(places[flag].offset, message, node) for flag, message, node in realised.checks]
+        count = len(inputs)
+        for storage in {b.storage for each in self.launches for b in each.buffers if isinstance(b, At)}:
+            if storage.kind == "input":
+                places[storage] = Placement(2 + storage.index, 0)
+            elif storage.kind == "output":
+                places[storage] = Placement(2 + count + storage.index, 0)
+            elif storage.kind == "const":
+                assert storage.array is not None
+                places[storage] = Placement(_ABSOLUTE, storage.array.ctypes.data)
+        self._keep = [s.array for s in places if s.array is not None]
+        self.threads = target.threads
+        self.program = NativeProgram(self.launches, places, target.isa, bases=2 + count + len(part.outputs))
+
+    def run(self, inputs: list[Array], outputs: list[Array], arena: int, times: Any = None, abort: int = 0) -> None:
+        """Outputs from C-contiguous inputs, over ``workspace`` bytes at the address ``arena``."""
+        self.program.run(inputs, outputs, arena, threads=self.threads, times=times, abort=abort)
+        if self._checks:
+            self._check(arena)
+
+    def _check(self, arena: int) -> None:
+        for offset, message, node in self._checks:
+            if ctypes.c_uint8.from_address(arena + offset).value:
+                raise InvalidValue(message, node=node)
+
+    def text(self) -> str:
+        """The launches in order, for people."""
+        lines = []
+        for each in self.launches:
+            work = f"{each.tiles} tiles, {each.flops / 1e6:.3g} MFLOP, {each.traffic / 1e6:.3g} MB"
+            lines.append(f"{each.spec.name:40} {work:40} {each.label}")
+        return "\n".join(lines)
+
+
+def _place(realised: Realised) -> tuple[dict[Storage, Placement], int]:
+    """Offsets in the arena for all temporaries: each lives from the launch that first touches it to the last."""
+    first: dict[Storage, int] = {}
+    last: dict[Storage, int] = {}
+    for k, launch in enumerate(realised.launches):
+        for buffer in launch.buffers:
+            if isinstance(buffer, At) and buffer.storage.kind == "temp":
+                first.setdefault(buffer.storage, k)
+                last[buffer.storage] = k
+    for flag, _, _ in realised.checks:
+        first.setdefault(flag, 0)
+        last[flag] = len(realised.launches)
+    storages = list(first)
+    index = {storage: k for k, storage in enumerate(storages)}
+    lifetimes = [
+        Lifetime(
+            s.nbytes,
+            first[s],
+            last[s],
+            tuple(index[r] for r in realised.reuse.get(s, ()) if r in index and last[r] == first[s]),
+        )
+        for s in storages
+    ]
+    plan = plan_memory(lifetimes)
+    size = -(-plan.arena // ALIGNMENT) * ALIGNMENT
+    return {s: Placement(_ARENA, offset) for s, offset in zip(storages, plan.offsets)}, size
+
+
+def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Definitions:
+    """Lower every node of the part; Declined or NeedsValue where one cannot be."""
+    definitions = Definitions()
+    for value in part.inputs:
+        definitions.types[value] = _static(value, types, "input")
+    for node in part.nodes:
+        for value in node.outputs:
+            definitions.types[value] = _static(value, types, node.name or node.op)
+    definitions.known = {v: a for v, a in known.items() if v in definitions.types}
+    for node in part.nodes:
+        if all(v in definitions.known for v in node.outputs):
+            continue
+        lowering = registry.find(node)
+        if lowering is None:
+            raise Declined(f"{node.op}: no lowering")
+        definitions.label = node.name or node.op
+        lowering.lower(NodeView(node, definitions), definitions)
+    return definitions
+
+
+def _static(value: Value, types: Mapping[Value, Type | None], where: str) -> TensorType:
+    found = types.get(value)
+    if found is None and value.const is not None:
+        found = value.const.type
+    if not isinstance(found, TensorType) or not found.is_static or found.dtype is None:
+        if not value.uses and not value.is_graph_output and value.producer is not None:
+            return TensorType(found.dtype if isinstance(found, TensorType) else None, (0,))  # nobody asks for it
+        raise Declined(f"{where}: the shape of {value.name!r} is not known ({found})")
+    return found
