@@ -108,8 +108,8 @@ _CHAINS = 8
 _AHEAD = 1024
 
 
-# k steps per turn of the loop: counting takes issue slots from the FMAs, longer bodies take compile time.
-_UNROLL = 2
+# k steps per turn of the loop; more than one gained nothing once every row had its own pointer, and costs compile time.
+_UNROLL = 1
 
 
 class _Emitter:
@@ -159,7 +159,7 @@ class _Emitter:
     def _along_k(self, count: Val, rows: list[Val], step: Val | None = None) -> None:
         """All of one segment; ``rows`` are row pointers, or the one column pointer with its ``step``."""
         fn = self.fn
-        whole = fn.and_(count, -self.unroll)
+        whole = fn.and_(count, -self.unroll) if self.unroll > 1 else count
         element = self.micro.element
 
         def row_loader(k: Val, u: int) -> Callable[[int], Val]:
@@ -174,6 +174,8 @@ class _Emitter:
                     self._fence()
                 self._step(row_loader(k, u), u, u % self.splits)
             self._advance(self.unroll)
+        if self.unroll == 1:
+            return
         with fn.loop(whole, count) as k:
             self._step(row_loader(k, 0), 0, 0)
             self._advance(1)

@@ -18,8 +18,8 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Operand
 from ranvier.codegen.storage import Storage, View
 
-_K_BLOCK = 512  # k steps whose panel of B and rows of A share the second-level cache
-_A_BYTES = 512 << 10  # rows of A that a tile keeps in the second-level cache
+_K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level cache
+_A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
 _TILE_US = 12.0  # work that is worth handing out by itself
