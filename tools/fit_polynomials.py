@@ -243,8 +243,8 @@ def _atanh_tail(z: D) -> D:
 
 
 def _erf_exponent(x: D) -> D:
-    """−ln(erfc x)/x."""
-    return -erfc(x).ln() / x if x > D("1e-12") else 2 / PI.sqrt() * (1 + x / PI.sqrt())
+    """ln(erfc x)/x."""
+    return erfc(x).ln() / x if x > D("1e-12") else -2 / PI.sqrt() * (1 + x / PI.sqrt())
 
 
 def _erf_weight(x: D) -> D:
@@ -270,7 +270,7 @@ def fit_all() -> None:
     polynomial("LOG_WIDE", "float", log_tail, log_weight, "-0.2501", "0.5001", 7)
     NOTES["LOG_ATANH"] = "log(1+t) = 2s + s·s²·LOG_ATANH(s²) with s = t/(2+t), for 1+t from 1/sqrt(2) to 3/2"
     polynomial("LOG_ATANH", "double", _atanh_tail, lambda z: z, "0", "0.0401", 7)
-    NOTES["ERF"] = "erf(x) = 1 − exp(−x·ERF(x)) from 0 to where erf is 1"
+    NOTES["ERF"] = "erf(x) = 1 − exp(x·ERF(x)) from 0 to where erf is 1"
     for element, degree, high in (("float", 8, "4"), ("double", 24, "6")):
         polynomial("ERF", element, _erf_exponent, _erf_weight, "0", high, degree)
     NOTES["LN2"] = "ln 2 in two parts; the first is short enough that its product with an exponent is exact"

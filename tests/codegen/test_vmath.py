@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np

@@ -112,13 +112,14 @@ def any_lane(f: Fn, condition: Val) -> Val:
     return f.intrinsic(f"llvm.vector.reduce.or.v{condition.lanes}i1", "i1", [condition])
 
 
-def near_integer(f: Fn, x: Val) -> tuple[Val, Val]:
-    """The nearest integer to a small x, as a float and as bits whose low part is that integer.
+def near_integer(f: Fn, x: Val, factor: float = 1.0) -> tuple[Val, Val]:
+    """The nearest integer to a small x·factor, as a float and as bits whose low part is that integer.
 
     Zero comes out as +0 whatever the sign of x, so that ``x - n·c`` keeps the sign of a zero x.
     """
-    shifted = exactly(f, "fadd", x, layout(x).magic)
-    return exactly(f, "fsub", shifted, layout(x).magic), bits(f, shifted)
+    magic = layout(x).magic
+    shifted = exactly(f, "fadd", x, magic) if factor == 1.0 else f.fma(x, factor, magic)
+    return exactly(f, "fsub", shifted, magic), bits(f, shifted)
 
 
 def power_of_two(f: Fn, k: Val) -> Val:
@@ -127,14 +128,14 @@ def power_of_two(f: Fn, k: Val) -> Val:
     return from_bits(f, f.add(f.shl(k, form.mantissa), form.one))
 
 
-def scaled(f: Fn, x: Val, n: Val, isa: Isa) -> Val:
-    """x·2^n, rounded once, for an integral float n of at most twice the exponent range and x near 1."""
+def scaled(f: Fn, x: Val, n: Val, n_bits: Val, isa: Isa) -> Val:
+    """x·2^n, rounded once, for n as :func:`near_integer` gives it, within twice the exponent range, and x near 1."""
     found = _wide(f, "scalef", isa, [x, n])
     if found is not None:
         return found
-    half, half_bits = near_integer(f, exactly(f, "fmul", n, 0.5))
-    _, rest_bits = near_integer(f, exactly(f, "fsub", n, half))
-    return f.mul(f.mul(x, power_of_two(f, half_bits)), power_of_two(f, rest_bits))
+    # in two factors, each a normal number; the bits above n are even and fall off in the shift
+    half = f.lshr(n_bits, 1)
+    return f.mul(f.mul(x, power_of_two(f, half)), power_of_two(f, f.sub(n_bits, half)))
 
 
 def has_avx512(isa: Isa) -> bool:

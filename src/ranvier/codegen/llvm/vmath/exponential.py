@@ -30,18 +30,18 @@ def polynomial(f: Fn, x: Val, table: c.Table) -> Val:
 
 def reduced(f: Fn, x: Val) -> tuple[Val, Val, Val]:
     """n, the bits with n in their low part, and r with x = n·ln 2 + r and |r| at most half of ln 2."""
-    n, n_bits = near_integer(f, f.mul(x, c.LOG2E[x.element][0]))
+    n, n_bits = near_integer(f, x, c.LOG2E[x.element][0])
     high, low = c.LN2[x.element]
     return n, n_bits, f.fma(n, -low, f.fma(n, -high, x))
 
 
 def _exp(f: Fn, x: Val, isa: Isa, halvings: int = 0) -> Val:
     """exp(x)/2^halvings for x within the clamped range."""
-    n, _, r = reduced(f, x)
-    p = f.fma(polynomial(f, r, c.EXP), f.mul(r, r), r)
+    n, n_bits, r = reduced(f, x)
+    p = f.fma(f.fma(polynomial(f, r, c.EXP), r, 1.0), r, 1.0)
     if halvings:
-        n = f.sub(n, float(halvings))
-    return scaled(f, f.add(p, 1.0), n, isa)
+        n, n_bits = f.sub(n, float(halvings)), f.sub(n_bits, halvings)
+    return scaled(f, p, n, n_bits, isa)
 
 
 def exp(f: Fn, x: Val, isa: Isa) -> Val:
@@ -58,10 +58,9 @@ def sigmoid(f: Fn, x: Val, isa: Isa) -> Val:
 def expm1(f: Fn, x: Val, isa: Isa) -> Val:
     """exp(x) - 1. One power of two is kept back so that the largest results do not overflow on the way."""
     lowest = -20.0 if x.element == "float" else -40.0  # the result has long been -1
-    n, _, r = reduced(f, at_most(f, at_least(f, x, lowest), 88.9 if x.element == "float" else 709.9))
+    _, n_bits, r = reduced(f, at_most(f, at_least(f, x, lowest), 88.9 if x.element == "float" else 709.9))
     p = f.fma(polynomial(f, r, c.EXPM1), f.mul(r, r), r)
-    _, half_bits = near_integer(f, f.sub(n, 1.0))
-    half = power_of_two(f, half_bits)
+    half = power_of_two(f, f.sub(n_bits, 1))
     found = f.fma(half, p, f.sub(half, 0.5))
     return with_sign(f, f.add(found, found), x)
 
