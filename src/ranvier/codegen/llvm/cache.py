@@ -30,6 +30,7 @@ _MAGIC = b"RVCACHE1"
 _SUFFIX, _UNFINISHED = ".kernel", ".new"
 _HOUR, _DAY = 3600.0, 86400.0
 _PRUNED_TO = 0.75  # of the limit, so that pruning is rare
+_TRUST_SECONDS = 1.0  # for which one look at the files counts
 _imported_at = time.time()
 
 
@@ -87,7 +88,8 @@ class Sources:
 
     def __init__(self, where: Path) -> None:
         self._files = sorted(where.rglob("*.py"))
-        self._read_at = time.time()
+        self._looked_at = -_TRUST_SECONDS
+        self._untouched = False
         found = hashlib.blake2b(digest_size=16)
         for path in self._files:
             found.update(str(path.relative_to(where)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -95,8 +97,14 @@ class Sources:
 
     def trusted(self) -> bool:
         """Is the code in memory what the digest stands for? Not where a file was edited since it was imported."""
-        newest = max((path.stat().st_mtime for path in self._files), default=0.0)
-        return newest <= _imported_at
+        now = time.monotonic()
+        if now - self._looked_at >= _TRUST_SECONDS:
+            self._looked_at = now
+            try:
+                self._untouched = max((os.stat(path).st_mtime for path in self._files), default=0.0) <= _imported_at
+            except OSError:  # deleted meanwhile
+                self._untouched = False
+        return self._untouched
 
 
 @functools.cache

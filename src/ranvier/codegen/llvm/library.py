@@ -149,10 +149,9 @@ def _codes(orders: list[_Order], isa: Isa) -> dict[str, bytes | BaseException]:
     found: dict[str, bytes | BaseException] = {}
     keys: dict[str, str] = {}
     missing: list[_Order] = []
-    trusted: dict[int, bool] = {}
     for order in orders:
         sources = cache.sources_of(order.spec.emit) if disk is not None else None
-        if disk is None or sources is None or not all(_trusted(s, trusted) for s in sources):
+        if disk is None or sources is None or not all(s.trusted() for s in sources):
             missing.append(order)
             continue
         keys[order.symbol] = key = cache.key_of(order.symbol, sources)
@@ -181,12 +180,6 @@ def _codes(orders: list[_Order], isa: Isa) -> dict[str, bytes | BaseException]:
         made = [make(order) for order in missing]
     found.update({order.symbol: code for order, code in zip(missing, made)})
     return found
-
-
-def _trusted(sources: cache.Sources, known: dict[int, bool]) -> bool:
-    if id(sources) not in known:
-        known[id(sources)] = sources.trusted()
-    return known[id(sources)]
 
 
 def _compiled(spec: KernelSpec, isa: Isa) -> bytes:
