@@ -78,7 +78,7 @@ def conv_transpose(
     # everything the windows touch, before the pads are cut off
     full = tuple(s * (n - 1) + e for s, n, e in zip(steps, x.shape[2:], reach))
     natural = tuple(f + p for f, p in zip(full, extra))
-    begins, sizes = _transposed_frame(auto_pad, pads, output_shape, natural, x.shape[2:], steps)
+    begins, sizes = transposed_frame(auto_pad, pads, output_shape, natural, x.shape[2:], steps)
     canvas = checked_shape((x.shape[0], w.shape[1] * group, *full), wide(x.dtype), name)
     y = _scatter_windows(widened(x), widened(w), canvas, group, steps, spread)
     framed = np.zeros(checked_shape((*canvas[:2], *sizes), y.dtype, name), y.dtype)
@@ -88,7 +88,7 @@ def conv_transpose(
     return _with_bias(framed, bias, name).astype(x.dtype, copy=False)
 
 
-def _transposed_frame(
+def transposed_frame(
     auto_pad: str,
     pads: Ints,
     output_shape: Ints,

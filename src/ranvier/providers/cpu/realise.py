@@ -430,7 +430,7 @@ class Realiser:
 
     def _product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         axis = anchor.unit_axis
-        if axis is None or target.shape[axis] == 1 or (target.strides[axis] == 1 and anchor.fold(target.strides)):
+        if axis is None or target.shape[axis] == 1 or target.strides[axis] == 1:
             self.add(anchor.realise(self, views, target, epilogue))
             return
         made = View.temporary(target.dtype, target.shape, anchor.order)

@@ -1,0 +1,187 @@
+"""Convolutions: channels-last inside, whatever the model says outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm import conv as kernels
+from ranvier.codegen.llvm.conv import ConvShape
+from ranvier.codegen.loops.ir import Epilogue, Expr
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.nn.conv import transposed_frame
+from ranvier.ops.nn.window import extents, per_axis, resolve_pads
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use
+from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, content, folded_stride
+from ranvier.providers.cpu.lower.exprs import HALVES, add, cast
+from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.realise import Realiser
+
+MICROSOFT = "com.microsoft"
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The axes of [N, C, …] from outermost to innermost in memory."""
+    return (0, *range(2, rank), 1)
+
+
+def _fold(shape: Sequence[int]) -> Any:
+    out = tuple(shape)
+
+    def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
+        pixels = folded_stride(out[2:], strides[2:])
+        return None if pixels is None else (strides[0], pixels, strides[1])
+
+    return fold
+
+
+def _text(value: Any, default: str) -> str:
+    if value is None:
+        return default
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _spatial(node: Node) -> str | None:
+    weights = node.input(1)
+    shape = getattr(weights.type, "shape", None) if weights is not None else None
+    if shape is not None and not 3 <= len(shape) <= 5:
+        return f"{len(shape) - 2} spatial axes"
+    name = node.attrs.get("activation", "")
+    if name and name not in ACTIVATIONS:
+        return f"activation {name}"
+    return None
+
+
+def _widened(b: Definitions, *values: Value) -> list[Value]:
+    return [
+        b.pointwise([v], lambda e: cast(e[0], DType.float32), DType.float32) if b.dtype(v) in HALVES else v
+        for v in values
+    ]
+
+
+def convolve(
+    b: Definitions,
+    x: Value,
+    w: Value,
+    out_shape: Sequence[int],
+    shape: ConvShape,
+    out: Value | None = None,
+    *,
+    transposed: bool = False,
+) -> Value:
+    """The bare convolution of float32 or float64 tensors."""
+    rank = len(out_shape)
+
+    def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
+        image, weights = views
+        if not (kernels.takes_any_layout(shape) and not transposed):
+            image = r.ordered(image, channels_last(rank))
+        how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
+        constant = weights.storage.kind == "const"
+        if transposed:
+            if not constant:
+                return kernels.conv_transpose_dynamic(image, weights, target, shape, r.isa, **how)
+            key = ("transposed", id(weights.storage.array), weights.offset, weights.strides, shape)
+            phases = r.packs.get(key, lambda: kernels.pack_transposed(_array(weights), r.isa, shape))
+            return kernels.conv_transpose(image, phases, target, shape, r.isa, **how)
+        if not constant:
+            return kernels.conv_dynamic(image, weights, target, shape, r.isa, **how)
+        kind = kernels.packing(shape, r.isa, winograd=r.target.winograd)
+        place = ("conv", kind, id(weights.storage.array), weights.offset, weights.strides)
+        packed = r.packs.get(
+            place, lambda: kernels.pack_weights(_array(weights), r.isa, shape, winograd=r.target.winograd)
+        )
+        return kernels.conv(image, packed, target, shape, r.isa, **how)
+
+    return b.contraction(
+        [x, w],
+        realise,
+        _fold(out_shape),
+        b.dtype(x),
+        out_shape,
+        out,
+        order=channels_last(rank),
+        unit_axis=1,
+    )
+
+
+def _array(view: View) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(content(view))
+
+
+def _finish(n: NodeView, b: Definitions, product: Value, bias: Value | None, added: Value | None) -> None:
+    """Bias, a second summand and an activation, left to fusion as elementwise work."""
+    rank, dtype = len(n.out_shape()), n.out_dtype()
+    activation = ACTIVATIONS.get(_text(n.attr("activation"), ""))
+    uses: list[Use] = [Use(product)]
+    if bias is not None:
+        uses.append(Use(bias, (b.shape(bias)[0], *(1,) * (rank - 2))))
+    if added is not None:
+        uses.append(Use(added))
+
+    def compute(e: list[Expr]) -> Expr:
+        value = e[0]
+        for term in e[1:]:
+            value = add(value, cast(term, value.dtype))
+        return cast(value if activation is None else activation(value), dtype)
+
+    b.pointwise(uses, compute, dtype, shape=n.out_shape(), out=n.outputs[0])
+
+
+@lowers("Conv", dtypes=FLOATS, check=_spatial)
+@lowers("FusedConv", domain=MICROSOFT, dtypes=FLOATS, check=_spatial)
+def conv(n: NodeView, b: Definitions) -> None:
+    rank = n.rank(0) - 2
+    kernel = n.shape(1)[2:]
+    strides = per_axis(n.attr("strides"), rank, "strides", n.op)
+    dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
+    pads = resolve_pads(
+        _text(n.attr("auto_pad"), "NOTSET"), n.attr("pads"), n.shape(0)[2:], kernel, strides, dilations, op=n.op
+    )
+    if min(pads, default=0) < 0:
+        raise Declined(f"{n.op}: negative pads")
+    group = int(n.attr("group", 1))
+    shape = ConvShape.conv(n.shape(0), n.shape(1), strides=strides, dilations=dilations, pads=pads, group=group)
+    x, w = _widened(b, n.input(0), n.input(1))
+    more = n.has(2) or n.has(3) or n.dtype(0) in HALVES or n.attr("activation")
+    product = convolve(b, x, w, n.out_shape(), shape, None if more else n.outputs[0])
+    if more:
+        _finish(n, b, product, n.input(2) if n.has(2) else None, n.input(3) if n.has(3) else None)
+
+
+@lowers("ConvTranspose", dtypes=FLOATS, check=_spatial)
+def conv_transpose(n: NodeView, b: Definitions) -> None:
+    rank = n.rank(0) - 2
+    kernel = n.shape(1)[2:]
+    strides = per_axis(n.attr("strides"), rank, "strides", n.op)
+    dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
+    extra = tuple(n.attr("output_padding") or (0,) * rank)
+    natural = tuple(
+        s * (i - 1) + e + p for s, i, e, p in zip(strides, n.shape(0)[2:], extents(kernel, dilations), extra)
+    )
+    begins, sizes = transposed_frame(
+        _text(n.attr("auto_pad"), "NOTSET"), n.attr("pads"), n.attr("output_shape"), natural, n.shape(0)[2:], strides
+    )
+    if min(begins, default=0) < 0:
+        raise Declined("ConvTranspose: negative pads")
+    # what the end needs, so that the size comes out as the standard says
+    ends = tuple(t - b0 - s for t, b0, s in zip(natural, begins, sizes))
+    shape = ConvShape.transpose(
+        n.shape(0),
+        n.shape(1),
+        strides=strides,
+        dilations=dilations,
+        pads=(*begins, *ends),
+        output_padding=extra,
+        group=int(n.attr("group", 1)),
+    )
+    x, w = _widened(b, n.input(0), n.input(1))
+    more = n.has(2) or n.dtype(0) in HALVES
+    product = convolve(b, x, w, n.out_shape(), shape, None if more else n.outputs[0], transposed=True)
+    if more:
+        _finish(n, b, product, n.input(2) if n.has(2) else None, None)
