@@ -10,7 +10,7 @@ from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
-from ranvier.errors import KernelError
+from ranvier.errors import NotSupported
 
 _REGISTERS: dict[DType, str] = {
     DType.float32: "float",
@@ -29,7 +29,7 @@ def register_type(dtype: DType) -> str:
     """The LLVM element type that values of a dtype have in registers."""
     found = _REGISTERS.get(dtype)
     if found is None:
-        raise KernelError(f"generated code has no {dtype} arithmetic")
+        raise NotSupported(f"generated code has no {dtype} arithmetic")
     return found
 
 

@@ -22,7 +22,7 @@ from ranvier.codegen.llvm.elements import (
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Expr, Op
 from ranvier.dtypes import DType
-from ranvier.errors import KernelError
+from ranvier.errors import NotSupported
 
 __all__ = ["ExprEmitter", "load_vector", "register_type", "store_vector"]
 
@@ -55,10 +55,11 @@ class ExprEmitter:
     computed stays known until the enclosing :meth:`scope` ends, so a value computed before a loop is found again in it.
     """
 
-    def __init__(self, fn: Fn, isa: Isa, lanes: int) -> None:
+    def __init__(self, fn: Fn, isa: Isa, lanes: int, parent: ExprEmitter | None = None) -> None:
         self.fn = fn
         self.isa = isa
         self.lanes = lanes
+        self._parent = parent
         # Values by the identity of the expression (shared subtrees are walked once, and deep trees are never hashed) …
         self._known: list[dict[int, Val]] = [{}]
         # … and by operation and operands' names, so equal trees built apart are still computed once.
@@ -78,13 +79,14 @@ class ExprEmitter:
         """An emitter for the same function that knows nothing."""
         return ExprEmitter(self.fn, self.isa, self.lanes)
 
-    def at_lanes(self, lanes: int) -> ExprEmitter:
-        """An emitter of another width that knows the scalars of this one."""
-        made = ExprEmitter(self.fn, self.isa, lanes)
-        made._alive = self._alive
-        made._known = [{k: v for k, v in layer.items() if v.lanes == 1} for layer in self._known]
-        made._numbered = [{k: v for k, v in layer.items() if v.lanes == 1} for layer in self._numbered]
-        return made
+    def child(self, lanes: int) -> ExprEmitter:
+        """An emitter of another width that finds what this one, which must hold scalars only, knows at any time."""
+        return ExprEmitter(self.fn, self.isa, lanes, self)
+
+    def preset(self, expr: Expr, value: Val) -> None:
+        """Let an expression have a value that was obtained otherwise."""
+        self._known[-1][id(expr)] = value
+        self._alive.append(expr)
 
     def vector(self, expr: Expr, leaf: Leaf) -> Val:
         """The value in every lane."""
@@ -92,10 +94,9 @@ class ExprEmitter:
 
     def value(self, expr: Expr, leaf: Leaf) -> Val:
         """The value in register form: a vector of ``lanes``, or a scalar where no leaf below is a vector."""
-        for known in reversed(self._known):
-            found = known.get(id(expr))
-            if found is not None:
-                return found
+        found = self._find(expr)
+        if found is not None:
+            return found
         if isinstance(expr, Const):
             made = self.fn.const(register_type(expr.dtype), expr.value)
         elif isinstance(expr, Op):
@@ -106,6 +107,21 @@ class ExprEmitter:
         self._alive.append(expr)
         return made
 
+    def _find(self, expr: Expr) -> Val | None:
+        for known in reversed(self._known):
+            found = known.get(id(expr))
+            if found is not None:
+                return found
+        return self._parent._find(expr) if self._parent else None
+
+    def _find_numbered(self, key: tuple[object, ...]) -> Val | None:
+        for layer in reversed(self._numbered):
+            found = layer.get(key)
+            if found is not None:
+                return found
+        # an operand's splat here is not its splat there: widths differ
+        return self._parent._find_numbered(key) if self._parent and key[0] != "splat" else None
+
     def _operation(self, expr: Op, args: list[Val]) -> Val:
         wide = any(a.lanes > 1 for a in args)
         types = tuple(a.dtype for a in expr.args)
@@ -113,10 +129,9 @@ class ExprEmitter:
         return self._numbered_value(key, lambda: self._emit(expr, self._fitted(args) if wide else args))
 
     def _numbered_value(self, key: tuple[object, ...], make: Callable[[], Val]) -> Val:
-        for layer in reversed(self._numbered):
-            found = layer.get(key)
-            if found is not None:
-                return found
+        found = self._find_numbered(key)
+        if found is not None:
+            return found
         made = make()
         self._numbered[-1][key] = made
         return made
@@ -204,7 +219,7 @@ def float_operation(f: Fn, isa: Isa, name: str, args: list[Val], expr: Op | None
     if name in _VMATH_UNARY:
         made: Val = getattr(vmath, name)(f, a, isa)
         return made
-    raise KernelError(f"no operation {name!r} on floats")
+    raise NotSupported(f"no operation {name!r} on floats")
 
 
 def _constant(expr: Op | None, position: int) -> float | None:
@@ -264,7 +279,7 @@ def _bool_operation(f: Fn, name: str, args: list[Val]) -> Val:
             return f.const(a.type, 0)
         case "abs" | "sign":
             return a
-    raise KernelError(f"no operation {name!r} on bool")
+    raise NotSupported(f"no operation {name!r} on bool")
 
 
 def _int_operation(f: Fn, name: str, args: list[Val], signed: bool) -> Val:
@@ -316,7 +331,7 @@ def _int_operation(f: Fn, name: str, args: list[Val], signed: bool) -> Val:
             return _shifted(f, name, a, b, signed)
         case "pow":
             return _int_pow(f, a, b, signed)
-    raise KernelError(f"no operation {name!r} on integers")
+    raise NotSupported(f"no operation {name!r} on integers")
 
 
 def _int_divide(f: Fn, a: Val, b: Val, signed: bool) -> tuple[Val, Val]:

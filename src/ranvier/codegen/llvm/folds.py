@@ -1,0 +1,130 @@
+"""Accumulators of reductions: how a fold starts, takes a vector, and ends in one value."""
+
+from __future__ import annotations
+
+from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.elements import is_signed, register_type
+from ranvier.codegen.llvm.exprs import float_extreme
+from ranvier.codegen.loops.fold import identity, is_arg
+from ranvier.codegen.loops.ir import Fold
+from ranvier.dtypes import DType
+
+_MAX_INDEX = (1 << 63) - 1
+
+
+class Accumulator:
+    """A running fold per lane, in registers; half and bfloat accumulate in float and are rounded by the caller."""
+
+    def __init__(self, f: Fn, fold: Fold, dtype: DType, lanes: int) -> None:
+        self.f = f
+        self.fold = fold
+        self.dtype = dtype  # of the values folded
+        self.lanes = lanes
+        kind = vector(register_type(dtype), lanes)
+        self._identity = f.const(kind, identity(fold, dtype))
+        self._best = f.var(kind, self._identity)
+        self._where = f.var(vector("i64", lanes), f.const(vector("i64", lanes), 0)) if is_arg(fold) else None
+
+    def take(self, value: Val, mask: Val | None = None, position: Val | None = None) -> None:
+        """Fold one more value per lane, where the mask is on."""
+        f, best = self.f, self._best.get()
+        if self._where is not None:
+            assert position is not None
+            better = self._better(value, best)
+            if mask is not None:
+                better = f.and_(better, mask)
+            self._best.set(f.select(better, value, best))
+            self._where.set(f.select(better, position, self._where.get()))
+            return
+        if mask is not None:
+            value = f.select(mask, value, self._identity)
+        self._best.set(combine(f, self.fold, self.dtype, best, value))
+
+    def _better(self, value: Val, best: Val) -> Val:
+        """Whether the value replaces the best so far; the first NaN (of …_last folds, the last) beats everything."""
+        f = self.f
+        large, last = self.fold.startswith("argmax"), self.fold.endswith("last")
+        if not value.is_float:
+            signed = "s" if is_signed(self.dtype) else "u"
+            return f.cmp(signed + ("g" if large else "l") + ("e" if last else "t"), value, best)
+        value_nan, best_nan = f.cmp("uno", value, value), f.cmp("uno", best, best)
+        better = f.cmp("o" + ("g" if large else "l") + ("e" if last else "t"), value, best)
+        return f.or_(better, value_nan if last else f.and_(value_nan, f.not_(best_nan)))
+
+    def merge(self, other: Accumulator) -> None:
+        """Take in another accumulator of as many lanes, whose positions may lie anywhere."""
+        f = self.f
+        best, rival = self._best.get(), other._best.get()
+        if self._where is None or other._where is None:
+            self._best.set(combine(f, self.fold, self.dtype, best, rival))
+            return
+        here, there = self._where.get(), other._where.get()
+        same = f.cmp("oeq" if best.is_float else "eq", best, rival)
+        if best.is_float:
+            same = f.or_(same, f.and_(f.cmp("uno", best, best), f.cmp("uno", rival, rival)))
+        nearer = f.cmp("sgt" if self.fold.endswith("last") else "slt", there, here)
+        better = f.select(same, nearer, self._better(rival, best))
+        self._best.set(f.select(better, rival, best))
+        self._where.set(f.select(better, there, here))
+
+    def value(self) -> Val:
+        """The fold per lane (the position of it, for arg… folds)."""
+        return self._best.get() if self._where is None else self._where.get()
+
+    def across(self) -> Accumulator:
+        """One accumulator of a single lane that holds the fold over all lanes."""
+        f = self.f
+        if self.lanes == 1:
+            return self
+        made = Accumulator(f, self.fold, self.dtype, 1)
+        best = self._best.get()
+        whole = f.reduce(self._reduction(), best)
+        made._best.set(whole)
+        if self._where is not None and made._where is not None:
+            spread = f.splat(whole, self.lanes)
+            same = f.cmp("oeq" if best.is_float else "eq", best, spread)
+            if best.is_float:
+                same = f.or_(same, f.cmp("uno", best, best))
+            last = self.fold.endswith("last")
+            chosen = f.select(same, self._where.get(), f.const(self._where.type, -1 if last else _MAX_INDEX))
+            made._where.set(f.reduce("smax" if last else "smin", chosen))
+        return made
+
+    def _reduction(self) -> str:
+        name = {"sum": "add", "prod": "mul", "and": "and", "or": "or"}.get(self.fold)
+        if self.dtype is DType.bool:
+            return (
+                name
+                if name in ("and", "or")
+                else "and"
+                if name == "mul"
+                else "or"
+                if name == "add"
+                else ("or" if "max" in self.fold else "and")
+            )
+        if name is not None:
+            return name
+        extreme = "max" if "max" in self.fold else "min"
+        if self.dtype.is_float:
+            return f"f{extreme}imum"
+        return ("s" if is_signed(self.dtype) else "u") + extreme
+
+
+def combine(f: Fn, fold: Fold, dtype: DType, a: Val, b: Val) -> Val:
+    """One step of a fold that gives a value."""
+    if dtype is DType.bool:
+        return f.and_(a, b) if fold in ("and", "prod", "min") else f.or_(a, b)
+    match fold:
+        case "sum":
+            return f.add(a, b)
+        case "prod":
+            return f.mul(a, b)
+        case "and":
+            return f.and_(a, b)
+        case "or":
+            return f.or_(a, b)
+    name = "max" if "max" in fold else "min"
+    if a.is_float:
+        return float_extreme(f, name, a, b)
+    signed = is_signed(dtype)
+    return f.max_(a, b, signed=signed) if name == "max" else f.min_(a, b, signed=signed)

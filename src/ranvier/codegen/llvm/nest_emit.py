@@ -1,0 +1,527 @@
+"""The code of a nest: loops around vectors, with everything evaluated in the outermost loop in which it is known.
+
+Loops from the outside: tiles, the repeated outer axis, the lane axis where it is an outer one, then per stage the row
+axes and the lane axis where it is a row axis. A :class:`Block` is a run of points along the lane axis held in one
+vector (or one point, in scalar remainders); several blocks are worked on together to hide latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.elements import (
+    converted,
+    gather_elements,
+    load_vector,
+    memory_type,
+    register_type,
+    rounded,
+    scatter_elements,
+    store_vector,
+    widened,
+)
+from ranvier.codegen.llvm.exprs import ExprEmitter
+from ranvier.codegen.llvm.folds import Accumulator, combine
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.schedule import Dependence, Slot, Structure
+from ranvier.codegen.loops.fold import expressions, identity, is_arg
+from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Reduce, Result, Scan, Size, Stage
+
+PARAMETERS = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+
+
+@dataclass
+class Point:
+    """Scalar positions along the axes bound so far, and how far each operand has moved by them."""
+
+    index: dict[int, Val]
+    offsets: dict[int, Val]
+
+    @property
+    def bound(self) -> frozenset[int]:
+        return frozenset(self.index)
+
+
+@dataclass
+class Block:
+    """Points along the lane axis that are computed together."""
+
+    start: Val  # the first one's index
+    lanes: int
+    emitter: ExprEmitter
+    mask: Val | None = None
+    number: int = 0  # which of the blocks worked on together
+    results: dict[int, Val] = field(default_factory=dict)
+
+
+Body = Callable[[Point, list[Block]], None]
+
+
+def emit_nest(s: Structure, module: Module, symbol: str, isa: Isa) -> None:
+    _NestEmitter(s, module.function(symbol, PARAMETERS), isa).emit()
+
+
+class _NestEmitter:
+    def __init__(self, s: Structure, f: Fn, isa: Isa) -> None:
+        self.s = s
+        self.f = f
+        self.isa = isa
+        self.depends = Dependence(s.args)
+        self.scalars = ExprEmitter(f, isa, 1)
+        self.results: dict[int, Val] = {}  # of stages that fold lanes too
+        self._computed: set[int] = set()  # parked values that are in scratch already
+        dims = f.args["dims"]
+        self.dim: dict[Slot, Val] = {
+            slot: f.load("i64", f.gep(dims, k, "i64"), invariant=True) for k, slot in enumerate(s.slots)
+        }
+        self.base = [f.load("ptr", f.gep(f.args["bufs"], k, "ptr"), invariant=True) for k in range(len(s.args))]
+        self.all = [e for stage in s.stages for e in self.evaluated(stage)]
+
+    def emit(self) -> None:
+        f, s = self.f, self.s
+        start = Point({}, {})
+        self.hoist(start, None)
+        with f.loop(f.args["begin"], f.args["end"]) as tile, self.scalars.scope():
+            rest: Val = tile
+            lane_range = repeat_range = None
+            if not s.lane_in_row:
+                lane_range, rest = self.chunk(rest, "lane", s.lane, s.repeat is None and not s.packed)
+            if s.repeat is not None:
+                repeat_range, rest = self.chunk(rest, "repeat", s.repeat, not s.packed)
+            point = start
+            for position, axis in enumerate(reversed(s.packed)):
+                if position == len(s.packed) - 1:
+                    point = self.bind(point, axis, rest)
+                else:
+                    extent = self.dim["extent", axis]
+                    above = f.div(rest, extent, signed=False)
+                    point = self.bind(point, axis, f.sub(rest, f.mul(above, extent)))
+                    rest = above
+            self.hoist(point, None)
+            if repeat_range is None or s.repeat is None:
+                self.inside(point, lane_range)
+            else:
+                with f.loop(*repeat_range) as i, self.scalars.scope():
+                    point = self.bind(point, s.repeat, i)
+                    self.hoist(point, None)
+                    self.inside(point, lane_range)
+        f.ret()
+
+    def chunk(self, tile: Val, name: str, axis: int, last: bool) -> tuple[tuple[Val, Val], Val]:
+        """The range of an axis that a tile covers, and what is left of the tile's number."""
+        f = self.f
+        size, count = self.dim["chunk", name], self.dim["chunks", name]
+        above = tile if last else f.div(tile, count, signed=False)
+        mine = tile if last else f.sub(tile, f.mul(above, count))
+        start = f.mul(mine, size)
+        return (start, f.min_(f.add(start, size), self.dim["extent", axis])), above
+
+    def bind(self, point: Point, axis: int, index: Val) -> Point:
+        offsets = dict(point.offsets)
+        for k in range(len(self.s.args)):
+            stride = self.dim.get(("stride", k, axis))
+            if stride is not None:
+                moved = self.f.mul(index, stride)
+                offsets[k] = self.f.add(offsets[k], moved) if k in offsets else moved
+        return Point({**point.index, axis: index}, offsets)
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def hoist(self, point: Point, block: Block | None, exprs: list[Expr] | None = None) -> None:
+        """Evaluate now what varies with nothing that is still to be bound."""
+        known = point.bound | {-1 - k for k in self.results}
+        emitter = self.scalars
+        if block is not None:
+            emitter = block.emitter
+            known |= {self.s.lane} | {-1 - k for k in block.results}
+        leaf = self.leaf(point, block)
+        seen: set[int] = set()
+        stack = list(self.all if exprs is None else exprs)
+        while stack:
+            expr = stack.pop()
+            if id(expr) in seen or not isinstance(expr, Op | Load):
+                continue
+            seen.add(id(expr))
+            if self.depends(expr) <= known:
+                if not any(expr is e for e in self.s.parked):
+                    emitter.value(expr, leaf)
+            elif isinstance(expr, Op):
+                stack.extend(expr.args)
+            else:
+                stack += self.addressing(expr.operand)
+
+    def addressing(self, k: int) -> list[Expr]:
+        """The expressions that decide where an operand is touched."""
+        arg = self.s.args[k]
+        return [e for e in (arg.at, arg.guard) if e is not None]
+
+    def evaluated(self, stage: Stage) -> list[Expr]:
+        """All that a stage evaluates, its stores' addresses included."""
+        targets = [stage.operand] if isinstance(stage, Scan) else []
+        if isinstance(stage, Map | Final):
+            targets = [k for k, _ in stage.stores]
+        return [*expressions(stage), *(e for k in targets for e in self.addressing(k))]
+
+    def leaf(self, point: Point, block: Block | None) -> Callable[[Expr], Val]:
+        def found(expr: Expr) -> Val:
+            if isinstance(expr, Load):
+                return self.load(expr.operand, point, block)
+            if isinstance(expr, Size):
+                return self.dim["size", expr.value]
+            if isinstance(expr, Index):
+                if block is not None and expr.axis == self.s.lane:
+                    return self.lane_index(block)
+                return point.index[expr.axis]
+            assert isinstance(expr, Result)
+            if block is not None and expr.stage in block.results:
+                return block.results[expr.stage]
+            return self.results[expr.stage]
+
+        return found
+
+    def lane_index(self, block: Block) -> Val:
+        f = self.f
+        if block.lanes == 1:
+            return block.start
+        return f.add(f.splat(block.start, block.lanes), f.lane_ids(block.lanes))
+
+    def value(self, expr: Expr, point: Point, block: Block) -> Val:
+        return block.emitter.vector(expr, self.leaf(point, block))
+
+    def condition(self, guard: Expr | None, point: Point, block: Block | None) -> Val | None:
+        """Where an operand may be touched: one truth for all lanes, or one for each."""
+        if guard is None:
+            return None
+        emitter = self.scalars if block is None else block.emitter
+        return emitter.value(guard, self.leaf(point, block))
+
+    def masked(self, on: Val | None, block: Block | None) -> tuple[Val | None, Val | None]:
+        """The mask of lanes to touch, and a condition to branch on where there is no mask for it."""
+        mask = None if block is None else block.mask
+        if on is None:
+            return mask, None
+        if block is None or block.lanes == 1:
+            return on, None
+        if on.lanes > 1:
+            return (on if mask is None else self.f.and_(on, mask)), None
+        if self.isa.masks:
+            lanes = mask or self.f.const(vector("i1", block.lanes), 1)
+            return self.f.select(on, lanes, self.f.zero(lanes.type)), None
+        return mask, on
+
+    def load(self, k: int, point: Point, block: Block | None) -> Val:
+        """An operand's values: one for all lanes where it does not move along them."""
+        f, arg = self.f, self.s.args[k]
+        at = self.run_time_offset(k, point, block)
+        on = self.condition(arg.guard, point, block)
+        fixed = arg.lane == "0" and (at is None or at.lanes == 1)
+        if fixed and (on is None or on.lanes == 1):
+            return self.load_lanes(k, point, None, at, on)
+        mask, whole = self.masked(on, block)
+        if whole is None or block is None:
+            return self.load_lanes(k, point, block, at, mask)
+        kind = vector(register_type(arg.dtype), block.lanes)
+        loaded = f.var(kind, f.const(kind, arg.other))
+        with f.if_(whole):
+            loaded.set(self.load_lanes(k, point, block, at, mask))
+        return loaded.get()
+
+    def run_time_offset(self, k: int, point: Point, block: Block | None) -> Val | None:
+        at = self.s.args[k].at
+        if at is None:
+            return None
+        emitter = self.scalars if block is None else block.emitter
+        return emitter.value(at, self.leaf(point, block))
+
+    def load_lanes(self, k: int, point: Point, block: Block | None, at: Val | None, mask: Val | None) -> Val:
+        arg = self.s.args[k]
+        base, positions = self.address(k, point, block, at)
+        lanes = 1 if block is None else block.lanes
+        if positions is not None:
+            return gather_elements(self.f, self.isa, arg.dtype, base, positions, mask=mask, other=arg.other)
+        if lanes > 1 and arg.lane == "0":
+            # stays along the lanes while its guard does not
+            return self.guarded_scalar(k, base, mask, lanes)
+        return load_vector(self.f, self.isa, arg.dtype, base, lanes, mask=mask, other=arg.other)
+
+    def guarded_scalar(self, k: int, base: Val, mask: Val | None, lanes: int) -> Val:
+        """One element for all lanes whose mask is on; not touched when none is."""
+        f, arg = self.f, self.s.args[k]
+        assert mask is not None
+        some = f.reduce("or", mask)
+        one = load_vector(f, self.isa, arg.dtype, base, 1, mask=some, other=arg.other)
+        spread = f.splat(one, lanes)
+        return f.select(mask, spread, f.const(spread.type, arg.other))
+
+    def address(self, k: int, point: Point, block: Block | None, at: Val | None) -> tuple[Val, Val | None]:
+        """Where an operand's elements lie: an address, and positions from it where they are not contiguous."""
+        f, arg = self.f, self.s.args[k]
+        element = memory_type(arg.dtype)
+        offset = point.offsets.get(k)
+        parts = [offset] if offset is not None else []
+        strided: Val | None = None
+        if block is not None and arg.lane != "0":
+            stride = self.dim.get(("stride", k, self.s.lane))
+            parts.append(block.start if stride is None else f.mul(block.start, stride))
+            if stride is not None and block.lanes > 1:
+                strided = self.lane_steps(k, stride, block.lanes)
+        if at is not None and at.lanes == 1:
+            parts.append(at)
+        base = self.base[k]
+        if parts:
+            total = parts[0]
+            for part in parts[1:]:
+                total = f.add(total, part)
+            base = f.gep(base, total, element)
+        if at is not None and at.lanes > 1:
+            if strided is not None:
+                at = f.add(at, f.cast(strided, "i64"))
+            elif arg.lane == "1":
+                at = f.add(at, f.lane_ids(at.lanes))
+            return base, at
+        return base, strided
+
+    def lane_steps(self, k: int, stride: Val, lanes: int) -> Val:
+        """How far each lane lies from the first; in 32 bits, because gathers of short positions are quicker."""
+        f = self.f
+        return f.mul(f.lane_ids(lanes, "i32"), f.splat(f.cast(stride, "i32"), lanes))
+
+    def store(self, k: int, value: Val, point: Point, block: Block | None) -> None:
+        f, arg = self.f, self.s.args[k]
+        at = self.run_time_offset(k, point, block)
+        mask, whole = self.masked(self.condition(arg.guard, point, block), block)
+        base, positions = self.address(k, point, block, at)
+        with ExitStack() as stack:
+            if whole is not None:
+                stack.enter_context(f.if_(whole))
+            if positions is not None:
+                scatter_elements(f, self.isa, arg.dtype, value, base, positions, mask=mask)
+            else:
+                store_vector(f, self.isa, arg.dtype, value, base, mask=mask)
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    def inside(self, point: Point, lane_range: tuple[Val, Val] | None) -> None:
+        """All stages for one outer point (or for a run of them along the lanes)."""
+        if lane_range is None:
+            self.stages(point, None)
+        else:
+            self.along_lanes(point, *lane_range, self.stages)
+
+    def along_lanes(self, point: Point, start: Val, stop: Val, body: Body) -> None:
+        """Run the body over blocks that cover a range of the lane axis: groups of vectors, then what remains."""
+        f, lanes, unroll = self.f, self.s.lanes, self.s.unroll
+        masks = self.isa.masks or lanes == 1
+        at = start
+        for group in [unroll, 1] if unroll > 1 and not masks else [unroll]:
+            step = lanes * group
+            if masks and unroll == 1:
+                break
+            upto = f.add(at, f.and_(f.sub(stop, at), -step))
+            with f.loop(at, upto, step) as i, self.scalars.scope():
+                body(point, [self.block(f.add(i, u * lanes), lanes, None, u) for u in range(group)])
+            at = upto
+        if not masks:
+            with f.loop(at, stop) as i, self.scalars.scope():
+                body(point, [self.block(i, 1, None, 0)])
+            return
+        with f.loop(at, stop, lanes) as i, self.scalars.scope():
+            body(point, [self.block(i, lanes, self.mask_below(f.sub(stop, i)), 0)])
+
+    def mask_below(self, count: Val) -> Val:
+        f, lanes = self.f, self.s.lanes
+        element = f"i{max(8, min(64, self.isa.vector_bytes * 8 // lanes))}"
+        some = f.cast(f.min_(count, lanes), element)
+        return f.cmp("ult", f.lane_ids(lanes, element), f.splat(some, lanes))
+
+    def block(self, start: Val, lanes: int, mask: Val | None, number: int) -> Block:
+        return Block(start, lanes, self.scalars.child(lanes), mask, number)
+
+    @contextmanager
+    def row_loops(
+        self, point: Point, blocks: list[Block] | None, stage: Stage, reverse: bool = False
+    ) -> Iterator[Point]:
+        """Loops over the row axes that are not the lane axis, with what is known in each evaluated there."""
+        exprs = self.evaluated(stage)
+        with ExitStack() as stack:
+            for axis in self.s.row:
+                for block in blocks or ():
+                    self.hoist(point, block, exprs)
+                    stack.enter_context(block.emitter.scope())
+                extent = self.dim["extent", axis]
+                i = stack.enter_context(self.f.loop(0, extent))
+                if reverse:
+                    i = self.f.sub(self.f.sub(extent, 1), i)
+                stack.enter_context(self.scalars.scope())
+                point = self.bind(point, axis, i)
+                self.hoist(point, None, exprs)
+            yield point
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+
+    def stages(self, point: Point, blocks: list[Block] | None) -> None:
+        """``blocks`` where the lanes are outer points; None where they lie along the row."""
+        self.results = {}
+        self._computed = set()
+        for number, stage in enumerate(self.s.stages):
+            if blocks is None:
+                self.hoist(point, None, self.evaluated(stage))
+            if isinstance(stage, Reduce):
+                self.reduce(number, stage, point, blocks)
+            elif isinstance(stage, Map):
+                self.map(stage, point, blocks)
+            elif isinstance(stage, Final):
+                self.final(stage, point, blocks)
+            else:
+                assert blocks is not None
+                self.scan(stage, point, blocks)
+            self._computed |= {id(e) for e in self.s.parked if any(_holds(x, e) for x in expressions(stage))}
+
+    def over_row(self, point: Point, blocks: list[Block] | None, stage: Stage, body: Body) -> None:
+        """Run the body at every point of the row."""
+        with self.row_loops(point, blocks, stage) as inner:
+            if blocks is not None:
+                self.visit(inner, blocks, body)
+            else:
+                self.along_lanes(
+                    inner,
+                    self.f.i64(0),
+                    self.dim["extent", self.s.lane],
+                    lambda p, found: self.visit(p, found, body),
+                )
+
+    def visit(self, point: Point, blocks: list[Block], body: Body) -> None:
+        """The body, with parked values taken from scratch where an earlier stage left them there."""
+        for number, expr in enumerate(self.s.parked):
+            if id(expr) in self._computed:
+                for block in blocks:
+                    kind = vector(register_type(expr.dtype), block.lanes)
+                    where = self.parking(number, expr, point, block)
+                    masked = block.mask is not None and self.s.lane_in_row
+                    found = self.f.masked_load(kind, where, block.mask) if masked and block.mask else None
+                    block.emitter.preset(expr, found or self.f.load(kind, where))
+        body(point, blocks)
+
+    def park(self, stage: Reduce | Map | Scan, point: Point, blocks: list[Block]) -> None:
+        """Leave values in scratch for the stages to come."""
+        for number, expr in enumerate(self.s.parked):
+            if id(expr) in self._computed or not any(_holds(x, expr) for x in expressions(stage)):
+                continue
+            for block in blocks:
+                value = self.value(expr, point, block)
+                where = self.parking(number, expr, point, block)
+                if block.mask is not None and self.s.lane_in_row:
+                    self.f.masked_store(value, where, block.mask)
+                else:
+                    self.f.store(value, where)
+
+    def parking(self, number: int, expr: Expr, point: Point, block: Block) -> Val:
+        f, s = self.f, self.s
+        kind = register_type(expr.dtype)
+        if s.lane_in_row:
+            position = block.start
+        else:
+            row = point.index[s.row[0]]
+            position = f.add(f.mul(row, s.lanes * s.unroll), block.number * s.lanes)
+        start = f.gep(f.args["scratch"], f.mul(self.dim["park",], number)) if number else f.args["scratch"]
+        return f.gep(start, position, kind)
+
+    def map(self, stage: Map, point: Point, blocks: list[Block] | None) -> None:
+        def body(p: Point, found: list[Block]) -> None:
+            self.park(stage, p, found)
+            values = [[self.value(value, p, b) for _, value in stage.stores] for b in found]
+            for b, made in zip(found, values):
+                for (k, _), value in zip(stage.stores, made):
+                    self.store(k, value, p, b)
+
+        self.over_row(point, blocks, stage, body)
+
+    def final(self, stage: Final, point: Point, blocks: list[Block] | None) -> None:
+        for k, expr in stage.stores:
+            if blocks is None:
+                self.store(k, self.scalars.value(expr, self.leaf(point, None)), point, None)
+            for block in blocks or ():
+                self.store(k, self.value(expr, point, block), point, block)
+
+    def reduce(self, number: int, stage: Reduce, point: Point, blocks: list[Block] | None) -> None:
+        f, s = self.f, self.s
+        dtype = stage.value.dtype if is_arg(stage.fold) else stage.dtype
+        if blocks is not None:
+            sums = [Accumulator(f, stage.fold, dtype, b.lanes) for b in blocks]
+        else:
+            sums = [Accumulator(f, stage.fold, dtype, s.lanes) for _ in range(s.unroll)]
+        single = None if blocks is not None or self.isa.masks else Accumulator(f, stage.fold, dtype, 1)
+
+        def body(p: Point, found: list[Block]) -> None:
+            self.park(stage, p, found)
+            for b in found:
+                value = self.value(stage.value, p, b)
+                value = converted(f, self.isa, value, stage.value.dtype, dtype)
+                into = single if single is not None and b.lanes == 1 and blocks is None else sums[b.number]
+                position = self.position(p, b) if is_arg(stage.fold) else None
+                into.take(value, b.mask if blocks is None else None, position)
+
+        self.over_row(point, blocks, stage, body)
+        if blocks is not None:
+            for block, total in zip(blocks, sums):
+                block.results[number] = rounded(f, self.isa, stage.dtype, total.value())
+            return
+        step = 1
+        while step < len(sums):
+            for k in range(0, len(sums) - step, 2 * step):
+                sums[k].merge(sums[k + step])
+            step *= 2
+        whole = sums[0].across()
+        if single is not None:
+            whole.merge(single)
+        self.results[number] = rounded(f, self.isa, stage.dtype, whole.value())
+
+    def position(self, point: Point, block: Block) -> Val:
+        """The number of a point in its row."""
+        f, s = self.f, self.s
+        axes = [*s.row, s.lane] if s.lane_in_row else list(s.row)
+        total = None if axes else f.i64(0)
+        for axis in axes:
+            if total is not None:
+                total = f.mul(total, self.dim["extent", axis])
+            if axis == s.lane:
+                here = self.lane_index(block)
+                total = here if total is None else f.add(here, f.like(here, total))
+            else:
+                total = point.index[axis] if total is None else f.add(total, point.index[axis])
+        assert total is not None
+        return widened(f, total, block.lanes)
+
+    def scan(self, stage: Scan, point: Point, blocks: list[Block]) -> None:
+        f = self.f
+        kinds = [vector(register_type(stage.dtype), b.lanes) for b in blocks]
+        start = identity(stage.fold, stage.dtype)
+        carried = [f.var(kind, f.const(kind, start)) for kind in kinds]
+        with self.row_loops(point, blocks, stage, stage.reverse) as inner:
+
+            def body(p: Point, found: list[Block]) -> None:
+                self.park(stage, p, found)
+                for b, carry in zip(found, carried):
+                    before = carry.get()
+                    value = converted(f, self.isa, self.value(stage.value, p, b), stage.value.dtype, stage.dtype)
+                    after = rounded(f, self.isa, stage.dtype, combine(f, stage.fold, stage.dtype, before, value))
+                    carry.set(after)
+                    self.store(stage.operand, before if stage.exclusive else after, p, b)
+
+            self.visit(inner, blocks, body)
+
+
+def _holds(expr: Expr, part: Expr) -> bool:
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        each = stack.pop()
+        if each is part:
+            return True
+        if id(each) not in seen and isinstance(each, Op):
+            seen.add(id(each))
+            stack.extend(each.args)
+    return False

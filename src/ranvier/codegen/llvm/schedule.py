@@ -1,0 +1,458 @@
+"""How a nest becomes a kernel: which axis fills the lanes, what is looped where, what is code and what is a number.
+
+A :class:`Structure` is everything the code depends on; extents, strides and sizes are left out of it and arrive in
+``dims``, so nests of one structure share one compiled kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ranvier.codegen.llvm.elements import NARROW, register_type
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.fold import expressions, is_arg
+from ranvier.codegen.loops.ir import (
+    Const,
+    Expr,
+    Final,
+    Index,
+    Load,
+    Map,
+    Nest,
+    Op,
+    Operand,
+    Reduce,
+    Result,
+    Scalar,
+    Scan,
+    Size,
+    Stage,
+)
+from ranvier.codegen.loops.normalize import leaves, roots
+from ranvier.dtypes import DType
+
+Slot = tuple[object, ...]  # names a number in ``dims``
+# Rough costs in instructions per vector; they choose widths and tiles, nothing else.
+_EXPENSIVE = dict.fromkeys(("exp", "log", "tanh", "sigmoid", "erf", "expm1", "log1p", "softplus", "sin", "cos"), 20)
+_EXPENSIVE |= dict.fromkeys(("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"), 30)
+_EXPENSIVE |= {"pow": 50, "atan2": 40, "mod": 30, "fmod": 30, "div": 6, "sqrt": 8, "rsqrt": 12, "reciprocal": 6}
+_PARKED_FROM = 16  # an expression at least this expensive is kept for a later stage rather than computed again
+_PARK_BYTES = 64 << 10  # … as long as the row of them stays in cache
+_TILE_NS = 12_000  # work per tile aimed at
+_GATHER = 0.6  # cost of one lane of a gather, in contiguous vector loads
+_HORIZONTAL = 14  # cost of folding the lanes of a vector
+
+
+@dataclass(frozen=True)
+class Arg:
+    """An operand as the code sees it."""
+
+    dtype: DType
+    varies: tuple[bool, ...]  # per axis: whether it moves along it
+    lane: str  # along the lane axis: "0" stays, "1" contiguous, "s" any stride
+    at: Expr | None
+    guard: Expr | None
+    other: Scalar
+    written: bool
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A kernel's code, complete."""
+
+    args: tuple[Arg, ...]
+    stages: tuple[Stage, ...]
+    packed: tuple[int, ...]  # outer axes collapsed into the tile's number, outermost first
+    repeat: int | None  # the outer axis looped over inside a tile
+    lane: int  # the axis whose points fill the lanes
+    row: tuple[int, ...]  # row axes other than the lane axis, outermost first
+    lane_in_row: bool
+    lanes: int
+    unroll: int
+    parked: tuple[Expr, ...]  # values kept in scratch from the first stage that has them
+    slots: tuple[Slot, ...]
+    key: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A structure with the numbers of one nest."""
+
+    structure: Structure
+    operands: tuple[Operand, ...]
+    dims: tuple[int, ...]
+    tiles: int
+    scratch: int
+    flops: float
+    traffic: float
+
+
+class Canon:
+    """Expressions with equal parts shared, numbered in the order of first use; sizes become slots."""
+
+    def __init__(self) -> None:
+        self._table: dict[tuple[object, ...], Expr] = {}
+        self._done: dict[int, tuple[Expr, Expr]] = {}
+        self._sizes: dict[int, int] = {}
+        self.sizes: list[int] = []
+        self.number: dict[int, int] = {}  # identity of a canonical expression -> its number
+        self.text: list[tuple[object, ...]] = []
+
+    def __call__(self, expr: Expr) -> Expr:
+        found = self._done.get(id(expr))
+        if found is not None:
+            return found[1]
+        made = self._made(expr)
+        self._done[id(expr)] = (expr, made)
+        self._done[id(made)] = (made, made)
+        return made
+
+    def _made(self, expr: Expr) -> Expr:
+        if isinstance(expr, Op):
+            args = tuple(self(a) for a in expr.args)
+            numbers = tuple(self.number[id(a)] for a in args)
+            return self._shared((expr.name, expr.dtype.name, *numbers), Op(expr.name, args, expr.dtype))
+        if isinstance(expr, Size):
+            # by identity, not by value: two sizes that happen to be equal today must not make different code
+            slot = self._sizes.setdefault(id(expr), len(self.sizes))
+            if slot == len(self.sizes):
+                self.sizes.append(expr.value)
+            return self._shared(("size", slot), Size(slot))
+        if isinstance(expr, Const):
+            return self._shared(("const", repr(expr.value), expr.dtype.name), expr)
+        if isinstance(expr, Load):
+            return self._shared(("load", expr.operand, expr.dtype.name), expr)
+        if isinstance(expr, Index):
+            return self._shared(("index", expr.axis), expr)
+        assert isinstance(expr, Result)
+        return self._shared(("result", expr.stage, expr.dtype.name), expr)
+
+    def _shared(self, key: tuple[object, ...], expr: Expr) -> Expr:
+        found = self._table.get(key)
+        if found is None:
+            found = self._table[key] = expr
+            self.number[id(found)] = len(self.text)
+            self.text.append(key)
+        return found
+
+
+def cost(exprs: list[Expr]) -> float:
+    """Instructions per vector, shared parts once."""
+    seen: set[int] = set()
+    total = 0.0
+    stack = list(exprs)
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Op):
+            total += _EXPENSIVE.get(each.name, 1) * (3 if each.dtype in NARROW else 1)
+            stack.extend(each.args)
+    return total
+
+
+class Dependence:
+    """What expressions vary with: axes as themselves, results of stages as -1 - stage."""
+
+    def __init__(self, args: tuple[Arg, ...]) -> None:
+        self._args = args
+        self._known: dict[int, frozenset[int]] = {}
+
+    def __call__(self, expr: Expr) -> frozenset[int]:
+        found = self._known.get(id(expr))
+        if found is None:
+            found = self._known[id(expr)] = self._of(expr)
+        return found
+
+    def _of(self, expr: Expr) -> frozenset[int]:
+        if isinstance(expr, Op):
+            return frozenset().union(*(self(a) for a in expr.args))
+        if isinstance(expr, Index):
+            return frozenset({expr.axis})
+        if isinstance(expr, Result):
+            return frozenset({-1 - expr.stage})
+        if isinstance(expr, Load):
+            return self.operand(expr.operand)
+        return frozenset()
+
+    def operand(self, k: int) -> frozenset[int]:
+        arg = self._args[k]
+        found = frozenset(a for a, v in enumerate(arg.varies) if v)
+        for extra in (arg.at, arg.guard):
+            if extra is not None:
+                found |= self(extra)
+        return found
+
+
+def schedule(nest: Nest, isa: Isa) -> Schedule:
+    """The kernel and its numbers for a nest in normal form."""
+    nest = _with_an_axis(nest)
+    lanes = _lanes(nest, isa)
+    lane = _lane_axis(nest, lanes)
+    in_row = lane in nest.row
+    outer = [a for a in nest.outer if a != lane]
+    repeat = outer[-1] if outer else None
+    packed = tuple(outer[:-1])
+    row = tuple(sorted(a for a in nest.row if a != lane))
+
+    canon = Canon()
+    written = nest.written()
+    args = tuple(_arg(o, lane, k in written, nest.extents, canon) for k, o in enumerate(nest.operands))
+    stages = tuple(_canonical(s, canon) for s in nest.stages)
+    used = _used(stages, args)
+    point = cost([e for s in stages for e in expressions(s)])
+    reduces = any(isinstance(s, Reduce) for s in stages)
+    unroll = 1 if point > 24 else 2 if point > 8 else 4
+    if not in_row and reduces and point <= 4:
+        unroll = 8 if isa.registers >= 32 else 4
+    parked = _parked(nest, stages, args, lane, lanes * unroll)
+
+    slots: list[Slot] = []
+    dims: list[int] = []
+
+    def number(slot: Slot, value: int) -> None:
+        slots.append(slot)
+        dims.append(value)
+
+    for axis, extent in enumerate(nest.extents):
+        number(("extent", axis), extent)
+    for k, operand in enumerate(nest.operands):
+        for axis, stride in enumerate(operand.strides):
+            if k in used and args[k].varies[axis] and not (axis == lane and args[k].lane == "1"):
+                number(("stride", k, axis), stride)
+    for k, size in enumerate(canon.sizes):
+        number(("size", k), size)
+
+    traffic = sum(_touched(nest, k) for k in used)
+    points = math.prod(nest.extents)
+    vectors = points / lanes
+    nanoseconds = max(traffic / 12, vectors * (point + len(used)) / 4)
+    tiles, chunks = _tiling(nest, lane, in_row, repeat, packed, lanes * unroll, nanoseconds)
+    for name, value in chunks:
+        number(name, value)
+    park = 0
+    if parked:
+        depth = nest.extents[next(iter(nest.row))] * (1 if in_row else lanes * unroll)
+        park = _rounded(depth * max(_register_bytes(e.dtype) for e in parked), 64)
+        number(("park",), park)
+
+    key: tuple[object, ...] = (
+        "nest",
+        tuple(canon.text),
+        tuple(_arg_key(a, canon) for a in args),
+        tuple(_stage_key(s, canon) for s in stages),
+        (packed, repeat, lane, row, in_row, lanes, unroll),
+        tuple(canon.number[id(e)] for e in parked),
+        tuple(used),
+    )
+    structure = Structure(args, stages, packed, repeat, lane, row, in_row, lanes, unroll, parked, tuple(slots), key)
+    return Schedule(
+        structure, nest.operands, tuple(dims), tiles, park * len(parked), points * max(1.0, point), float(traffic)
+    )
+
+
+def _with_an_axis(nest: Nest) -> Nest:
+    """A nest of a single point gets an axis of one step, so that there is always something to fill the lanes."""
+    if nest.outer or (nest.row and not any(isinstance(s, Scan) for s in nest.stages)):
+        return nest
+    operands = tuple(
+        Operand(o.view, (*o.strides, int(k in nest.written())), o.offset, o.at, o.guard, o.other)
+        for k, o in enumerate(nest.operands)
+    )
+    return Nest((*nest.extents, 1), operands, nest.stages, nest.row, nest.label)
+
+
+def _lanes(nest: Nest, isa: Isa) -> int:
+    """Lanes such that the widest type computed with fills one register; positions (int64) do not count."""
+    types = {e.dtype for s in nest.stages for e in _nodes(s)} | {o.dtype for o in nest.operands}
+    floats = [_register_bytes(t) for t in types if t.is_float]
+    if floats:
+        return isa.lanes(max(floats))
+    counted = [leaf for leaf in leaves(roots(nest)) if isinstance(leaf, Index)]
+    widest = max((_register_bytes(t) for t in types), default=4)
+    narrow = any(o.at is not None or o.guard is not None for o in nest.operands) or counted
+    return isa.lanes(max(widest, 4) if narrow else widest)
+
+
+def _register_bytes(dtype: DType) -> int:
+    kind = register_type(dtype)
+    return {"float": 4, "double": 8, "i1": 1}.get(kind) or int(kind[1:]) // 8
+
+
+def _nodes(stage: Stage) -> list[Expr]:
+    seen: dict[int, Expr] = {}
+    stack = list(expressions(stage))
+    while stack:
+        each = stack.pop()
+        if id(each) not in seen:
+            seen[id(each)] = each
+            stack.extend(each.args if isinstance(each, Op) else ())
+    return list(seen.values())
+
+
+def _lane_axis(nest: Nest, lanes: int) -> int:
+    """The axis along which the work takes the fewest instructions."""
+    scan = any(isinstance(s, Scan) for s in nest.stages)
+    positions = any(isinstance(s, Reduce) and is_arg(s.fold) for s in nest.stages)
+    folds = sum(isinstance(s, Reduce) for s in nest.stages)
+    total = math.prod(nest.extents)
+    outer_points = math.prod(nest.extents[a] for a in nest.outer)
+    last_row = max(nest.row, default=-1)
+    best, least = 0, math.inf
+    for axis, extent in enumerate(nest.extents):
+        in_row = axis in nest.row
+        if in_row and (scan or (positions and axis != last_row)):
+            continue
+        per_vector = 0.5  # the loop itself
+        for operand in nest.operands:
+            stride = operand.strides[axis]
+            moved = _varies_with(operand, axis)
+            gathers = moved or stride not in (0, 1)
+            per_vector += lanes * _GATHER if gathers else 1.0 if stride else 0.1
+        steps = total // extent * -(-extent // lanes) * per_vector
+        steps += outer_points * folds * _HORIZONTAL if in_row else 0
+        if steps <= least:
+            best, least = axis, steps
+    return best
+
+
+def _varies_with(operand: Operand, axis: int) -> bool:
+    """Whether the run-time part of an address moves along an axis."""
+    if operand.at is None:
+        return False
+    return any((isinstance(e, Index) and e.axis == axis) or isinstance(e, Load) for e in leaves([operand.at]))
+
+
+def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], canon: Canon) -> Arg:
+    stride = operand.strides[lane]
+    return Arg(
+        operand.dtype,
+        tuple((bool(s) and n > 1) or (a == lane and bool(s)) for a, (s, n) in enumerate(zip(operand.strides, extents))),
+        "0" if stride == 0 else "1" if stride == 1 else "s",
+        None if operand.at is None else canon(operand.at),
+        None if operand.guard is None else canon(operand.guard),
+        operand.other,
+        written,
+    )
+
+
+def _canonical(stage: Stage, canon: Canon) -> Stage:
+    if isinstance(stage, Reduce):
+        return Reduce(stage.fold, canon(stage.value), stage.dtype)
+    if isinstance(stage, Scan):
+        return Scan(stage.fold, canon(stage.value), stage.operand, stage.dtype, stage.exclusive, stage.reverse)
+    return type(stage)(tuple((k, canon(v)) for k, v in stage.stores))
+
+
+def _arg_key(arg: Arg, canon: Canon) -> tuple[object, ...]:
+    extra = tuple(None if e is None else canon.number[id(e)] for e in (arg.at, arg.guard))
+    other = repr(arg.other) if arg.guard is not None else ""
+    return (arg.dtype.name, arg.varies, arg.lane, *extra, other, arg.written)
+
+
+def _stage_key(stage: Stage, canon: Canon) -> tuple[object, ...]:
+    if isinstance(stage, Reduce):
+        return ("reduce", stage.fold, canon.number[id(stage.value)], stage.dtype.name)
+    if isinstance(stage, Scan):
+        number = canon.number[id(stage.value)]
+        return ("scan", stage.fold, number, stage.operand, stage.dtype.name, stage.exclusive, stage.reverse)
+    name = "map" if isinstance(stage, Map) else "final"
+    return (name, *((k, canon.number[id(v)]) for k, v in stage.stores))
+
+
+def _used(stages: tuple[Stage, ...], args: tuple[Arg, ...]) -> list[int]:
+    """Operands that are read or written, those only addresses need included."""
+    found: set[int] = {k for k, a in enumerate(args) if a.written}
+    queue = [e for s in stages for e in expressions(s)]
+    for k in found:
+        queue += [e for e in (args[k].at, args[k].guard) if e is not None]
+    seen: set[int] = set()
+    while queue:
+        each = queue.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Op):
+            queue.extend(each.args)
+        elif isinstance(each, Load) and each.operand not in found:
+            found.add(each.operand)
+            queue += [e for e in (args[each.operand].at, args[each.operand].guard) if e is not None]
+    return sorted(found)
+
+
+def _parked(nest: Nest, stages: tuple[Stage, ...], args: tuple[Arg, ...], lane: int, width: int) -> tuple[Expr, ...]:
+    """Expensive values that vary along the row and that more than one stage needs: kept from the first one on."""
+    if len(nest.row) != 1 or sum(not isinstance(s, Final) for s in stages) < 2:
+        return ()
+    row_axis = next(iter(nest.row))
+    depth = nest.extents[row_axis] * (1 if lane in nest.row else width)
+    depends = Dependence(args)
+    seen: dict[int, int] = {}
+    found: list[Expr] = []
+
+    def visit(expr: Expr, stage: int) -> None:
+        if not isinstance(expr, Op) or any(expr is e for e in found):
+            return
+        first = seen.setdefault(id(expr), stage)
+        dear = _EXPENSIVE.get(expr.name, 0) >= _PARKED_FROM
+        if dear and first != stage and row_axis in depends(expr):
+            found.append(expr)
+            return
+        for arg in expr.args:
+            visit(arg, stage)
+
+    for k, stage in enumerate(stages):
+        if not isinstance(stage, Final):
+            for expr in expressions(stage):
+                visit(expr, k)
+    if len(found) * depth * 8 > _PARK_BYTES:
+        return ()
+    return tuple(found)
+
+
+def _touched(nest: Nest, k: int) -> int:
+    """Bytes of an operand that the nest moves."""
+    operand = nest.operands[k]
+    elements = math.prod(n for n, s in zip(nest.extents, operand.strides) if s)
+    if operand.at is not None:
+        elements = math.prod(nest.extents)
+    return elements * operand.dtype.numpy.itemsize
+
+
+def _tiling(
+    nest: Nest,
+    lane: int,
+    in_row: bool,
+    repeat: int | None,
+    packed: tuple[int, ...],
+    block: int,
+    nanoseconds: float,
+) -> tuple[int, list[tuple[Slot, int]]]:
+    """Tiles of about equal, moderate work: chunks of the repeated axis, and of the lane axis where that is outer."""
+    chunks: list[tuple[Slot, int]] = []
+    total = math.prod(nest.extents[a] for a in packed)
+    per_packed = nanoseconds / max(1, total)
+    lane_chunks = 1
+    extent = 1 if repeat is None else nest.extents[repeat]
+    per_repeat = per_packed / extent
+    if not in_row:
+        n = nest.extents[lane]
+        wanted = max(1, round(per_repeat / _TILE_NS))
+        chunk = min(n, _rounded(-(-n // wanted), block))
+        lane_chunks = -(-n // chunk)
+        chunks += [(("chunk", "lane"), chunk), (("chunks", "lane"), lane_chunks)]
+    if repeat is not None:
+        per_step = per_repeat / lane_chunks
+        chunk = min(extent, max(1, round(_TILE_NS / max(per_step, 1e-3))))
+        count = -(-extent // chunk)
+        chunk = -(-extent // count)  # even out the last one
+        count = -(-extent // chunk)
+        chunks += [(("chunk", "repeat"), chunk), (("chunks", "repeat"), count)]
+        total *= count
+    return total * lane_chunks, chunks
+
+
+def _rounded(n: int, to: int) -> int:
+    return -(-n // to) * to
