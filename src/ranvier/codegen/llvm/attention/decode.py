@@ -9,11 +9,12 @@ run, so neither does the result.
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.attention.micro import call_product, exp_nonpositive, rounded_up, sums_of
+from ranvier.codegen.llvm.attention.micro import call_product, exp2_nonpositive, rounded_up, sums_of
 from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Frame, Rows, buffer_names
 from ranvier.codegen.llvm.attention.softmax import MINUS_INFINITY, Scoring, emit_row
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath.core import exactly
 
 DIMS = (
     *COMMON_DIMS,
@@ -61,8 +62,6 @@ class _Decode:
             keep = frame.at(total, (self.count, 1))
             with f.loop(0, self.count) as r:
                 rows.read_query(r, frame.at(frame.scratch, (r, self.q_stride)))
-                f.store(f.const(frame.element, MINUS_INFINITY), frame.at(top, (r, 1)))
-                f.store(f.const(frame.element, 0.0), frame.at(total, (r, 1)))
             seen = f.min_(rows.limit_over(f.i64(0), self.count - 1) - start, frame["stretch"])
             seen = f.max_(seen, 0)
             k = frame.at(frame.buffers["k"], (batch, frame["k_batch"]), (head, frame["k_head"]))
@@ -70,12 +69,9 @@ class _Decode:
             with f.loop(0, seen, frame.lanes) as key:
                 self._dots(frame.at(k, (start, frame["k_key"])), key, seen)
             with f.loop(0, self.count) as r:
-                visible = f.max_(f.min_(rows.limit(r) - start, seen), 0)
                 scores = frame.at(self.scores, (r, frame["stretch"]))
                 state = [frame.at(part, (r, 1)) for part in (top, total, keep)]
-                mask = rows.mask_row(r, start)
-                arguments = [scores, visible, seen, mask, frame["mask_key"], frame.number("cap"), *state]
-                f.call(f"{frame.symbol}_row", "void", arguments)
+                rows.softmax(r, scores, start, seen, f.const("i1", True), state)
             self._values(frame.at(v, (start, frame["v_key"])), seen, area)
             with f.if_(alone), f.loop(0, self.count) as r:
                 weight = f.load(frame.element, frame.at(total, (r, 1)))
@@ -139,10 +135,13 @@ def combine_spec(element: str, *, unit_out: bool) -> KernelSpec:
                 with f.loop(0, frame["splits"]) as s:
                     top.set(f.quick_max(f.load(element, f.gep(tops, s * frame["area"])), top.get()))
                 base = f.select(f.cmp("oeq", top.get(), MINUS_INFINITY), f.const(element, 0.0), top.get())
+                rate = frame.number("rate")
+                exponent = exactly(f, "fmul", base, rate)  # rounded as the stretches rounded it
                 total = f.var(element, 0.0)
                 with f.loop(0, frame["splits"]) as s:
                     place = f.gep(tops, s * frame["area"])
-                    shrunk = exp_nonpositive(f, f.splat(f.load(element, place) - base, frame.lanes))
+                    change = exactly(f, "fsub", exactly(f, "fmul", f.load(element, place), rate), exponent)
+                    shrunk = exp2_nonpositive(f, f.splat(change, frame.lanes), isa)
                     weight = f.extract(shrunk, 0)
                     f.store(weight, frame.at(weights, (s, 1)))
                     share = f.load(element, frame.at(place, (count, 1)))

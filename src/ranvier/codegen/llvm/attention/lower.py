@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.attention import decode, prefill
-from ranvier.codegen.llvm.attention.micro import ELEMENTS, Shape, most_vectors, product, shape_for, transposing_pack
+from ranvier.codegen.llvm.attention.micro import (
+    ELEMENTS,
+    LOG2E,
+    Shape,
+    most_vectors,
+    product,
+    shape_for,
+    transposing_pack,
+)
 from ranvier.codegen.llvm.attention.softmax import Scoring
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
@@ -19,6 +27,8 @@ _TILE_ROWS = 128
 # Keys of a block: their packed form and their values share the first-level cache with the scores.
 _BLOCK_KEYS = 128
 _ROWS_AT_ONCE = 12
+# Fewer queries than this of heads that share keys are worth a copy, to be worked on together.
+_STACKED = 48
 # Keys of one stretch of a cache.
 _STRETCH = 1024
 
@@ -28,7 +38,7 @@ def supported(q: DType, mask: DType | None = None, lengths: DType | None = None)
     if q not in ELEMENTS:
         return f"attention in {q.name}"
     if mask not in (None, DType.bool, q):
-        return f"an attention mask of {mask.name} for {q.name}"  # type: ignore[union-attr]
+        return f"an attention mask of {mask.name} for {q.name}"
     if lengths is not None and lengths not in _LENGTH_TYPES:
         return f"key lengths of {lengths.name}"
     return None
@@ -101,8 +111,8 @@ def attention(
     """``softmax(scale * q kᵀ + mask) v`` with q ``[batch, heads, queries, size]``, k and v over their (fewer) heads.
 
     Any strides. ``mask`` broadcasts to ``[batch, heads, queries, keys]``, is added or (bool) says what may be seen;
-    keys past the end of a shorter mask are not seen. With ``causal``, query i sees keys up to ``i + offset``; without an
-    offset the last query stands at the last valid key. ``kv_lengths`` holds the number of valid keys per batch
+    keys past the end of a shorter mask are not seen. With ``causal``, query i sees keys up to ``i + offset``; without
+    an offset the last query stands at the last valid key. ``kv_lengths`` holds the number of valid keys per batch
     entry. A row that sees no key is zero, and a masked key plays no part even where its score is NaN.
     """
     batch, heads, queries, width = q.shape
@@ -123,12 +133,14 @@ def attention(
         "none" if mask is None else "bool" if mask.dtype is DType.bool else "float",
         mask is None or mask.strides[3] == 1,
         softcap != 0,
+        softcap != 0 or mask is not None or scale <= 0,
         causal,
         "none" if kv_lengths is None else _LENGTH_TYPES[kv_lengths.dtype],  # type: ignore[arg-type]
     )
     numbers = {
         "scale": _bits(scale / softcap if softcap else scale),
         "cap": _bits(softcap),
+        "rate": _bits(LOG2E if scoring.scaled else scale * LOG2E),
         "group": heads // kv_heads,
         "queries": queries,
         "keys": keys,
@@ -152,21 +164,28 @@ def attention(
 
 def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
     shape, numbers = call.shape, dict(call.numbers)
-    batch, kv_heads = call.k.shape[:2]
-    chunks = -(-call.rows // _TILE_ROWS)
+    batch, heads, queries, width = call.q.shape
+    whole_rows = call.out.shape[3] % shape.lanes == 0
+    direct = (
+        call.unit(call.q) and call.unit(call.out) and whole_rows and (queries >= _STACKED or heads == call.k.shape[1])
+    )
+    group = heads // call.k.shape[1]
+    stacked = 1 if direct else group
+    rows, tile_heads = stacked * queries, heads // stacked
+    chunks = -(-rows // _TILE_ROWS)
     # a tile fewer rows long when that is what gives every thread work
-    while batch * kv_heads * chunks < 4 * call.threads and call.rows // chunks > 48:
+    while batch * tile_heads * chunks < 4 * call.threads and rows // chunks > 48:
         chunks += 1
-    chunk = _up(-(-call.rows // chunks), shape.rows)
-    chunks = -(-call.rows // chunk)
+    chunk = _up(-(-rows // chunks), shape.rows)
+    chunks = -(-rows // chunk)
     block = min(_BLOCK_KEYS, _up(max(call.keys, 1), shape.columns))
     at_once = min(_up(_ROWS_AT_ONCE, shape.rows), chunk)
-    q_stride, o_stride = _up(call.q.shape[3], shape.lanes), _up(call.v.shape[3], shape.lanes)
+    q_stride, o_stride = _up(width, shape.lanes), _up(call.v.shape[3], shape.lanes)
     rest = -(-call.keys // shape.lanes) % shape.vectors or shape.vectors
     panels, value_rest = divmod(o_stride // shape.lanes, shape.vectors)
     sizes = {
-        "queries": chunk * q_stride,
-        "at_out": chunk * o_stride,
+        "queries": 0 if direct else chunk * q_stride,
+        "at_out": 0 if direct else chunk * o_stride,
         "at_keys": block * q_stride,
         "at_values": 0 if values_in_place else block * o_stride,
         "at_scores": at_once * block,
@@ -175,12 +194,14 @@ def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
         "at_keep": chunk,
     }
     used = 0
-    places: dict[str, int] = {}
     for name, size in sizes.items():
-        places[name] = used
+        if name != "queries":  # they come first
+            numbers[name] = used
         used += _up(size * shape.bytes, 64)
-    del places["queries"]  # they come first
-    numbers |= places | {
+    numbers |= {
+        "group": stacked,
+        "share": group // stacked,
+        "tile_heads": tile_heads,
         "chunks": chunks,
         "chunk": chunk,
         "block": block,
@@ -189,23 +210,18 @@ def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
         "value_panels": panels,
         "value_rest": value_rest,
     }
-    kernel = prefill.spec(
-        call.scoring,
-        unit_q=call.unit(call.q),
-        unit_k=call.unit(call.k),
-        unit_v=values_in_place,
-        unit_out=call.unit(call.out),
-    )
+    layout = prefill.Layout(direct, call.unit(call.q), call.unit(call.k), values_in_place, call.unit(call.out))
+    last = rows % chunk % shape.rows or shape.rows
     codes = [
         Code(transposing_pack(call.element)),
-        *(_product(call, vectors) for vectors in (shape.vectors, rest, shape.vectors, value_rest or shape.vectors)),
+        *(
+            Code(product(call.element, count, vectors))
+            for count in (shape.rows, last)
+            for vectors in (shape.vectors, rest, shape.vectors, value_rest or shape.vectors)
+        ),
     ]
-    tiles = batch * kv_heads * chunks
+    kernel, tiles = prefill.spec(call.scoring, layout), batch * tile_heads * chunks
     return [_launch(call, kernel, [*call.buffers(), *codes], numbers, prefill.DIMS, tiles, used, call.out.storage)]
-
-
-def _product(call: _Call, vectors: int, rows: int = 0) -> Code:
-    return Code(product(call.element, rows or call.shape.rows, vectors))
 
 
 def _decode(call: _Call) -> list[Launch]:
@@ -235,7 +251,7 @@ def _decode(call: _Call) -> list[Launch]:
     unit_out = call.unit(call.out)
     kernel = decode.spec(call.scoring, unit_q=call.unit(call.q), unit_out=unit_out)
     partial = Storage.temporary(heads * splits * area, "attention") if splits > 1 else call.out.storage
-    codes = [_product(call, vectors, rows), _product(call, rest or vectors, rows)]
+    codes = [Code(product(call.element, rows, n)) for n in (vectors, rest or vectors)]
     buffers = [*call.buffers(), At(partial), *codes]
     first = _launch(call, kernel, buffers, numbers, decode.DIMS, heads * splits, at_area + area, partial)
     if splits == 1:

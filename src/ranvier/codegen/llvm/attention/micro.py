@@ -7,12 +7,14 @@ state against packed recurrent weights; drivers call it through a pointer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath import core
 from ranvier.dtypes import DType
 
 ELEMENTS = {DType.float32: "float", DType.float64: "double"}
@@ -186,46 +188,54 @@ def ceil_div(f: Fn, value: Val, by: Val | int) -> Val:
     return f.div(value + (by - 1), by, signed=False)
 
 
-# exp on [-ln 2 / 2, ln 2 / 2], fitted at Chebyshev nodes in float64: relative error 2.6e-9
-_EXP_FLOAT = (
-    1.0,
-    1.0000000378296146,
-    0.5000000047259642,
-    0.16666415011289054,
-    0.04166635226747082,
-    0.008375168289046499,
-    0.0013941160790114375,
+# 2^r for r in [0, 1) and in [-1/2, 1/2]: relative minimax fits in float64, error 1.9e-9
+_POWER_FLOOR = (
+    *(1.000000001855777, 0.6931469838424666, 0.24022983625084404, 0.055483342088603116),
+    *(0.009678840786953653, 0.0012439689749613753, 0.000217022488749364),
 )
-_LOG2E = 1.4426950408889634
+_POWER_NEAREST = (
+    *(1.000000000554188, 0.6931472057371935, 0.24022646890473823, 0.055503287770825985),
+    *(0.009618488974464488, 0.0013399931181444342, 0.00015345807334644153),
+)
+LOG2E = 1.4426950408889634
 
 
-def exp_nonpositive(f: Fn, x: Val) -> Val:
-    """exp of numbers that are at most 0 (or NaN); results that would be denormal are 0.
+def exp2_nonpositive(f: Fn, x: Val, isa: Isa) -> Val:
+    """2^x for x up to about 0, minus infinity and NaN included; results that would be denormal may be 0.
 
-    Softmax needs no more, and without overflow and denormals the power of two is one shift and one integer addition.
+    Softmax needs no more, and without overflow it is ten instructions where the hardware splits off fractions and
+    scales by powers of two, fourteen elsewhere.
     """
+    if x.element == "float" and core.has_avx512(isa) and x.lanes * 4 == isa.vector_bytes:
+        total = core.horner(f, _fraction(f, x), _POWER_FLOOR)
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        f.module.declare(name, x.type, [x.type, x.type, x.type, "i16", "i32"])
+        given = f"{x.type} {total.name}, {x.type} {x.name}, {x.type} zeroinitializer, i16 -1, i32 4"
+        return f.emit(x.type, f"call {x.type} @{name}({given})")
     double = x.element == "double"
-    lowest, bits, word = (-708.0, 52, "i64") if double else (-87.0, 23, "i32")
+    lowest, bits, word = (-1022.0, 52, "i64") if double else (-126.0, 23, "i32")
     magic = 1.5 * 2.0**bits
-    high, low = (0.6931471803691238, 1.9082149292705877e-10) if double else (0.693359375, -2.12194440e-4)
     bounded = f.quick_max(f.const(x.type, lowest), x)
-    shifted = f.fma(bounded, f.const(x.type, _LOG2E), f.const(x.type, magic))
-    # the constant must be taken off as it was put on: contraction across the two would undo the rounding
-    turns = f.emit(x.type, f"fsub {x.type} {shifted.name}, {f.const(x.type, magic).name}")
-    rest = f.fma(turns, f.const(x.type, -high), bounded)
-    rest = f.fma(turns, f.const(x.type, -low), rest)
-    terms = _taylor(13) if double else _EXP_FLOAT
-    total = f.const(x.type, terms[-1])
-    for term in terms[-2::-1]:
-        total = f.fma(total, rest, f.const(x.type, term))
+    shifted = core.exactly(f, "fadd", bounded, magic)
+    rest = core.exactly(f, "fsub", bounded, core.exactly(f, "fsub", shifted, magic))
+    total = core.horner(f, rest, _taylor(13) if double else _POWER_NEAREST)
     whole = vector(word, x.lanes)
     power = f.shl(f.bitcast(shifted, whole), bits)
     scaled = f.bitcast(f.add(f.bitcast(total, whole), power), x.type)
     return f.select(f.cmp("olt", x, lowest), f.const(x.type, 0.0), scaled)
 
 
+def _fraction(f: Fn, x: Val) -> Val:
+    """x - floor(x) by one instruction; 0 for infinities."""
+    name = "llvm.x86.avx512.mask.reduce.ps.512"
+    f.module.declare(name, x.type, [x.type, "i32", x.type, "i16", "i32"])
+    given = f"{x.type} {x.name}, i32 9, {x.type} zeroinitializer, i16 -1, i32 4"
+    return f.emit(x.type, f"call {x.type} @{name}({given})")
+
+
 def _taylor(degree: int) -> tuple[float, ...]:
+    """Coefficients of 2^r around 0."""
     terms = [1.0]
     for k in range(1, degree + 1):
-        terms.append(terms[-1] / k)
+        terms.append(terms[-1] * math.log(2) / k)
     return tuple(terms)

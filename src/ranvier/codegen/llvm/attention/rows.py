@@ -107,32 +107,46 @@ class Rows:
         terms = ((head, frame["mask_head"]), (query, frame["mask_query"]), (key, frame["mask_key"]))
         return moved(f, self.mask, stored, *terms)
 
-    def read_query(self, row: Val, target: Val) -> None:
-        """The query of a row, scaled, with zeros up to a whole vector."""
+    def softmax(self, row: Val, scores: Val, key: Val, seen: Val, fresh: Val, state: Sequence[Val]) -> None:
+        """Products with keys from ``key`` on become weights; ``state`` is where top, total and keep are."""
         frame, f = self.frame, self.frame.f
+        visible = f.max_(f.min_(self.limit(row) - key, seen), 0)
+        numbers = [frame.number(n) for n in ("scale", "cap", "rate")]
+        mask = [self.mask_row(row, key), frame["mask_key"]]
+        f.call(f"{frame.symbol}_row", "void", [scores, visible, seen, *mask, *numbers, fresh, *state])
+
+    def query(self, row: Val) -> Val:
+        """Where the query of a row begins."""
         head, query = self.place(row)
-        source = frame.at(self.q, (head, frame["q_head"]), (query, frame["q_query"]))
-        scale = frame.number("scale")
+        return self.frame.at(self.q, (head, self.frame["q_head"]), (query, self.frame["q_query"]))
+
+    def result(self, row: Val) -> Val:
+        """Where the result of a row begins."""
+        head, query = self.place(row)
+        return self.frame.at(self.out, (head, self.frame["out_head"]), (query, self.frame["out_query"]))
+
+    def read_query(self, row: Val, target: Val) -> None:
+        """The query of a row with zeros up to a whole vector."""
+        frame, f = self.frame, self.frame.f
+        source = self.query(row)
         width, lanes = frame["width"], frame.lanes
         whole = f.and_(width, -lanes)
         if self.unit_q:
             with f.loop(0, whole, lanes) as j:
-                f.store(f.load(frame.kind, frame.at(source, (j, 1))) * f.splat(scale, lanes), frame.at(target, (j, 1)))
+                f.store(f.load(frame.kind, frame.at(source, (j, 1))), frame.at(target, (j, 1)))
             with f.if_(f.cmp("slt", whole, width)):
                 part = f.masked_load(frame.kind, frame.at(source, (whole, 1)), f.mask_below(lanes, width - whole))
-                f.store(part * f.splat(scale, lanes), frame.at(target, (whole, 1)))
+                f.store(part, frame.at(target, (whole, 1)))
             return
         with f.if_(f.cmp("slt", whole, width)):
             f.store(f.zero(frame.kind), frame.at(target, (whole, 1)))
         with f.loop(0, width) as j:
-            item = f.load(frame.element, frame.at(source, (j, frame["q_width"]))) * scale
-            f.store(item, frame.at(target, (j, 1)))
+            f.store(f.load(frame.element, frame.at(source, (j, frame["q_width"]))), frame.at(target, (j, 1)))
 
     def write_result(self, row: Val, source: Val, total: Val) -> None:
         """A row of sums divided by its total weight (zeros where no key was seen) into the output."""
         frame, f = self.frame, self.frame.f
-        head, query = self.place(row)
-        target = frame.at(self.out, (head, frame["out_head"]), (query, frame["out_query"]))
+        target = self.result(row)
         whole_weight = f.select(f.cmp("oeq", total, 0.0), f.const(frame.element, 1.0), total)
         factor = f.div(f.const(frame.element, 1.0), whole_weight)
         width, lanes = frame["out_width"], frame.lanes
@@ -151,7 +165,19 @@ class Rows:
 
 # numbers every attention kernel takes
 COMMON_DIMS = (
-    *("scale", "cap", "group", "queries", "keys", "width", "out_width", "offset", "offset_by_length", "length_step"),
+    *(
+        "scale",
+        "cap",
+        "rate",
+        "group",
+        "queries",
+        "keys",
+        "width",
+        "out_width",
+        "offset",
+        "offset_by_length",
+        "length_step",
+    ),
     *("q_batch", "q_head", "q_query", "q_width"),
     *("k_batch", "k_head", "k_key", "k_width"),
     *("v_batch", "v_head", "v_key", "v_width"),

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.llvm import vmath
-from ranvier.codegen.llvm.attention.micro import exp_nonpositive, folded, rounded_up
+from ranvier.codegen.llvm.attention.micro import exp2_nonpositive, folded, rounded_up
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath import core
 
 MINUS_INFINITY = float("-inf")
 
@@ -21,43 +22,48 @@ class Scoring:
     mask: Literal["none", "float", "bool"] = "none"
     unit_mask: bool = True  # consecutive keys' mask entries are neighbours
     softcap: bool = False
+    scaled: bool = False  # scores are scaled before their maximum is taken, not only on the way into the exponent
     causal: bool = False
     lengths: Literal["none", "i32", "i64"] = "none"  # per batch entry, how many keys are valid
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.element, self.mask, self.unit_mask, self.softcap, self.causal, self.lengths)
+        return (self.element, self.mask, self.unit_mask, self.softcap, self.scaled, self.causal, self.lengths)
 
 
 def emit_row(module: Module, name: str, scoring: Scoring, isa: Isa) -> None:
-    """Write ``void name(ptr s, i64 visible, i64 width, ptr mask, i64 mask_step, T cap, ptr top, ptr total, ptr keep)``.
+    """Write the function that :func:`call_row` calls.
 
-    ``s`` holds the scores of one query; the first ``visible`` may be looked at, and ``width`` entries (rounded up to
-    whole vectors) become weights ``exp(s - top)``, zero where nothing may be seen. ``top`` and ``total`` are the
-    running maximum and sum; ``keep`` receives the factor by which everything summed so far shrinks.
+    ``s`` holds the products of one query; the first ``visible`` may be looked at, and ``width`` entries (rounded up to
+    whole vectors) become weights ``2^(rate * (x - top))`` of the scores x, zero where nothing may be seen. ``top``
+    and ``total`` are the running maximum and sum, not yet there when the row is ``fresh``; ``keep`` receives the
+    factor by which everything summed so far shrinks. ``rate`` is positive.
     """
     element = scoring.element
     lanes = isa.lanes(size_of(element))
     kind = vector(element, lanes)
-    params = [("ptr", "s"), ("i64", "visible"), ("i64", "width"), ("ptr", "mask"), ("i64", "step"), (element, "cap")]
-    f = module.function(name, [*params, ("ptr", "top"), ("ptr", "total"), ("ptr", "keep")], internal=True)
+    params = [("ptr", "s"), ("i64", "visible"), ("i64", "width"), ("ptr", "mask"), ("i64", "step")]
+    numbers = [(element, "scale"), (element, "cap"), (element, "rate")]
+    state = [("i1", "fresh"), ("ptr", "top"), ("ptr", "total"), ("ptr", "keep")]
+    f = module.function(name, [*params, *numbers, *state], internal=True)
     s, visible = f.args["s"], f.args["visible"]
     whole = f.and_(visible, -lanes)
     most = f.var(kind, MINUS_INFINITY)
 
     def prepared(at: Val, alive: Val | None) -> Val:
-        """The scores at one place after softcap and mask; lanes that are not alive count as unseen."""
+        """The scores at one place; lanes that are not alive count as unseen."""
         x = f.load(kind, f.gep(s, at, element))
+        if scoring.scaled:
+            x = f.mul(x, f.splat(f.args["scale"], lanes))
         if scoring.softcap:
             x = f.mul(vmath.tanh(f, x, isa), f.splat(f.args["cap"], lanes))
         if scoring.mask != "none":
             x = _masked(f, scoring, x, at, alive)
         return x if alive is None else f.select(alive, x, f.const(kind, MINUS_INFINITY))
 
-    changes = scoring.softcap or scoring.mask != "none"
     with f.loop(0, whole, lanes) as i:
         x = prepared(i, None)
-        if changes:
+        if scoring.scaled:
             f.store(x, f.gep(s, i, element))
         most.set(f.quick_max(x, most.get()))
     with f.if_(f.cmp("slt", whole, visible)):
@@ -65,25 +71,29 @@ def emit_row(module: Module, name: str, scoring: Scoring, isa: Isa) -> None:
         f.store(x, f.gep(s, whole, element))
         most.set(f.quick_max(x, most.get()))
 
-    old = f.load(element, f.args["top"])
+    fresh, rate = f.args["fresh"], f.args["rate"]
+    old = f.select(fresh, f.const(element, MINUS_INFINITY), f.load(element, f.args["top"]))
     new = f.quick_max(folded(f, most.get(), f.quick_max), old)
     f.store(new, f.args["top"])
     # a row that has seen nothing yet must not subtract infinities from each other
     base = f.select(f.cmp("oeq", new, MINUS_INFINITY), f.const(element, 0.0), new)
-    keep = f.extract(exp_nonpositive(f, f.splat(old - base, isa.lanes(size_of(element)))), 0)
+    # both products are rounded by themselves, as below: blocks must agree on what their weights refer to
+    exponent = core.exactly(f, "fmul", base, rate)
+    change = core.exactly(f, "fsub", core.exactly(f, "fmul", old, rate), exponent)
+    keep = f.extract(exp2_nonpositive(f, f.splat(change, 16 // size_of(element)), isa), 0)
     f.store(keep, f.args["keep"])
 
     sums = f.var(kind, 0.0)
-    bases = f.splat(base, lanes)
+    rates, minus = f.splat(rate, lanes), f.splat(f.neg(exponent), lanes)
     seen = rounded_up(f, visible, lanes)
     with f.loop(0, seen, lanes) as i:
         place = f.gep(s, i, element)
-        weight = exp_nonpositive(f, f.load(kind, place) - bases)
+        weight = exp2_nonpositive(f, f.fma(f.load(kind, place), rates, minus), isa)
         f.store(weight, place)
         sums.set(sums.get() + weight)
     with f.loop(seen, f.args["width"], lanes) as i:
         f.store(f.const(kind, 0.0), f.gep(s, i, element))
-    before = f.load(element, f.args["total"])
+    before = f.select(fresh, f.const(element, 0.0), f.load(element, f.args["total"]))
     f.store(f.fma(before, keep, folded(f, sums.get(), f.add)), f.args["total"])
     f.ret()
 
