@@ -11,7 +11,20 @@ are free, so a view may be a slice of channels of a larger buffer. The input of 
 
 from __future__ import annotations
 
+from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
 from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, takes_any_layout
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
+from ranvier.codegen.llvm.conv.transpose import conv_transpose, conv_transpose_dynamic, pack_transposed
 
-__all__ = ["ConvShape", "Packed", "conv", "pack_weights", "packing", "takes_any_layout"]
+__all__ = [
+    "ConvShape",
+    "Packed",
+    "conv",
+    "conv_dynamic",
+    "conv_transpose",
+    "conv_transpose_dynamic",
+    "pack_transposed",
+    "pack_weights",
+    "packing",
+    "takes_any_layout",
+]

@@ -15,9 +15,10 @@ import numpy as np
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, packed_constant
-from ranvier.codegen.llvm.elements import register_type
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
+from ranvier.codegen.llvm.elements import memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
@@ -25,7 +26,7 @@ _FIELDS = (
     *("d", "h", "w", "od", "oh", "ow", "channels", "padded"),
     *("kd", "kh", "sd", "sh", "dd", "dh", "pd", "ph", "pw"),
     *("xn", "xd", "xh", "xw", "yn", "yd", "yh", "yw"),
-    *("rows", "blocks", "channel_block", "multiplier", "kw"),
+    *("rows", "blocks", "channel_block", "multiplier", "kw", "qd", "qh", "qw", "q0"),
 )
 _L1 = 24 << 10  # bytes of input rows that should stay in the first cache while a block of channels is worked on
 
@@ -39,7 +40,19 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> P
     return packed_constant("depthwise", found, dtype, padded)
 
 
-def depthwise(x: View, packed: Packed, out: View, shape: ConvShape, isa: Isa, tail: Tail, threads: int) -> list[Launch]:
+def depthwise(
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    threads: int,
+    numbering: Numbering | None = None,
+) -> list[Launch]:
+    require_channels_last(x, "the input")
+    require_channels_last(out, "the output")
+    tail = Tail.of(epilogue, x.dtype)
     item = x.dtype.numpy.itemsize
     lanes = isa.lanes(item)
     kernel, stride, dilation = shape.kernel[2], shape.strides[2], shape.dilations[2]
@@ -70,6 +83,7 @@ def depthwise(x: View, packed: Packed, out: View, shape: ConvShape, isa: Isa, ta
         *Pixels.of(x).numbers,
         *Pixels.of(out).numbers,
         *(block, blocks, channel_block, multiplier, kernel),
+        *(numbering or Numbering.plain(shape.out)).fields.values(),
         *tail.dims,
     )
     return [
@@ -159,7 +173,7 @@ class _Depthwise:
         self.kd = self.taps_inside(front, at["d"], at["kd"], at["dd"])
         corner = f.gep(self.x, image * at["xn"] + front * at["xd"] + top * at["xh"], self.element)
         target = f.gep(self.y, image * at["yn"] + od * at["yd"] + oh * at["yh"], self._out)
-        line = (od * at["oh"] + oh) * at["ow"]
+        line = od * at["qd"] + oh * at["qh"] + at["q0"]
         span = (self.pixels - 1) * self.stride
         with f.loop(0, at["channels"], at["channel_block"]) as first:
             last = f.min_(first + at["channel_block"], at["channels"])
@@ -170,7 +184,7 @@ class _Depthwise:
                 inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
                 start = f.gep(corner, left * at["xw"], self.element)
                 place = f.gep(target, ow * at["yw"], self._out)
-                rows = self.code.rows(image, line + ow)
+                rows = self.code.rows(image, line + ow * at["qw"])
                 with f.if_else(inside) as otherwise:
                     channel_pieces(
                         f, self.isa, self.item, first, last, lambda p: self.body(p, start, place, rows, None, None)
@@ -183,7 +197,7 @@ class _Depthwise:
 
     @property
     def _out(self) -> str:
-        return register_type(self.out_dtype)
+        return memory_type(self.out_dtype)
 
     def body(self, piece: Lanes, start: Val, place: Val, rows: list[Val], left: Val | None, count: Val | None) -> None:
         f, at = self.f, self.at
@@ -250,7 +264,7 @@ class _Depthwise:
         return f.gather(self.element, base, where, on)
 
     def finish(self, piece: Lanes, values: list[Val], place: Val, rows: list[Val], count: Val | None) -> None:
-        f, at = self.f, self.at
+        f = self.f
         if count is None and self.tail.is_cheap:
             for p, value in enumerate(values):
                 self.store(piece, value, place, rows, f.i64(p))
@@ -258,14 +272,16 @@ class _Depthwise:
         # one copy of the epilogue in a loop over the pixels there are
         for p, value in enumerate(values):
             f.store(value, f.gep(self.held, p * piece.count, self.element))
-        with f.loop(0, self.pixels if count is None else count) as p:
-            kind = vector(self.element, piece.count)
-            self.store(piece, f.load(kind, f.gep(self.held, p * piece.count, self.element)), place, rows, p)
+        kind = vector(self.element, piece.count)
+        with f.loop(0, self.pixels if count is None else count) as pixel:
+            value = f.load(kind, f.gep(self.held, pixel * piece.count, self.element))
+            self.store(piece, value, place, rows, pixel)
 
     def store(self, piece: Lanes, value: Val, place: Val, rows: list[Val], pixel: Val) -> None:
         f = self.f
         address = f.gep(place, pixel * self.at["yw"] + piece.channel, self._out)
         here = [
-            f.gep(row, pixel * s[1], register_type(d)) for row, s, d in zip(rows, self.code.strides, self.tail.dtypes)
+            f.gep(row, pixel * self.at["qw"] * s[1], memory_type(d))
+            for row, s, d in zip(rows, self.code.strides, self.tail.dtypes)
         ]
         self.code.store(value, here, piece.channel, address, self.out_dtype, piece.mask)

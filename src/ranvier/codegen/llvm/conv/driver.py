@@ -15,7 +15,7 @@ from typing import Literal
 
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.elements import register_type
+from ranvier.codegen.llvm.elements import memory_type, register_type
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
@@ -28,7 +28,7 @@ COMMON = (
     *("pixel_blocks", "column_blocks", "inner", "columns_outside"),  # decoding of a tile's number
     *("panels", "block_panels", "panel_columns", "panel_bytes", "group_bytes"),
     *("width", "last_columns", "depth", "most_rows"),
-    *("od", "oh", "ow", "yn", "yd", "yh", "yw"),
+    *("od", "oh", "ow", "yn", "yd", "yh", "yw", "qd", "qh", "qw", "q0"),
     *("with_bias", "with_residual", "residual_n", "residual_p", "flags", "low", "high"),
     *("tile_at", "table_at", "taps", "a_step", "k", "segments"),
 )
@@ -44,7 +44,7 @@ class Code:
     dtype: DType
     out_dtype: DType
     finish: Finish
-    uniform: bool  # output pixels lie evenly apart, across the ends of rows too
+    uniform: bool  # output pixels lie evenly apart across the ends of rows too, and are numbered in order
     tail: Tail
     most_rows: int
 
@@ -62,7 +62,7 @@ class Driver:
     def __init__(self, module: Module, symbol: str, isa: Isa, code: Code) -> None:
         self.isa, self.code, self.module, self.symbol = isa, code, module, symbol
         self.element = register_type(code.dtype)
-        self.out_element = register_type(code.out_dtype)
+        self.out_element = memory_type(code.out_dtype)
         self.item = code.dtype.numpy.itemsize
         params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
         self.f: Fn = module.function(symbol, params)
@@ -181,8 +181,9 @@ class Driver:
             code = f.load("ptr", f.gep(codes, count, "ptr"))
             f.call_pointer(code, "void", [self.rows_at(tile, pixel), weights, self.control])
             with f.loop(0, count) as r:
-                here = f.gep(target, self.pixel_offset(pixel + r), self.out_element)
-                rows = self.tail.rows(image, pixel + r)
+                offset, number = self.output_pixel(pixel + r)
+                here = f.gep(target, offset, self.out_element)
+                rows = self.tail.rows(image, number)
                 held = f.gep(self.held, step * r, self.element)
 
                 def finish(piece: Lanes) -> None:
@@ -194,12 +195,15 @@ class Driver:
 
                 channel_pieces(f, self.isa, self.item, f.i64(0), columns, finish)
 
-    def pixel_offset(self, pixel: Val) -> Val:
+    def output_pixel(self, pixel: Val) -> tuple[Val, Val]:
+        """Where a pixel lies in the output, and the number the epilogue knows it by."""
         f, at = self.f, self.at
         if self.code.uniform:
-            return pixel * at["yw"]
+            return pixel * at["yw"], pixel
         line, ow = f.div(pixel, at["ow"]), f.rem(pixel, at["ow"])
-        return f.div(line, at["oh"]) * at["yd"] + f.rem(line, at["oh"]) * at["yh"] + ow * at["yw"]
+        od, oh = f.div(line, at["oh"]), f.rem(line, at["oh"])
+        offset = od * at["yd"] + oh * at["yh"] + ow * at["yw"]
+        return offset, od * at["qd"] + oh * at["qh"] + ow * at["qw"] + at["q0"]
 
     def span(self, tile: Val) -> tuple[Val, Val]:
         """Rows of a tile of the block, and its first pixel."""

@@ -17,7 +17,9 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, walk
 from ranvier.dtypes import DType
 
-_CHEAP = frozenset("add sub mul min max neg abs fma where lt le gt ge eq ne cast div".split())
+_CHEAP = frozenset({"add", "sub", "mul", "div", "min", "max", "neg", "abs", "fma", "where", "cast"}) | {
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+}
 _MANY = 12  # operations that are still worth writing out once per accumulator
 
 

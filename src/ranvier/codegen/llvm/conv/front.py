@@ -9,8 +9,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv import depthwise, plan, rows
-from ranvier.codegen.llvm.conv.epilogues import Tail
-from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, require_channels_last
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -46,15 +45,15 @@ def conv(
     *,
     epilogue: Epilogue | None = None,
     threads: int = 1,
+    numbering: Numbering | None = None,
 ) -> list[Launch]:
     """Launches that compute a convolution of ``x`` with packed weights into ``out``.
 
-    Operands of the epilogue have axes (image, output pixel in row-major order, output channel).
+    Operands of the epilogue have axes (image, output pixel in row-major order, output channel); ``numbering`` is for
+    outputs that are part of a larger one.
     """
     if shape.is_empty:
         return []
     if packed.kind == "depthwise":
-        require_channels_last(x, "the input")
-        require_channels_last(out, "the output")
-        return depthwise.depthwise(x, packed, out, shape, isa, Tail.of(epilogue, x.dtype), threads)
-    return rows.gemm_conv(x, packed, out, shape, isa, epilogue, threads)
+        return depthwise.depthwise(x, packed, out, shape, isa, epilogue, threads, numbering)
+    return rows.gemm_conv(x, packed, out, shape, isa, epilogue, threads, numbering)

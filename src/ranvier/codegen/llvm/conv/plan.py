@@ -14,10 +14,10 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.driver import COMMON, Code, Driver, Finish
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.patterns import Simple, simple
-from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, packed_constant
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro
-from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of, tiles
+from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -180,10 +180,11 @@ def gemm_launch(
     cut: Panels,
     tile: Tile,
     rows: Rows,
+    numbering: Numbering,
 ) -> Launch:
     """The launch that multiplies the rows of ``x`` with packed weights and finishes into ``out``."""
     item = x.dtype.numpy.itemsize
-    uniform = pixels_even(out, shape.out)
+    uniform = pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
     known = simple(epilogue, out) if uniform else None
     finish: Finish = "driver"
     if known is not None and out.dtype is x.dtype:
@@ -215,6 +216,7 @@ def gemm_launch(
         "most_rows": tile.rows,
         **dict(zip(("od", "oh", "ow"), shape.out)),
         **dict(zip(("yn", "yd", "yh", "yw"), place.numbers)),
+        **numbering.fields,
         "with_bias": int(known.bias is not None),
         "with_residual": int(residual is not None),
         "residual_n": residual.strides[0] if residual is not None else 0,

@@ -15,7 +15,7 @@ from ranvier.codegen.llvm.conv.plan import (
     rows_used,
     work_pieces,
 )
-from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, require_channels_last
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, require_channels_last
 from ranvier.codegen.llvm.conv.strip import StripRows
 from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of
 from ranvier.codegen.llvm.isa import Isa
@@ -35,7 +35,14 @@ def is_thin(shape: ConvShape) -> bool:
 
 
 def gemm_conv(
-    x: View, packed: Packed, out: View, shape: ConvShape, isa: Isa, epilogue: Epilogue | None, threads: int
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    threads: int,
+    numbering: Numbering | None = None,
 ) -> list[Launch]:
     """A convolution through the micro-kernels."""
     item = x.dtype.numpy.itemsize
@@ -51,7 +58,8 @@ def gemm_conv(
             rows = _even(x, shape, cut, tile, item, threads)
         else:
             rows = _table(x, shape, cut, tile, item, threads)
-    return [gemm_launch(x, packed, out, shape, isa, epilogue, cut, tile, rows)]
+    numbering = numbering or Numbering.plain(shape.out)
+    return [gemm_launch(x, packed, out, shape, isa, epilogue, cut, tile, rows, numbering)]
 
 
 def _even(x: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int) -> Rows:
@@ -135,11 +143,30 @@ def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: 
     blocks = Blocks(rows * columns, down * cuts, cut.count, 1, False)
     n, _, h, w = x.strides[0], *_spatial(x)
     fields = {
-        **{"xn": n, "xc": x.strides[1], "xh": h, "xw": w, "cin": shape.cin},
-        **{"h": shape.size[1], "w": shape.size[2], "kh": kh, "kw": kw, "sh": sh, "sw": sw, "dh": dh, "dw": dw},
-        **{"ph": shape.begin[1], "pw": shape.begin[2]},
-        **{"block_rows": rows, "block_columns": columns, "column_cuts": cuts, "strip_pitch": line},
-        **{"pitch": pitch, "across": across, "taps": segments, "a_step": pitch * 8, "segments": segments},
+        "xn": n,
+        "xc": x.strides[1],
+        "xh": h,
+        "xw": w,
+        "cin": shape.cin,
+        "h": shape.size[1],
+        "w": shape.size[2],
+        "kh": kh,
+        "kw": kw,
+        "sh": sh,
+        "sw": sw,
+        "dh": dh,
+        "dw": dw,
+        "ph": shape.begin[1],
+        "pw": shape.begin[2],
+        "block_rows": rows,
+        "block_columns": columns,
+        "column_cuts": cuts,
+        "strip_pitch": line,
+        "pitch": pitch,
+        "across": across,
+        "taps": segments,
+        "a_step": pitch * 8,
+        "segments": segments,
         "k": kw * shape.cin if dw == 1 else shape.cin,
     }
     return Rows(StripRows, "table", blocks, used, strip, strip + table, fields)

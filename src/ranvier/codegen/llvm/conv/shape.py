@@ -160,6 +160,27 @@ class Pixels:
         return self.n, self.d, self.h, self.w
 
 
+@dataclass(frozen=True)
+class Numbering:
+    """The number an epilogue knows an output pixel by: ``first + d * od + h * oh + w * ow``.
+
+    Plain row-major order for a whole output; a phase of a transposed convolution writes every s-th pixel.
+    """
+
+    d: int
+    h: int
+    w: int
+    first: int
+
+    @classmethod
+    def plain(cls, out: Triple) -> Numbering:
+        return cls(out[1] * out[2], out[2], 1, 0)
+
+    @property
+    def fields(self) -> dict[str, int]:
+        return {"qd": self.d, "qh": self.h, "qw": self.w, "q0": self.first}
+
+
 def require_channels_last(view: View, what: str) -> None:
     if view.shape[1] != 1 and view.strides[1] != 1:
         raise ValueError(f"{what} of a convolution must lie channels-last (stride 1), not {view.strides[1]}")

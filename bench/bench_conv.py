@@ -1,0 +1,241 @@
+"""Convolution layers of real networks, ours against ONNX Runtime, one thread each.
+
+Ours runs channels-last; ONNX Runtime runs a model of one Conv in its own order (NCHW). Both are called in turns and the
+minimum of many calls counts, because neighbours on the machine only ever add time.
+
+    python bench/bench_conv.py [name …] [--isa avx2] [--seconds 0.6] [--no-winograd]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from ranvier import dtypes
+from ranvier.codegen.llvm.conv import ConvShape, conv, pack_weights, takes_any_layout
+from ranvier.codegen.llvm.isa import Isa, chosen
+from ranvier.codegen.loops.ir import Const, Epilogue, Load, Op, Operand, Result
+from ranvier.codegen.storage import View
+from tests.codegen import harness
+
+Array = np.ndarray[Any, Any]
+F32 = dtypes.DType.float32
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    size: int
+    cin: int
+    cout: int
+    kernel: int = 1
+    stride: int = 1
+    group: int = 1
+
+    @property
+    def pad(self) -> int:
+        return self.kernel // 2
+
+
+LAYERS = (
+    Layer("resnet stem 7x7", 224, 3, 64, 7, 2),
+    Layer("resnet 1x1 64-256", 56, 64, 256),
+    Layer("resnet 1x1 256-64", 56, 256, 64),
+    Layer("resnet 3x3 64", 56, 64, 64, 3),
+    Layer("resnet 1x1 512-128", 28, 512, 128),
+    Layer("resnet 3x3 128", 28, 128, 128, 3),
+    Layer("resnet 3x3 s2 128", 56, 128, 128, 3, 2),
+    Layer("resnet 1x1 s2 256-512", 56, 256, 512, 1, 2),
+    Layer("resnet 1x1 1024-256", 14, 1024, 256),
+    Layer("resnet 1x1 256-1024", 14, 256, 1024),
+    Layer("resnet 3x3 256", 14, 256, 256, 3),
+    Layer("resnet 1x1 2048-512", 7, 2048, 512),
+    Layer("resnet 1x1 512-2048", 7, 512, 2048),
+    Layer("resnet 3x3 512", 7, 512, 512, 3),
+    Layer("mobilenet stem", 224, 3, 32, 3, 2),
+    Layer("mobilenet dw 32", 112, 32, 32, 3, 1, 32),
+    Layer("mobilenet 1x1 32-16", 112, 32, 16),
+    Layer("mobilenet 1x1 16-96", 112, 16, 96),
+    Layer("mobilenet dw s2 96", 112, 96, 96, 3, 2, 96),
+    Layer("mobilenet 1x1 96-24", 56, 96, 24),
+    Layer("mobilenet 1x1 24-144", 56, 24, 144),
+    Layer("mobilenet dw 144", 56, 144, 144, 3, 1, 144),
+    Layer("mobilenet dw s2 144", 56, 144, 144, 3, 2, 144),
+    Layer("mobilenet 1x1 192-32", 28, 192, 32),
+    Layer("mobilenet dw 192", 28, 192, 192, 3, 1, 192),
+    Layer("mobilenet dw 384", 14, 384, 384, 3, 1, 384),
+    Layer("mobilenet 1x1 384-64", 14, 384, 64),
+    Layer("mobilenet 1x1 576-96", 14, 576, 96),
+    Layer("mobilenet dw 960", 7, 960, 960, 3, 1, 960),
+    Layer("mobilenet 1x1 960-320", 7, 960, 320),
+    Layer("efficientnet dw 5x5 240", 28, 240, 240, 5, 1, 240),
+    Layer("convnext dw 7x7 96", 56, 96, 96, 7, 1, 96),
+    Layer("detector stem 640", 640, 3, 32, 3, 2),
+    Layer("detector 3x3 s2 32-64", 320, 32, 64, 3, 2),
+    Layer("detector 3x3 64", 80, 64, 64, 3),
+    Layer("detector 3x3 32", 160, 32, 32, 3),
+    Layer("vgg 3x3 256", 56, 256, 256, 3),
+)
+
+
+def best(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The least time of one call of each, called in turns."""
+    found = dict.fromkeys(calls, float("inf"))
+    for call in calls.values():
+        call()
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for name, call in calls.items():
+            for _ in range(3):
+                start = time.perf_counter()
+                call()
+                found[name] = min(found[name], time.perf_counter() - start)
+    return found
+
+
+def peer(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
+    node = helper.make_node(
+        "Conv",
+        ["x", "w", "b"],
+        ["c"],
+        kernel_shape=[layer.kernel] * 2,
+        strides=[layer.stride] * 2,
+        pads=[layer.pad] * 4,
+        group=layer.group,
+    )
+    relu = helper.make_node("Relu", ["c"], ["y"])
+    graph = helper.make_graph(
+        [node, relu],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(bias, "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    result: Array = session.run(None, {"x": x})[0]
+    binding = session.io_binding()
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
+    target = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(result))
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_ortvalue_output("y", target)
+
+    def call() -> Array:
+        session.run_with_iobinding(binding)
+        return result
+
+    return call
+
+
+def ours(layer: Layer, x: Array, w: Array, bias: Array, isa: Isa, winograd: bool) -> tuple[Callable[[], None], Array]:
+    pads = (layer.pad,) * 4
+    shape = ConvShape.conv(x.shape, w.shape, strides=(layer.stride,) * 2, pads=pads, group=layer.group)
+    if not takes_any_layout(shape):
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    source = harness.aligned(x.nbytes).view(np.float32)
+    order = (0, 1, 2, 3) if takes_any_layout(shape) else (0, 2, 3, 1)
+    source[:] = x.transpose(order).reshape(-1)
+    x_view = harness.view_of(x)
+    target = harness.aligned(4 * shape.pixels * layer.cout).view(np.float32)
+    out = View.temporary(F32, (1, layer.cout, *shape.out[1:]), (0, 2, 3, 1))
+    operand = Operand(View.constant(bias, F32), (0, 0, 1))
+    value = Op("max", (Op("add", (Result(0, F32), Load(0, F32)), F32), Const(0.0, F32)), F32)
+    packed = pack_weights(w, isa, shape, winograd=winograd)
+    launches = conv(x_view, packed, out, shape, isa, epilogue=Epilogue(value, (operand,)), threads=1)
+    runner = harness.Runner(launches, isa, {x_view.storage: source, out.storage: target})
+    result = target.reshape(1, *shape.out[1:], layer.cout).transpose(0, 3, 1, 2)
+    return runner, result
+
+
+def fma_peak(isa: Isa) -> float:
+    """GFLOP/s of independent fused multiply-adds in registers."""
+    import ctypes
+
+    from ranvier.codegen.launch import KernelSpec
+    from ranvier.codegen.llvm.builder import Module, vector
+    from ranvier.codegen.llvm.library import kernels
+
+    lanes, chains = isa.lanes(4), 12
+    kind = vector("float", lanes)
+
+    def emit(module: Module, symbol: str, target: Isa) -> None:
+        f = module.function(symbol, [("i64", "count"), ("ptr", "out")])
+        sums = [f.var(kind, float(k)) for k in range(chains)]
+        factor = f.load(kind, f.args["out"])
+        with f.loop(0, f.args["count"]):
+            for each in sums:
+                each.set(f.fma(factor, factor, each.get()))
+        for k, each in enumerate(sums):  # each to a place of its own, or all but the last would be dead
+            f.store(each.get(), f.gep(f.args["out"], k * isa.vector_bytes))
+        f.ret()
+
+    spec = KernelSpec("peak", ("peak", lanes), emit)
+    kernel = kernels([spec], isa)[spec]
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(kernel.address)
+    room = harness.aligned(64 * chains, 0)
+    count = 200_000
+    least = min(_timed(lambda: function(count, room.ctypes.data)) for _ in range(40))
+    return 2 * lanes * chains * count / least / 1e9
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of layer names")
+    parser.add_argument("--isa", default="")
+    parser.add_argument("--seconds", type=float, default=0.6)
+    parser.add_argument("--no-winograd", action="store_true")
+    given = parser.parse_args()
+    isa = chosen(given.isa)
+    peak = fma_peak(isa)
+    print(f"{isa.name}: FMA peak {peak:.0f} GFLOP/s")
+    print(f"{'layer':26} {'ours µs':>9} {'ORT µs':>9} {'ORT/ours':>9} {'GFLOP/s':>8} {'of peak':>8} {'error':>8}")
+    rng = np.random.default_rng(0)
+    ratios: list[float] = []
+    for layer in LAYERS:
+        if given.names and not any(n in layer.name for n in given.names):
+            continue
+        x = rng.standard_normal((1, layer.cin, layer.size, layer.size)).astype(np.float32)
+        depth = layer.cin // layer.group
+        w = rng.standard_normal((layer.cout, depth, layer.kernel, layer.kernel)).astype(np.float32)
+        w /= np.float32(np.sqrt(depth * layer.kernel**2))
+        bias = rng.standard_normal(layer.cout).astype(np.float32)
+        theirs = peer(layer, x, w, bias)
+        mine, result = ours(layer, x, w, bias, isa, not given.no_winograd)
+        least = best({"ours": mine, "ort": theirs}, given.seconds)
+        flops = 2.0 * result.size * depth * layer.kernel**2
+        want = theirs()
+        error = float(np.abs(result - want).max() / np.abs(want).max())
+        rate = flops / least["ours"] / 1e9
+        ratios.append(least["ort"] / least["ours"])
+        print(
+            f"{layer.name:26} {least['ours'] * 1e6:9.1f} {least['ort'] * 1e6:9.1f} {ratios[-1]:9.2f} {rate:8.1f} "
+            f"{rate / peak:8.1%} {error:8.1e}",
+            flush=True,
+        )
+    print(f"geometric mean of ORT/ours: {float(np.exp(np.mean(np.log(ratios)))):.3f}")
+
+
+if __name__ == "__main__":
+    main()

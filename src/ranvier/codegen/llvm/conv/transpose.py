@@ -1,0 +1,170 @@
+"""Transposed convolution as ordinary ones.
+
+Output positions fall into phases by their remainder modulo the stride. All positions of one phase read the same taps,
+at input positions that advance by one: each phase is a convolution of stride 1 with some of the taps (reversed), and
+writes every s-th pixel of the output. No zeros are inserted and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv.dynamic import WeightView, conv_dynamic
+from ranvier.codegen.llvm.conv.front import conv, pack_weights
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One phase along one axis: outputs ``first``, ``first + stride`` …, and the taps they read."""
+
+    first: int
+    count: int
+    tap: int  # the first tap, and
+    step: int  # how far apart they are
+    taps: int
+    dilation: int
+    begin: int
+
+
+@dataclass(frozen=True)
+class _Phase:
+    axes: tuple[_Axis, ...]
+    shape: ConvShape
+    numbering: Numbering
+
+    def output(self, out: View, shape: ConvShape) -> View:
+        """The pixels of this phase as a view."""
+        spatial = out.rank - 2
+        axes, strides = self.axes[3 - spatial :], shape.strides[3 - spatial :]
+        offset = out.offset + sum(a.first * s for a, s in zip(axes, out.strides[2:]))
+        return View(
+            out.storage,
+            out.dtype,
+            (*out.shape[:2], *(a.count for a in axes)),
+            (*out.strides[:2], *(s * by for s, by in zip(out.strides[2:], strides))),
+            offset,
+        )
+
+
+def _along(size: int, out: int, kernel: int, stride: int, dilation: int, begin: int) -> Iterator[_Axis]:
+    common = math.gcd(stride, dilation)
+    step, spread = stride // common, dilation // common
+    for r in range(stride):
+        lowest = -((r - begin) // stride)  # the first position whose output is not negative
+        first = r - begin + stride * lowest
+        count = -(-(out - first) // stride)
+        if count <= 0:
+            continue
+        reads = [k for k in range(min(kernel, step)) if (k * dilation - r) % stride == 0]
+        if not reads:
+            # nothing reaches these outputs: a tap that is always outside the input makes them zero
+            yield _Axis(first, count, 0, 1, 0, 1, size + count + 1)
+            continue
+        taps = -(-(kernel - reads[0]) // step)
+        start = lowest + (r - reads[0] * dilation) // stride - (taps - 1) * spread
+        yield _Axis(first, count, reads[0], step, taps, spread, -start)
+
+
+def _phases(shape: ConvShape) -> Iterator[_Phase]:
+    per_axis = [
+        list(_along(i, o, k, s, d, b))
+        for i, o, k, s, d, b in zip(
+            shape.size, shape.out, shape.kernel, shape.strides, shape.dilations, shape.begin, strict=True
+        )
+    ]
+    for axes in itertools.product(*per_axis):
+        d, h, w = axes
+        plain = ConvShape(
+            shape.n,
+            shape.group,
+            shape.cin,
+            shape.cout,
+            shape.size,
+            (d.count, h.count, w.count),
+            (max(1, d.taps), max(1, h.taps), max(1, w.taps)),
+            (1, 1, 1),
+            (d.dilation, h.dilation, w.dilation),
+            (d.begin, h.begin, w.begin),
+        )
+        (sd, sh, sw), (_, height, width) = shape.strides, shape.out
+        first = (d.first * height + h.first) * width + w.first
+        yield _Phase(axes, plain, Numbering(sd * height * width, sh * width, sw, first))
+
+
+def pack_transposed(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape) -> tuple[Packed, ...]:
+    """Weights [cin, cout/group, *kernel] of a ConvTranspose, packed phase by phase."""
+    full = w.reshape(shape.group, shape.depth, shape.width, *shape.kernel)
+    full = full.transpose(0, 2, 1, 3, 4, 5).reshape(shape.cout, shape.depth, *shape.kernel)
+    found: list[Packed] = []
+    for phase in _phases(shape):
+        taps = tuple(slice(a.tap, None, a.step) for a in phase.axes)
+        part = full[:, :, *taps][:, :, ::-1, ::-1, ::-1]
+        if any(a.taps == 0 for a in phase.axes):
+            part = np.zeros((shape.cout, shape.depth, *phase.shape.kernel), w.dtype)
+        found.append(pack_weights(np.ascontiguousarray(part), isa, phase.shape, winograd=False))
+    return tuple(found)
+
+
+def conv_transpose(
+    x: View,
+    packed: tuple[Packed, ...],
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """Launches of a ConvTranspose; ``shape`` from :meth:`ConvShape.transpose`, weights from ``pack_transposed``."""
+    if shape.is_empty:
+        return []
+    found: list[Launch] = []
+    for phase, weights in zip(_phases(shape), packed, strict=True):
+        target = phase.output(out, shape)
+        found += conv(
+            x, weights, target, phase.shape, isa, epilogue=epilogue, threads=threads, numbering=phase.numbering
+        )
+    return found
+
+
+def conv_transpose_dynamic(
+    x: View,
+    w: View,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """A ConvTranspose whose weights [cin, cout/group, *kernel] are a tensor of the graph."""
+    if shape.is_empty:
+        return []
+    whole = WeightView.transpose(w, shape)
+    found: list[Launch] = []
+    for phase in _phases(shape):
+        # the taps of a phase, last first
+        last = [a.tap + max(0, a.taps - 1) * a.step for a in phase.axes]
+        (d, h, w_axis), (td, th, tw) = phase.axes, whole.taps
+        part = replace(
+            whole,
+            offset=whole.offset + sum(k * s for k, s in zip(last, whole.taps)),
+            taps=(-d.step * td, -h.step * th, -w_axis.step * tw),
+            zero=any(a.taps == 0 for a in phase.axes),
+        )
+        target = phase.output(out, shape)
+        found += conv_dynamic(
+            x, part, target, phase.shape, isa, epilogue=epilogue, threads=threads, numbering=phase.numbering
+        )
+    return found
