@@ -11,12 +11,14 @@ import sys
 import numpy as np
 import pytest
 
-from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm import compiler, isa
-from ranvier.codegen.llvm.builder import Module, vector
+from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import source
+from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidConfig, NotSupported
+from tests.codegen import emulated
 from tests.codegen.harness import ISAS
 
 X86 = [i for i in isa.TABLE if i.triple == "x86_64"]
@@ -163,6 +165,56 @@ def test_neon_is_emitted():
     assert re.search(r"\bfmla\s+v\d+\.4s", text) and "xmm" not in text
     plain = compiler.compile_object(source(AXPY, target), target)
     assert plain[:4] == b"\x7fELF" and int.from_bytes(plain[18:20], "little") == 183  # EM_AARCH64
+
+
+def emit_tiles(module: Module, symbol: str, target: Isa) -> None:
+    """out[i] = table[i % 4] * f(x[i]) for tiles of ``dims[0]`` elements, f called through a pointer."""
+    params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+    fn = module.function(symbol, params)
+    x, out, helper = (fn.load("ptr", fn.gep(fn.args["bufs"], 8 * k)) for k in range(3))
+    table = Val(fn, "ptr", module.table(f"{symbol}_table", "float", [1.0, 2.0, 3.0, 4.0]))
+    size = fn.load("i64", fn.args["dims"])
+    with fn.loop(fn.args["begin"] * size, fn.args["end"] * size) as i:
+        value = fn.call_pointer(helper, "float", [fn.load("float", fn.gep(x, i, "float"))])
+        weight = fn.load("float", fn.gep(table, fn.and_(i, 3), "float"))
+        fn.store(fn.mul(value, weight), fn.gep(out, i, "float"))
+    fn.ret()
+
+
+def emit_square_plus_one(module: Module, symbol: str, target: Isa) -> None:
+    fn = module.function(symbol, [("float", "x")], "float")
+    fn.ret(fn.fma(fn.args["x"], fn.args["x"], 1.0))
+
+
+def emit_vector_axpy(module: Module, symbol: str, target: Isa) -> None:
+    """AXPY as a launch: everything in one tile."""
+    emit_axpy(module, f"{symbol}_axpy", target)
+    params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+    fn = module.function(symbol, params)
+    x, y = (fn.load("ptr", fn.gep(fn.args["bufs"], 8 * k)) for k in range(2))
+    fn.call(f"{symbol}_axpy", "void", [x, y, fn.load("i64", fn.args["dims"]), fn.const("float", 1.5)])
+    fn.ret()
+
+
+@pytest.mark.skipif(emulated.QEMU is None, reason="qemu-aarch64 is not installed")
+@pytest.mark.parametrize("n", [1, 4, 37])
+def test_neon_runs_under_emulation(n):
+    rng = np.random.default_rng(n)
+    x, y = rng.standard_normal((2, n), np.float32)
+    first, second, third = (Storage("input", 4 * n) for _ in range(3))
+    axpy = KernelSpec("axpy", ("test", "axpy launch"), emit_vector_axpy)
+    tiles = KernelSpec("tiles", ("test", "tiles"), emit_tiles)
+    helper = KernelSpec("helper", ("test", "square plus one"), emit_square_plus_one)
+    launches = [
+        Launch(axpy, (At(first), At(second)), (n,), 1, (second,)),
+        Launch(tiles, (At(second), At(third), Code(helper)), (1,), n, (third,)),
+    ]
+    out = np.full(n, np.nan, np.float32)
+    got = y.copy()
+    emulated.run(launches, {first: x, second: got, third: out}, split=3)
+    expected = np.maximum(1.5 * x.astype(np.float64) + y, 0)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(out, (expected**2 + 1) * (1 + np.arange(n) % 4), rtol=1e-5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tile registers are asked of Linux")
