@@ -1,4 +1,4 @@
-"""Small integer kernels and programs for tests of the driver: what ran, how often, and in which order shows in memory."""
+"""Small integer kernels and programs for tests of the driver: memory shows what ran, how often and when."""
 
 from __future__ import annotations
 

@@ -136,6 +136,32 @@ def test_workers_take_part(four: Pool) -> None:
     np.testing.assert_array_equal(made, np.full(64, 3 * runs))
 
 
+def test_a_worker_keeps_to_the_limit_and_to_its_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers' side alone, on this thread: a step is opened by hand for the caller and two workers."""
+    waits_in_python(monkeypatch)
+    made = Pool(0)
+    out = Storage("output", 8 * 10)
+    program = NativeProgram([counting(out, 10, grain=3)], placed([out]), ISA, bases=3)
+    counts, scratch = np.zeros(10, np.int64), np.full((4, 16), -1)
+    pointers = np.array([counts.ctypes.data])
+    step = program._table[0].copy()
+    step[driver.BUFFERS] = pointers.ctypes.data
+    assert step[driver.CHUNKS] == 4
+    words = made._words
+    words[driver.STEP // 8 : driver.STEP // 8 + driver.STEP_WORDS] = step
+    words[driver.STEP_SCRATCH // 8], words[driver.STEP_STRIDE // 8] = scratch.ctypes.data, scratch.strides[0]
+    words[driver.STEP_LIMIT // 8] = 3
+    words[driver.TICKET // 8] = ticket = (7 << 32) + 4
+    assert made._work(made.address, 3) == 1
+    assert words[driver.TICKET // 8] == ticket and not counts.any()
+    assert made._work(made.address, 2) == 1
+    assert words[driver.TICKET // 8] == ticket - 4 and words[driver.DONE // 8] == (1 << 32) + 4
+    np.testing.assert_array_equal(counts, np.ones(10))
+    assert scratch[2, 0] == 9 and (np.delete(scratch, 2, 0) == -1).all()
+    words[driver.STOP // 8] = 1
+    assert made._work(made.address, 1) == 0
+
+
 def test_a_pool_in_use_is_left_alone() -> None:
     busy = Pool(2)
     out = Storage("output", 8 * 16)

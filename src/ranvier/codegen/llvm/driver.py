@@ -29,8 +29,9 @@ from ranvier.codegen.llvm.isa import Isa
 VERSION = 1  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
-STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORDS = range(10)
-KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, STEP_WORDS = range(7)
+STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK, HEAD_WORDS = range(11)
+KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, STEP_WORDS = range(8)
+# WORK: nanoseconds of big steps from this one to the end of the program, for one thread, roughly. HEAD_WORK: in all.
 # A call: what one run needs besides its program.
 GIVEN, GIVEN_COUNT, ARENA, WORKSPACE, POOL, THREADS, ABORT, TIMES, CALL_WORDS = range(9)
 TIME_WORDS = 3  # of a step: start, end, threads that took part
@@ -39,20 +40,21 @@ TIME_WORDS = 3  # of a step: start, end, threads that took part
 # processors fetch neighbours).
 TICKET = 0
 DONE = 128  # chunks finished by workers (lower half), and the workers that finished any (upper half)
-STEP = 256  # the open step: its words, then the two below
+STEP = 256  # the open step: its words, then those below
 STEP_SCRATCH = STEP + 8 * STEP_WORDS
 STEP_STRIDE = STEP_SCRATCH + 8
 STEP_LIMIT = STEP_STRIDE + 8  # threads allowed, the caller among them
 LOCK = 384  # held by the caller whose program runs
+LAST_END = 392  # when the last run ended; the holder of the lock writes it
 SLEEPERS = 512
 STOP = 640
-POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN_IDLE, SPIN_BUSY = (768 + 8 * k for k in range(5))
+POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN_IDLE, SPIN_BUSY, WAKE_WORK = (768 + 8 * k for k in range(6))
 POOL_BYTES = 896
 
 _HALF = 1 << 32
 _LOW = _HALF - 1
 _FUTEX_WAIT, _FUTEX_WAKE = 9 | 128, 10 | 128  # by bit set, within this process
-_PATIENCE = 1000  # pauses until a waiting caller gives its time slice away
+_PATIENCE_NS = 20_000  # and twice its own time for a chunk: then a waiting caller gives its time slice away
 
 
 def run_spec(*, lists: bool) -> KernelSpec:
@@ -83,6 +85,10 @@ def _word(f: Fn, base: Val, index: int) -> Val:
     return f.load("i64", f.gep(base, 8 * index))
 
 
+def _now(f: Fn, pool: Val) -> Val:
+    return system.emit_now(f, f.load("ptr", f.gep(pool, POOL_CLOCK)))
+
+
 def _low(f: Fn, value: Val) -> Val:
     return f.and_(value, _LOW)
 
@@ -98,7 +104,7 @@ def _emit_share(m: Module, symbol: str) -> str:
         left = _low(f, ticket)
         w.until(f.cmp("eq", left, 0))
         # relaxed reads of what may be overwritten meanwhile: the exchange below tells whether it was
-        kernel, buffers, dims, tiles, grain, chunks, scratch, stride, limit = (
+        kernel, buffers, dims, tiles, grain, chunks, _, scratch, stride, limit = (
             atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 3)
         )
         w.until(f.cmp("uge", slot, limit))
@@ -133,13 +139,20 @@ def _futex(f: Fn, pool: Val, operation: int, value: Val, mask: Val) -> None:
 
 
 def _emit_wake(m: Module, symbol: str) -> str:
-    """``void wake(pool, threads)``: wake the sleepers among the first ``threads - 1`` workers."""
+    """``void wake(pool, threads, work, ns)``: wake the sleepers among the first ``threads - 1`` workers, if it pays.
+
+    Waking costs the caller some microseconds, and a worker comes tens of microseconds later. It pays where much work
+    is left, and where runs follow each other closely: workers stay awake from one to the next then.
+    """
     name = f"{symbol}_wake"
-    f = m.function(name, [("i64", "pool"), ("i64", "threads")], internal=True)
+    f = m.function(name, [("i64", n) for n in ("pool", "threads", "work", "now")], internal=True)
     pool = atomics.pointer(f, f.args["pool"])
     if system.futex()[1]:
         sleepers = atomics.load(f, "i64", f.gep(pool, SLEEPERS), "seq_cst")
-        with f.if_(f.cmp("ne", sleepers, 0)):
+        pause = f.args["now"] - f.load("i64", f.gep(pool, LAST_END))
+        often = f.cmp("ult", pause, f.load("i64", f.gep(pool, SPIN_IDLE)))
+        much = f.cmp("uge", f.args["work"], f.load("i64", f.gep(pool, WAKE_WORK)))
+        with f.if_(f.and_(f.cmp("ne", sleepers, 0), f.or_(often, much))):
             # the bit of a worker is its slot, of those past 31 the last one; bit 0 belongs to nobody
             bits = f.sub(f.shl(f.i64(1), f.min_(f.args["threads"], 32)), 1)
             _futex(f, pool, _FUTEX_WAKE, f.const("i32", 2**31 - 1), f.cast(bits, "i32"))
@@ -164,7 +177,7 @@ def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
             other()
             for _ in range(8):
                 atomics.pause(f, isa)
-            now = system.emit_now(f, f.load("ptr", f.gep(pool, POOL_CLOCK)))
+            now = _now(f, pool)
             with f.if_(f.cmp("eq", since.get(), 0)):
                 since.set(now)
             waited = now - since.get()
@@ -188,16 +201,14 @@ def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
 
 
 def _emit_sleep(f: Fn, pool: Val, slot: Val, before: Val) -> None:
-    """Sleep until the ticket is another opening than ``before``, which had nothing for this worker."""
+    """Sleep until the ticket is another opening than ``before``, which had nothing for this worker.
+
+    The system compares once more before it lets a thread sleep.
+    """
     sleepers = f.gep(pool, SLEEPERS)
     atomics.modify(f, "add", sleepers, f.i64(1), "seq_cst")
-    ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "seq_cst")
-    stop = atomics.load(f, "i64", f.gep(pool, STOP), "seq_cst")
-    opening = f.lshr(before, 32)
-    same = f.cmp("eq", f.lshr(ticket, 32), opening)
-    with f.if_(f.and_(same, f.cmp("eq", stop, 0))):
-        mask = f.shl(f.i64(1), f.min_(slot, 31))
-        _futex(f, pool, _FUTEX_WAIT, f.cast(opening, "i32"), f.cast(mask, "i32"))
+    mask = f.shl(f.i64(1), f.min_(slot, 31))
+    _futex(f, pool, _FUTEX_WAIT, f.cast(f.lshr(before, 32), "i32"), f.cast(mask, "i32"))
     atomics.modify(f, "sub", sleepers, f.i64(1), "seq_cst")
 
 
@@ -219,10 +230,9 @@ def _emit_run(m: Module, symbol: str, isa: Isa, lists: bool) -> None:
             entry = f.gep(entries, k * 16)
             base = f.load("i64", f.gep(workspace, f.load("i64", entry), "i64"))
             f.store(base + f.load("i64", f.gep(entry, 8)), f.gep(block, k, "i64"))
-        helpers = _emit_join(f, wake, _word(f, call, POOL), _word(f, call, THREADS))
+        helpers = _emit_join(f, wake, program, _word(f, call, POOL), _word(f, call, THREADS))
         _emit_steps(f, program, call, block, helpers, together, reached)
-        with f.if_(f.cmp("ne", helpers, 0)):
-            atomics.store(f, f.i64(0), f.gep(atomics.pointer(f, helpers), LOCK), "release")
+        _emit_leave(f, helpers)
     f.ret(reached.get())
 
 
@@ -261,7 +271,7 @@ def _emit_bases_of_lists(f: Fn, program: Val, call: Val, workspace: Val) -> Val:
     return good.get()
 
 
-def _emit_join(f: Fn, wake: str, pool_at: Val, threads: Val) -> Val:
+def _emit_join(f: Fn, wake: str, program: Val, pool_at: Val, threads: Val) -> Val:
     """The pool if this run may use it now, else 0; its sleepers are woken at once, for they take long to come."""
     mine = f.var("i64", 0)
     with f.if_(f.cmp("ne", pool_at, 0)):
@@ -272,8 +282,16 @@ def _emit_join(f: Fn, wake: str, pool_at: Val, threads: Val) -> Val:
             atomics.store(f, threads, f.gep(pool, STEP_LIMIT), "monotonic")
             ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
             atomics.store(f, f.or_(ticket, _LOW) + 1, f.gep(pool, TICKET), "seq_cst")
-            f.call(wake, "void", [pool_at, threads])
+            now = _now(f, pool)
+            f.call(wake, "void", [pool_at, threads, _word(f, program, HEAD_WORK), now])
     return mine.get()
+
+
+def _emit_leave(f: Fn, pool_at: Val) -> None:
+    with f.if_(f.cmp("ne", pool_at, 0)):
+        pool = atomics.pointer(f, pool_at)
+        f.store(_now(f, pool), f.gep(pool, LAST_END))
+        atomics.store(f, f.i64(0), f.gep(pool, LOCK), "release")
 
 
 def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, together: str, reached: Var) -> None:
@@ -291,7 +309,7 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
             flag = atomics.load(f, "i32", atomics.pointer(f, abort), "monotonic")
             w.until(f.cmp("ne", flag, 0))
         step = f.gep(table, index.get() * (8 * STEP_WORDS))
-        kernel, buffers, dims, tiles, grain, chunks = (_word(f, step, k) for k in range(STEP_WORDS))
+        kernel, buffers, dims, tiles, grain, chunks, work = (_word(f, step, k) for k in range(STEP_WORDS))
         buffers = block_at + buffers
         timed = f.cmp("ne", stamps, 0)
         times = f.gep(atomics.pointer(f, stamps), index.get() * (8 * TIME_WORDS))
@@ -299,7 +317,7 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
             f.store(system.emit_now(f, clock), times)
         threads = f.var("i64", 1)
         with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
-            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, scratch, stride, limit]
+            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, work, scratch, stride, limit]
             threads.set(f.call(together, "i64", given))
             other()
             with f.if_(f.cmp("sgt", tiles, 0)):
@@ -315,25 +333,27 @@ def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
     """``i64 together(pool, step…, scratch, stride, threads)``: open a step, see it through; returns who took part."""
     share = _emit_share(m, symbol)
     name = f"{symbol}_together"
-    words = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "scratch", "stride", "threads")
+    words = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "scratch", "stride", "threads")
     f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True)
-    pool = atomics.pointer(f, f.args["pool"])
+    pool_at, chunks = f.args["pool"], f.args["chunks"]
+    pool = atomics.pointer(f, pool_at)
     for k, word in enumerate(words):
         atomics.store(f, f.args[word], f.gep(pool, STEP + 8 * k), "monotonic")
     atomics.store(f, f.i64(0), f.gep(pool, DONE), "monotonic")
     ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
-    opened = f.or_(ticket, _LOW) + 1 + f.args["chunks"]
-    atomics.store(f, opened, f.gep(pool, TICKET), "seq_cst")
-    f.call(wake, "void", [f.args["pool"], f.args["threads"]])
-    missing = f.args["chunks"] - f.call(share, "i64", [f.args["pool"], f.i64(0)])
+    atomics.store(f, f.or_(ticket, _LOW) + 1 + chunks, f.gep(pool, TICKET), "seq_cst")
+    start = _now(f, pool)
+    f.call(wake, "void", [pool_at, f.args["threads"], f.args["work"], start])
+    mine = f.call(share, "i64", [pool_at, f.i64(0)])
+    end = _now(f, pool)
+    # others need about as long for a chunk as this thread, unless they were suspended
+    patience = f.div(end - start, f.max_(mine, 1), signed=False) * 2 + _PATIENCE_NS
     done = f.var("i64", 0)
-    turns = f.var("i64", 0)
     with f.while_() as w:
         done.set(atomics.load(f, "i64", f.gep(pool, DONE), "acquire"))
-        w.until(f.cmp("eq", _low(f, done.get()), missing))
+        w.until(f.cmp("eq", _low(f, done.get()), chunks - mine))
         atomics.pause(f, isa)
-        turns.set(turns.get() + 1)
-        with f.if_(f.cmp("sgt", turns.get(), _PATIENCE)):
+        with f.if_(f.cmp("ugt", _now(f, pool) - end, patience)):
             _give_way(f, pool)
     f.ret(f.lshr(done.get(), 32) + 1)
     return name

@@ -26,6 +26,7 @@ from ranvier.devices import usable_cores
 
 SPIN_IDLE_NS = 50_000  # without a run: spin this long, then sleep
 SPIN_BUSY_NS = 300_000  # between the steps of a run: longer, giving way to others after the time above
+WAKE_NS = 80_000  # wake sleepers for a single run with this much work for them
 _WORK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
 
@@ -53,6 +54,7 @@ class Pool:
             (driver.POOL_SYSCALL, self._syscall),
             (driver.SPIN_IDLE, SPIN_IDLE_NS),
             (driver.SPIN_BUSY, SPIN_BUSY_NS),
+            (driver.WAKE_WORK, WAKE_NS),
         ):
             self._words[offset // 8] = value
         self._limit = workers if system.clock_function() else 0  # without a clock they would never sleep

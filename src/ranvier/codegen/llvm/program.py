@@ -123,6 +123,7 @@ class NativeProgram:
         head[driver.SCRATCH] = self._pointers
         head[driver.STRIDE] = self._stride
         head[driver.ARRAY_TYPE] = id(np.ndarray)
+        head[driver.HEAD_WORK] = self._table[0, driver.WORK]
         self._reference = ctypes.byref(head)
         self._function = _function(True)[1] if system.objects_readable() else None
 
@@ -141,8 +142,10 @@ class NativeProgram:
             row[driver.BUFFERS] = 8 * buffers
             row[driver.DIMS] = self._dims.ctypes.data + 8 * dims
             row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
+            row[driver.WORK] = int(estimated_ns(launch)) if chunks > 1 else 0
             buffers += len(launch.buffers)
             dims += len(launch.dims)
+        table[:, driver.WORK] = table[::-1, driver.WORK].cumsum()[::-1]
         return table
 
     def workspace_bytes(self, threads: int) -> int:
