@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,13 +14,22 @@ from ranvier.cli.files import write_text
 from ranvier.cli.inputs import InputRequest, collect
 from ranvier.cli.options import Setup, input_options, model_argument, session_options, with_output
 from ranvier.cli.render import Output, seconds_text, table
-from ranvier.runtime.profile import Event
+from ranvier.devices import usable_cores
+from ranvier.errors import RanvierError
+from ranvier.runtime.profile import Event, KernelRecord, Profiler
+
+if TYPE_CHECKING:
+    from ranvier.codegen.llvm.peaks import Peaks
 
 
 @click.command()
 @model_argument
 @input_options
 @click.option("-o", "--trace", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev.")
+@click.option("--timeline", type=click.Path(path_type=Path), help="Draw the median run over time: .svg or .png.")
+@click.option(
+    "--roofline", type=click.Path(path_type=Path), help="Draw rates against the machine's peaks: .svg or .png."
+)
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Runs to record.")
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Runs before them.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many slow nodes to list.")
@@ -31,6 +40,8 @@ def command(
     model: str,
     feed: InputRequest,
     trace: Path | None,
+    timeline: Path | None,
+    roofline: Path | None,
     repeat: int,
     warmup: int,
     top: int,
@@ -46,6 +57,8 @@ def command(
     with session.profile() as profiler:
         for _ in output.progress(range(repeat), "profiling"):
             session.run(collected.values)
+    records = profiler.records()
+    pictures = {"trace": trace, "timeline": timeline, "roofline": roofline}
     data = {
         "model": model,
         "runs": repeat,
@@ -61,16 +74,72 @@ def command(
             for row in profiler.summary()
         ],
         "slowest_nodes": _slowest(profiler.events, repeat, top),
-        "trace": None if trace is None else str(trace),
+        "kernels": _kernels(records, repeat)[:top],
+        **{name: None if path is None else str(path) for name, path in pictures.items()},
     }
+    _draw(profiler, records, Path(model).name, timeline, roofline, session.config.threads, output)
     if trace is not None:
         write_text(trace, json.dumps(profiler.trace()))
     if output.json:
         output.emit(data)
         return
     _show(output, data)
-    if trace is not None:
-        output.note(f"wrote {trace}; open it in https://ui.perfetto.dev")
+    for name, path in pictures.items():
+        if path is not None:
+            output.note(f"wrote {path}" + ("; open it in https://ui.perfetto.dev" if name == "trace" else ""))
+
+
+def _draw(
+    profiler: Profiler,
+    records: Sequence[KernelRecord],
+    title: str,
+    timeline: Path | None,
+    roofline: Path | None,
+    threads: int | None,
+    output: Output,
+) -> None:
+    from ranvier.cli.plots import roofline as rooflines
+    from ranvier.cli.plots import timeline as timelines
+
+    if timeline is not None:
+        start, end = _median_run(profiler.runs())
+        timelines.draw(title, records, start, end).write(timeline)
+    if roofline is not None:
+        counts = {1, threads or usable_cores()} if any(r.threads > 1 for r in records) else {1}
+        with output.busy("measuring this machine's peaks"):
+            roofs = {count: found for count in sorted(counts) if (found := _peaks(count)) is not None}
+        rooflines.draw(title, records, roofs).write(roofline)
+
+
+def _median_run(runs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sorted(runs, key=lambda run: run[1] - run[0])[(len(runs) - 1) // 2]
+
+
+def _peaks(threads: int) -> Peaks | None:
+    """Measured rates of this machine, or None where no code can be generated for it."""
+    from ranvier.codegen.llvm import isa, peaks
+
+    try:
+        return peaks.peaks(isa.host(), threads)
+    except (RanvierError, RuntimeError, OSError):
+        return None
+
+
+def _kernels(records: Sequence[KernelRecord], runs: int) -> list[dict[str, Any]]:
+    """Kernels with their rates, the longest first."""
+    from ranvier.cli.plots.roofline import points
+
+    return [
+        {
+            "label": p.label,
+            "kernel": p.kernel,
+            "seconds_per_run": p.seconds / runs,
+            "share": p.share,
+            "gflops": p.gflops,
+            "gbs": p.gbs,
+        }
+        for p in points(records)
+    ]
 
 
 def _times(events: Sequence[Event]) -> dict[str, float]:

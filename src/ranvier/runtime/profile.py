@@ -1,11 +1,16 @@
-"""What ran when: a recording of kernel calls, as a summary and as a trace for chrome://tracing or Perfetto."""
+"""What ran when: a recording of kernel calls, as a summary and as a trace for chrome://tracing or Perfetto.
+
+Events are the steps of a run, one for each partition. A provider that runs many kernels inside one step hands them in
+as :class:`KernelRecord`, with the work they did; for the steps of others the work is estimated from their nodes.
+"""
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from ranvier import dtypes
 from ranvier.formats.files import write_files
+from ranvier.graph.ir import Graph
+from ranvier.graph.types import TensorType
+from ranvier.ops.estimate import node_cost
+from ranvier.ops.registry import Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,24 @@ class Event:
     end: int
     thread: int
     shapes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """One call of a generated kernel; times in nanoseconds of the process's monotonic clock."""
+
+    label: str  # the nodes it stands for
+    kernel: str  # what it is: "gemm float32 6x64"; records of one kind begin with the same word
+    provider: str
+    start_ns: int
+    end_ns: int
+    flops: float
+    bytes: float  # moved to and from memory at least
+    threads: int = 1  # that worked on it
+
+    @property
+    def seconds(self) -> float:
+        return max(self.end_ns - self.start_ns, 1) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +76,41 @@ class Profiler:
         self._path = path
         self._lock = threading.Lock()
         self.events: list[Event] = []
+        self.kernels: list[KernelRecord] = []
+        self._calls: list[tuple[Event, Any, list[TensorType | None]]] = []  # with the kernel and its operands
 
     def record(self, step: Any, start: int, end: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         shapes = tuple(_shape(x) for x in inputs)
         event = Event(step.label, step.op, step.provider, start, end, threading.get_ident(), shapes)
+        types = [TensorType(dtypes.of(x), x.shape) if isinstance(x, np.ndarray) else None for x in [*inputs, *outputs]]
         with self._lock:
             self.events.append(event)
+            self._calls.append((event, step.kernel, types))
+
+    def add_kernels(self, records: Iterable[KernelRecord]) -> None:
+        """Kernels that a provider ran inside a step; called by the provider, before or after the step is recorded."""
+        found = list(records)
+        with self._lock:
+            self.kernels.extend(found)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Start and end of every whole run."""
+        return [(e.start, e.end) for e in self.events if e.op == "run"]
+
+    def records(self) -> list[KernelRecord]:
+        """Every kernel with its work: those handed in, and for steps that hold none of them the step itself."""
+        starts = sorted(k.start_ns for k in self.kernels)
+        parts = {item.kernel: item.part.subgraph for item in self._session._parts}
+        found = list(self.kernels)
+        for event, kernel, types in self._calls:
+            at = bisect.bisect_left(starts, event.start)
+            if at < len(starts) and starts[at] <= event.end:
+                continue
+            work = _work(parts.get(kernel), types)
+            found.append(
+                KernelRecord(event.name, event.op, event.provider, event.start, event.end, work.flops, work.bytes)
+            )
+        return sorted(found, key=lambda k: (k.start_ns, -k.end_ns))
 
     def span(self, name: str, start: int, end: int) -> None:
         """An event around others: a whole run."""
@@ -108,6 +165,22 @@ class Profiler:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace; open it in https://ui.perfetto.dev or chrome://tracing."""
         write_files({Path(path): [json.dumps(self.trace()).encode()]})
+
+
+def _work(part: Graph | None, types: Sequence[TensorType | None]) -> Cost:
+    """Arithmetic and traffic of a partition at the sizes of a call; nothing where the partition is not known.
+
+    What several nodes hand to each other inside a partition need not travel through memory: only its edges and its
+    constants count. A single node says itself what it moves.
+    """
+    if part is None:
+        return Cost(0.0, 0.0)
+    known = {v: t for v, t in zip([*part.inputs, *part.outputs], types) if t is not None}
+    costs = [node_cost(node, known) for node in part.nodes]
+    if len(costs) == 1:
+        return costs[0]
+    moved = sum(t.nbytes or 0 for t in known.values()) + part.constant_bytes()
+    return Cost(sum(c.flops for c in costs), float(moved))
 
 
 def _shape(x: Any) -> str:

@@ -1,0 +1,207 @@
+"""The roofline: what each kernel reached, against what arithmetic and memory of this machine allow it.
+
+A kernel that does f operations for each byte it moves cannot do more than f times the bandwidth, nor more than the
+arithmetic units can. Kernels without arithmetic have no place on that chart; they stand beside it by their bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ranvier.cli.plots.axes import Scale, number_text
+from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened, text_width
+from ranvier.cli.plots.timeline import OTHER, colours, family
+from ranvier.runtime.profile import KernelRecord
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1100, 700, 78, 1080, 96, 640
+_SPLIT, _STRIP = 880, 950  # where the chart ends and where the strip for plain movement begins
+_LABELS = 14
+
+
+class Roof(Protocol):
+    """Measured peaks, in 10^9 a second."""
+
+    @property
+    def gflops(self) -> float: ...
+    @property
+    def copy_gbs(self) -> float: ...
+    @property
+    def read_gbs(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """All calls of one kernel for the same nodes."""
+
+    label: str
+    kernel: str
+    family: str
+    seconds: float
+    flops: float
+    bytes: float
+    share: float  # of the time of all kernels
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.seconds / 1e9
+
+    @property
+    def gbs(self) -> float:
+        return self.bytes / self.seconds / 1e9
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes if self.bytes else math.inf
+
+
+def points(records: Sequence[KernelRecord]) -> list[Point]:
+    """One point for each kernel and label; the largest share of time first."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    kinds: dict[tuple[str, str], str] = {}
+    for r in records:
+        total = sums.setdefault((r.label, r.kernel), [0.0, 0.0, 0.0])
+        kinds[r.label, r.kernel] = family(r)
+        for k, amount in enumerate((r.seconds, r.flops, r.bytes)):
+            total[k] += amount
+    whole = sum(t[0] for t in sums.values()) or 1.0
+    found = [Point(*key, kinds[key], t[0], t[1], t[2], t[0] / whole) for key, t in sums.items()]
+    return sorted(found, key=lambda p: -p.seconds)
+
+
+def draw(title: str, records: Sequence[KernelRecord], roofs: Mapping[int, Roof]) -> Canvas:
+    """``roofs`` are the peaks by number of threads; without any the kernels stand alone."""
+    found = points(records)
+    work = [p for p in found if p.flops > 0 and p.bytes > 0]
+    moves = [p for p in found if p.flops <= 0 < p.bytes]
+    paint = colours(records)
+    canvas = Canvas(_WIDTH, _HEIGHT)
+    canvas.text(12, 24, title, 16, bold=True)
+    note = f"{len(found)} kernels; the larger a circle, the more time it took"
+    canvas.text(12, 44, note if roofs else f"{note}; this machine's peaks were not measured", 11, FAINT)
+    _legend(canvas, found, paint)
+    x, y = _scales(work, roofs)
+    _frame(canvas, x, y)
+    for threads, roof in sorted(roofs.items()):
+        _roof(canvas, x, y, threads, roof, strong=threads == max(roofs))
+    taken: list[tuple[float, float, float, float]] = []
+    spots = [(x(p.intensity), y(max(p.gflops, y.low)), p) for p in work]
+    for at_x, at_y, p in spots:
+        _circle(canvas, at_x, at_y, p, paint)
+        r = _radius(p)
+        taken.append((at_x - r, at_y - r, at_x + r, at_y + r))
+    for at_x, at_y, p in spots[:_LABELS]:
+        _label(canvas, at_x, at_y, p, taken, (_LEFT, _SPLIT))
+    _strip(canvas, moves, roofs, paint)
+    return canvas
+
+
+def _scales(work: Sequence[Point], roofs: Mapping[int, Roof]) -> tuple[Scale, Scale]:
+    intensities = [p.intensity for p in work] or [1.0]
+    rates = [p.gflops for p in work] or [1.0]
+    peaks = [roof.gflops for roof in roofs.values()]
+    ridges = [roof.gflops / roof.copy_gbs for roof in roofs.values()]
+    high = max([*rates, *peaks]) * 1.6
+    low = max(min(rates) / 2, high / 1e6)
+    left, right = min([*intensities, 0.1]) / 1.5, max([*intensities, *(4 * r for r in ridges), 10.0]) * 1.5
+    return Scale(left, right, _LEFT, _SPLIT, log=True), Scale(low, high, _BOTTOM, _TOP, log=True)
+
+
+def _frame(canvas: Canvas, x: Scale, y: Scale) -> None:
+    for value in x.ticks():
+        canvas.line([(x(value), _TOP), (x(value), _BOTTOM)], GRID, weight=0.8)
+        canvas.text(x(value), _BOTTOM + 18, number_text(value), 11, FAINT, anchor="middle")
+    for value in y.ticks():
+        canvas.line([(_LEFT, y(value)), (_SPLIT, y(value))], GRID, weight=0.8)
+        canvas.text(_LEFT - 8, y(value) + 4, number_text(value), 11, FAINT, anchor="end")
+    canvas.line([(_LEFT, _TOP), (_LEFT, _BOTTOM), (_SPLIT, _BOTTOM)], FAINT)
+    canvas.text((_LEFT + _SPLIT) / 2, _BOTTOM + 42, "operations for each byte moved (FLOP/byte)", 12, anchor="middle")
+    canvas.text(20, (_TOP + _BOTTOM) / 2, "GFLOP/s", 12, anchor="middle", turned=True)
+
+
+def _roof(canvas: Canvas, x: Scale, y: Scale, threads: int, roof: Roof, *, strong: bool) -> None:
+    ridge = min(max(roof.gflops / roof.copy_gbs, x.low), x.high)
+    foot = max(x.low, y.low / roof.copy_gbs)
+    line = [(x(foot), y(foot * roof.copy_gbs)), (x(ridge), y(roof.gflops)), (x(x.high), y(roof.gflops))]
+    style = {"weight": 2.0} if strong else {"weight": 1.4, "dashes": (6.0, 4.0)}
+    canvas.line(line, INK if strong else FAINT, **style)
+    name = f"{threads} thread{'s' if threads > 1 else ''}: {roof.gflops:.0f} GFLOP/s, {roof.copy_gbs:.0f} GB/s copied"
+    canvas.text(_SPLIT - 6, y(roof.gflops) - 6, name, 11, INK if strong else FAINT, anchor="end")
+
+
+def _radius(p: Point) -> float:
+    return 3.0 + 22.0 * math.sqrt(p.share)
+
+
+def _circle(canvas: Canvas, at_x: float, at_y: float, p: Point, paint: Mapping[str, str]) -> None:
+    title = f"{p.label}\n{p.kernel}\n{p.gflops:.1f} GFLOP/s, {p.gbs:.1f} GB/s, {p.share:.1%} of the time"
+    canvas.circle(at_x, at_y, _radius(p), paint.get(p.family, PALETTE[-1]), stroke="#ffffff", weight=1.0, title=title)
+
+
+def _label(
+    canvas: Canvas,
+    at_x: float,
+    at_y: float,
+    p: Point,
+    taken: list[tuple[float, float, float, float]],
+    bounds: tuple[float, float],
+) -> None:
+    """Beside its circle where nothing else is; left out where there is no room."""
+    size = 10.0
+    text = shortened(p.label or p.kernel, size, 170)
+    if not text:
+        return
+    wide, r = text_width(text, size), _radius(p)
+    places = [
+        (at_x + r + 4, at_y + 4),
+        (at_x - r - 4 - wide, at_y + 4),
+        (at_x - wide / 2, at_y - r - 5),
+        (at_x - wide / 2, at_y + r + 13),
+        (at_x + r + 2, at_y - r),
+        (at_x + r + 2, at_y + r + 8),
+    ]
+    for left, base in places:
+        box = (left, base - size, left + wide, base + 3)
+        free = all(box[2] < t[0] or t[2] < box[0] or box[3] < t[1] or t[3] < box[1] for t in taken)
+        if free and bounds[0] < box[0] and box[2] < bounds[1] and box[1] > _TOP and box[3] < _BOTTOM:
+            canvas.text(left, base, text, size)
+            taken.append(box)
+            return
+
+
+def _strip(canvas: Canvas, moves: Sequence[Point], roofs: Mapping[int, Roof], paint: Mapping[str, str]) -> None:
+    """Kernels that only move data, by their bandwidth."""
+    best = [roof.copy_gbs for roof in roofs.values()]
+    rates = [p.gbs for p in moves] or [1.0]
+    high = max([*rates, *best]) * 1.6
+    y = Scale(max(min(rates) / 2, high / 1e5), high, _BOTTOM, _TOP, log=True)
+    for value in y.ticks():
+        canvas.line([(_STRIP, y(value)), (_RIGHT, y(value))], GRID, weight=0.8)
+        canvas.text(_STRIP - 8, y(value) + 4, number_text(value), 11, FAINT, anchor="end")
+    canvas.line([(_STRIP, _TOP), (_STRIP, _BOTTOM), (_RIGHT, _BOTTOM)], FAINT)
+    for threads, roof in sorted(roofs.items()):
+        strong = threads == max(roofs)
+        style = {"weight": 2.0} if strong else {"weight": 1.4, "dashes": (6.0, 4.0)}
+        canvas.line([(_STRIP, y(roof.copy_gbs)), (_RIGHT, y(roof.copy_gbs))], INK if strong else FAINT, **style)
+    canvas.text((_STRIP + _RIGHT) / 2, _BOTTOM + 18, "no arithmetic", 11, FAINT, anchor="middle")
+    canvas.text(_SPLIT + 24, (_TOP + _BOTTOM) / 2, "GB/s", 12, anchor="middle", turned=True)
+    for k, p in enumerate(moves):
+        column = _STRIP + 24 + (k % 5) * (_RIGHT - _STRIP - 48) / 4
+        _circle(canvas, column, y(max(p.gbs, y.low)), p, paint)
+
+
+def _legend(canvas: Canvas, found: Sequence[Point], paint: Mapping[str, str]) -> None:
+    shares: dict[str, float] = {}
+    for p in found:
+        name = p.family if p.family in paint else OTHER
+        shares[name] = shares.get(name, 0.0) + p.share
+    x = 12.0
+    for name, colour in paint.items():
+        label = f"{shortened(name, 11, 120)} {shares.get(name, 0.0):.0%}"
+        if x + 30 + text_width(label, 11) > _WIDTH:
+            break
+        canvas.circle(x + 6, 66, 6, colour)
+        canvas.text(x + 17, 70, label, 11)
+        x += 30 + text_width(label, 11)
