@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,7 +47,7 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
     lanes = isa.lanes(b.itemsize)
     tile = best_tile(max(1, rows_hint), n, k, isa, b.itemsize)
     panels = Panels.of(n, lanes, tile.vectors)
-    flat = b.reshape(-1, k, n)
+    flat = b.reshape(math.prod(batch), k, n)
     size = panels.packed_elements(k)
     packed = np.empty((len(flat), size), b.dtype)
     width = panels.cut.size * lanes

@@ -77,7 +77,8 @@ class _Plan:
             self.packed = not self._stays_in_place(b)
             if self.packed:
                 b = self._rearranged(p.b, b, (p.k, p.n), self.panels)
-        return [*self.before, self._multiply(self._a(), b)]
+        multiply = self._multiply(self._a(), b)
+        return [*self.before, multiply]
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
