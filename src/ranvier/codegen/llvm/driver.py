@@ -48,13 +48,13 @@ LOCK = 384  # held by the caller whose program runs
 LAST_END = 392  # when the last run ended; the holder of the lock writes it
 SLEEPERS = 512
 STOP = 640
-POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN_IDLE, SPIN_BUSY, WAKE_WORK = (768 + 8 * k for k in range(6))
+POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN, SPIN_IDLE, SPIN_BUSY, WAKE_WORK = (768 + 8 * k for k in range(7))
 POOL_BYTES = 896
 
 _HALF = 1 << 32
 _LOW = _HALF - 1
 _FUTEX_WAIT, _FUTEX_WAKE = 9 | 128, 10 | 128  # by bit set, within this process
-_PATIENCE_NS = 20_000  # and twice its own time for a chunk: then a waiting caller gives its time slice away
+_PATIENCE_NS = 5_000  # and twice its own time for a chunk: then a waiting caller gives its time slice away
 
 
 def run_spec(*, lists: bool) -> KernelSpec:
@@ -181,11 +181,11 @@ def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
             with f.if_(f.cmp("eq", since.get(), 0)):
                 since.set(now)
             waited = now - since.get()
-            spin = f.load("i64", f.gep(pool, SPIN_IDLE))
+            spin, idle, busy = (f.load("i64", f.gep(pool, word)) for word in (SPIN, SPIN_IDLE, SPIN_BUSY))
             # during a run the next big step may come soon; being asked to stay out means that none will
             running = atomics.load(f, "i64", f.gep(pool, LOCK), "monotonic")
             limit = atomics.load(f, "i64", f.gep(pool, STEP_LIMIT), "monotonic")
-            patience = f.select(f.cmp("ne", running, 0), f.load("i64", f.gep(pool, SPIN_BUSY)), spin)
+            patience = f.select(f.cmp("ne", running, 0), busy, idle)
             patience = f.select(f.cmp("ult", slot, limit), patience, f.i64(0))
             with f.if_(f.cmp("ugt", waited, spin)):
                 _give_way(f, pool)

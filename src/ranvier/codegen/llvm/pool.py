@@ -24,8 +24,10 @@ from ranvier.codegen.llvm.isa import available
 from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.devices import usable_cores
 
-SPIN_IDLE_NS = 50_000  # without a run: spin this long, then sleep
-SPIN_BUSY_NS = 300_000  # between the steps of a run: longer, giving way to others after the time above
+# A worker without work spins, then looks for some between others (who may be the caller, on the same core), then sleeps.
+SPIN_NS = 5_000
+SPIN_IDLE_NS = 50_000  # until it sleeps, between runs
+SPIN_BUSY_NS = 300_000  # between the steps of a run
 WAKE_NS = 80_000  # wake sleepers for a single run with this much work for them
 _WORK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
@@ -52,6 +54,7 @@ class Pool:
             (driver.POOL_CLOCK, system.clock_function()),
             (driver.POOL_YIELD, system.yield_function()),
             (driver.POOL_SYSCALL, self._syscall),
+            (driver.SPIN, SPIN_NS),
             (driver.SPIN_IDLE, SPIN_IDLE_NS),
             (driver.SPIN_BUSY, SPIN_BUSY_NS),
             (driver.WAKE_WORK, WAKE_NS),
