@@ -139,8 +139,12 @@ def code_facts() -> dict[str, Any]:
 
 def check_provider(name: str) -> dict[str, Any]:
     """One provider with the outcome of a small computation on it: ok, failed, or not available."""
-    found = provider_facts(name)
-    checked: dict[str, Any] = {"name": name, "device": found["device"], "seconds": None, "problem": ""}
+    checked: dict[str, Any] = {"name": name, "device": "", "seconds": None, "problem": ""}
+    try:
+        found = provider_facts(name)
+    except RanvierError as error:  # it cannot even say what it is: a variable of the environment is wrong
+        return checked | {"result": "failed", "problem": str(error)}
+    checked["device"] = found["device"]
     if not found["available"]:
         return checked | {"result": "not available", "reason": found["reason"]}
     try:

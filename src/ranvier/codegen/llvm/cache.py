@@ -83,16 +83,29 @@ def _opened(where: Path, limit: int) -> KernelCache:
 # -- what code depends on -------------------------------------------------------------------------------------------
 
 
+def _python_files(where: str) -> Iterator[str]:
+    with os.scandir(where) as found:
+        items = sorted(found, key=lambda item: item.name)
+    for item in items:
+        if item.is_dir():
+            yield from _python_files(item.path)
+        elif item.name.endswith(".py"):
+            yield item.path
+
+
 class Sources:
     """Python files under a folder: their digest says which generator made a kernel."""
 
     def __init__(self, where: Path) -> None:
-        self._files = sorted(where.rglob("*.py"))
+        self._files = list(_python_files(str(where)))
         self._looked_at = -_TRUST_SECONDS
         self._untouched = False
-        found = hashlib.blake2b(digest_size=16)
+        found = hashlib.sha256()
         for path in self._files:
-            found.update(str(path.relative_to(where)).encode() + b"\0" + path.read_bytes() + b"\0")
+            with open(path, "rb", buffering=0) as file:
+                content = file.read()
+            found.update(f"{path[len(str(where)) :]}\0{len(content)}\0".encode())
+            found.update(content)
         self.digest = found.hexdigest()
 
     def trusted(self) -> bool:
