@@ -161,3 +161,20 @@ def reshaped_strides(
         left //= d
         step *= d
     return tuple(reversed(found))
+
+
+ALIGNMENT = 64
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Uninitialised memory that starts at a cache line."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    made = aligned_empty(array.shape, array.dtype)
+    made[...] = array
+    return made

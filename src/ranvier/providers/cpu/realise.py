@@ -17,7 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result, Stage
-from ranvier.codegen.storage import Storage, View
+from ranvier.codegen.storage import Storage, View, aligned_copy
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.defs import (
@@ -48,12 +48,21 @@ class Packs:
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = make()
+            found = self._made[key] = _aligned(make())
         return cast(T, found)
 
     @property
     def nbytes(self) -> int:
         return sum(int(getattr(made, "nbytes", 0)) for made in self._made.values())
+
+
+def _aligned(made: T) -> T:
+    """Packed data at a cache line's start: micro-kernels load whole vectors from it."""
+    for part in made if isinstance(made, tuple) else (made,):
+        storage = getattr(part, "storage", None)
+        if isinstance(storage, Storage) and storage.array is not None and storage.array.ctypes.data % 64:
+            storage.array = aligned_copy(storage.array)
+    return made
 
 
 @dataclass
@@ -324,8 +333,8 @@ class Realiser:
     def _rows(self, each: Group, anchor: Rows) -> None:
         nest = NestBuilder(anchor.domain, self._label)
         made: dict[Value, Expr] = {}
-        position = each.defs.index(anchor)
-        for before in each.defs[:position]:
+        feeding = _ancestors(each.defs, anchor)
+        for before in feeding:
             if isinstance(before, Pointwise):
                 made[before.out] = before.compute([self._expr(nest, made, u) for u in before.uses])
             else:
@@ -336,7 +345,7 @@ class Realiser:
             operands += anchor.gather(nest, [self.view(v) for v in anchor.sources])
         body = anchor.build(operands)
         row = anchor.axes
-        after = each.defs[position + 1 :]
+        after = [d for d in each.defs if d is not anchor and d not in feeding]
         maps: list[tuple[int, Expr]] = []
         finals: list[tuple[int, Expr]] = []
         if after:
@@ -418,7 +427,7 @@ class Realiser:
 
     def _contraction(self, each: Group, anchor: Contraction) -> None:
         views = [self.view(v) for v in anchor.sources]
-        after = each.defs[1:]
+        after = [d for d in each.defs if d is not anchor]
         result = each.last.out
         epilogue = self._epilogue(anchor, after) if after else None
         if after and epilogue is None:
@@ -451,6 +460,17 @@ class Realiser:
                 return None
             operands.append(Operand(operand.view, folded))
         return Epilogue(made[after[-1].out], tuple(operands))
+
+
+def _ancestors(defs: Sequence[Def], anchor: Def) -> list[Def]:
+    """Members whose results flow into the anchor."""
+    wanted = set(anchor.operands)
+    found: list[Def] = []
+    for each in reversed(defs):
+        if each is not anchor and any(v in wanted for v in each.outputs):
+            wanted.update(each.operands)
+            found.append(each)
+    return found[::-1]
 
 
 def _label(each: Group) -> str:
