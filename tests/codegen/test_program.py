@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm import compiler, driver, system
 from ranvier.codegen.llvm import program as programs
-from ranvier.codegen.llvm import system
 from ranvier.codegen.llvm.builder import Module
-from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.program import NativeProgram, Placement, chunked
+from ranvier.codegen.llvm.isa import Isa, named
+from ranvier.codegen.llvm.library import source
+from ranvier.codegen.llvm.program import NativeProgram, Placement, Step, chunked
 from ranvier.codegen.storage import Storage
 from tests.codegen.harness import ISAS
 from tests.codegen.programs import BIG, COUNT, ISA, MIX, POISON, Mixer, address, counting, placed, run_mixer
@@ -181,6 +184,25 @@ def test_calls_are_reused_and_hold_nothing() -> None:
         program.run([], [made], 0)
     assert len(programs._calls) == count and made[0] == 51
     assert all(call.given == [None, None] for call in programs._calls)
+
+
+def test_a_program_holds_no_arrays() -> None:
+    """Weights that were packed elsewhere must be free to go."""
+    out, constant = Storage("output", 8), Storage.constant(np.zeros(3))
+    places = placed([out]) | {constant: Placement(0, 0)}
+    launch = replace(counting(out, 1, flops=5.0), label="the node", buffers=(At(out), At(constant)))
+    program = NativeProgram([launch], places, ISA, bases=3)
+    gone = weakref.ref(constant.array)
+    del constant, places, launch
+    assert gone() is None
+    assert program.steps == (Step("the node", "count", 1, 5.0, 0.0),)
+
+
+@pytest.mark.parametrize("spec", [driver.run_spec(lists=True), driver.run_spec(lists=False), driver.worker_spec()])
+def test_written_for_other_machines(spec: KernelSpec) -> None:
+    arm = named("neon", "aarch64")
+    text = compiler.assembly(source(spec, arm), arm)
+    assert "blr" in text
 
 
 def test_chunks() -> None:

@@ -182,11 +182,11 @@ def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
                 since.set(now)
             waited = now - since.get()
             spin, idle, busy = (f.load("i64", f.gep(pool, word)) for word in (SPIN, SPIN_IDLE, SPIN_BUSY))
-            # during a run the next big step may come soon; being asked to stay out means that none will
             running = atomics.load(f, "i64", f.gep(pool, LOCK), "monotonic")
-            limit = atomics.load(f, "i64", f.gep(pool, STEP_LIMIT), "monotonic")
-            patience = f.select(f.cmp("ne", running, 0), busy, idle)
-            patience = f.select(f.cmp("ult", slot, limit), patience, f.i64(0))
+            patience = f.select(f.cmp("ne", running, 0), busy, idle)  # during a run the next big step may come soon
+            if can_sleep:  # a run for fewer threads has nothing for this one
+                limit = atomics.load(f, "i64", f.gep(pool, STEP_LIMIT), "monotonic")
+                patience = f.select(f.cmp("ult", slot, limit), patience, f.i64(0))
             with f.if_(f.cmp("ugt", waited, spin)):
                 _give_way(f, pool)
             with f.if_(f.cmp("ugt", waited, patience)):

@@ -24,7 +24,7 @@ from ranvier.codegen.llvm.isa import available
 from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.devices import usable_cores
 
-# A worker without work spins, then looks for some between others (who may be the caller, on the same core), then sleeps.
+# A worker without work spins, then gives way between looks (the caller may wait for this very core), then sleeps.
 SPIN_NS = 5_000
 SPIN_IDLE_NS = 50_000  # until it sleeps, between runs
 SPIN_BUSY_NS = 300_000  # between the steps of a run

@@ -38,6 +38,17 @@ class Placement:
     offset: int  # bytes (for base 0: the address)
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a profile says about a step."""
+
+    label: str
+    kernel: str
+    tiles: int
+    flops: float
+    traffic: float
+
+
 class _Call:
     """What a run needs besides its program: the words native code reads, and a workspace (pointers and scratch).
 
@@ -98,23 +109,24 @@ class NativeProgram:
         specs: list[KernelSpec] = []
         for launch in launches:
             specs += [launch.spec, *(b.spec for b in launch.buffers if isinstance(b, Code))]
-        self.kernels: Mapping[KernelSpec, Kernel] = kernels(specs, isa)
-        self.launches = tuple(launches)
+        compiled = kernels(specs, isa)
+        self.kernels = tuple(compiled.values())  # their code lives as long as the program
+        self.steps = tuple(Step(x.label, x.spec.name, x.tiles, x.flops, x.traffic) for x in launches)
         self.bases = bases
         self.scratch = max((launch.scratch for launch in launches), default=0)
-        entries = [self._entry(buffer, places) for launch in launches for buffer in launch.buffers]
+        entries = [_entry(buffer, places, compiled) for launch in launches for buffer in launch.buffers]
         self._entries = np.array(entries, np.int64).reshape(-1, 2)
         if len(entries) and not 0 <= self._entries[:, 0].min() <= self._entries[:, 0].max() < bases:
             raise ValueError(f"a storage is placed at a base outside of the {bases} there are")
         self._dims = np.array([d for launch in launches for d in launch.dims] or [0], np.int64)
-        self._table = self._steps()
+        self._table = _table(launches, compiled, int(self._dims.ctypes.data))
         self.parallel = bool((self._table[:, driver.CHUNKS] > 1).any())
         self._stride = -(-self.scratch // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
         pointers = 8 * (bases + len(entries))
         self._pointers = -(-pointers // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
         self._alone = self._pointers + self._stride
         head = self._head = (ctypes.c_int64 * driver.HEAD_WORDS)()
-        head[driver.STEPS] = len(self.launches)
+        head[driver.STEPS] = len(self.steps)
         head[driver.TABLE] = self._table.ctypes.data
         head[driver.ENTRIES] = self._entries.ctypes.data
         head[driver.ENTRY_COUNT] = len(entries)
@@ -126,27 +138,6 @@ class NativeProgram:
         head[driver.HEAD_WORK] = self._table[0, driver.WORK]
         self._reference = ctypes.byref(head)
         self._function = _function(True)[1] if system.objects_readable() else None
-
-    def _entry(self, buffer: At | Code, places: Mapping[Storage, Placement]) -> tuple[int, int]:
-        if isinstance(buffer, Code):
-            return ABSOLUTE, self.kernels[buffer.spec].address
-        place = places[buffer.storage]
-        return place.base, place.offset + buffer.offset
-
-    def _steps(self) -> np.ndarray[Any, Any]:
-        table = np.zeros((max(1, len(self.launches)), driver.STEP_WORDS), np.int64)
-        buffers = dims = 0
-        for row, launch in zip(table, self.launches):
-            grain, chunks = chunked(launch, usable_cores())
-            row[driver.KERNEL] = self.kernels[launch.spec].address
-            row[driver.BUFFERS] = 8 * buffers
-            row[driver.DIMS] = self._dims.ctypes.data + 8 * dims
-            row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
-            row[driver.WORK] = int(estimated_ns(launch)) if chunks > 1 else 0
-            buffers += len(launch.buffers)
-            dims += len(launch.dims)
-        table[:, driver.WORK] = table[::-1, driver.WORK].cumsum()[::-1]
-        return table
 
     def workspace_bytes(self, threads: int) -> int:
         """Memory that a run by so many threads needs besides the arena; the calling thread keeps it."""
@@ -212,10 +203,37 @@ class NativeProgram:
         return reached
 
     def _stamps(self, times: np.ndarray[Any, Any]) -> int:
-        wanted = (len(self.launches), driver.TIME_WORDS)
+        wanted = (len(self.steps), driver.TIME_WORDS)
         if times.shape != wanted or times.dtype != np.int64 or not times.flags.c_contiguous:
             raise ValueError(f"times are a contiguous int64 array of shape {wanted}")
         return int(times.ctypes.data)
+
+
+def _entry(
+    buffer: At | Code, places: Mapping[Storage, Placement], compiled: Mapping[KernelSpec, Kernel]
+) -> tuple[int, int]:
+    if isinstance(buffer, Code):
+        return ABSOLUTE, compiled[buffer.spec].address
+    place = places[buffer.storage]
+    return place.base, place.offset + buffer.offset
+
+
+def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], dims_at: int) -> np.ndarray[Any, Any]:
+    """The steps as the driver reads them; the dims of all lie one after another at ``dims_at``."""
+    table = np.zeros((max(1, len(launches)), driver.STEP_WORDS), np.int64)
+    cores = usable_cores()
+    buffers = dims = 0
+    for row, launch in zip(table, launches):
+        grain, chunks = chunked(launch, cores)
+        row[driver.KERNEL] = compiled[launch.spec].address
+        row[driver.BUFFERS] = 8 * buffers
+        row[driver.DIMS] = dims_at + 8 * dims
+        row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
+        row[driver.WORK] = int(estimated_ns(launch)) if chunks > 1 else 0
+        buffers += len(launch.buffers)
+        dims += len(launch.dims)
+    table[:, driver.WORK] = table[::-1, driver.WORK].cumsum()[::-1]
+    return table
 
 
 def estimated_ns(launch: Launch) -> float:
