@@ -25,6 +25,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.attention import attention
 from ranvier.codegen.llvm.isa import Isa, chosen
 from ranvier.codegen.llvm.program import ABSOLUTE, NativeProgram, Placement
+from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent
 from ranvier.codegen.storage import Storage, View
 
 Array = np.ndarray[Any, Any]
@@ -134,6 +135,28 @@ def attention_contest(
     return Contest(name, ours, peer, flops, float(sum(a.nbytes for a in arrays)))
 
 
+def lstm_contest(name: str, isa: Isa, steps: int, batch: int, width: int, hidden: int, directions: int) -> Contest:
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> Array:
+        return (rng.standard_normal(shape) / np.sqrt(hidden)).astype(np.float32)
+
+    x = aligned(random(steps, batch, width))
+    fixed = {"w": random(directions, 4 * hidden, width), "r": random(directions, 4 * hidden, hidden)}
+    fixed["b"] = random(directions, 8 * hidden)
+    direction = "bidirectional" if directions == 2 else "forward"
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], hidden_size=hidden, direction=direction)
+    peer = session([node], {"x": x}, fixed, "y")
+    out = aligned(np.zeros((steps, directions, batch, hidden), np.float32))
+    w, r, b = (View.constant(a, dtypes.DType.float32) for a in fixed.values())
+    launches = recurrent(Layer("LSTM", direction), Operands(view_of(x), w, r, b), Results(view_of(out)), isa)
+    ours = prepared(launches, isa)
+    ours()
+    np.testing.assert_allclose(out, peer()[0], rtol=1e-3, atol=1e-4)
+    weights = float(fixed["w"].size + fixed["r"].size)
+    return Contest(name, ours, peer, 2.0 * steps * batch * weights, 4.0 * steps * fixed["r"].size)
+
+
 def _heads(view: View, heads: int) -> View:
     batch, time_, width = view.shape
     split = view.reshaped((batch, time_, heads, width // heads))
@@ -154,7 +177,7 @@ def measured(contest: Contest, seconds: float) -> tuple[float, float]:
     return best[0], best[1]
 
 
-def contests(isa: Isa) -> list[Callable[[], Contest]]:
+def contests(isa: Isa) -> list[functools.partial[Contest]]:
     cases: list[tuple[str, tuple[int, ...], bool]] = [
         ("BERT-base 128", (1, 12, 12, 128, 128, 64), False),
         ("MiniLM 32", (1, 12, 12, 32, 32, 32), False),
@@ -165,7 +188,16 @@ def contests(isa: Isa) -> list[Callable[[], Contest]]:
         ("GPT-2 decode, past 512", (1, 12, 12, 1, 513, 64), False),
         ("Llama GQA decode, past 2048", (1, 32, 8, 1, 2048, 128), False),
     ]
-    return [functools.partial(attention_contest, n, isa, *shape, causal=causal) for n, shape, causal in cases]
+    layers: list[tuple[str, tuple[int, ...]]] = [
+        ("LSTM 100 steps, 128 to 256", (100, 1, 128, 256, 1)),
+        ("LSTM the same, batch 8", (100, 8, 128, 256, 1)),
+        ("LSTM bidirectional, batch 1", (100, 1, 128, 256, 2)),
+        ("LSTM 100 steps, 64 to 64", (100, 1, 64, 64, 1)),
+    ]
+    return [
+        *(functools.partial(attention_contest, n, isa, *shape, causal=causal) for n, shape, causal in cases),
+        *(functools.partial(lstm_contest, n, isa, *shape) for n, shape in layers),
+    ]
 
 
 def main() -> None:
@@ -176,9 +208,9 @@ def main() -> None:
     options = parser.parse_args()
     table = Table("contest", "ours µs", "ONNX Runtime µs", "ratio", "GFLOP/s", "GB/s")
     for make in contests(chosen(options.isa)):
-        contest = make()
-        if options.only.lower() not in contest.name.lower():
+        if options.only.lower() not in str(make.args[0]).lower():
             continue
+        contest = make()
         ours, peer = measured(contest, options.seconds)
         rates = (f"{contest.flops / ours / 1e9:.0f}", f"{contest.bytes / ours / 1e9:.1f}")
         table.add_row(contest.name, f"{ours * 1e6:.1f}", f"{peer * 1e6:.1f}", f"{peer / ours:.2f}", *rates)

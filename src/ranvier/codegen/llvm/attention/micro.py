@@ -44,9 +44,14 @@ def shape_for(element: str, isa: Isa) -> Shape:
     return Shape(element, isa.lanes(size_of(element)), rows, vectors)
 
 
+def accumulators(isa: Isa) -> int:
+    """Registers a product may fill with sums, beside a row of vectors and a broadcast."""
+    return 24 if isa.registers >= 32 else 12 if isa.fma else 8
+
+
 def most_vectors(rows: int, isa: Isa) -> int:
     """How many vectors per row fit the registers beside ``rows`` rows."""
-    return max(1, min(8, (24 if isa.registers >= 32 else 12 if isa.fma else 8) // rows))
+    return max(1, min(8, accumulators(isa) // rows))
 
 
 def product(element: str, rows: int, vectors: int) -> KernelSpec:
