@@ -85,3 +85,17 @@ def best_tile(m: int, n: int, k: int, isa: Isa, element_bytes: int) -> Tile:
                     cost += count * times * cycles(r, v, tile, k)
         found.append((cost, -tile.vectors, tile))
     return min(found, key=lambda f: f[:2])[2]
+
+
+TILE_US = 12.0  # work that is worth handing out by itself
+_GFLOPS, _GBPS = 100.0, 10.0  # rough speed of one core
+
+
+def microseconds(flops: float, nbytes: float) -> float:
+    """Roughly how long work takes, to size tiles by."""
+    return flops / _GFLOPS / 1e3 + nbytes / _GBPS / 1e3
+
+
+def grain(tiles: int, work: float, threads: int) -> int:
+    """How many tiles to hand out at a time: enough work for a turn, and some turns for everybody."""
+    return max(1, min(tiles // (4 * threads), int(tiles * TILE_US / max(work, 1e-3))))

@@ -33,6 +33,8 @@ write the whole tile to scratch and copies from there (``epilogue.py``).
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -88,6 +90,17 @@ class Micro:
             _Emitter(fn, self, isa).emit()
 
         return KernelSpec(name, key, emit)
+
+
+def number_bits(value: float, element_bytes: int) -> int:
+    """A float as the low bytes of a slot; what float32 cannot hold becomes an infinity."""
+    if element_bytes == 8:
+        return int(struct.unpack("<q", struct.pack("<d", value))[0])
+    try:
+        raw = struct.pack("<f", value)
+    except OverflowError:
+        raw = struct.pack("<f", math.copysign(math.inf, value))
+    return int(struct.unpack("<i", raw)[0])
 
 
 def slot_address(fn: Fn, control: Val, slot: Slot) -> Val:

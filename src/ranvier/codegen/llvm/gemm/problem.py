@@ -89,12 +89,22 @@ def _merges(outer: Axis, inner: Axis) -> bool:
 def swapped(p: Problem) -> Problem:
     """The transposed product where that makes the output's columns contiguous."""
     row, column = p.out_strides
-    if isinstance(p.b, PackedB) or column == 1 or p.n == 1 or (row != 1 and p.m != 1) or uses_index(p.epilogue):
+    if not can_turn(p) or column == 1 or p.n == 1 or (row != 1 and p.m != 1):
         return p
+    return turned(p)
+
+
+def can_turn(p: Problem) -> bool:
+    return isinstance(p.b, View) and not uses_index(p.epilogue)
+
+
+def turned(p: Problem) -> Problem:
+    """The transpose of the output as the product of the transposes; B must not be packed, nor positions used."""
+    assert isinstance(p.b, View)
     epilogue = p.epilogue
     if epilogue is not None:
-        turned = tuple(replace(o, strides=(o.strides[0], o.strides[2], o.strides[1])) for o in epilogue.operands)
-        epilogue = replace(epilogue, operands=turned)
+        operands = tuple(replace(o, strides=(o.strides[0], o.strides[2], o.strides[1])) for o in epilogue.operands)
+        epilogue = replace(epilogue, operands=operands)
     return replace(
         p,
         m=p.n,
@@ -104,7 +114,7 @@ def swapped(p: Problem) -> Problem:
         epilogue=epilogue,
         a_strides=(p.b_strides[1], p.b_strides[0]),
         b_strides=(p.a_strides[1], p.a_strides[0]),
-        out_strides=(column, row),
+        out_strides=(p.out_strides[1], p.out_strides[0]),
         batch=tuple(replace(x, a=x.b, b=x.a) for x in p.batch),
     )
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.gemm.blocks import Cut, Panels, best_tile
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
-from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, Layout, Micro
+from ranvier.codegen.llvm.gemm.gemv import dots, suits_dots
+from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, Layout, Micro, number_bits
 from ranvier.codegen.llvm.gemm.pack import PackedB, pack_launch
-from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem, folded, problem_of, swapped
+from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem, can_turn, folded, problem_of, swapped, turned
 from ranvier.codegen.llvm.gemm.tiles import rows_for
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Operand
@@ -22,8 +21,6 @@ _K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level
 _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
-_TILE_US = 12.0  # work that is worth handing out by itself
-_GFLOPS, _GBPS = 100.0, 10.0  # rough speed of one core, to size tiles by
 
 
 def matmul(
@@ -40,6 +37,9 @@ def matmul(
     if 0 in out.shape:
         return []
     problem = folded(swapped(problem_of(a, b, out, epilogue, alpha)))
+    for either in (problem, turned(problem)) if can_turn(problem) else (problem,):
+        if suits_dots(either):
+            return [dots(either, isa, threads)]
     return _Plan(problem, isa, threads).launches()
 
 
@@ -138,9 +138,9 @@ class _Plan:
             panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
         flops = 2.0 * p.m * p.n * p.k * p.entries
         traffic = float(item * (p.m * p.k + p.k * p.n + p.m * p.n) * p.entries)
-        work = flops / _GFLOPS / 1e3 + item * p.k * p.n * p.entries / _GBPS / 1e3
+        work = microseconds(flops, item * p.k * p.n * p.entries)
         if self.threads > 1:
-            wanted = min(int(work / _TILE_US), 8 * self.threads)
+            wanted = min(int(work / TILE_US), 8 * self.threads)
             others = p.entries * -(-rows.count // row_group)
             panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
         row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
@@ -174,9 +174,9 @@ class _Plan:
             Dim.OUT_ROW: p.out_strides[0] * item,
             Dim.RESIDUAL_ROW: simple.residual.strides[1] * item if simple.residual else 0,
             Dim.FLAGS: (ALPHA if p.alpha != 1.0 else 0) | (CLAMP if simple.clamps else 0),
-            Dim.ALPHA: self._bits(p.alpha),
-            Dim.LOW: self._bits(simple.low),
-            Dim.HIGH: self._bits(simple.high),
+            Dim.ALPHA: number_bits(p.alpha, item),
+            Dim.LOW: number_bits(simple.low, item),
+            Dim.HIGH: number_bits(simple.high, item),
             Dim.FINISHED: direct,
             Dim.ITEM: item,
             Dim.USED: (1 if simple.bias else 0) | (2 if simple.residual else 0),
@@ -199,7 +199,7 @@ class _Plan:
             (*(numbers[each] for each in Dim if each in numbers), *table, *(done.dims if done else ())),
             tiles=tiles,
             writes=(p.out.storage,),
-            grain=max(1, min(tiles // (4 * self.threads), int(tiles * _TILE_US / max(work, 1e-3)))),
+            grain=grain(tiles, work, self.threads),
             scratch=scratch,
             flops=flops,
             traffic=traffic,
@@ -231,16 +231,6 @@ class _Plan:
             table.append([axis.extent, a.batch[k] * self.item, b.batch[k] * self.item, axis.out * out_item, beside])
             beside *= axis.extent
         return [x for each in reversed(table) for x in each]
-
-    def _bits(self, value: float) -> int:
-        """A number of the kernels' type as the low bytes of a slot."""
-        if self.item == 8:
-            return int(struct.unpack("<q", struct.pack("<d", value))[0])
-        try:
-            raw = struct.pack("<f", value)
-        except OverflowError:
-            raw = struct.pack("<f", math.copysign(math.inf, value))
-        return int(struct.unpack("<i", raw)[0])
 
     def _micro_kernels(self) -> tuple[KernelSpec, ...]:
         """Large and small row blocks of wide panels, then of narrow ones; what does not occur repeats another."""

@@ -1,0 +1,229 @@
+"""Matrix products on one core: ours against NumPy's BLAS and ONNX Runtime, and against the peak of the FMA units.
+
+    python bench/bench_gemm.py [--rounds 10] [--only bert] [--isa avx2] [--json]
+
+Times are CPU time of the calling thread (everything here runs on it), the least of many short repetitions, the peers
+interleaved with ours: that is what stays comparable on a machine that others use too. The peak is what a loop of
+register-only FMAs reaches in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ranvier.codegen.llvm import compiler
+from ranvier.codegen.llvm.builder import Module, vector
+from ranvier.codegen.llvm.gemm import matmul, pack_b
+from ranvier.codegen.llvm.isa import Isa, available
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.codegen.harness import Runner, aligned, view_of
+
+Array = np.ndarray[Any, Any]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass
+class Case:
+    """A product: batch, M, K, N; B constant (packed before) or an input; B given as its transpose or not."""
+
+    group: str
+    m: int
+    k: int
+    n: int
+    batch: int = 1
+    constant: bool = True
+    transposed: bool = False
+    best: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        lead = f"{self.batch}x" if self.batch > 1 else ""
+        kind = "" if self.constant else " input B" + ("^T" if self.transposed else "")
+        return f"{lead}{self.m}x{self.k}x{self.n}{kind}"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.k * self.n
+
+
+CASES = [
+    *(Case("square", s, s, s) for s in (256, 512, 1024, 2048)),
+    *(Case("square", s, s, s, constant=False) for s in (256, 1024)),
+    Case("bert", 128, 768, 768),
+    Case("bert", 128, 768, 3072),
+    Case("bert", 128, 3072, 768),
+    *(Case("rows", m, 768, 768) for m in (2, 4, 8, 16, 32)),
+    Case("rows", 16, 768, 768, constant=False),
+    Case("vector", 1, 768, 3072),
+    Case("vector", 1, 4096, 4096),
+    Case("vector", 1, 512, 1000),
+    Case("vector", 1, 768, 3072, constant=False),
+    Case("vector", 1, 768, 3072, constant=False, transposed=True),
+    Case("narrow", 3136, 64, 16),
+    Case("narrow", 3136, 16, 24),
+    Case("narrow", 1000, 64, 40),
+    Case("narrow", 1000, 64, 100),
+    Case("attention", 128, 64, 128, 12, constant=False, transposed=True),
+    Case("attention", 128, 128, 64, 12, constant=False),
+    Case("attention", 1, 64, 512, 12, constant=False, transposed=True),
+    Case("attention", 1, 512, 64, 12, constant=False),
+    *(Case("tiny", s, s, s, 2000, constant=False) for s in (2, 4, 8, 16)),
+]
+
+
+def fresh(*shape: int) -> Array:
+    array = aligned(math.prod(shape) * 4).view(np.float32).reshape(shape)
+    array[:] = np.random.default_rng(1).standard_normal(shape)
+    return array
+
+
+def ours(case: Case, a: Array, b: Array, isa: Isa) -> Callable[[], None]:
+    out = fresh(case.batch, case.m, case.n)
+    views = view_of(a), view_of(b), view_of(out, "output")
+    right = pack_b(b[0], isa, rows_hint=case.m) if case.constant else views[1]
+    bound = {views[0].storage: a, views[1].storage: b, views[2].storage: out}
+    run = Runner(matmul(views[0], right, views[2], isa), isa, bound)
+    run()
+    wanted = a[:4].astype(np.float64) @ b[:4]
+    error = float(np.max(np.abs(out[:4] - wanted)))
+    assert error < 1e-4 * math.sqrt(case.k) * 8, f"{case.name}: off by {error}"
+    return run
+
+
+def numpy_peer(a: Array, b: Array) -> Callable[[], None]:
+    out = np.empty((*a.shape[:-1], b.shape[-1]), np.float32)
+    return lambda: np.matmul(a, b, out=out)  # type: ignore[no-any-return]
+
+
+def onnx_peer(case: Case, a: Array, b: Array) -> Callable[[], None] | None:
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return None
+    from onnx import TensorProto, helper, numpy_helper
+
+    def value(name: str, shape: tuple[int, ...]) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    nodes, inputs, weights = [], [value("a", a.shape)], []
+    given = b.swapaxes(-1, -2) if case.transposed else b
+    right = "b"
+    if case.constant:
+        weights.append(numpy_helper.from_array(np.ascontiguousarray(b[0]), "b"))
+    else:
+        inputs.append(value("b", given.shape))
+        if case.transposed:
+            nodes.append(helper.make_node("Transpose", ["b"], ["t"], perm=[0, 2, 1]))
+            right = "t"
+    nodes.append(helper.make_node("MatMul", ["a", right], ["y"]))
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", (*a.shape[:-1], case.n))], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    held = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x)) for x in (a, given)]
+    held.append(ort.OrtValue.ortvalue_from_shape_and_type((*a.shape[:-1], case.n), np.float32))
+    binding.bind_ortvalue_input("a", held[0])
+    if not case.constant:
+        binding.bind_ortvalue_input("b", held[1])
+    binding.bind_ortvalue_output("y", held[2])
+    return lambda: session.run_with_iobinding(binding)  # type: ignore[no-any-return]
+
+
+def peak_loop(isa: Isa) -> Callable[[], float]:
+    """GFLOP/s of FMAs that touch nothing but registers."""
+    chains, lanes = 12, isa.lanes(4)
+    kind, step = vector("float", lanes), isa.vector_bytes
+    module = Module()
+    f = module.function("peak", [("i64", "n"), ("ptr", "memory")])
+    memory = f.args["memory"]
+    sums = [f.var(kind, f.load(kind, f.gep(memory, k * step))) for k in range(chains)]
+    x, y = (f.load(kind, f.gep(memory, (chains + k) * step)) for k in range(2))
+    with f.loop(0, f.args["n"]):
+        for each in sums:
+            each.set(f.fma(each.get(), x, y))
+    for k, each in enumerate(sums):
+        f.store(each.get(), f.gep(memory, k * step))
+    f.ret()
+    code = compiler.link([compiler.compile_object(str(module), isa)], ["peak"])
+    call = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(code["peak"])
+    buffer, turns = aligned((chains + 2) * step, 0), 100_000
+
+    def once() -> float:
+        start = time.thread_time()
+        call(turns, buffer.ctypes.data)
+        return turns * chains * lanes * 2 / (time.thread_time() - start) / 1e9 + 0 * len(code.addresses)
+
+    return once
+
+
+def measure(cases: list[Case], isa: Isa, rounds: int) -> float:
+    """Fills every case's best seconds per runner; returns the FMA peak in GFLOP/s."""
+    peak, fma = 0.0, peak_loop(isa)
+    for case in cases:  # one after the other: each finds its own data in the caches, as it would in a loop
+        a = fresh(case.batch, case.m, case.k)
+        b = fresh(1 if case.constant else case.batch, *((case.n, case.k) if case.transposed else (case.k, case.n)))
+        b = b.swapaxes(-1, -2) if case.transposed else b
+        runs: dict[str, Callable[[], Any]] = {"ours": ours(case, a, b, isa), "numpy": numpy_peer(a, b)}
+        peer = onnx_peer(case, a, b)
+        if peer is not None:
+            runs["onnxruntime"] = peer
+        repeat = max(2, min(40, int(2e8 / case.flops)))
+        for _ in range(rounds):
+            peak = max(peak, fma())
+            for name, run in runs.items():
+                for _ in range(repeat):
+                    start = time.thread_time()
+                    run()
+                    case.best[name] = min(case.best.get(name, math.inf), time.thread_time() - start)
+    return peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", default="", help="a group: square, bert, rows, vector, narrow, attention, tiny")
+    parser.add_argument("--isa", default="", help="another instruction set than the best")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if any(name not in os.environ for name in ONE_THREAD):  # a BLAS reads them when it is loaded: start again
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**ONE_THREAD, **os.environ})
+    isa = next(i for i in available() if not options.isa or i.name == options.isa)
+    cases = [c for c in CASES if not options.only or c.group == options.only]
+    peak = measure(cases, isa, options.rounds)
+    if options.json:
+        rows = [{"case": c.name, "flops": c.flops, "seconds": c.best} for c in cases]
+        print(json.dumps({"isa": isa.name, "peak_gflops": peak, "cases": rows}))
+        return
+    table = Table(title=f"{isa.name}, FMA peak {peak:.0f} GFLOP/s")
+    for column in ("M x K x N", "us", "GFLOP/s", "of peak", "B GB/s", "numpy us", "onnxruntime us", "ours is x faster"):
+        table.add_column(column, justify="left" if column == "M x K x N" else "right")
+    for c in cases:
+        mine = c.best["ours"]
+        rate = c.flops / mine / 1e9
+        peers = [c.best.get(p) for p in ("numpy", "onnxruntime")]
+        weights = 4.0 * c.k * c.n * (1 if c.constant else c.batch) / mine / 1e9
+        ratio = " / ".join(f"{p / mine:.2f}" if p else "-" for p in peers)
+        shown = (f"{p * 1e6:.1f}" if p else "-" for p in peers)
+        table.add_row(c.name, f"{mine * 1e6:.1f}", f"{rate:.1f}", f"{rate / peak:.0%}", f"{weights:.1f}", *shown, ratio)
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()
