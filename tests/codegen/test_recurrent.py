@@ -119,7 +119,7 @@ def check_against_reference(isa: Isa, kind: Kind, arrays: Mapping[str, Array | N
         arguments += [arrays.get("initial_c"), arrays.get("peepholes")]
     wide = [a if a is None or a.dtype.kind != "f" else a.astype(np.float64) for a in arguments]
     body = {"LSTM": reference.lstm, "GRU": reference.gru, "RNN": reference.rnn}[kind]
-    expected = body.body(*wide, **attrs)  # type: ignore[attr-defined]
+    expected = body.body(*wide, **attrs)
     for constant in (True, False):
         found = computed(isa, Layer.of(kind, attrs), arrays, constant=constant, split=2)
         for have, want in zip(found, expected):

@@ -193,11 +193,16 @@ class _Steps:
                 def gate(base: Val, g: int) -> Val:
                     return f.load(frame.kind, frame.at(base, (f.i64(g * lanes), 1)))
 
+                states = (self.now.get(), self.next.get(), self.memory, self.reset)
+                hidden, following, memory, reset = (frame.at(x, (own, 1)) for x in states)
                 units = Units(
-                    [gate(sums, g) for g in range(gates)],
-                    [gate(given, g) for g in range(gates)],
-                    *(frame.at(x, (own, 1)) for x in (self.now.get(), self.next.get(), self.memory, self.reset)),
-                    [frame.at(self.extra, (frame["padded"], k), (unit, 1)) for k in range(3)],
-                    running,
+                    sums=[gate(sums, g) for g in range(gates)],
+                    inputs=[gate(given, g) for g in range(gates)],
+                    hidden=hidden,
+                    following=following,
+                    memory=memory,
+                    reset=reset,
+                    extra=[frame.at(self.extra, (frame["padded"], k), (unit, 1)) for k in range(3)],
+                    running=running,
                 )
                 emit_units(self.cell, phase, f, units, self.isa)
