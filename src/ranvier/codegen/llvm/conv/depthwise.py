@@ -265,9 +265,10 @@ class _Depthwise:
 
     def finish(self, piece: Lanes, values: list[Val], place: Val, rows: list[Val], count: Val | None) -> None:
         f = self.f
+        fixed = self.code.fixed(rows, piece.channel, piece)
         if count is None and self.tail.is_cheap:
             for p, value in enumerate(values):
-                self.store(piece, value, place, rows, f.i64(p))
+                self.store(piece, value, place, rows, f.i64(p), fixed)
             return
         # one copy of the epilogue in a loop over the pixels there are
         for p, value in enumerate(values):
@@ -275,13 +276,10 @@ class _Depthwise:
         kind = vector(self.element, piece.count)
         with f.loop(0, self.pixels if count is None else count) as pixel:
             value = f.load(kind, f.gep(self.held, pixel * piece.count, self.element))
-            self.store(piece, value, place, rows, pixel)
+            self.store(piece, value, place, rows, pixel, fixed)
 
-    def store(self, piece: Lanes, value: Val, place: Val, rows: list[Val], pixel: Val) -> None:
+    def store(self, piece: Lanes, value: Val, place: Val, rows: list[Val], pixel: Val, fixed: dict[int, Val]) -> None:
         f = self.f
         address = f.gep(place, pixel * self.at["yw"] + piece.channel, self._out)
-        here = [
-            f.gep(row, pixel * self.at["qw"] * s[1], memory_type(d))
-            for row, s, d in zip(rows, self.code.strides, self.tail.dtypes)
-        ]
-        self.code.store(value, here, piece.channel, address, self.out_dtype, piece.mask)
+        here = self.code.moved(rows, pixel * self.at["qw"])
+        self.code.store(value, here, piece.channel, address, self.out_dtype, piece.mask, fixed)

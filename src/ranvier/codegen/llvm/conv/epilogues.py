@@ -30,13 +30,14 @@ class Tail:
     value: Expr
     dtypes: tuple[DType, ...]
     classes: tuple[int, ...]  # stride along the channel: 1, 0, or 2 for any other
+    still: tuple[bool, ...]  # the same for every pixel of an image
     buffers: tuple[At, ...]
     dims: tuple[int, ...]  # three strides per operand
 
     @classmethod
     def of(cls, epilogue: Epilogue | None, dtype: DType) -> Tail:
         if epilogue is None:
-            return cls(Result(0, dtype), (), (), (), ())
+            return cls(Result(0, dtype), (), (), (), (), ())
         buffers: list[At] = []
         dims: list[int] = []
         classes: list[int] = []
@@ -48,11 +49,12 @@ class Tail:
             dims += each.strides
             classes.append(each.strides[2] if each.strides[2] in (0, 1) else 2)
         types = tuple(each.dtype for each in epilogue.operands)
-        return cls(epilogue.value, types, tuple(classes), tuple(buffers), tuple(dims))
+        still = tuple(each.strides[1] == 0 for each in epilogue.operands)
+        return cls(epilogue.value, types, tuple(classes), still, tuple(buffers), tuple(dims))
 
     @property
     def key(self) -> tuple[object, ...]:
-        return repr(self.value), tuple(d.name for d in self.dtypes), self.classes
+        return repr(self.value), tuple(d.name for d in self.dtypes), self.classes, self.still
 
     @property
     def is_plain(self) -> bool:
@@ -85,6 +87,32 @@ class TailCode:
             for base, s, dtype in zip(self.bases, self.strides, self.tail.dtypes)
         ]
 
+    def moved(self, rows: list[Val], by: Val) -> list[Val]:
+        """The addresses ``by`` pixels further on."""
+        f = self.fn
+        return [
+            row if still else f.gep(row, by * s[1], memory_type(dtype))
+            for row, s, dtype, still in zip(rows, self.strides, self.tail.dtypes, self.tail.still)
+        ]
+
+    def operand(self, k: int, rows: list[Val], channel: Val, lanes: int, mask: Val | None) -> Val:
+        """Operand ``k`` at ``channel`` and following ones."""
+        f, isa, kind, kept = self.fn, self.isa, self.tail.dtypes[k], self.tail.classes[k]
+        if kept == 0:
+            return load_vector(f, isa, kind, rows[k], 1)
+        if kept == 1:
+            return load_vector(f, isa, kind, f.gep(rows[k], channel, memory_type(kind)), lanes, mask=mask)
+        where = f.lane_ids(lanes) + channel
+        return gather_elements(f, isa, kind, rows[k], f.mul(where, f.like(where, self.strides[k][2])), mask=mask)
+
+    def fixed(self, rows: list[Val], channel: Val, piece: Lanes) -> dict[int, Val]:
+        """Operands that are the same for all pixels, loaded once."""
+        return {
+            k: self.operand(k, rows, channel, piece.count, piece.mask)
+            for k, still in enumerate(self.tail.still)
+            if still
+        }
+
     def store(
         self,
         acc: Val,
@@ -93,27 +121,21 @@ class TailCode:
         address: Val,
         dtype: DType,
         mask: Val | None = None,
-        cached: dict[int, Val] | None = None,
+        fixed: dict[int, Val] | None = None,
     ) -> None:
         """Finish one accumulator that stands for ``channel`` and following ones, and store it at ``address``."""
-        f, isa, tail, lanes = self.fn, self.isa, self.tail, acc.lanes
+        f, isa, lanes = self.fn, self.isa, acc.lanes
+        known = fixed or {}
 
         def leaf(expr: Expr) -> Val:
             if isinstance(expr, Result):
                 return acc
             assert isinstance(expr, Load)
-            k = expr.operand
-            if cached is not None and k in cached:
-                return cached[k]
-            kind, kept = tail.dtypes[k], tail.classes[k]
-            if kept == 0:
-                return load_vector(f, isa, kind, rows[k], 1)
-            if kept == 1:
-                return load_vector(f, isa, kind, f.gep(rows[k], channel, memory_type(kind)), lanes, mask=mask)
-            where = f.lane_ids(lanes) + channel
-            return gather_elements(f, isa, kind, rows[k], f.mul(where, f.like(where, self.strides[k][2])), mask=mask)
+            if expr.operand in known:
+                return known[expr.operand]
+            return self.operand(expr.operand, rows, channel, lanes, mask)
 
-        value = widened(f, ExprEmitter(f, isa, lanes).value(tail.value, leaf), lanes)
+        value = widened(f, ExprEmitter(f, isa, lanes).value(self.tail.value, leaf), lanes)
         store_vector(f, isa, dtype, value, address, mask=mask)
 
 
