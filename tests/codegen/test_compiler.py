@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import struct
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -199,3 +203,34 @@ def test_image_as_bytes():
     assert image.Image.from_bytes(made.to_bytes()) == made
     with pytest.raises(struct.error):
         image.Image.from_bytes(made.to_bytes()[:10])
+
+
+_ENDLESS = """
+import ctypes, sys, threading, time
+from ranvier.codegen.llvm import compiler, image, isa
+text = 'define void @f() {\\nbr label %l\\nl:\\ncall void asm sideeffect "nop", ""()\\nbr label %l\\n}'
+kept = image.Loaded([image.from_object(compiler.compile_object(text, isa.host()))])
+threading.Thread(target=ctypes.CFUNCTYPE(None)(kept["f"]), daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+@needs_images
+def test_threads_inside_code_when_the_interpreter_ends():
+    done = subprocess.run([sys.executable, "-c", _ENDLESS], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@needs_images
+def test_memory_is_returned():
+    def mappings() -> int:
+        return sum(" r-xp 00000000 00:00 0" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    made = image.from_object(compiler.compile_object(function(), HOST))
+    assert made is not None
+    before = mappings()
+    held = [image.Loaded([made]) for _ in range(8)]
+    assert [call(each["f"], 1) for each in held] == [60] * 8
+    del held
+    gc.collect()
+    assert mappings() <= before

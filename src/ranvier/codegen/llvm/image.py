@@ -12,11 +12,12 @@ import functools
 import mmap
 import struct
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ranvier.codegen.llvm.isa import architecture
-from ranvier.errors import KernelError
+from ranvier.errors import KernelError, OutOfMemory
 
 MAGIC = b"RVIMAGE1"
 _ALIGN = 64  # the largest alignment of a section that an image keeps
@@ -181,7 +182,10 @@ class _Linker:
 @functools.cache
 def _process() -> ctypes.CDLL:
     found = ctypes.CDLL(None, use_errno=True)
-    found.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    found.mmap.argtypes, found.mmap.restype = [pointer, size, number, number, number, ctypes.c_int64], pointer
+    found.mprotect.argtypes = [pointer, size, number]
+    found.munmap.argtypes = [pointer, size]
     return found
 
 
@@ -194,7 +198,10 @@ def _imported(name: str) -> int:
 
 
 class Loaded:
-    """Images in executable memory: addresses by name. The memory goes back when this object does."""
+    """Images in executable memory: addresses by name. The memory goes back when this object does.
+
+    Not so at the end of the interpreter: threads may still be inside the code then, and their end comes later.
+    """
 
     def __init__(self, images: Sequence[Image]) -> None:
         starts: list[int] = []
@@ -202,21 +209,23 @@ class Loaded:
         for image in images:
             starts.append(size)
             size += len(image.code) + -len(image.code) % _ALIGN
+        size = max(size, 1)
+        process = _process()
+        base = process.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if base is None or base == ctypes.c_void_p(-1).value:
+            raise OutOfMemory(f"no memory for {size} bytes of generated code", requested=size)
+        weakref.finalize(self, process.munmap, base, size).atexit = False
         self.addresses: dict[str, int] = {}
-        self._memory = mmap.mmap(
-            -1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
-        )
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         for image, start in zip(images, starts):
-            self._memory[start : start + len(image.code)] = image.code
+            at = base + start
+            ctypes.memmove(at, image.code, len(image.code))
             for name, offset in image.imports:
-                struct.pack_into("<Q", self._memory, start + offset, _imported(name))
+                ctypes.c_uint64.from_address(at + offset).value = _imported(name)
             for offset in image.absolute:
-                (inside,) = struct.unpack_from("<Q", image.code, offset)
-                struct.pack_into("<Q", self._memory, start + offset, base + start + inside)
-            self.addresses |= {name: base + start + offset for name, offset in image.symbols.items()}
+                ctypes.c_uint64.from_address(at + offset).value += at
+            self.addresses |= {name: at + offset for name, offset in image.symbols.items()}
         # never writable and executable at the same time: some systems forbid it
-        if _process().mprotect(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
+        if process.mprotect(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
             raise KernelError(f"this system allows no generated code: error {ctypes.get_errno()} from mprotect")
 
     def __getitem__(self, name: str) -> int:
