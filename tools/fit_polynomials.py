@@ -8,6 +8,7 @@ Writes ``src/ranvier/codegen/llvm/vmath/coefficients.py``; run it again after ch
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -183,13 +184,17 @@ def rounded(value: D, element: str) -> float:
 
 
 def parts(value: D, element: str, bits: Sequence[int]) -> list[float]:
-    """``value`` as a sum of floats with the given numbers of significant bits (0: all there are)."""
+    """A positive ``value`` as a sum of positive floats with the given numbers of significant bits.
+
+    0 stands for all there are; the last part is the nearest float.
+    """
     found = []
-    for count in bits:
-        if count:
+    for place, asked in enumerate(bits):
+        count = asked or (53 if element == "double" else 24)
+        if place + 1 < len(bits):
             exponent = value.copy_abs().ln() / LN2
             scale = D(2) ** (count - 1 - int(exponent.to_integral_value(rounding="ROUND_FLOOR")))
-            piece = (value * scale).to_integral_value() / scale
+            piece = (value * scale).to_integral_value(rounding="ROUND_FLOOR") / scale
         else:
             piece = D(rounded(value, element))
         found.append(float(piece))
@@ -252,6 +257,29 @@ def _erf_weight(x: D) -> D:
     return x * erfc(x) / erf(x) if x > D("1e-12") else PI.sqrt() / 2
 
 
+def even_tail(function: Function, first: D, second: D) -> Function:
+    """(function(x) − 1)/x² as a function of u = x²; its series starts with ``first`` + ``second``·u."""
+    return lambda u: (function(u.sqrt()) - 1) / u if u > D("1e-20") else first + second * u
+
+
+def digits_of_inverse_pi(count: int, width: int, scale: int) -> list[float]:
+    """The binary digits of 1/π, ``width`` at a time, each piece as a float times 2^scale."""
+    # Machin's formula in integers with guard bits
+    one = 1 << (count * width + 64)
+
+    def arccot(n: int) -> int:
+        total, power, k = 0, one // n, 1
+        while power:
+            total += power // k if k % 4 == 1 else -(power // k)
+            power, k = power // (n * n), k + 2
+        return total
+
+    pi = 4 * (4 * arccot(5) - arccot(239))
+    whole = (one << (count * width)) // pi
+    pieces = [(whole >> (width * (count - 1 - k))) & ((1 << width) - 1) for k in range(count)]
+    return [math.ldexp(float(piece), scale - width * (k + 1)) for k, piece in enumerate(pieces)]
+
+
 def fit_all() -> None:
     half_ln2 = LN2 / 2 * D("1.0001")
     NOTES["EXP"] = "exp(r) = 1 + r + r²·EXP(r), |r| <= ln 2 / 2"
@@ -270,11 +298,41 @@ def fit_all() -> None:
     polynomial("LOG_WIDE", "float", log_tail, log_weight, "-0.2501", "0.5001", 7)
     NOTES["LOG_ATANH"] = "log(1+t) = 2s + s·s²·LOG_ATANH(s²) with s = t/(2+t), for 1+t from 1/sqrt(2) to 3/2"
     polynomial("LOG_ATANH", "double", _atanh_tail, lambda z: z, "0", "0.0401", 7)
+    NOTES["LOG_TAIL"] = "what LOG_ATANH(z) has beyond 2/3, divided by z, for pow"
+    after = tail(lambda z: _atanh_tail(z) - D(2) / 3, [D(2) / 5, D(2) / 7], 1)
+    polynomial("LOG_TAIL", "double", after, lambda z: z * z, "0", "0.0401", 8)
     NOTES["ERF"] = "erf(x) = 1 − exp(x·ERF(x)) from 0 to where erf is 1"
     for element, degree, high in (("float", 8, "4"), ("double", 24, "6")):
         polynomial("ERF", element, _erf_exponent, _erf_weight, "0", high, degree)
+    NOTES["SIN"] = "sin(r) = r + r³·SIN(r²), |r| <= π/2"
+    sin_tail = even_tail(lambda r: sin(r) / r, -D(1) / 6, D(1) / 120)
+    for element, degree in (("float", 3), ("double", 7)):
+        relative = lambda u: u / (sin(u.sqrt()) / u.sqrt() if u else 1)  # noqa: E731
+        polynomial("SIN", element, sin_tail, relative, "0", PI * PI / 4 * D("1.0001"), degree)
+    NOTES["ASIN"] = "asin(x) = x + x³·ASIN(x²), |x| <= 1/2"
+    asin_tail = even_tail(lambda x: asin(x) / x, D(1) / 6, D(3) / 40)
+    for element, degree in (("float", 4), ("double", 12)):
+        polynomial("ASIN", element, asin_tail, lambda u: u, "0", "0.25001", degree)
+    NOTES["ATAN"] = "atan(x) = x + x³·ATAN(x²), |x| <= tan(π/8)"
+    atan_tail = even_tail(lambda x: atan(x) / x, -D(1) / 3, D(1) / 5)
+    for element, degree in (("float", 4), ("double", 10)):
+        polynomial("ATAN", element, atan_tail, lambda u: u, "0", "0.17158", degree)
+    NOTES["SINH"] = "sinh(x) = x + x³·SINH(x²), |x| <= 1"
+    sinh_tail = even_tail(lambda x: (x.exp() - (-x).exp()) / 2 / x, D(1) / 6, D(1) / 120)
+    for element, degree in (("float", 2), ("double", 6)):
+        polynomial("SINH", element, sinh_tail, lambda u: u, "0", "1.0001", degree)
     NOTES["LN2"] = "ln 2 in two parts; the first is short enough that its product with an exponent is exact"
     constants("LN2", LN2, (15, 0), (42, 0))
+    NOTES["PI_FUSED"] = "π in parts for fused multiply-add …"
+    constants("PI_FUSED", PI, (0, 0, 0), (0, 0, 0))
+    NOTES["PI_SHORT"] = "… and in parts whose products with a small number of half turns are exact"
+    constants("PI_SHORT", PI, (10, 10, 10, 10, 0), (34, 34, 34, 0))
+    constants("HALF_PI", PI / 2, (0, 0), (0, 0))
+    constants("QUARTER_PI", PI / 4, (0, 0), (0, 0))
+    constants("INVERSE_PI", 1 / PI, (0,), (0,))
+    NOTES["INVERSE_PI_DIGITS"] = "1/π · 2^200 in pieces of 24 bits, for reducing huge angles"
+    TABLES["INVERSE_PI_DIGITS"] = {"double": tuple(digits_of_inverse_pi(50, 24, 200))}
+    constants("TWO_THIRDS", D(2) / 3, (0, 0), (0, 0))
     constants("LOG2E", 1 / LN2, (0,), (0,))
 
 

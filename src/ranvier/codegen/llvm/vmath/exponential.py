@@ -78,3 +78,22 @@ def small_expm1(f: Fn, x: Val) -> Val:
     _, n_bits, r = reduced(f, x)
     power = power_of_two(f, n_bits)
     return f.fma(power, f.fma(polynomial(f, r, c.EXPM1), f.mul(r, r), r), f.sub(power, 1.0))
+
+
+def _half_exp(f: Fn, size: Val, isa: Isa) -> Val:
+    """exp(size)/2, which is finite as long as sinh and cosh are."""
+    return _exp(f, at_most(f, size, _HIGHEST[size.element] + 1.0), isa, halvings=1)
+
+
+def cosh(f: Fn, x: Val, isa: Isa) -> Val:
+    half = _half_exp(f, magnitude(f, x), isa)
+    return f.add(half, f.div(f.const(x.type, 0.25), half))
+
+
+def sinh(f: Fn, x: Val, isa: Isa) -> Val:
+    size = magnitude(f, x)
+    half = _half_exp(f, size, isa)
+    far = f.sub(half, f.div(f.const(x.type, 0.25), half))
+    u = f.mul(size, size)
+    near = f.fma(f.mul(u, size), horner(f, u, c.SINH[x.element]), size)
+    return with_sign(f, f.select(f.cmp("olt", size, 1.0), near, far), x)

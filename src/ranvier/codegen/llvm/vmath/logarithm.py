@@ -12,6 +12,7 @@ from ranvier.codegen.llvm.vmath.core import (
     MINUS_INF,
     NAN,
     PLUS_INF,
+    at_least,
     bits,
     exactly,
     exponent,
@@ -19,8 +20,13 @@ from ranvier.codegen.llvm.vmath.core import (
     from_bits,
     horner,
     layout,
+    magnitude,
     mantissa_around_one,
+    near_integer,
+    power_of_two,
+    with_sign,
 )
+from ranvier.codegen.llvm.vmath.exponential import exp
 
 _SQRT_HALF_BITS = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}
 _SMALLEST_NORMAL = {"float": 2.0**-126, "double": 2.0**-1022}
@@ -77,3 +83,63 @@ def log_specials(f: Fn, x: Val, found: Val) -> Val:
     found = f.select(f.cmp("olt", x, math.inf), found, x)
     found = f.select(f.cmp("olt", x, 0.0), math.nan, found)
     return f.select(f.cmp("oeq", x, 0.0), -math.inf, found)
+
+
+def log1p(f: Fn, x: Val, isa: Isa) -> Val:
+    """log(1 + x): the rounding error of the sum is carried along into the mantissa."""
+    u = exactly(f, "fadd", x, 1.0)
+    lost = _lost_in_sum(f, x, u)
+    e, m, table = split(f, u, isa)
+    _, minus_bits = near_integer(f, at_least(f, f.neg(e), -100.0))  # what was lost beside 2^100 does not matter
+    t = f.fma(lost, power_of_two(f, minus_bits), exactly(f, "fsub", m, 1.0))
+    found = log_specials(f, u, of_split(f, e, t, table))
+    return with_sign(f, found, x)
+
+
+def _lost_in_sum(f: Fn, x: Val, total: Val) -> Val:
+    """(1 + x) − total, exactly."""
+    rest = exactly(f, "fsub", total, 1.0)
+    back = exactly(f, "fsub", total, rest)
+    one = f.const(x.type, 1.0)
+    return exactly(f, "fadd", exactly(f, "fsub", one, back), exactly(f, "fsub", x, rest))
+
+
+def softplus(f: Fn, x: Val, isa: Isa) -> Val:
+    """log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|))."""
+    e = exp(f, f.neg(magnitude(f, x)), isa)
+    # 1 + e is at most 2: halved where it would leave the polynomial's range
+    high = f.cmp("ogt", e, math.sqrt(2) - 1)
+    t = f.select(high, f.fma(e, 0.5, -0.5), e)
+    shift = f.select(high, f.const(x.type, 1.0), f.const(x.type, 0.0))
+    return f.add(at_least(f, x, 0.0), of_split(f, shift, t, c.LOG))
+
+
+_LARGE = {"float": 2.0**14, "double": 2.0**28}  # from here on x² + 1 is x²
+
+
+def asinh(f: Fn, x: Val, isa: Isa) -> Val:
+    """log(a + sqrt(a² + 1)) of a = |x|, as log1p; log(2a) for large ones."""
+    a = magnitude(f, x)
+    large = f.cmp("ogt", a, _LARGE[x.element])
+    square = f.mul(a, a)
+    near = f.add(a, f.div(square, f.add(f.unary("sqrt", f.add(square, 1.0)), 1.0)))
+    return with_sign(f, _log1p_or_double(f, a, near, large, isa), x)
+
+
+def acosh(f: Fn, x: Val, isa: Isa) -> Val:
+    t = f.sub(x, 1.0)
+    near = f.add(t, f.unary("sqrt", f.fma(t, t, f.add(t, t))))
+    found = _log1p_or_double(f, x, near, f.cmp("ogt", x, _LARGE[x.element]), isa)
+    return f.select(f.cmp("olt", x, 1.0), math.nan, found)
+
+
+def _log1p_or_double(f: Fn, a: Val, near: Val, large: Val, isa: Isa) -> Val:
+    """log(2a) where a is large, else log1p(near)."""
+    found = log1p(f, f.select(large, f.sub(a, 1.0), near), isa)
+    return f.select(large, f.add(found, math.log(2)), found)
+
+
+def atanh(f: Fn, x: Val, isa: Isa) -> Val:
+    a = magnitude(f, x)
+    found = log1p(f, f.div(f.add(a, a), f.sub(f.const(x.type, 1.0), a)), isa)
+    return with_sign(f, f.mul(found, 0.5), x)
