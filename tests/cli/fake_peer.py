@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from ranvier.cli.peers import RanvierRunner
 
@@ -22,6 +23,23 @@ class Wrong(Agreeing):
 class Refusing(Agreeing):
     def __init__(self, model, threads, options):
         raise ValueError("this model is beyond me")
+
+
+class Sleeping(Agreeing):
+    def run(self, inputs):
+        time.sleep(60)
+
+
+class FailingLater(Agreeing):
+    """Works twice, as loading needs it to, and never again."""
+
+    calls = 0
+
+    def run(self, inputs):
+        self.calls += 1
+        if self.calls > 2:
+            raise ValueError("enough is enough")
+        return super().run(inputs)
 
 
 class Dying(Agreeing):

@@ -73,8 +73,7 @@ def command(
             }
             for row in profiler.summary()
         ],
-        "slowest_nodes": _slowest(profiler.events, repeat, top),
-        "kernels": _kernels(records, repeat)[:top],
+        "slowest_nodes": _slowest(records, profiler.events, repeat)[:top],
         **{name: None if path is None else str(path) for name, path in pictures.items()},
     }
     _draw(profiler, records, Path(model).name, timeline, roofline, session.config.threads, output)
@@ -125,23 +124,6 @@ def _peaks(threads: int) -> Peaks | None:
         return None
 
 
-def _kernels(records: Sequence[KernelRecord], runs: int) -> list[dict[str, Any]]:
-    """Kernels with their rates, the longest first."""
-    from ranvier.cli.plots.roofline import points
-
-    return [
-        {
-            "label": p.label,
-            "kernel": p.kernel,
-            "seconds_per_run": p.seconds / runs,
-            "share": p.share,
-            "gflops": p.gflops,
-            "gbs": p.gbs,
-        }
-        for p in points(records)
-    ]
-
-
 def _times(events: Sequence[Event]) -> dict[str, float]:
     """Whole runs, and the part of them that no kernel accounts for."""
     runs = [(e.end - e.start) / 1e9 for e in events if e.op == "run"]
@@ -154,22 +136,24 @@ def _times(events: Sequence[Event]) -> dict[str, float]:
     }
 
 
-def _slowest(events: Sequence[Event], runs: int, top: int) -> list[dict[str, Any]]:
-    nodes: dict[tuple[str, str, str], list[Event]] = {}
-    for event in events:
-        if event.op != "run":
-            nodes.setdefault((event.name, event.op, event.provider), []).append(event)
-    rows: list[dict[str, Any]] = [
+def _slowest(records: Sequence[KernelRecord], events: Sequence[Event], runs: int) -> list[dict[str, Any]]:
+    """Kernels by what they stand for, with their rates; the longest first."""
+    from ranvier.cli.plots.roofline import points
+
+    shapes = {(e.name, e.op): list(e.shapes) for e in events}
+    return [
         {
-            "name": name,
-            "op": op,
-            "provider": provider,
-            "seconds_per_run": sum(e.end - e.start for e in found) / 1e9 / runs,
-            "inputs": list(found[-1].shapes),
+            "name": p.label,
+            "op": p.kernel,
+            "provider": p.provider,
+            "seconds_per_run": p.seconds / runs,
+            "share": p.share,
+            "gflops": p.gflops,
+            "gbs": p.gbs,
+            "inputs": shapes.get((p.label, p.kernel), []),
         }
-        for (name, op, provider), found in nodes.items()
+        for p in points(records)
     ]
-    return sorted(rows, key=lambda row: -row["seconds_per_run"])[:top]
 
 
 def _show(output: Output, data: dict[str, Any]) -> None:
@@ -181,9 +165,17 @@ def _show(output: Output, data: dict[str, Any]) -> None:
     output.show(table(["!operator", "!provider", ">calls", ">time", ">share"], rows))
     output.heading("slowest nodes")
     slow = [
-        (n["name"], n["op"], seconds_text(n["seconds_per_run"]), ", ".join(n["inputs"])) for n in data["slowest_nodes"]
+        (
+            n["name"],
+            n["op"],
+            seconds_text(n["seconds_per_run"]),
+            f"{n['gflops']:.3g}" if n["gflops"] else "",
+            f"{n['gbs']:.3g}" if n["gbs"] else "",
+            ", ".join(n["inputs"]),
+        )
+        for n in data["slowest_nodes"]
     ]
-    output.show(table(["node", "!operator", ">time", "inputs"], slow))
+    output.show(table(["node", "!operator", ">time", ">GFLOP/s", ">GB/s", "inputs"], slow))
     output.show(
         f"\n{seconds_text(data['median_seconds'])} a run (median), "
         f"{seconds_text(data['outside_kernels_seconds'])} of it outside kernels"

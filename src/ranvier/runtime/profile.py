@@ -20,8 +20,8 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.formats.files import write_files
-from ranvier.graph.ir import Graph
-from ranvier.graph.types import TensorType
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.types import TensorType, Type
 from ranvier.ops.estimate import node_cost
 from ranvier.ops.registry import Cost
 
@@ -99,18 +99,33 @@ class Profiler:
 
     def records(self) -> list[KernelRecord]:
         """Every kernel with its work: those handed in, and for steps that hold none of them the step itself."""
-        starts = sorted(k.start_ns for k in self.kernels)
         parts = {item.kernel: item.part.subgraph for item in self._session._parts}
+        nested = {node.name: node for node in self._session.graph.all_nodes()}
         found = list(self.kernels)
+        holding = self._holding()
         for event, kernel, types in self._calls:
-            at = bisect.bisect_left(starts, event.start)
-            if at < len(starts) and starts[at] <= event.end:
+            if id(event) in holding:
                 continue
-            work = _work(parts.get(kernel), types)
+            part, node = parts.get(kernel), nested.get(event.name)
+            work = Cost(0.0, 0.0)
+            if part is not None:
+                work = _work(part, types)
+            elif node is not None:  # of a body of control flow
+                work = node_cost(node, _operands(node, types))
             found.append(
                 KernelRecord(event.name, event.op, event.provider, event.start, event.end, work.flops, work.bytes)
             )
         return sorted(found, key=lambda k: (k.start_ns, -k.end_ns))
+
+    def _holding(self) -> set[int]:
+        """Steps (by identity) inside which a provider reported kernels."""
+        starts = sorted(k.start_ns for k in self.kernels)
+        found = set()
+        for event in self.events:
+            at = bisect.bisect_left(starts, event.start)
+            if at < len(starts) and starts[at] <= event.end:
+                found.add(id(event))
+        return found
 
     def span(self, name: str, start: int, end: int) -> None:
         """An event around others: a whole run."""
@@ -129,13 +144,15 @@ class Profiler:
             self.save(self._path)
 
     def summary(self) -> list[OpTime]:
-        """Time by operator and provider, the longest first."""
+        """Time by operator and provider, the longest first; kernels that were handed in stand for their step."""
+        holding = self._holding()
+        times = [(e.op, e.provider, e.end - e.start) for e in self.events if e.op != "run" and id(e) not in holding]
+        times += [(k.kernel, k.provider, k.end_ns - k.start_ns) for k in self.kernels]
         sums: dict[tuple[str, str], list[float]] = {}
-        for event in self.events:
-            if event.op != "run":
-                entry = sums.setdefault((event.op, event.provider), [0, 0.0])
-                entry[0] += 1
-                entry[1] += (event.end - event.start) / 1e9
+        for op, who, length in times:
+            entry = sums.setdefault((op, who), [0, 0.0])
+            entry[0] += 1
+            entry[1] += length / 1e9
         total = sum(s for _, s in sums.values()) or 1.0
         rows = [OpTime(op, who, int(calls), s, s / total) for (op, who), (calls, s) in sums.items()]
         return sorted(rows, key=lambda row: -row.seconds)
@@ -160,6 +177,25 @@ class Profiler:
                     "args": {"op": event.op, "provider": event.provider, "inputs": list(event.shapes)},
                 }
             )
+        for kernel in self.kernels:
+            events.append(
+                {
+                    "ph": "X",
+                    "name": kernel.label or kernel.kernel,
+                    "cat": kernel.kernel,
+                    "pid": 1,
+                    "tid": len(threads),  # a row of their own, below the threads that called them
+                    "ts": (kernel.start_ns - base) / 1e3,
+                    "dur": (kernel.end_ns - kernel.start_ns) / 1e3,
+                    "args": {
+                        "kernel": kernel.kernel,
+                        "provider": kernel.provider,
+                        "threads": kernel.threads,
+                        "GFLOP/s": kernel.flops / kernel.seconds / 1e9,
+                        "GB/s": kernel.bytes / kernel.seconds / 1e9,
+                    },
+                }
+            )
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -167,19 +203,24 @@ class Profiler:
         write_files({Path(path): [json.dumps(self.trace()).encode()]})
 
 
-def _work(part: Graph | None, types: Sequence[TensorType | None]) -> Cost:
-    """Arithmetic and traffic of a partition at the sizes of a call; nothing where the partition is not known.
+def _operands(node: Node, types: Sequence[TensorType | None]) -> dict[Value, Type]:
+    """The types of a call by value: a step takes each value once."""
+    taken = list(dict.fromkeys(v for v in node.inputs if v is not None))
+    values = [*taken, *node.outputs]
+    return {v: t for v, t in zip(values, types) if t is not None} if len(values) == len(types) else {}
+
+
+def _work(part: Graph, types: Sequence[TensorType | None]) -> Cost:
+    """Arithmetic and traffic of a partition at the sizes of a call.
 
     What several nodes hand to each other inside a partition need not travel through memory: only its edges and its
     constants count. A single node says itself what it moves.
     """
-    if part is None:
-        return Cost(0.0, 0.0)
-    known = {v: t for v, t in zip([*part.inputs, *part.outputs], types) if t is not None}
+    known: dict[Value, Type] = {v: t for v, t in zip([*part.inputs, *part.outputs], types) if t is not None}
     costs = [node_cost(node, known) for node in part.nodes]
     if len(costs) == 1:
         return costs[0]
-    moved = sum(t.nbytes or 0 for t in known.values()) + part.constant_bytes()
+    moved = sum(t.nbytes or 0 for t in types if t is not None) + part.constant_bytes()
     return Cost(sum(c.flops for c in costs), float(moved))
 
 

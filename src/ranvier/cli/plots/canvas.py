@@ -123,12 +123,12 @@ def text_width(text: str, size: float) -> float:
 
 
 def shortened(text: str, size: float, room: float) -> str:
-    """The text, or as much of its beginning as has room; nothing where that would be a letter or two."""
+    """The text, or as much of its end as has room (names of nodes are paths); nothing where that would be little."""
     if text_width(text, size) <= room:
         return text
-    while text and text_width(text + "…", size) > room:
-        text = text[:-1]
-    return text + "…" if len(text) > 3 else ""
+    while text and text_width("…" + text, size) > room:
+        text = text[1:]
+    return "…" + text if len(text) > 3 else ""
 
 
 def _number(value: float) -> str:

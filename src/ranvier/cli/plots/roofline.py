@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ranvier.cli.plots.axes import Scale, number_text
 from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened, text_width
-from ranvier.cli.plots.timeline import OTHER, colours, family
+from ranvier.cli.plots.timeline import OTHER, colours, family, leaves
 from ranvier.runtime.profile import KernelRecord
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1100, 700, 78, 1080, 96, 640
-_SPLIT, _STRIP = 880, 950  # where the chart ends and where the strip for plain movement begins
+_STRIP = 950  # where the strip for plain movement begins, if there is any
 _LABELS = 14
 
 
@@ -38,6 +38,7 @@ class Point:
 
     label: str
     kernel: str
+    provider: str
     family: str
     seconds: float
     flops: float
@@ -59,11 +60,12 @@ class Point:
 
 def points(records: Sequence[KernelRecord]) -> list[Point]:
     """One point for each kernel and label; the largest share of time first."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    kinds: dict[tuple[str, str], str] = {}
+    sums: dict[tuple[str, str, str], list[float]] = {}
+    kinds: dict[tuple[str, str, str], str] = {}
     for r in records:
-        total = sums.setdefault((r.label, r.kernel), [0.0, 0.0, 0.0])
-        kinds[r.label, r.kernel] = family(r)
+        key = (r.label, r.kernel, r.provider)
+        total = sums.setdefault(key, [0.0, 0.0, 0.0])
+        kinds[key] = family(r)
         for k, amount in enumerate((r.seconds, r.flops, r.bytes)):
             total[k] += amount
     whole = sum(t[0] for t in sums.values()) or 1.0
@@ -73,19 +75,22 @@ def points(records: Sequence[KernelRecord]) -> list[Point]:
 
 def draw(title: str, records: Sequence[KernelRecord], roofs: Mapping[int, Roof]) -> Canvas:
     """``roofs`` are the peaks by number of threads; without any the kernels stand alone."""
+    records = leaves(records)
     found = points(records)
     work = [p for p in found if p.flops > 0 and p.bytes > 0]
     moves = [p for p in found if p.flops <= 0 < p.bytes]
     paint = colours(records)
     canvas = Canvas(_WIDTH, _HEIGHT)
     canvas.text(12, 24, title, 16, bold=True)
-    note = f"{len(found)} kernels; the larger a circle, the more time it took"
+    left_out = len(found) - len(work) - len(moves)
+    unknown = f" ({left_out} of unknown work are not shown)" if left_out else ""
+    note = f"{len(found)} kernels{unknown}; the larger a circle, the more time it took"
     canvas.text(12, 44, note if roofs else f"{note}; this machine's peaks were not measured", 11, FAINT)
     _legend(canvas, found, paint)
-    x, y = _scales(work, roofs)
+    x, y = _scales(work, roofs, _STRIP - 70 if moves else _RIGHT)
     _frame(canvas, x, y)
-    for threads, roof in sorted(roofs.items()):
-        _roof(canvas, x, y, threads, roof, strong=threads == max(roofs))
+    for k, (threads, roof) in enumerate(sorted(roofs.items(), reverse=True)):
+        _roof(canvas, x, y, threads, roof, k)
     taken: list[tuple[float, float, float, float]] = []
     spots = [(x(p.intensity), y(max(p.gflops, y.low)), p) for p in work]
     for at_x, at_y, p in spots:
@@ -93,12 +98,13 @@ def draw(title: str, records: Sequence[KernelRecord], roofs: Mapping[int, Roof])
         r = _radius(p)
         taken.append((at_x - r, at_y - r, at_x + r, at_y + r))
     for at_x, at_y, p in spots[:_LABELS]:
-        _label(canvas, at_x, at_y, p, taken, (_LEFT, _SPLIT))
-    _strip(canvas, moves, roofs, paint)
+        _label(canvas, at_x, at_y, p, taken, x.end)
+    if moves:
+        _strip(canvas, moves, roofs, paint)
     return canvas
 
 
-def _scales(work: Sequence[Point], roofs: Mapping[int, Roof]) -> tuple[Scale, Scale]:
+def _scales(work: Sequence[Point], roofs: Mapping[int, Roof], end: float) -> tuple[Scale, Scale]:
     intensities = [p.intensity for p in work] or [1.0]
     rates = [p.gflops for p in work] or [1.0]
     peaks = [roof.gflops for roof in roofs.values()]
@@ -106,7 +112,7 @@ def _scales(work: Sequence[Point], roofs: Mapping[int, Roof]) -> tuple[Scale, Sc
     high = max([*rates, *peaks]) * 1.6
     low = max(min(rates) / 2, high / 1e6)
     left, right = min([*intensities, 0.1]) / 1.5, max([*intensities, *(4 * r for r in ridges), 10.0]) * 1.5
-    return Scale(left, right, _LEFT, _SPLIT, log=True), Scale(low, high, _BOTTOM, _TOP, log=True)
+    return Scale(left, right, _LEFT, end, log=True), Scale(low, high, _BOTTOM, _TOP, log=True)
 
 
 def _frame(canvas: Canvas, x: Scale, y: Scale) -> None:
@@ -114,21 +120,25 @@ def _frame(canvas: Canvas, x: Scale, y: Scale) -> None:
         canvas.line([(x(value), _TOP), (x(value), _BOTTOM)], GRID, weight=0.8)
         canvas.text(x(value), _BOTTOM + 18, number_text(value), 11, FAINT, anchor="middle")
     for value in y.ticks():
-        canvas.line([(_LEFT, y(value)), (_SPLIT, y(value))], GRID, weight=0.8)
+        canvas.line([(_LEFT, y(value)), (x.end, y(value))], GRID, weight=0.8)
         canvas.text(_LEFT - 8, y(value) + 4, number_text(value), 11, FAINT, anchor="end")
-    canvas.line([(_LEFT, _TOP), (_LEFT, _BOTTOM), (_SPLIT, _BOTTOM)], FAINT)
-    canvas.text((_LEFT + _SPLIT) / 2, _BOTTOM + 42, "operations for each byte moved (FLOP/byte)", 12, anchor="middle")
+    canvas.line([(_LEFT, _TOP), (_LEFT, _BOTTOM), (x.end, _BOTTOM)], FAINT)
+    canvas.text((_LEFT + x.end) / 2, _BOTTOM + 42, "operations for each byte moved (FLOP/byte)", 12, anchor="middle")
     canvas.text(20, (_TOP + _BOTTOM) / 2, "GFLOP/s", 12, anchor="middle", turned=True)
 
 
-def _roof(canvas: Canvas, x: Scale, y: Scale, threads: int, roof: Roof, *, strong: bool) -> None:
+def _roof(canvas: Canvas, x: Scale, y: Scale, threads: int, roof: Roof, number: int) -> None:
+    """The line, and its name in the corner that no kernel can reach."""
+    strong = number == 0
     ridge = min(max(roof.gflops / roof.copy_gbs, x.low), x.high)
     foot = max(x.low, y.low / roof.copy_gbs)
     line = [(x(foot), y(foot * roof.copy_gbs)), (x(ridge), y(roof.gflops)), (x(x.high), y(roof.gflops))]
-    style = {"weight": 2.0} if strong else {"weight": 1.4, "dashes": (6.0, 4.0)}
+    style: dict[str, Any] = {"weight": 2.0} if strong else {"weight": 1.4, "dashes": (6.0, 4.0)}
     canvas.line(line, INK if strong else FAINT, **style)
     name = f"{threads} thread{'s' if threads > 1 else ''}: {roof.gflops:.0f} GFLOP/s, {roof.copy_gbs:.0f} GB/s copied"
-    canvas.text(_SPLIT - 6, y(roof.gflops) - 6, name, 11, INK if strong else FAINT, anchor="end")
+    place = _TOP + 18 + 18 * number
+    canvas.line([(_LEFT + 12, place - 4), (_LEFT + 40, place - 4)], INK if strong else FAINT, **style)
+    canvas.text(_LEFT + 48, place, name, 11, INK if strong else FAINT)
 
 
 def _radius(p: Point) -> float:
@@ -146,7 +156,7 @@ def _label(
     at_y: float,
     p: Point,
     taken: list[tuple[float, float, float, float]],
-    bounds: tuple[float, float],
+    edge: float,
 ) -> None:
     """Beside its circle where nothing else is; left out where there is no room."""
     size = 10.0
@@ -165,7 +175,7 @@ def _label(
     for left, base in places:
         box = (left, base - size, left + wide, base + 3)
         free = all(box[2] < t[0] or t[2] < box[0] or box[3] < t[1] or t[3] < box[1] for t in taken)
-        if free and bounds[0] < box[0] and box[2] < bounds[1] and box[1] > _TOP and box[3] < _BOTTOM:
+        if free and box[0] > _LEFT and box[2] < edge and box[1] > _TOP and box[3] < _BOTTOM:
             canvas.text(left, base, text, size)
             taken.append(box)
             return
@@ -186,7 +196,7 @@ def _strip(canvas: Canvas, moves: Sequence[Point], roofs: Mapping[int, Roof], pa
         style = {"weight": 2.0} if strong else {"weight": 1.4, "dashes": (6.0, 4.0)}
         canvas.line([(_STRIP, y(roof.copy_gbs)), (_RIGHT, y(roof.copy_gbs))], INK if strong else FAINT, **style)
     canvas.text((_STRIP + _RIGHT) / 2, _BOTTOM + 18, "no arithmetic", 11, FAINT, anchor="middle")
-    canvas.text(_SPLIT + 24, (_TOP + _BOTTOM) / 2, "GB/s", 12, anchor="middle", turned=True)
+    canvas.text(_STRIP - 46, (_TOP + _BOTTOM) / 2, "GB/s", 12, anchor="middle", turned=True)
     for k, p in enumerate(moves):
         column = _STRIP + 24 + (k % 5) * (_RIGHT - _STRIP - 48) / 4
         _circle(canvas, column, y(max(p.gbs, y.low)), p, paint)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ranvier.cli.plots.axes import Scale, number_text, round_step
 from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened
+from ranvier.cli.render import seconds_text
 from ranvier.runtime.profile import KernelRecord
 
 OTHER = "other"
@@ -33,6 +34,12 @@ def colours(records: Sequence[KernelRecord]) -> dict[str, str]:
     return found
 
 
+def leaves(records: Sequence[KernelRecord]) -> list[KernelRecord]:
+    """Without those that hold others inside: an If takes the time of its body."""
+    ordered = sorted(records, key=lambda r: (r.start_ns, -r.end_ns))
+    return [r for r, after in zip(ordered, [*ordered[1:], None]) if after is None or after.end_ns > r.end_ns]
+
+
 def draw(title: str, records: Sequence[KernelRecord], start: int, end: int) -> Canvas:
     """Kernels of the run from ``start`` to ``end``; those inside another one (bodies of control flow) below it."""
     shown = [r for r in records if start <= r.start_ns and r.end_ns <= end]
@@ -41,7 +48,7 @@ def draw(title: str, records: Sequence[KernelRecord], start: int, end: int) -> C
     lanes = threads + max(levels.values(), default=0)
     lines = max(1, min(_MOST_LINES, math.ceil(len(shown) / _BARS_PER_LINE)))
     height = lanes * _LANE + _AXIS
-    paint = colours(shown)
+    paint = colours(leaves(shown))
     legend = _legend_rows(paint)
     top = _TOP + 18 * len(legend)
     canvas = Canvas(_WIDTH, top + lines * (height + _GAP) + 6)
@@ -49,11 +56,11 @@ def draw(title: str, records: Sequence[KernelRecord], start: int, end: int) -> C
     canvas.text(12, 24, title, 16, bold=True)
     whole = (end - start) / 1e6
     count = f"{len(shown)} kernels" if len(shown) != 1 else "1 kernel"
-    about = f"one run of {whole:.3g} ms, {count}, {busy * 1e3 / max(whole, 1e-9):.0%} of the time inside them"
+    about = f"one run of {seconds_text(whole / 1e3)}, {count}, {busy * 1e3 / max(whole, 1e-9):.0%} of the time inside"
     if threads > 1:
         about += f"; a bar is as high as it had threads, up to {threads}"
     canvas.text(12, 44, about, 11, FAINT)
-    _legend(canvas, legend, shown, paint)
+    _legend(canvas, legend, leaves(shown), paint)
     length = (end - start) / lines
     step = round_step(length / 1e6 / 8)
     for line in range(lines):

@@ -109,6 +109,7 @@ def _at(cases: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
     return {
         "threads": threads,
         "speed": {pair: {"geometric_mean": geometric_mean(s.values()), "models": len(s)} for pair, s in speeds.items()},
+        "groups": _by_group(cases, ours),
         "slower": [name for name, ratio in ordered if ratio < SLOW],
         "worst": [{"case": name, "ratio": ratio} for name, ratio in ordered[:_WORST]],
         "setup_cold": geometric_mean(_ratio(a["cold_setup_seconds"], b["setup_seconds"]) for a, b in pairs),
@@ -119,6 +120,14 @@ def _at(cases: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
             (run["load_average"] or 0.0 for _, run in _runs(cases) if run["threads"] == threads), default=0.0
         ),
     }
+
+
+def _by_group(cases: Iterable[Mapping[str, Any]], speeds: Mapping[str, float]) -> dict[str, float | None]:
+    groups: dict[str, list[float]] = {}
+    for case in cases:
+        if case["name"] in speeds:
+            groups.setdefault(case["group"], []).append(speeds[case["name"]])
+    return {group: geometric_mean(ratios) for group, ratios in groups.items()}
 
 
 def _nodes(runs: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -23,6 +23,7 @@ def show(output: Output, data: Mapping[str, Any]) -> None:
         ]
         output.heading(f"{_threads(threads)}: {len(rows)} models")
         output.show(table(_columns(runners), rows), "")
+        output.show(f"set-up and peak memory in the order {', '.join(runners)}")
     show_summary(output, data)
 
 
@@ -34,7 +35,8 @@ def _columns(runners: Sequence[str]) -> list[str]:
         else [f">{r} × {BASE}" for r in runners if r != BASE]
     )
     columns = ["!model", *(f">{name}" for name in runners), *against, ">error"]
-    return [*columns, ">set-up", ">peak memory", ">weights", *([">on cpu"] if own else [])]
+    setup = f"set-up: cold | cached | {BASE}" if own else "set-up"
+    return [*columns, f">{setup}", ">peak memory", ">weights", *([">on cpu"] if own else [])]
 
 
 def _row(case: Mapping[str, Any], run: Mapping[str, Any], runners: Sequence[str]) -> list[str]:
@@ -99,6 +101,8 @@ def show_summary(output: Output, data: Mapping[str, Any]) -> None:
                 f"{runner} has {speed['geometric_mean']:.3f} times the speed of {other} "
                 f"(geometric mean of {speed['models']} models)"
             )
+        if len(at["groups"]) > 1:
+            output.show("by group: " + ", ".join(f"{group} {mean:.3f}" for group, mean in at["groups"].items()))
         if at["worst"]:
             worst = ", ".join(f"{w['case']} {w['ratio']:.2f}" for w in at["worst"])
             output.show(f"{len(at['slower'])} models under {SLOW} times {BASE}; the lowest: {worst}")
