@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nests import launches
 from ranvier.codegen.loops.ir import Const, Expr, Final, Index, Load, Map, Nest, Op, Operand, Reduce, Result, Scan, Size
@@ -24,8 +25,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh, "bitand": np.bitwise_and, "fma": lambda a, b, c: a * b + c,
 }  # fmt: skip
 _FOLDS: dict[str, Callable[..., Any]] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.logical_and, "or": np.logical_or,
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+    "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip
+_kept: dict[tuple[str, KernelSpec], Any] = {}  # kernels of earlier cases: many cases share one, and it is compiled once
 
 
 def _wide(array: Array) -> Array:
@@ -164,7 +167,9 @@ def check(
             fresh = harness.aligned(got[storage].nbytes)
             fresh[:] = got[storage]
             got[storage] = fresh
-        harness.run(made, isa, got, split=split)
+        runner = harness.Runner(made, isa, got, split=split)
+        _kept.update({(isa.key, spec): kernel for spec, kernel in runner.kernels.items()})
+        runner()
         for storage, dtype in dtypes.items():
             a, b = got[storage].view(dtype.numpy), want[storage].view(dtype.numpy)
             if dtype.is_float:

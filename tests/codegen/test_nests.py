@@ -193,3 +193,21 @@ def test_contiguous_work_becomes_one_loop() -> None:
     flat = launches(elementwise(View.temporary(F32, (9,)), [View.temporary(F32, (9,))], lambda x: x), isa)
     assert made[0].spec == flat[0].spec
     assert made[0].traffic == 2 * 4 * 512
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", [DType.uint8, DType.float16, F32, DType.int64], ids=str)
+def test_transposes(isa: Isa, dtype: DType) -> None:
+    cases: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        *(((n, m), (1, 0)) for n in (2, 8, 15, 16, 33, 130) for m in (3, 16, 31, 300)),
+        *(((3, 20, 40), (0, 2, 1)), ((5, 17, 33), (2, 1, 0))),
+        *(((2, 3, 18, 19), (0, 2, 3, 1)), ((20, 3, 4, 40), (3, 1, 2, 0))),
+    ]
+    for shape, perm in cases:
+        x = strided(data(shape, dtype))
+        view = x[0].transposed(perm)
+        out, target = output(view.shape, dtype)
+        nest = copy(out, view)
+        check(nest, {x[1]: x[2], out.storage: target}, isa, splits=(1, 3))
+    wide = launches(copy(View.temporary(F32, (64, 64)), View.temporary(F32, (64, 64)).transposed((1, 0))), isa)
+    assert wide[0].spec.name.startswith("transpose")

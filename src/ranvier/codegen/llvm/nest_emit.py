@@ -72,6 +72,7 @@ class _NestEmitter:
         self.depends = Dependence(s.args)
         self.scalars = ExprEmitter(f, isa, 1)
         self.results: dict[int, Val] = {}  # of stages that fold lanes too
+        self.number = 0  # of the stage being written
         self._computed: set[int] = set()  # parked values that are in scratch already
         dims = f.args["dims"]
         self.dim: dict[Slot, Val] = {
@@ -309,17 +310,15 @@ class _NestEmitter:
         if lane_range is None:
             self.stages(point, None)
         else:
-            self.along_lanes(point, *lane_range, self.stages)
+            self.along_lanes(point, *lane_range, self.s.unroll, self.stages)
 
-    def along_lanes(self, point: Point, start: Val, stop: Val, body: Body) -> None:
+    def along_lanes(self, point: Point, start: Val, stop: Val, unroll: int, body: Body) -> None:
         """Run the body over blocks that cover a range of the lane axis: groups of vectors, then what remains."""
-        f, lanes, unroll = self.f, self.s.lanes, self.s.unroll
+        f, lanes = self.f, self.s.lanes
         masks = self.isa.masks or lanes == 1
         at = start
         for group in [unroll, 1] if unroll > 1 and not masks else [unroll]:
             step = lanes * group
-            if masks and unroll == 1:
-                break
             upto = f.add(at, f.and_(f.sub(stop, at), -step))
             with f.loop(at, upto, step) as i, self.scalars.scope():
                 body(point, [self.block(f.add(i, u * lanes), lanes, None, u) for u in range(group)])
@@ -367,6 +366,7 @@ class _NestEmitter:
         self.results = {}
         self._computed = set()
         for number, stage in enumerate(self.s.stages):
+            self.number = number
             if blocks is None:
                 self.hoist(point, None, self.evaluated(stage))
             if isinstance(stage, Reduce):
@@ -390,6 +390,7 @@ class _NestEmitter:
                     inner,
                     self.f.i64(0),
                     self.dim["extent", self.s.lane],
+                    self.s.unrolls[self.number],
                     lambda p, found: self.visit(p, found, body),
                 )
 
@@ -452,7 +453,7 @@ class _NestEmitter:
         if blocks is not None:
             sums = [Accumulator(f, stage.fold, dtype, b.lanes) for b in blocks]
         else:
-            sums = [Accumulator(f, stage.fold, dtype, s.lanes) for _ in range(s.unroll)]
+            sums = [Accumulator(f, stage.fold, dtype, s.lanes) for _ in range(s.unrolls[number])]
         single = None if blocks is not None or self.isa.masks else Accumulator(f, stage.fold, dtype, 1)
 
         def body(p: Point, found: list[Block]) -> None:

@@ -7,8 +7,10 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nest_emit import emit_nest
 from ranvier.codegen.llvm.schedule import Schedule, schedule
+from ranvier.codegen.llvm.transpose import transpose_launch, transposed_axes
 from ranvier.codegen.loops.ir import Nest
 from ranvier.codegen.loops.normalize import normalized
+from ranvier.codegen.loops.split import split
 
 
 def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
@@ -16,7 +18,15 @@ def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
     normal = normalized(nest)
     if normal is None:
         return []
-    return [launch_of(schedule(normal, isa), nest.label)]
+    parts = split(normal)
+    if parts[0] is not normal:
+        parts = [n for n in map(normalized, parts) if n is not None]
+    return [_launch(part, isa) for part in parts]
+
+
+def _launch(nest: Nest, isa: Isa) -> Launch:
+    axes = transposed_axes(nest, isa)
+    return launch_of(schedule(nest, isa), nest.label) if axes is None else transpose_launch(nest, isa, axes)
 
 
 def launch_of(plan: Schedule, label: str = "") -> Launch:

@@ -69,7 +69,8 @@ class Structure:
     row: tuple[int, ...]  # row axes other than the lane axis, outermost first
     lane_in_row: bool
     lanes: int
-    unroll: int
+    unroll: int  # vectors worked on together where the lane axis is an outer one
+    unrolls: tuple[int, ...]  # per stage where it is a row axis
     parked: tuple[Expr, ...]  # values kept in scratch from the first stage that has them
     slots: tuple[Slot, ...]
     key: tuple[object, ...]
@@ -204,9 +205,10 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     used = _used(stages, args)
     point = cost([e for s in stages for e in expressions(s)])
     reduces = any(isinstance(s, Reduce) for s in stages)
-    unroll = 1 if point > 24 else 2 if point > 8 else 4
+    unroll = _unroll(point)
     if not in_row and reduces and point <= 4:
         unroll = 8 if isa.registers >= 32 else 4
+    unrolls = tuple(_unroll(cost(list(expressions(s)))) for s in stages)
     parked = _parked(nest, stages, args, lane, lanes * unroll)
 
     slots: list[Slot] = []
@@ -243,14 +245,21 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         tuple(canon.text),
         tuple(_arg_key(a, canon) for a in args),
         tuple(_stage_key(s, canon) for s in stages),
-        (packed, repeat, lane, row, in_row, lanes, unroll),
+        (packed, repeat, lane, row, in_row, lanes, unroll, unrolls),
         tuple(canon.number[id(e)] for e in parked),
         tuple(used),
     )
-    structure = Structure(args, stages, packed, repeat, lane, row, in_row, lanes, unroll, parked, tuple(slots), key)
+    structure = Structure(
+        args, stages, packed, repeat, lane, row, in_row, lanes, unroll, unrolls, parked, tuple(slots), key
+    )
     return Schedule(
         structure, nest.operands, tuple(dims), tiles, park * len(parked), points * max(1.0, point), float(traffic)
     )
+
+
+def _unroll(instructions: float) -> int:
+    """Vectors worked on together: enough to hide latency, few enough to compile quickly."""
+    return 1 if instructions > 24 else 2 if instructions > 12 else 4
 
 
 def _with_an_axis(nest: Nest) -> Nest:

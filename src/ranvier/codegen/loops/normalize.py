@@ -89,6 +89,7 @@ def normalized(nest: Nest) -> Nest | None:
         nest = _without_rows(nest)
         if not nest.stages:
             return None
+    nest = _compacted(nest)
     indexed = {leaf.axis for leaf in leaves(roots(nest)) if isinstance(leaf, Index)}
     groups = _merged(nest, _ordered(nest), indexed)
     return _regrouped(nest, groups)
@@ -105,6 +106,38 @@ def _without_rows(nest: Nest) -> Nest:
     stores = tuple((k, rewrite(v)) for s in nest.stages if isinstance(s, Final) for k, v in s.stores)
     extents = tuple(1 if a in nest.row else n for a, n in enumerate(nest.extents))
     return replace(nest, extents=extents, stages=(Map(stores),) if stores else (), row=frozenset())
+
+
+def _compacted(nest: Nest) -> Nest:
+    """Without operands nobody uses, and with one of those that are the same (fusion brings in both kinds)."""
+    queue = [e for stage in nest.stages for e in expressions(stage)]
+    used = set(nest.written())
+    fresh = set(used)
+    while queue or fresh:
+        for k in fresh:
+            queue += [e for e in (nest.operands[k].at, nest.operands[k].guard) if e is not None]
+        fresh = {leaf.operand for leaf in leaves(queue) if isinstance(leaf, Load)} - used
+        used |= fresh
+        queue = []
+    places: dict[tuple[object, ...], int] = {}
+    moved: dict[int, int] = {}
+    for k in sorted(used):
+        o = nest.operands[k]
+        same = (id(o.view.storage), o.dtype, o.view.offset + o.offset, o.strides, id(o.at), id(o.guard), o.other)
+        moved[k] = places.setdefault(same, len(places))
+    if len(places) == len(nest.operands):
+        return nest
+    rewrite = Rewriter(lambda e: Load(moved[e.operand], e.dtype) if isinstance(e, Load) else e)
+    operands = {moved[k]: rewrite.operand(nest.operands[k]) for k in sorted(used, reverse=True)}
+    stages: list[Stage] = []
+    for stage in map(rewrite.stage, nest.stages):
+        if isinstance(stage, Scan):
+            stages.append(replace(stage, operand=moved[stage.operand]))
+        elif isinstance(stage, Reduce):
+            stages.append(stage)
+        else:
+            stages.append(type(stage)(tuple((moved[k], value) for k, value in stage.stores)))
+    return replace(nest, operands=tuple(operands[k] for k in range(len(places))), stages=tuple(stages))
 
 
 def _ordered(nest: Nest) -> list[int]:
@@ -161,8 +194,3 @@ def _regrouped(nest: Nest, groups: list[list[int]]) -> Nest:
         frozenset(k for k, group in enumerate(groups) if group[0] in nest.row),
         nest.label,
     )
-
-
-def loads(expr: Expr) -> list[int]:
-    """Operands an expression reads."""
-    return [leaf.operand for leaf in leaves([expr]) if isinstance(leaf, Load)]
