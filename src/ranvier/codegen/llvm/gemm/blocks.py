@@ -77,7 +77,7 @@ def best_tile(m: int, n: int, k: int, isa: Isa, element_bytes: int) -> Tile:
         panels = Cut.of(vectors, tile.vectors)
         if panels.size != tile.vectors and any(t.vectors == panels.size for t in tiles(isa)):
             continue  # what it would be cut into is another tile of the table
-        rows = Cut.of(m, tile.rows)
+        rows = Cut.of(m, tile.strided_rows)
         cost = 0.0
         for r, count in ((rows.size, rows.large), (rows.size - 1, rows.count - rows.large)):
             for v, times in ((panels.size, panels.large), (panels.size - 1, panels.count - panels.large)):

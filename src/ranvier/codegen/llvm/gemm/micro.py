@@ -27,7 +27,7 @@ changes the few slots that differ from tile to tile. Optional parts are null poi
 
 ALPHA, LOW and HIGH hold the kernel's element type in the low bytes of their slot. ``COLUMNS`` is how many lanes of
 the *last* vector exist: where the instruction set has masks, bias, residual, output and an unpacked B are touched
-only there (PARTIAL never is: tiles are whole). Where it has none, COLUMNS is ignored: the driver lets the kernel
+only there. Where it has none, COLUMNS is ignored: the driver lets the kernel
 write the whole tile to scratch and copies from there (``epilogue.py``).
 """
 
@@ -35,8 +35,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -123,6 +122,10 @@ _AHEAD = 1024
 
 # k steps per turn of the loop; more than one gained nothing once every row had its own pointer, and costs compile time.
 _UNROLL = 1
+# Row pointers that fit the general registers; beyond, a pointer serves three rows, and has to be moved by itself in
+# every turn: there several k steps per turn pay.
+_POINTERS = 12
+_UNROLL_MANY = 2
 
 
 class _Emitter:
@@ -159,6 +162,8 @@ class _Emitter:
             with fn.loop(0, self.slot(Slot.SEGMENTS)) as s:
                 table = fn.gep(fn.args["a"], s * step)
                 self._along_k(count, [fn.load("ptr", fn.gep(table, r, "ptr")) for r in range(micro.rows)])
+        elif micro.a == "rows" and micro.rows > _POINTERS:
+            self._many_rows(count, step)
         elif micro.a == "rows":
             self._along_k(count, [self._opaque(fn.gep(fn.args["a"], step * r)) for r in range(micro.rows)])
         else:
@@ -192,6 +197,34 @@ class _Emitter:
         with fn.loop(whole, count) as k:
             self._step(row_loader(k, 0), 0, 0)
             self._advance(1)
+
+    def _many_rows(self, count: Val, step: Val) -> None:
+        """More rows than pointers fit the registers: every pointer serves three rows, one and two steps apart."""
+        fn, element = self.fn, self.micro.element
+        starts = [fn.gep(fn.args["a"], step * r) for r in range(0, self.micro.rows, 3)]
+        groups = [fn.var("ptr", self._opaque(p)) for p in starts]
+
+        def turn(steps: int) -> None:
+            here = [g.get() for g in groups]
+            for u in range(steps):
+                if u:
+                    self._fence()
+
+                def row(r: int, u: int = u) -> Val:
+                    at = here[r // 3]
+                    at = fn.gep(at, step * (r % 3)) if r % 3 else at
+                    return fn.load(element, fn.gep(at, u, element))
+
+                self._step(row, u, u % self.splits)
+            for g, p in zip(groups, here):
+                g.set(self._opaque(fn.gep(p, steps, element)))
+            self._advance(steps)
+
+        whole = fn.and_(count, -_UNROLL_MANY)
+        with fn.loop(0, whole, _UNROLL_MANY):
+            turn(_UNROLL_MANY)
+        with fn.loop(whole, count):
+            turn(1)
 
     def _opaque(self, pointer: Val) -> Val:
         """A pointer that keeps a register of its own: else every row costs an addition in every k step."""
@@ -240,7 +273,7 @@ class _Emitter:
         return [(r, v, acc) for r, row in enumerate(self.acc[0]) for v, acc in enumerate(row)]
 
     def _finish(self) -> None:
-        fn, bytes_ = self.fn, self.isa.vector_bytes
+        fn = self.fn
         for other in self.acc[1:]:
             for r, v, acc in self._all():
                 acc.set(acc.get() + other[r][v].get())
@@ -249,34 +282,30 @@ class _Emitter:
             alpha = fn.splat(self.slot(Slot.ALPHA, self.micro.element), self.lanes)
             for _, _, acc in self._all():
                 acc.set(acc.get() * alpha)
-        partial = self.slot(Slot.PARTIAL, "ptr")
-        with self._given(partial):
-            for r, v, acc in self._all():
-                at = fn.gep(partial, r * self.width + v * bytes_)
-                acc.set(acc.get() + fn.load(self.kind, at, self.isa.vector_bytes))
-        bias = self.slot(Slot.BIAS, "ptr")
-        with self._given(bias):
-            row = [self._load(fn.gep(bias, v * bytes_), v) for v in range(self.micro.vectors)]
-            for _, v, acc in self._all():
-                acc.set(acc.get() + row[v])
-        residual = self.slot(Slot.RESIDUAL, "ptr")
-        with self._given(residual):
-            step = self.slot(Slot.RESIDUAL_STEP)
-            for r, v, acc in self._all():
-                acc.set(acc.get() + self._load(fn.gep(fn.gep(residual, step * r), v * bytes_), v))
+        # partial sums, bias and residual are all addends with a step between rows: one piece of code takes them in turn
+        dense, apart = fn.i64(self.width), self.slot(Slot.RESIDUAL_STEP)
+        with fn.loop(int(Slot.PARTIAL), int(Slot.RESIDUAL) + 1) as which:
+            addend = fn.load("ptr", fn.gep(self.control, which, "i64"))
+            with fn.if_(fn.cmp("ne", addend, fn.zero("ptr"))):
+                step = fn.select(fn.cmp("eq", which, int(Slot.PARTIAL)), dense, 0)
+                step = fn.select(fn.cmp("eq", which, int(Slot.RESIDUAL)), apart, step)
+                for at, v, acc in self._places(addend, step):
+                    acc.set(acc.get() + self._load(at, v))
         with fn.if_(fn.cmp("ne", fn.and_(flags, CLAMP), 0)):
             low = fn.splat(self.slot(Slot.LOW, self.micro.element), self.lanes)
             high = fn.splat(self.slot(Slot.HIGH, self.micro.element), self.lanes)
             for _, _, acc in self._all():
                 # the accumulator stands second: where it is NaN, it is what comes out
                 acc.set(fn.quick_min(high, fn.quick_max(low, acc.get())))
-        out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
-        for r, v, acc in self._all():
-            at = fn.gep(fn.gep(out, step * r), v * bytes_)
+        for at, v, acc in self._places(self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)):
             if self.mask is not None and v == self.micro.vectors - 1:
                 fn.masked_store(acc.get(), at, self.mask)
             else:
                 fn.store(acc.get(), at)
 
-    def _given(self, pointer: Val) -> AbstractContextManager[None]:
-        return self.fn.if_(self.fn.cmp("ne", pointer, self.fn.zero("ptr")))
+    def _places(self, start: Val, step: Val) -> Iterator[tuple[Val, int, Var]]:
+        """Every accumulator with the address that belongs to it, rows ``step`` bytes apart, and its vector's number."""
+        for row in self.acc[0]:
+            for v, acc in enumerate(row):
+                yield self.fn.gep(start, v * self.isa.vector_bytes), v, acc
+            start = self.fn.gep(start, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
@@ -21,6 +22,8 @@ _K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level
 _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
+_FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
+_WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
 
 
 def matmul(
@@ -72,7 +75,7 @@ class _Plan:
         else:
             tile = best_tile(p.m, p.n, p.k, self.isa, self.item)
             self.panels = Panels.of(p.n, self.lanes, tile.vectors)
-            self.rows = Cut.of(p.m, tile.rows)
+            self.rows = Cut.of(p.m, tile.strided_rows)
             b = _Matrix(At(p.b.storage, p.b.offset * self.item), *p.b_strides, tuple(x.b for x in p.batch))
             self.packed = not self._stays_in_place(b)
             if self.packed:
@@ -89,7 +92,12 @@ class _Plan:
             return False
         if not self.isa.masks and p.n % self.lanes:
             return False
-        return self.rows.count == 1 or abs(b.row) * p.k * self.item <= _NEAR_BYTES
+        step = abs(b.row) * self.item
+        if self.rows.count <= 2 or step * p.k <= _NEAR_BYTES:
+            return True
+        # Rows of a panel that fall into the same cache sets push each other out between two uses of the panel.
+        held = _WAYS * (_WAY_BYTES // math.gcd(step, _WAY_BYTES))
+        return p.m <= _FEW_ROWS and 2 * p.k <= held
 
     def _a(self) -> _Matrix:
         """A with rows or columns that are contiguous."""

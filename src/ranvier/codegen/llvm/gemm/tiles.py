@@ -21,13 +21,18 @@ class Tile:
     rows: int
     vectors: int
     score: float  # share of the FMA peak a long K reaches (measured; relative order is what matters)
+    strided: int = 0  # the most rows where rows lie one stride apart, if that is more: then they need fewer pointers
+
+    @property
+    def strided_rows(self) -> int:
+        return self.strided or self.rows
 
 
 TILES: tuple[Tile, ...] = (
     Tile(32, 6, 4, 0.97),
     Tile(32, 8, 3, 0.97),
     Tile(32, 12, 2, 0.95),
-    Tile(32, 12, 1, 0.85),
+    Tile(32, 12, 1, 0.85, strided=24),
     Tile(16, 4, 3, 0.95),
     Tile(16, 6, 2, 0.95),
     Tile(16, 12, 1, 0.80),
@@ -48,8 +53,8 @@ def tiles(isa: Isa) -> tuple[Tile, ...]:
 
 
 def rows_for(isa: Isa, vectors: int) -> int:
-    """The most rows a micro-kernel can have on panels of this width."""
-    return min((t.vectors, t.rows) for t in tiles(isa) if t.vectors >= vectors)[1]
+    """The most rows, one stride apart, of a micro-kernel on panels of this width."""
+    return min((t.vectors, t.strided_rows) for t in tiles(isa) if t.vectors >= vectors)[1]
 
 
 def tile_of(isa: Isa, vectors: int) -> Tile:
