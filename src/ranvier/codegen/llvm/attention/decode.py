@@ -9,8 +9,9 @@ run, so neither does the result.
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import call_product, exp2_nonpositive, rounded_up, sums_of
-from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Frame, Rows, buffer_names
+from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Rows, buffer_names
 from ranvier.codegen.llvm.attention.softmax import MINUS_INFINITY, Scoring, emit_row
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.isa import Isa

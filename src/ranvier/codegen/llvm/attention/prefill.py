@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import call_product, rounded_up, shape_for
-from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Frame, Rows, buffer_names
+from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Rows, buffer_names
 from ranvier.codegen.llvm.attention.softmax import Scoring, emit_row
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.isa import Isa

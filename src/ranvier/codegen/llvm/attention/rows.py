@@ -1,4 +1,4 @@
-"""What both attention kernels share: their arguments, rows of queries and results in scratch, who sees which keys.
+"""What both attention kernels share: rows of queries and results, and who sees which keys.
 
 The query heads that share a key head stand behind each other: "row" r of a key head is query ``r % q_len`` of head
 ``r // q_len`` of its group. So grouped heads read keys and values once, whether there is one query or many.
@@ -8,45 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ranvier.codegen.llvm.attention.frame import Frame, moved
 from ranvier.codegen.llvm.attention.softmax import Scoring
-from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
-from ranvier.codegen.llvm.isa import Isa
-
-SIGNATURE = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-
-
-class Frame:
-    """A launch kernel under construction, with its buffers and numbers by name."""
-
-    def __init__(
-        self, module: Module, symbol: str, isa: Isa, element: str, buffers: Sequence[str], dims: Sequence[str]
-    ) -> None:
-        self.f = f = module.function(symbol, SIGNATURE)
-        self.module, self.symbol, self.isa, self.element = module, symbol, isa, element
-        self.size = size_of(element)
-        self.lanes = isa.lanes(self.size)
-        self.kind = vector(element, self.lanes)
-        self.begin, self.end, self.scratch = f.args["begin"], f.args["end"], f.args["scratch"]
-        self.buffers = {n: f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k, n in enumerate(buffers)}
-        self.dims = {n: f.load("i64", f.gep(f.args["dims"], k, "i64")) for k, n in enumerate(dims)}
-
-    def __getitem__(self, name: str) -> Val:
-        return self.dims[name]
-
-    def number(self, name: str) -> Val:
-        """A dim that carries the bits of a double, as an element."""
-        wide = self.f.bitcast(self.dims[name], "double")
-        return wide if self.element == "double" else self.f.cast(wide, "float")
-
-    def at(self, base: Val, *terms: tuple[Val, Val | int]) -> Val:
-        """``base`` moved by the sum of index times stride, in elements."""
-        return moved(self.f, base, self.element, *terms)
-
-
-def moved(f: Fn, base: Val, element: str, *terms: tuple[Val, Val | int]) -> Val:
-    for index, stride in terms:
-        base = f.gep(base, index * stride, element)
-    return base
+from ranvier.codegen.llvm.builder import Val
 
 
 class Rows:

@@ -10,11 +10,11 @@ import numpy as np
 
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import gemm
-from ranvier.codegen.llvm.attention.micro import accumulators, most_vectors, product
+from ranvier.codegen.llvm.attention.micro import ELEMENTS, accumulators, most_vectors, product
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent import steps
 from ranvier.codegen.llvm.recurrent.cells import DEFAULTS, GATES, PARAMETERS, Cell, Kind, activations_of, phases_of
-from ranvier.codegen.llvm.recurrent.weights import ELEMENTS, Arrangement, Placed, place
+from ranvier.codegen.llvm.recurrent.weights import Arrangement, Placed, place
 from ranvier.codegen.loops.ir import Epilogue, Load, Op, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType

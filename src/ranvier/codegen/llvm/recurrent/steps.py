@@ -8,8 +8,8 @@ unit stand together, so a unit is finished before the next panel is read.
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import call_product
-from ranvier.codegen.llvm.attention.rows import Frame
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent.cells import Cell, Units, emit_units

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
-from ranvier.codegen.llvm.attention.rows import Frame
+from ranvier.codegen.llvm.attention.frame import Frame
+from ranvier.codegen.llvm.attention.micro import ELEMENTS
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
-ELEMENTS = {DType.float32: "float", DType.float64: "double"}
 
 
 @dataclass(frozen=True)
