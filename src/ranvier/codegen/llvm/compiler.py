@@ -110,7 +110,11 @@ def _machine(isa: Isa) -> Iterator[Any]:
 
 @contextmanager
 def _optimized(text: str, machine: Any, level: int) -> Iterator[Any]:
-    """The module, optimized by a short pipeline: kernels arrive unrolled and vectorised already."""
+    """The module, optimized by a short pipeline: kernels arrive unrolled and vectorised already.
+
+    Over 150 kernels of every family, value numbering and a second round of combining changed no inner loop and took as
+    long as all the rest; without the first round a quarter of the loops had more instructions.
+    """
     llvm, unlocked = _llvm(), _unlocked()
     context = llvm.create_context()
     message = ctypes.c_void_p()
@@ -132,7 +136,6 @@ def _optimized(text: str, machine: Any, level: int) -> Iterator[Any]:
         manager.add_sroa_pass()
         manager.add_instruction_combine_pass()
         manager.add_simplify_cfg_pass()
-        manager.add_new_gvn_pass()
         unlocked.RunNewModulePassManager(_address(manager), _address(module), _address(builder))
         yield module
     finally:
