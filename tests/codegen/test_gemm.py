@@ -125,6 +125,27 @@ def test_larger_with_k_blocks_and_threads(isa: Isa) -> None:
 
 
 @isas
+def test_larger_layouts(isa: Isa) -> None:
+    """Sizes at which operands are rearranged before they are used rather than read in place."""
+    wide = random((300, 330), 1)
+    for case, (m, n, k) in enumerate(((270, 210, 310), (90, 300, 330))):
+        a, b = random((m, k), case), random((k, n), case + 1)
+        for left in (a, np.asfortranarray(a), np.repeat(a, 2, axis=1)[:, ::2]):
+            for right in (b, np.asfortranarray(b)):
+                check(product(left, right, isa, split=3), a, b)
+    check(product(wide[::-1, ::-1], wide.T[:, ::-1], isa), wide[::-1, ::-1], wide.T[:, ::-1])
+
+
+@isas
+def test_few_rows_against_a_transposed_matrix(isa: Isa) -> None:
+    for m in range(1, 10):
+        for n, k in ((1, 2), (5, 17), (130, 40), (300, 15), (16, 64)):
+            a, b = random((2, m, k), m), random((2, n, k), n).swapaxes(1, 2)
+            check(product(a, b, isa, threads=2, split=2), a, b)
+            check(product(b.swapaxes(1, 2), a.swapaxes(1, 2), isa), b.swapaxes(1, 2), a.swapaxes(1, 2))
+
+
+@isas
 def test_double(isa: Isa) -> None:
     for case, (m, n, k) in enumerate(((1, 5, 9), (13, 31, 40), (25, 64, 3), (6, 33, 0), (70, 70, 1400))):
         a, b = random((m, k), case, np.float64), random((k, n), case + 10, np.float64)

@@ -104,12 +104,14 @@ class _Plan:
         p = self.p
         a = _Matrix(At(p.a.storage, p.a.offset * self.item), *p.a_strides, tuple(x.a for x in p.batch))
         self.by_rows = a.column == 1 or p.k <= 1
-        if self.by_rows or a.row == 1 or p.m == 1:
+        # columns do as well as rows where they stay near, or are read but once or twice
+        near = self.panels.cut.count <= 2 or abs(a.column) * p.k * self.item <= _NEAR_BYTES
+        if self.by_rows or ((a.row == 1 or p.m == 1) and near):
             return a
-        whole = Panels(p.m, self.lanes, Cut(-(-p.m // self.lanes), 1))  # one panel: every k has all rows
-        turned = _Matrix(a.at, a.column, a.row, a.batch)
-        packed = self._rearranged(p.a, turned, (p.k, p.m), whole)
-        return _Matrix(packed.at, 1, whole.cut.total * self.lanes, packed.batch)
+        self.by_rows = True
+        whole = Panels(p.k, self.lanes, Cut(-(-p.k // self.lanes), 1))  # one panel: a row is contiguous
+        packed = self._rearranged(p.a, a, (p.m, p.k), whole)
+        return _Matrix(packed.at, whole.cut.total * self.lanes, 1, packed.batch)
 
     def _rearranged(self, view: View, matrix: _Matrix, shape: tuple[int, int], panels: Panels) -> _Matrix:
         """A matrix packed at run time; entries that broadcasting repeats are packed once."""
