@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.codegen.launch import Launch
+from ranvier.codegen.launch import Code, Launch
+from ranvier.codegen.llvm.compiler import compile_object
 from ranvier.codegen.llvm.conv import (
     ConvShape,
     conv,
@@ -20,7 +21,8 @@ from ranvier.codegen.llvm.conv import (
     pack_weights,
     takes_any_layout,
 )
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.isa import Isa, named
+from ranvier.codegen.llvm.library import source
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -476,3 +478,16 @@ def test_keys_hold_no_sizes() -> None:
         launches = conv(x, pack_weights(w, isa, shape, winograd=False), out, shape, isa)
         specs.append([launch.spec for launch in launches])
     assert specs[0] == specs[1]
+
+
+def test_code_for_another_architecture() -> None:
+    """Every kernel can be written for aarch64 too."""
+    neon = named("neon", "aarch64")
+    for case in SOME:
+        w = np.zeros((case.cout, case.x[1] // case.group, *case.kernel), np.float32)
+        shape = case.shape(w)
+        x = View.temporary(F32, case.x, (0, 2, 3, 1))
+        out = View.temporary(F32, (case.x[0], case.cout, *shape.out[1:]), (0, 2, 3, 1))
+        for launch in conv(x, pack_weights(w, neon, shape), out, shape, neon):
+            for spec in {launch.spec, *(b.spec for b in launch.buffers if isinstance(b, Code))}:
+                assert len(compile_object(source(spec, neon), neon)) > 0

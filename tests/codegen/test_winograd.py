@@ -9,7 +9,7 @@ import pytest
 
 from ranvier.codegen.llvm.conv import ConvShape, conv, pack_weights, packing
 from ranvier.codegen.llvm.conv import winograd as kernels
-from ranvier.codegen.llvm.conv.transforms import transformed_filters
+from ranvier.codegen.llvm.conv.transforms import filter_transform
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.dtypes import DType
@@ -113,8 +113,8 @@ def test_opt_out() -> None:
 @pytest.mark.parametrize("m", [2, 4])
 def test_filters_of_a_constant_image(m: int) -> None:
     """Each position is a polynomial product: the transformed filter of one tap is an outer product of powers."""
-    w = np.zeros((1, 1, 3, 3))
-    w[0, 0, 1, 2] = 1.0
-    found = transformed_filters(w, m).reshape(m + 2, m + 2)
+    w = np.zeros((3, 3, 1))
+    w[1, 2, 0] = 1.0
+    found = (filter_transform(m, np.float64) @ w.reshape(9, 1)).reshape(m + 2, m + 2)
     assert np.linalg.matrix_rank(found) == 1
     assert not found[-1].any()  # the tap of the middle row does not reach infinity

@@ -32,9 +32,11 @@ COMMON = (
     *("with_bias", "with_residual", "residual_n", "residual_p", "flags", "low", "high"),
     *("tile_at", "table_at", "taps", "a_step", "k", "segments"),
 )
-# fixed buffers; after them come the micro-kernels (most_rows for whole panels, most_rows for the last), then the
+# fixed buffers; after them come the micro-kernels by rows (MOST_ROWS for whole panels, as many for the last), then the
 # operands of the epilogue
 BUFFERS = ("x", "w", "y", "bias", "residual")
+MOST_ROWS = 16
+POINTERS = 8  # row pointers worked out at once
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,11 @@ class Code:
     finish: Finish
     uniform: bool  # output pixels lie evenly apart across the ends of rows too, and are numbered in order
     tail: Tail
-    most_rows: int
 
     @property
     def key(self) -> tuple[object, ...]:
         tail = () if self.finish == "micro" else (self.uniform, self.tail.key)
-        return self.dtype.name, self.out_dtype.name, self.finish, self.most_rows, tail
+        return self.dtype.name, self.out_dtype.name, self.finish, tail
 
 
 class Driver:
@@ -59,7 +60,7 @@ class Driver:
 
     fields: tuple[str, ...] = ()
 
-    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code) -> None:
+    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
         self.isa, self.code, self.module, self.symbol = isa, code, module, symbol
         self.element = register_type(code.dtype)
         self.out_element = memory_type(code.out_dtype)
@@ -73,7 +74,7 @@ class Driver:
         self.x, self.w, self.y, self.bias, self.residual = (
             f.load("ptr", f.gep(self.bufs, k, "ptr")) for k in range(len(BUFFERS))
         )
-        operands = len(BUFFERS) + 2 * code.most_rows
+        operands = len(BUFFERS) + 2 * MOST_ROWS
         if code.finish != "micro":
             self.tail = TailCode(f, isa, code.tail, self.bufs, operands, f.args["dims"], len(names))
         self.control = f.stack("i64", SLOTS)
@@ -134,7 +135,7 @@ class Driver:
         weights = f.gep(self.w, group * at["group_bytes"] + panel * at["panel_bytes"])
         lanes = self.isa.lanes(self.item)
         write_slot(f, self.control, Slot.COLUMNS, f.select(last, at["last_columns"], f.i64(lanes)))
-        codes = f.gep(self.bufs, f.select(last, at["most_rows"], f.i64(0)) + (len(BUFFERS) - 1), "ptr")
+        codes = f.gep(self.bufs, f.select(last, f.i64(MOST_ROWS), f.i64(0)) + (len(BUFFERS) - 1), "ptr")
         target = f.gep(self.y, image * at["yn"] + channel, self.out_element)
         if self.code.finish == "micro":
             self.by_micro(image, channel, weights, codes, target)

@@ -29,12 +29,29 @@ def packing(shape: ConvShape, isa: Isa, *, winograd: bool = True) -> str:
     return f"winograd{m}" if m else "gemm"
 
 
+# Nanoseconds on the reference machine; only their proportions matter for the choice.
+_FLOP = 1 / 150.0
+_BYTE = 1 / 12.0  # of weights, which a network's other layers have pushed out of the near caches
+_TRANSFORM = {2: (0.9, 0.6), 4: (2.3, 1.8)}  # per square and channel, into and out of the transformed domain
+_GAIN = {2: 1.1, 4: 1.15}  # Winograd's weights take more memory: it has to be worth it
+
+
 def _winograd_size(shape: ConvShape) -> int:
-    """The output square of Winograd's algorithm, or 0 where the direct way is quicker."""
+    """The output square of Winograd's algorithm (2 or 4), or 0 where the direct way is as quick."""
     plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
-    if not plain or shape.out[0] != 1 or min(shape.cin, shape.cout) < 32 or min(shape.out[1:]) < 12:
+    if not plain or shape.size[0] != 1 or shape.out[0] != 1 or shape.is_empty or min(shape.cin, shape.cout) < 16:
         return 0
-    return 4
+    weights = shape.cin * shape.cout
+    chosen, least = 0, shape.flops * _FLOP + 9 * weights * 4 * _BYTE
+    for m in (2, 4):
+        squares = shape.n * -(-shape.out[1] // m) * -(-shape.out[2] // m)
+        into, back = _TRANSFORM[m]
+        positions = (m + 2) ** 2
+        cost = 2 * positions * squares * weights * _FLOP + positions * weights * 4 * _BYTE
+        cost += squares * (shape.cin * into + shape.cout * back)
+        if cost * _GAIN[m] < least:
+            chosen, least = m, cost
+    return chosen
 
 
 def pack_weights(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, winograd: bool = True) -> Packed:

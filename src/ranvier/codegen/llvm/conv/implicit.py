@@ -7,10 +7,8 @@ A 1x1 convolution of stride 1 is a plain matrix product: rows lie evenly apart. 
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Module, Val, vector
-from ranvier.codegen.llvm.conv.driver import Code, Driver
+from ranvier.codegen.llvm.conv.driver import MOST_ROWS, POINTERS, Code, Driver
 from ranvier.codegen.llvm.isa import Isa
-
-_WIDE = 8  # pointers worked out at once
 
 
 class EvenRows(Driver):
@@ -29,26 +27,24 @@ class EvenRows(Driver):
 
 
 class TableRows(Driver):
-    """One pointer per tap and pixel: [tile][tap][row], rows padded to whole groups of ``_WIDE``."""
+    """One pointer per tap and pixel: [tile][tap][row], rows padded to whole groups of ``POINTERS``."""
 
     fields = (
         *("xn", "xd", "xh", "xw", "block_pixels", "pixels", "pitch", "zero_bytes"),
         *("d", "h", "w", "kd", "kh", "kw", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw"),
     )
 
-    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code) -> None:
-        super().__init__(module, symbol, isa, code)
-        rows = -(-code.most_rows // _WIDE) * _WIDE
+    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
+        super().__init__(module, symbol, isa, code, structure)
         # positions of the current tile's rows: offset of tap 0 in bytes, and depth, height, width of tap 0
-        self.places = [self.f.stack("i64", rows) for _ in range(4)]
-        self.room = rows
+        self.places = [self.f.stack("i64", MOST_ROWS) for _ in range(4)]
 
     def start(self) -> None:
         f = self.f
         with f.loop(0, self.at["zero_bytes"], 8) as k:
             f.store(f.i64(0), f.gep(f.args["scratch"], k))
         for place in self.places:
-            for r in range(self.room):
+            for r in range(MOST_ROWS):
                 f.store(f.i64(0), f.gep(place, r, "i64"))
 
     def prepare(self, image: Val, group: Val, block: Val) -> None:
@@ -84,22 +80,22 @@ class TableRows(Driver):
     def pointers(self, table: Val, start: Val) -> None:
         """Fill a tile's part of the table from the rows' places."""
         f, at = self.f, self.at
-        kind = vector("i64", _WIDE)
-        zeros = f.splat(f.emit("i64", f"ptrtoint ptr {f.args['scratch'].name} to i64"), _WIDE)
-        for r in range(0, self.room, _WIDE):
+        kind = vector("i64", POINTERS)
+        zeros = f.splat(f.emit("i64", f"ptrtoint ptr {f.args['scratch'].name} to i64"), POINTERS)
+        with f.loop(0, at["pitch"], POINTERS) as r:
             offset, z, y, x = (f.load(kind, f.gep(place, r, "i64")) for place in self.places)
-            base = offset + f.splat(start, _WIDE)
+            base = offset + f.splat(start, POINTERS)
             with f.loop(0, at["kd"]) as kd:
-                deep = f.cmp("ult", z + f.splat(kd * at["dd"], _WIDE), f.splat(at["d"], _WIDE))
+                deep = f.cmp("ult", z + f.splat(kd * at["dd"], POINTERS), f.splat(at["d"], POINTERS))
                 with f.loop(0, at["kh"]) as kh:
-                    high = f.cmp("ult", y + f.splat(kh * at["dh"], _WIDE), f.splat(at["h"], _WIDE))
+                    high = f.cmp("ult", y + f.splat(kh * at["dh"], POINTERS), f.splat(at["h"], POINTERS))
                     inside = f.and_(deep, high)
                     line = (kd * at["kh"] + kh) * at["kw"]
                     over = kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"]
                     with f.loop(0, at["kw"]) as kw:
-                        wide = f.cmp("ult", x + f.splat(kw * at["dw"], _WIDE), f.splat(at["w"], _WIDE))
+                        wide = f.cmp("ult", x + f.splat(kw * at["dw"], POINTERS), f.splat(at["w"], POINTERS))
                         tap = (over + kw * at["dw"] * at["xw"]) * self.item
-                        address = f.select(f.and_(inside, wide), base + f.splat(tap, _WIDE), zeros)
+                        address = f.select(f.and_(inside, wide), base + f.splat(tap, POINTERS), zeros)
                         f.store(address, f.gep(table, (line + kw) * at["pitch"] + r, "i64"))
 
     def rows_at(self, tile: Val, pixel: Val) -> Val:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy as np
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.launch import Code as CodeAt
 from ranvier.codegen.llvm.builder import Module
-from ranvier.codegen.llvm.conv.driver import COMMON, Code, Driver, Finish
+from ranvier.codegen.llvm.conv.driver import COMMON, MOST_ROWS, Code, Driver, Finish
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.patterns import Simple, simple
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant
@@ -168,6 +169,7 @@ class Rows:
     table_at: int
     tile_at: int
     fields: dict[str, int]
+    structure: int = 0  # what else the driver's code depends on
 
 
 def gemm_launch(
@@ -191,13 +193,14 @@ def gemm_launch(
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
     known = known or Simple()
     tail = Tail.of(epilogue, x.dtype)
-    code = Code(x.dtype, out.dtype, finish, uniform, tail, tile.rows)
+    code = Code(x.dtype, out.dtype, finish, uniform, tail)
     driver, blocks = rows.driver, rows.blocks
+    extra = rows.structure
 
     def emit(module: Module, symbol: str, target: Isa) -> None:
-        driver(module, symbol, target, code).function()
+        driver(module, symbol, target, code, extra).function()
 
-    spec = KernelSpec(f"conv {driver.__name__} {x.dtype}", ("conv", 1, driver.__name__, code.key), emit)
+    spec = KernelSpec(f"conv {driver.__name__} {x.dtype}", ("conv", 1, driver.__name__, extra, code.key), emit)
     residual = known.residual
     place = Pixels.of(out)
     numbers: dict[str, int] = {
@@ -231,7 +234,7 @@ def gemm_launch(
     weights = At(packed.storage)
     operands = [At(o.view.storage, (o.view.offset + o.offset) * item) if o else weights for o in (known.bias, residual)]
     by_driver = finish != "micro"
-    codes = micro_codes(register_type(x.dtype), rows.used, tile.rows, cut, rows.a)
+    codes = micro_codes(register_type(x.dtype), rows.used, cut, rows.a)
     return Launch(
         spec,
         (
@@ -252,16 +255,19 @@ def gemm_launch(
     )
 
 
-def micro_codes(
-    element: str, used: set[int], most: int, cut: Panels, a: Literal["rows", "table"]
-) -> tuple[CodeAt, ...]:
+def micro_codes(element: str, used: set[int], cut: Panels, a: Literal["rows", "table"]) -> tuple[CodeAt, ...]:
     """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
     found: list[CodeAt] = []
     for vectors in (cut.vectors if cut.count > 1 else cut.rest, cut.rest):
-        for rows in range(1, most + 1):
+        for rows in range(1, MOST_ROWS + 1):
             near = min(used, key=lambda u: abs(u - rows))
-            found.append(CodeAt(Micro(element, near, vectors, a).spec()))
+            found.append(_micro(element, near, vectors, a))
     return tuple(found)
+
+
+@functools.cache
+def _micro(element: str, rows: int, vectors: int, a: Literal["rows", "table"]) -> CodeAt:
+    return CodeAt(Micro(element, rows, vectors, a).spec())
 
 
 def pixels_even(view: View, sizes: tuple[int, int, int]) -> bool:

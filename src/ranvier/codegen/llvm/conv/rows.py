@@ -169,7 +169,7 @@ def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: 
         "segments": segments,
         "k": kw * shape.cin if dw == 1 else shape.cin,
     }
-    return Rows(StripRows, "table", blocks, used, strip, strip + table, fields)
+    return Rows(StripRows, "table", blocks, used, strip, strip + table, fields, shape.cin)
 
 
 def _spatial(x: View) -> tuple[int, int, int]:

@@ -8,10 +8,8 @@ channels-last, padding included. The input may lie in any order; the usual NCHW 
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Module, Val, vector
-from ranvier.codegen.llvm.conv.driver import Code, Driver
+from ranvier.codegen.llvm.conv.driver import MOST_ROWS, POINTERS, Code, Driver
 from ranvier.codegen.llvm.isa import Isa
-
-_WIDE = 8  # pointers worked out at once
 
 
 class StripRows(Driver):
@@ -22,14 +20,14 @@ class StripRows(Driver):
         *("block_rows", "block_columns", "column_cuts", "strip_pitch", "pitch", "across"),
     )
 
-    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code) -> None:
-        super().__init__(module, symbol, isa, code)
-        self.room = -(-code.most_rows // _WIDE) * _WIDE
-        self.places = self.f.stack("i64", self.room)
+    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
+        super().__init__(module, symbol, isa, code, structure)
+        self.channels = structure  # planes to interleave
+        self.places = self.f.stack("i64", MOST_ROWS)
         self.strip = self.f.args["scratch"]
 
     def start(self) -> None:
-        for r in range(self.room):
+        for r in range(MOST_ROWS):
             self.f.store(self.f.i64(0), self.f.gep(self.places, r, "i64"))
 
     def prepare(self, image: Val, group: Val, block: Val) -> None:
@@ -75,13 +73,12 @@ class StripRows(Driver):
         begin = f.var("i64", first)
         with f.if_(f.cmp("eq", at["xw"], 1)):
             whole = first + f.and_(f.max_(last - first, 0), -lanes)
-            for channels in range(1, 5):
-                with f.if_(f.cmp("eq", at["cin"], channels)), f.loop(first, whole, lanes) as w:
-                    planes = [
-                        f.load(vector(self.element, lanes), f.gep(start, at["xc"] * c + w, self.element))
-                        for c in range(channels)
-                    ]
-                    f.store(self.interleaved(planes), f.gep(line, w * channels, self.element))
+            with f.loop(first, whole, lanes) as w:
+                planes = [
+                    f.load(vector(self.element, lanes), f.gep(start, at["xc"] * c + w, self.element))
+                    for c in range(self.channels)
+                ]
+                f.store(self.interleaved(planes), f.gep(line, w * self.channels, self.element))
             begin.set(f.max_(whole, first))
         with f.loop(begin.get(), last) as w, f.loop(0, at["cin"]) as c:
             value = f.load(self.element, f.gep(start, w * at["xw"] + c * at["xc"], self.element))
@@ -102,7 +99,7 @@ class StripRows(Driver):
         f, at = self.f, self.at
         base = f.emit("i64", f"ptrtoint ptr {self.strip.name} to i64")
         row, column = f.var("i64", 0), f.var("i64", 0)
-        kind = vector("i64", _WIDE)
+        kind = vector("i64", POINTERS)
         with f.loop(0, self.tiles) as tile:
             count, _ = self.span(tile)
             with f.loop(0, count) as r:
@@ -113,12 +110,12 @@ class StripRows(Driver):
                 column.set(f.select(ends, f.i64(0), nxt))
                 row.set(row.get() + f.cast(ends, "i64"))
             table = f.gep(self.table, tile * at["taps"] * at["pitch"], "i64")
-            for r0 in range(0, self.room, _WIDE):
+            with f.loop(0, at["pitch"], POINTERS) as r0:
                 places = f.load(kind, f.gep(self.places, r0, "i64"))
                 with f.loop(0, at["kh"]) as kh, f.loop(0, at["across"]) as t:
                     over = (kh * at["dh"] * at["strip_pitch"] + t * at["dw"] * at["cin"]) * self.item
                     where = (kh * at["across"] + t) * at["pitch"] + r0
-                    f.store(places + f.splat(over, _WIDE), f.gep(table, where, "i64"))
+                    f.store(places + f.splat(over, POINTERS), f.gep(table, where, "i64"))
 
     def rows_at(self, tile: Val, pixel: Val) -> Val:
         return self.f.gep(self.table, tile * self.at["taps"] * self.at["pitch"], "i64")

@@ -31,13 +31,10 @@ def filter_matrix(m: int) -> Array:
     return np.array([*rows, [0.0, 0.0, 1.0]])
 
 
-def transformed_filters(w: Array, m: int) -> Array:
-    """[out, in, 3, 3] to [(m + 2)², in, out], computed in float64."""
+def filter_transform(m: int, dtype: Any) -> Array:
+    """The matrix that takes the nine taps of a kernel to its (m + 2)² transformed values."""
     g = filter_matrix(m)
-    # two matrix products rather than an einsum: whole models are packed at load
-    half = np.tensordot(w.astype(np.float64), g, axes=(3, 1))  # [out, in, y, v]
-    full = np.tensordot(half, g, axes=(2, 1))  # [out, in, v, u]
-    return np.ascontiguousarray(full.transpose(3, 2, 1, 0)).reshape((m + 2) ** 2, w.shape[1], w.shape[0])
+    return np.kron(g, g).astype(dtype)
 
 
 def input_transform(f: Fn, m: int, d: list[Val]) -> list[Val]:

@@ -14,10 +14,11 @@ import numpy as np
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.conv.driver import MOST_ROWS
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.conv.plan import Panels, best_tile, micro_codes, pack_panels, rows_used
+from ranvier.codegen.llvm.conv.plan import Panels, best_tile, micro_codes, rows_used
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, packed_constant, require_channels_last
-from ranvier.codegen.llvm.conv.transforms import both_ways, input_transform, output_transform, transformed_filters
+from ranvier.codegen.llvm.conv.transforms import both_ways, filter_transform, input_transform, output_transform
 from ranvier.codegen.llvm.elements import memory_type, register_type
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.gemm.tiles import tile_of
@@ -40,12 +41,19 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     item = dtype.numpy.itemsize
     vectors = best_tile(shape.cout, isa, item).vectors
     cut = _panels(shape, vectors, isa, item)
-    positions = transformed_filters(w, m).astype(dtype.numpy)
-    packed = np.empty((len(positions), cut.group_elements()), dtype.numpy)
-    pack_panels(packed, positions, cut)
-    whole = cut.depth * cut.columns
-    pieces = [packed[:, k * whole : (k + 1) * whole].reshape(-1) for k in range(cut.count)]
-    return packed_constant(f"winograd{m}", np.concatenate(pieces), dtype, vectors)
+    # [in, tap, out] by one plain transposition, then whole rows move: large models are packed at load
+    moved = np.ascontiguousarray(w.reshape(shape.cout, shape.cin * 9).T).reshape(shape.cin, 9, shape.cout)
+    taps = np.zeros((9, shape.cin, ((cut.count - 1) * vectors + cut.rest) * cut.lanes), dtype.numpy)
+    taps[:, :, : shape.cout] = moved.transpose(1, 0, 2)
+    matrix = filter_transform(m, dtype.numpy)
+    packed = np.empty((m + 2) ** 2 * cut.group_elements(), dtype.numpy)
+    at = 0
+    for k in range(cut.count):
+        piece = np.ascontiguousarray(taps[:, :, k * cut.columns : (k + 1) * cut.columns]).reshape(9, -1)
+        size = len(matrix) * piece.shape[1]
+        np.matmul(matrix, piece, out=packed[at : at + size].reshape(len(matrix), -1))
+        at += size
+    return packed_constant(f"winograd{m}", packed, dtype, vectors)
 
 
 def _panels(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
@@ -118,14 +126,12 @@ def winograd(
     tail = Tail.of(epilogue, x.dtype)
     spec = KernelSpec(
         f"winograd {m}x{m} {x.dtype}",
-        ("winograd", 1, m, x.dtype.name, out.dtype.name, tile.rows, tail.key),
+        ("winograd", 1, m, x.dtype.name, out.dtype.name, tail.key),
         lambda module, symbol, target_isa: _Winograd(
-            module, symbol, target_isa, m, x.dtype, out.dtype, tile.rows, tail
+            module, symbol, target_isa, m, x.dtype, out.dtype, tail
         ).function(),
     )
-    codes: tuple[Code, ...] = micro_codes(
-        register_type(x.dtype), rows_used(squares, block, tile.rows), tile.rows, cut, "rows"
-    )
+    codes: tuple[Code, ...] = micro_codes(register_type(x.dtype), rows_used(squares, block, tile.rows), cut, "rows")
     return [
         Launch(
             spec,
@@ -162,7 +168,6 @@ class _Winograd:
         m: int,
         dtype: DType,
         out_dtype: DType,
-        most_rows: int,
         tail: Tail,
     ) -> None:
         self.isa, self.m, self.out_dtype, self.tail = isa, m, out_dtype, tail
@@ -174,7 +179,7 @@ class _Winograd:
         self.at = Fields(f, f.args["dims"], _FIELDS)
         self.bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(self.bufs, k, "ptr")) for k in range(3))
-        self.code = TailCode(f, isa, tail, self.bufs, _CODES_FROM + 2 * most_rows, f.args["dims"], len(_FIELDS))
+        self.code = TailCode(f, isa, tail, self.bufs, _CODES_FROM + 2 * MOST_ROWS, f.args["dims"], len(_FIELDS))
         self.control = f.stack("i64", SLOTS)
         self.pointers = f.stack("ptr", self.edge * self.edge)
         self.held = f.stack(self.element, m * m * isa.lanes(self.item))
@@ -249,7 +254,7 @@ class _Winograd:
     def multiply(self, panel: Val, last: Val, columns: Val, count: Val) -> None:
         """All positions of a panel: products[position] = v[position] x w[panel, position]."""
         f, at = self.f, self.at
-        codes = f.gep(self.bufs, f.select(last, at["most_rows"], f.i64(0)) + (_CODES_FROM - 1), "ptr")
+        codes = f.gep(self.bufs, f.select(last, f.i64(MOST_ROWS), f.i64(0)) + (_CODES_FROM - 1), "ptr")
         weights = f.gep(self.w, panel * at["panel_elements"], self.element)
         tiles = f.div(count + at["most_rows"] - 1, at["most_rows"])
         rows = f.div(count, tiles)
@@ -315,9 +320,9 @@ class _Winograd:
         for (y, x), value in values.items():
             f.store(value, f.gep(self.held, (y * m + x) * piece.count, self.element))
         fixed = self.code.fixed(corner, channel + piece.channel, piece)
-        with f.loop(0, rows) as y, f.loop(0, columns) as x:
-            value = f.load(kind, f.gep(self.held, (y * m + x) * piece.count, self.element))
-            self.store(value, y, x, here, corner, channel, piece, fixed)
+        with f.loop(0, rows) as row, f.loop(0, columns) as column:
+            value = f.load(kind, f.gep(self.held, (row * m + column) * piece.count, self.element))
+            self.store(value, row, column, here, corner, channel, piece, fixed)
 
     def store(
         self,

@@ -1,0 +1,218 @@
+"""Depthwise convolution in general: any kernel size, one to three dimensions, several outputs per input channel.
+
+A body computes ``pixels`` neighbours of one output row at once, so an input column that several of them read is loaded
+once; the taps of a kernel row are unrolled, kernel rows are a loop whose bounds follow from the position, which settles
+the upper and lower border. A second copy of the body, for groups that touch the left or right border or the end of the
+row, takes columns outside the image from a block of zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
+from ranvier.codegen.llvm.elements import memory_type, register_type
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+FIELDS = (
+    *("d", "h", "w", "od", "oh", "ow", "channels", "padded"),
+    *("kd", "kh", "sd", "sh", "dd", "dh", "pd", "ph", "pw"),
+    *("xn", "xd", "xh", "xw", "yn", "yd", "yh", "yw"),
+    *("rows", "blocks", "channel_block", "multiplier", "kw", "qd", "qh", "qw", "q0"),
+)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the code depends on beside types and the epilogue."""
+
+    high: int  # kernel rows written out (0: a loop)
+    taps: int  # taps of a kernel row written out (0: a loop)
+    stride: int
+    dilation: int
+    pixels: int
+    spread: bool  # several output channels per input channel
+    whole: bool  # rows are whole numbers of groups, and padding is less than a kernel
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.high, self.taps, self.stride, self.dilation, self.pixels, self.spread, self.whole
+
+
+class Depthwise:
+    def __init__(
+        self,
+        module: Module,
+        symbol: str,
+        isa: Isa,
+        dtype: DType,
+        out_dtype: DType,
+        structure: Structure,
+        tail: Tail,
+    ) -> None:
+        self.isa, self.dtype, self.out_dtype, self.tail = isa, dtype, out_dtype, tail
+        self.high, self.taps, self.pixels = structure.high, structure.taps, structure.pixels
+        self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
+        self.whole = structure.whole
+        self.element = register_type(dtype)
+        self.item = dtype.numpy.itemsize
+        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
+        self.f = f = module.function(symbol, params)
+        self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.element, [0] * isa.lanes(self.item)))
+        self.at = Fields(f, f.args["dims"], FIELDS)
+        bufs = f.args["bufs"]
+        self.x, self.w, self.y = (f.load("ptr", f.gep(bufs, k, "ptr")) for k in range(3))
+        self.code = TailCode(f, isa, tail, bufs, 3, f.args["dims"], len(FIELDS))
+        self.held = f.stack(self.element, self.pixels * isa.lanes(self.item))
+
+    def function(self) -> None:
+        f, at = self.f, self.at
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            block = f.rem(tile, at["blocks"])
+            plane = f.div(tile, at["blocks"])
+            od, image = f.rem(plane, at["od"]), f.div(plane, at["od"])
+            first = block * at["rows"]
+            self.rows_of(image, od, first, f.min_(first + at["rows"], at["oh"]))
+        f.ret()
+
+    def rows_of(self, image: Val, od: Val, first: Val, last: Val) -> None:
+        """Output rows of one plane."""
+        with self.f.loop(first, last) as oh:
+            self.row(image, od, oh)
+
+    def taps_inside(self, start: Val, size: Val, taps: Val, dilation: Val) -> tuple[Val, Val]:
+        """The kernel taps from position ``start`` on that lie inside [0, size)."""
+        f = self.f
+        low = f.div(f.max_(f.neg(start) + dilation - 1, 0), dilation)
+        high = f.div(f.max_(size - start + dilation - 1, 0), dilation)
+        return low, f.min_(high, taps)
+
+    def row(self, image: Val, od: Val, oh: Val) -> None:
+        f, at = self.f, self.at
+        top = oh * at["sh"] - at["ph"]
+        front = od * at["sd"] - at["pd"]
+        self.kh = self.taps_inside(top, at["h"], at["kh"], at["dh"])
+        self.kd = self.taps_inside(front, at["d"], at["kd"], at["dd"])
+        corner = f.gep(self.x, image * at["xn"] + front * at["xd"] + top * at["xh"], self.element)
+        target = f.gep(self.y, image * at["yn"] + od * at["yd"] + oh * at["yh"], self._out)
+        line = od * at["qd"] + oh * at["qh"] + at["q0"]
+        span = (self.pixels - 1) * self.stride
+        with f.loop(0, at["channels"], at["channel_block"]) as first:
+            last = f.min_(first + at["channel_block"], at["channels"])
+            with f.loop(0, at["ow"], self.pixels) as ow:
+                left = ow * self.stride - at["pw"]
+                right = left + span + (at["kw"] - 1) * self.dilation
+                inside = f.and_(f.cmp("sge", left, 0), f.cmp("slt", right, at["w"]))
+                inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
+                start = f.gep(corner, left * at["xw"], self.element)
+                place = f.gep(target, ow * at["yw"], self._out)
+                rows = self.code.rows(image, line + ow * at["qw"])
+                with f.if_else(inside) as otherwise:
+                    channel_pieces(
+                        f, self.isa, self.item, first, last, lambda p: self.body(p, start, place, rows, None, None)
+                    )
+                    otherwise()
+                    count = f.min_(at["ow"] - ow, self.pixels)
+                    channel_pieces(
+                        f, self.isa, self.item, first, last, lambda p: self.body(p, start, place, rows, left, count)
+                    )
+
+    @property
+    def _out(self) -> str:
+        return memory_type(self.out_dtype)
+
+    def body(self, piece: Lanes, start: Val, place: Val, rows: list[Val], left: Val | None, count: Val | None) -> None:
+        f, at = self.f, self.at
+        kind = vector(self.element, piece.count)
+        sums = [f.var(kind, f.zero(kind) if piece.count > 1 else 0.0) for _ in range(self.pixels)]
+        with f.loop(*self.kd) as kd, f.loop(*self.kh) as kh:
+            line = f.gep(start, kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"], self.element)
+            taps = f.gep(self.w, (kd * at["kh"] + kh) * at["kw"] * at["padded"] + piece.channel, self.element)
+            if self.taps:
+                self.unrolled(piece, sums, line, taps, left)
+            else:
+                self.looped(piece, sums, line, taps, left)
+        here = self.f.gep(place, piece.channel, self._out)
+        fixed = self.code.fixed(rows, piece.channel, piece)
+        self.finish(piece, [s.get() for s in sums], here, rows, count, fixed)
+
+    def unrolled(self, piece: Lanes, sums: list[Var], line: Val, taps: Val, left: Val | None) -> None:
+        """All taps of a kernel row: each column is loaded once and added to every pixel that reads it."""
+        f, at = self.f, self.at
+        kind = vector(self.element, piece.count)
+        weights = [f.load(kind, f.gep(taps, at["padded"] * t, self.element)) for t in range(self.taps)]
+        users: dict[int, list[tuple[int, int]]] = {}
+        for p in range(self.pixels):
+            for t in range(self.taps):
+                users.setdefault(p * self.stride + t * self.dilation, []).append((p, t))
+        for column, pairs in sorted(users.items()):
+            value = self.column(piece, line, left, f.i64(column))
+            for p, t in pairs:
+                sums[p].set(f.fma(value, weights[t], sums[p].get()))
+
+    def looped(self, piece: Lanes, sums: list[Var], line: Val, taps: Val, left: Val | None) -> None:
+        """Taps as a loop, for long kernels."""
+        f, at = self.f, self.at
+        kind = vector(self.element, piece.count)
+        with f.loop(0, at["kw"]) as t:
+            weight = f.load(kind, f.gep(taps, at["padded"] * t, self.element))
+            for p in range(self.pixels):
+                value = self.column(piece, line, left, t * self.dilation + p * self.stride)
+                sums[p].set(f.fma(value, weight, sums[p].get()))
+
+    def column(self, piece: Lanes, line: Val, left: Val | None, column: Val) -> Val:
+        """The input at a column counted from the group's first; outside the image zeros, where ``left`` is given."""
+        f, at = self.f, self.at
+        kind = vector(self.element, piece.count)
+        there = None if left is None else f.cmp("ult", left + column, at["w"])
+        base = f.gep(line, column * at["xw"], self.element)
+        if self.spread:
+            return self.gathered(piece, base, there)
+        address = f.gep(base, piece.channel, self.element)
+        if there is not None:
+            address = f.select(there, address, self.zeros)
+        return f.load(kind, address) if piece.mask is None else f.masked_load(kind, address, piece.mask)
+
+    def gathered(self, piece: Lanes, base: Val, there: Val | None) -> Val:
+        """Several output channels read one input channel."""
+        f = self.f
+        if piece.count == 1:
+            address = f.gep(base, f.div(piece.channel, self.at["multiplier"]), self.element)
+            return f.load(self.element, address if there is None else f.select(there, address, self.zeros))
+        ids = f.lane_ids(piece.count) + piece.channel
+        where = f.div(ids, f.like(ids, self.at["multiplier"]), signed=False)
+        on = piece.mask
+        if there is not None:
+            all_lanes = f.splat(there, piece.count)
+            on = all_lanes if on is None else f.and_(on, all_lanes)
+        return f.gather(self.element, base, where, on)
+
+    def finish(
+        self,
+        piece: Lanes,
+        values: list[Val],
+        place: Val,
+        rows: list[Val],
+        count: Val | None,
+        fixed: dict[int, Val],
+    ) -> None:
+        """The epilogue and the stores of a group's sums; ``place`` is the first output's address."""
+        f = self.f
+        if count is None and self.tail.is_cheap:
+            for p, value in enumerate(values):
+                self.store(piece, value, place, rows, f.i64(p), fixed)
+            return
+        # one copy of the epilogue in a loop over the pixels there are
+        for p, value in enumerate(values):
+            f.store(value, f.gep(self.held, p * piece.count, self.element))
+        kind = vector(self.element, piece.count)
+        with f.loop(0, self.pixels if count is None else count) as pixel:
+            value = f.load(kind, f.gep(self.held, pixel * piece.count, self.element))
+            self.store(piece, value, place, rows, pixel, fixed)
+
+    def store(self, piece: Lanes, value: Val, place: Val, rows: list[Val], pixel: Val, fixed: dict[int, Val]) -> None:
+        address = self.f.gep(place, pixel * self.at["yw"], self._out)
+        here = self.code.moved(rows, pixel * self.at["qw"])
+        self.code.store(value, here, piece.channel, address, self.out_dtype, piece.mask, fixed)

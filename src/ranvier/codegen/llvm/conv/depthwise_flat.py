@@ -1,0 +1,111 @@
+"""Depthwise convolution with a small two-dimensional kernel, all of it unrolled.
+
+For one vector of channels the kernel walks down a block of output rows, so that the input rows two outputs share are
+still in the first cache. A kernel row outside the image becomes a block of zeros with a column step of zero: borders
+above and below need no other code. Where rows are whole numbers of groups of pixels, only a group's first and last
+columns can lie outside, and checking those always costs next to nothing. Otherwise groups that touch a border or the
+row's end run a second copy of the body that checks every column.
+"""
+
+from __future__ import annotations
+
+from ranvier.codegen.llvm.builder import Val, Var, vector
+from ranvier.codegen.llvm.conv.depthwise_any import Depthwise
+from ranvier.codegen.llvm.conv.epilogues import Lanes, channel_pieces
+
+MOST_TAPS = 25
+_HELD_TAPS = 9  # weights that stay in registers while the vector of channels does
+
+
+class FlatDepthwise(Depthwise):
+    def rows_of(self, image: Val, od: Val, first: Val, last: Val) -> None:
+        f, at = self.f, self.at
+        source = f.gep(self.x, image * at["xn"], self.element)
+
+        def body(piece: Lanes) -> None:
+            weights: list[Val] = []
+            if self.high * self.taps <= _HELD_TAPS and self.isa.registers >= 32:
+                weights = self.weights(piece, range(self.high))
+            corner = self.code.rows(image, at["q0"] + f.i64(0))
+            fixed = self.code.fixed(corner, piece.channel, piece)
+            with f.loop(first, last) as oh:
+                self.line(piece, image, oh, source, weights, fixed)
+
+        channel_pieces(f, self.isa, self.item, f.i64(0), at["channels"], body)
+
+    def weights(self, piece: Lanes, rows: range) -> list[Val]:
+        f, at = self.f, self.at
+        kind = vector(self.element, piece.count)
+        base = f.gep(self.w, piece.channel, self.element)
+        return [
+            f.load(kind, f.gep(base, at["padded"] * (r * self.taps + t), self.element))
+            for r in rows
+            for t in range(self.taps)
+        ]
+
+    def line(self, piece: Lanes, image: Val, oh: Val, source: Val, weights: list[Val], fixed: dict[int, Val]) -> None:
+        """One output row of one vector of channels."""
+        f, at = self.f, self.at
+        top = oh * at["sh"] - at["ph"]
+        lines: list[tuple[Val, Val]] = []  # the start of each kernel row, and its step from column to column
+        for r in range(self.high):
+            down = top + at["dh"] * r
+            there = f.cmp("ult", down, at["h"])
+            start = f.gep(source, down * at["xh"] + piece.channel, self.element)
+            lines.append((f.select(there, start, self.zeros), f.select(there, at["xw"], f.i64(0))))
+        target = f.gep(self.y, image * at["yn"] + oh * at["yh"] + piece.channel, self._out)
+        number = oh * at["qh"] + at["q0"]
+        width = (self.pixels - 1) * self.stride + (self.taps - 1) * self.dilation
+        with f.loop(0, at["ow"], self.pixels) as ow:
+            left = ow * self.stride - at["pw"]
+            starts = [(f.gep(start, left * step, self.element), step) for start, step in lines]
+            place = f.gep(target, ow * at["yw"], self._out)
+            rows = self.code.rows(image, number + ow * at["qw"])
+            if self.whole:
+                inner = range((self.taps - 1) * self.dilation, width + 1 - (self.taps - 1) * self.dilation)
+                self.group(piece, starts, weights, left, inner, place, rows, None, fixed)
+            else:
+                inside = f.and_(f.cmp("sge", left, 0), f.cmp("slt", left + width, at["w"]))
+                inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
+                with f.if_else(inside) as otherwise:
+                    self.group(piece, starts, weights, left, range(width + 1), place, rows, None, fixed)
+                    otherwise()
+                    count = f.min_(at["ow"] - ow, self.pixels)
+                    self.group(piece, starts, weights, left, range(0), place, rows, count, fixed)
+
+    def group(
+        self,
+        piece: Lanes,
+        starts: list[tuple[Val, Val]],
+        weights: list[Val],
+        left: Val,
+        inner: range,
+        place: Val,
+        rows: list[Val],
+        count: Val | None,
+        fixed: dict[int, Val],
+    ) -> None:
+        """Some neighbouring pixels; columns that are not ``inner`` count as zeros where they lie outside the image."""
+        f = self.f
+        kind = vector(self.element, piece.count)
+        sums: list[Var | None] = [None] * self.pixels
+        users: dict[int, list[tuple[int, int]]] = {}
+        for p in range(self.pixels):
+            for t in range(self.taps):
+                users.setdefault(p * self.stride + t * self.dilation, []).append((p, t))
+        there = {c: f.cmp("ult", left + c, self.at["w"]) for c in users if c not in inner}
+        for r, (start, step) in enumerate(starts):
+            taps = weights[r * self.taps : (r + 1) * self.taps] or self.weights(piece, range(r, r + 1))
+            address, at_column = start, 0
+            for column, pairs in sorted(users.items()):
+                address = f.gep(address, step * (column - at_column), self.element)
+                at_column = column
+                where = f.select(there[column], address, self.zeros) if column in there else address
+                value = f.load(kind, where) if piece.mask is None else f.masked_load(kind, where, piece.mask)
+                for p, t in pairs:
+                    total = sums[p]
+                    if total is None:
+                        sums[p] = f.var(kind, value * taps[t])
+                    else:
+                        total.set(f.fma(value, taps[t], total.get()))
+        self.finish(piece, [s.get() for s in sums if s is not None], place, rows, count, fixed)
