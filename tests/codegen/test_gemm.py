@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.gemm import matmul, pack_b
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.gemm.driver import driver_spec
+from ranvier.codegen.llvm.gemm.gemv import dot_spec
+from ranvier.codegen.llvm.gemm.micro import Micro
+from ranvier.codegen.llvm.gemm.tiles import tile_of
+from ranvier.codegen.llvm.isa import Isa, named
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -306,3 +311,14 @@ def test_mixed_types_are_refused() -> None:
     views = [View.temporary(t, (4, 4)) for t in (F32, F64, F32)]
     with pytest.raises(KernelError):
         matmul(*views, ISAS[0])
+
+
+def test_code_for_arm() -> None:
+    """Everything can be emitted for an architecture that this machine may not have, and stays in its registers."""
+    neon = named("neon", "aarch64")
+    tile = tile_of(neon, 4)
+    for spec in (driver_spec(), dot_spec("float", 1), Micro("float", tile.rows, 4).spec()):
+        text = compiler.assembly(library.source(spec, neon), neon)
+        assert "ret" in text
+    assert "fmla" in text
+    assert "Folded Spill" not in text

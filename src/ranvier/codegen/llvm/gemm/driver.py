@@ -13,7 +13,7 @@ from enum import IntEnum
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
 from ranvier.codegen.llvm.gemm.micro import ALPHA, SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.gemm.pack import batch_offsets
+from ranvier.codegen.llvm.gemm.pack import batch_offsets, quotient
 from ranvier.codegen.llvm.isa import Isa
 
 
@@ -106,11 +106,11 @@ class _Driver:
         row_groups, panel_groups = self.dim(Dim.ROW_GROUPS), self.dim(Dim.PANEL_GROUPS)
         row_group, panel_group = self.dim(Dim.ROW_GROUP), self.dim(Dim.PANEL_GROUP)
         with f.loop(f.args["begin"], f.args["end"]) as tile:
-            above = f.div(tile, row_groups)
+            above = quotient(f, tile, row_groups)
             i0 = (tile - above * row_groups) * row_group
             self.i1 = f.min_(i0 + row_group, self.dim(Dim.ROW_BLOCKS))
             self.i0 = i0
-            batch = f.div(above, panel_groups)
+            batch = quotient(f, above, panel_groups)
             p0 = (above - batch * panel_groups) * panel_group
             p1 = f.min_(p0 + panel_group, self.dim(Dim.PANELS))
             offsets = batch_offsets(f, self.dim, batch, Dim.RANK, Dim.BATCH, 4)

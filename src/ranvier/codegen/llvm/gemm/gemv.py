@@ -15,7 +15,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain, microseconds
 from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.micro import number_bits
-from ranvier.codegen.llvm.gemm.pack import batch_offsets
+from ranvier.codegen.llvm.gemm.pack import batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
@@ -137,7 +137,7 @@ class _Dots:
         alpha = f.load(self.element, f.gep(f.args["dims"], int(Dim.ALPHA), "i64"))
         self.alpha = f.splat(alpha, self.lanes)
         with f.loop(f.args["begin"], f.args["end"]) as tile:
-            batch = f.div(tile, groups)
+            batch = quotient(f, tile, groups)
             start = (tile - batch * groups) * group
             stop = f.min_(start + group, n)
             offsets = batch_offsets(f, self.dim, batch, Dim.RANK, Dim.BATCH, 3)

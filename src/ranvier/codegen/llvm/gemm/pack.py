@@ -225,11 +225,24 @@ def batch_offsets(f: Fn, dim: Callable[[int], Val], flat: Val, rank_at: int, tab
     rank = dim(rank_at)
     per = tensors + 1
     base = f.gep(f.args["dims"], table_at, "i64")
-    with f.loop(0, rank) as outer:
-        axis = f.gep(base, (rank - outer - 1) * per, "i64")
-        extent = f.load("i64", axis)
-        index = f.rem(left.get(), extent)
-        left.set(f.div(left.get(), extent))
+
+    def add(index: Val, axis: Val) -> None:
         for k, offset in enumerate(offsets):
             offset.set(offset.get() + index * f.load("i64", f.gep(axis, k + 1, "i64")))
+
+    with f.loop(1, rank) as inner:
+        axis = f.gep(base, (rank - inner) * per, "i64")
+        extent = f.load("i64", axis)
+        add(f.rem(left.get(), extent), axis)
+        left.set(f.div(left.get(), extent))
+    with f.if_(f.cmp("sgt", rank, 0)):  # the outermost axis takes what is left: one axis needs no division
+        add(left.get(), base)
     return [o.get() for o in offsets]
+
+
+def quotient(f: Fn, a: Val, b: Val) -> Val:
+    """a / b without the division where b is 1, as it is for small work in great number."""
+    found = f.var("i64", a)
+    with f.if_(f.cmp("ne", b, 1)):
+        found.set(f.div(a, b))
+    return found.get()
