@@ -153,6 +153,8 @@ class _Plan:
             wanted = min(int(work / TILE_US), 8 * self.threads)
             others = p.entries * -(-rows.count // row_group)
             panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
+            others = p.entries * -(-panels.cut.count // panel_group)
+            row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
         row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
         tiles = p.entries * row_groups * panel_groups
         simple, done, direct = self._epilogue()
