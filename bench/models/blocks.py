@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 Array = np.ndarray[Any, Any]
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-# keep the variance of a signal after the activation near one, so that deep networks neither fade nor explode
-GAIN = {"linear": 1.0, "relu": math.sqrt(2.0), "silu": 1.68, "hardswish": 1.65, "gelu": 1.5}
+# keep the variance of a signal about the same across an activation, so that deep networks neither fade nor explode
+GAIN = {"relu": math.sqrt(2.0), "silu": 1.45, "hardswish": 1.45, "gelu": 1.5}
 
 
 class Net:
@@ -35,6 +35,7 @@ class Net:
         self._outputs: list[Any] = []
         self._weights: list[Any] = []
         self._shared: dict[tuple[Any, ...], str] = {}
+        self._renamed: dict[str, str] = {}
         self._scope: list[str] = []
         self._count = 0
 
@@ -45,10 +46,14 @@ class Net:
         return name
 
     def output(self, value: str, name: str, shape: Sequence[int | str], dtype: int = FLOAT) -> None:
-        self._nodes.append(helper.make_node("Identity", [value], [name], name=f"/output/{name}"))
+        """The result of a node becomes an output and takes its name, wherever it is used."""
+        self._renamed[value] = name
         self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
     def model(self) -> Any:
+        for node in self._nodes:
+            node.input[:] = [self._renamed.get(value, value) for value in node.input]
+            node.output[:] = [self._renamed.get(value, value) for value in node.output]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, self._weights)
         opsets = [helper.make_opsetid("", self._opset)]
         made = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="ranvier-bench")

@@ -62,7 +62,7 @@ def mobilenet_v3_large() -> Net:
                 middle = net.node("Relu", net.conv(pooled, wide, inside))
                 scale = net.node("HardSigmoid", net.conv(middle, inside, wide), alpha=1 / 6)
                 y = net.mul(scale, y)
-            y = net.conv(y, wide, outside, gain=2.0 if squeeze else 1.0)
+            y = net.conv(y, wide, outside, gain=1.5 if squeeze else 1.0)
             x = net.add(x, y) if stride == 1 and channels == outside else y
             channels = outside
     x = net.node("HardSwish", net.conv(x, channels, 960, gain=GAIN["hardswish"]))
@@ -103,7 +103,7 @@ def efficientnet_b0() -> Net:
                 pooled = net.node("GlobalAveragePool", y)
                 middle = net.silu(net.conv(pooled, wide, inside))
                 y = net.mul(y, net.node("Sigmoid", net.conv(middle, inside, wide)))
-                y = net.batch_norm(net.conv(y, wide, outside, gain=2.0, bias=False), outside)
+                y = net.batch_norm(net.conv(y, wide, outside, gain=1.5, bias=False), outside)
                 x = net.add(y, x) if stride == 1 and channels == outside else y
                 channels = outside
     x = unit(x, channels, 1280, 1)

@@ -9,8 +9,8 @@ from ranvier.cli.peers import RanvierRunner
 
 
 class Agreeing(RanvierRunner):
-    def __init__(self, model, threads, options):
-        super().__init__(model, threads, options)
+    def __init__(self, model, threads, options, shapes):
+        super().__init__(model, threads, options, shapes)
         self.version = "1.0"
 
 
@@ -21,7 +21,7 @@ class Wrong(Agreeing):
 
 
 class Refusing(Agreeing):
-    def __init__(self, model, threads, options):
+    def __init__(self, model, threads, options, shapes):
         raise ValueError("this model is beyond me")
 
 

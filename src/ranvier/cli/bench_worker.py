@@ -60,12 +60,13 @@ class _Worker:
         inputs = pickle.loads((folder / "inputs.pickle").read_bytes())
         module, name = order["runner"].split(":")
         made_by = getattr(importlib.import_module(module), name)
+        shapes = {name: value.shape for name, value in inputs.items() if hasattr(value, "shape")}
         started = time.perf_counter()
         made_by.prepare()
         imported = time.perf_counter()
         before = _start_of_memory()
         creating = time.perf_counter()
-        runner = made_by(order["model"], order["threads"], order["options"])
+        runner = made_by(order["model"], order["threads"], order["options"], shapes)
         created = time.perf_counter()
         outputs = runner.run(inputs)
         first = time.perf_counter() - created
