@@ -52,7 +52,7 @@ def test_every_remainder(isa: Isa, dtype: DType) -> None:
 @ISAS
 def test_broadcasting_and_strides(isa: Isa) -> None:
     rng = np.random.default_rng(0)
-    for trial in range(60):
+    for trial in range(24):
         rank = int(rng.integers(1, 5))
         shape = tuple(int(rng.choice([1, 2, 3, 5, 17, 33])) for _ in range(rank))
         inputs = []
@@ -211,3 +211,56 @@ def test_transposes(isa: Isa, dtype: DType) -> None:
         check(nest, {x[1]: x[2], out.storage: target}, isa, splits=(1, 3))
     wide = launches(copy(View.temporary(F32, (64, 64)), View.temporary(F32, (64, 64)).transposed((1, 0))), isa)
     assert wide[0].spec.name.startswith("transpose")
+
+
+def test_large_transposes_bypass_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the target is aligned, and with edges."""
+    monkeypatch.setattr("ranvier.codegen.llvm.transpose._STREAM", 0)
+    for isa in harness.ISAS:
+        for shift in (0, 4):
+            source = data((64, 70))
+            x = strided(source)
+            out, _ = output((70, 64))
+            target = harness.aligned(out.nbytes, shift=shift)
+            harness.run(
+                launches(copy(out, x[0].transposed((1, 0))), isa), isa, {x[1]: x[2].view(np.uint8), out.storage: target}
+            )
+            np.testing.assert_array_equal(target.view(np.float32).reshape(70, 64), source.T)
+
+
+@ISAS
+def test_conflicting_layouts(isa: Isa) -> None:
+    """Elementwise work whose operands are contiguous along different axes."""
+    for n, m in ((40, 50), (130, 200)):
+        a, b = strided(data((n, m))), strided(data((m, n), seed=1))
+        out, target = output((m, n))
+        nest = elementwise(out, [a[0].transposed((1, 0)), b[0]], add)
+        check(nest, {a[1]: a[2], b[1]: b[2], out.storage: target}, isa, splits=(1, 3))
+
+
+def test_nests_print_readably() -> None:
+    from ranvier.codegen.loops.text import text
+
+    a, b = View.temporary(F32, (4, 8)), View.temporary(F32, (8,))
+    shown = text(
+        elementwise(View.temporary(F32, (4, 8)), [a, b], lambda x, y: add(Op("exp", (x,), F32), y), label="node")
+    )
+    assert "# node" in shown
+    assert "for i0 < 4, i1 < 8:" in shown
+    assert "t2 = exp(t0) + t1" in shown
+
+
+def test_emits_for_arm() -> None:
+    from ranvier.codegen.llvm import compiler, library
+    from ranvier.codegen.llvm.isa import named
+
+    isa = named("neon", "aarch64")
+    shape = (5, 40)
+    nests = [
+        elementwise(View.temporary(F32, shape), [View.temporary(F32, shape), View.temporary(F32, (40,))], add),
+        copy(View.temporary(F32, shape), View.temporary(F32, (40, 5)).transposed((1, 0))),
+        copy(View.temporary(DType.float16, shape), View.temporary(F32, shape)),
+    ]
+    for nest in nests:
+        assembly = compiler.assembly(library.source(launches(nest, isa)[0].spec, isa), isa)
+        assert "ret" in assembly

@@ -86,10 +86,8 @@ def test_every_length(isa: Isa) -> None:
 def test_every_type(isa: Isa, dtype: DType) -> None:
     x = data((4, 45), dtype)
     tolerance = {DType.float16: 4e-3, DType.bfloat16: 3e-2}.get(dtype, 1e-12)
-    folds: list[Fold] = ["and", "or"] if dtype is DType.bool else [*FOLDS, *ARGS]
+    folds: list[Fold] = ["and", "or"] if dtype is DType.bool else ["sum", "prod", "max", "argmin"]
     for fold in folds:
-        if fold == "prod":
-            x = np.where(x > x.mean(), 1, x).astype(x.dtype) if dtype.is_float else x
         for axes in ((1,), (0,)):
             reduce_check(isa, x, axes, fold, tolerance=tolerance)
 

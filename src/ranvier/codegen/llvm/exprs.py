@@ -124,6 +124,9 @@ class ExprEmitter:
 
     def _operation(self, expr: Op, args: list[Val]) -> Val:
         wide = any(a.lanes > 1 for a in args)
+        if expr.name in ("floordiv", "mod") and divides_quickly(args, expr.dtype):
+            names: tuple[object, ...] = (expr.name, *(a.name for a in args))
+            return self._numbered_value(names, lambda: floor_by_scalar(self.fn, expr.name, args[0], args[1]))
         types = tuple(a.dtype for a in expr.args)
         key = (expr.name, expr.dtype, types, *(a.name for a in args))
         return self._numbered_value(key, lambda: self._emit(expr, self._fitted(args) if wide else args))
@@ -363,6 +366,31 @@ def _floored(f: Fn, name: str, a: Val, b: Val, signed: bool) -> Val:
     if name == "mod":
         return f.add(rest, f.select(opposite, b, f.const(b.type, 0)))
     return f.sub(quotient, f.cast(opposite, a.element))
+
+
+def divides_quickly(args: list[Val], dtype: DType) -> bool:
+    """Vectors of signed integers by one run-time number, all of which a double holds exactly."""
+    a, b = args
+    return a.lanes > 1 and b.lanes == 1 and b.name.startswith("%") and is_signed(dtype) and dtype.bits <= 32
+
+
+def floor_by_scalar(f: Fn, name: str, a: Val, b: Val) -> Val:
+    """Floored quotient or remainder by one number for all lanes: a multiplication by its reciprocal.
+
+    Half a unit is added to the dividend first, so that the quotient lies at least 0.5 / |b| from an integer, further
+    than rounding can move it.
+    """
+    divisor = f.cast(b, "double")
+    reciprocal = f.div(f.const("double", 1.0), divisor)
+    half = f.intrinsic("llvm.copysign.f64", "double", [f.const("double", 0.5), divisor])
+    wide = f.mul(f.add(f.cast(a, "double"), f.splat(half, a.lanes)), f.splat(reciprocal, a.lanes))
+    low = f.cast(f.unary("floor", wide), "i32")
+    quotient = f.select(f.splat(f.cmp("eq", b, 0), a.lanes), f.zero(low.type), low)
+    quotient = f.cast(quotient, a.element)
+    if name == "floordiv":
+        return quotient
+    rest = f.sub(a, f.mul(quotient, f.splat(b, a.lanes)))
+    return f.select(f.splat(f.cmp("eq", b, 0), a.lanes), f.zero(rest.type), rest)
 
 
 def _shifted(f: Fn, name: str, a: Val, b: Val, signed: bool) -> Val:

@@ -78,7 +78,7 @@ class Accumulator:
             return self
         made = Accumulator(f, self.fold, self.dtype, 1)
         best = self._best.get()
-        whole = f.reduce(self._reduction(), best)
+        whole = self._folded(best)
         made._best.set(whole)
         if self._where is not None and made._where is not None:
             spread = f.splat(whole, self.lanes)
@@ -90,23 +90,26 @@ class Accumulator:
             made._where.set(f.reduce("smax" if last else "smin", chosen))
         return made
 
+    def _folded(self, best: Val) -> Val:
+        """One value of all lanes; floats' extremes by halving, as LLVM's own expansion also orders zeros."""
+        if not (best.is_float and ("max" in self.fold or "min" in self.fold)):
+            return self.f.reduce(self._reduction(), best)
+        name = "max" if "max" in self.fold else "min"
+        while best.lanes > 1:
+            half = best.lanes // 2
+            parts = [self.f.shuffle(best, None, range(at, at + half)) for at in (0, half)]
+            if half == 1:
+                parts = [self.f.extract(best, k) for k in range(2)]
+            best = float_extreme(self.f, name, parts[0], parts[1])
+        return best
+
     def _reduction(self) -> str:
         name = {"sum": "add", "prod": "mul", "and": "and", "or": "or"}.get(self.fold)
         if self.dtype is DType.bool:
-            return (
-                name
-                if name in ("and", "or")
-                else "and"
-                if name == "mul"
-                else "or"
-                if name == "add"
-                else ("or" if "max" in self.fold else "and")
-            )
+            return "and" if self.fold in ("and", "prod", "min") else "or"
         if name is not None:
             return name
         extreme = "max" if "max" in self.fold else "min"
-        if self.dtype.is_float:
-            return f"f{extreme}imum"
         return ("s" if is_signed(self.dtype) else "u") + extreme
 
 

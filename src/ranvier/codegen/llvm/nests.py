@@ -38,7 +38,7 @@ def launch_of(plan: Schedule, label: str = "") -> Launch:
     buffers = tuple(At(o.view.storage, (o.view.offset + o.offset) * o.dtype.numpy.itemsize) for o in plan.operands)
     written = {k: None for k, arg in enumerate(structure.args) if arg.written}
     return Launch(
-        KernelSpec(_name(structure.key), structure.key, emit),
+        KernelSpec(structure.name, structure.key, emit),
         buffers,
         plan.dims,
         plan.tiles,
@@ -48,7 +48,3 @@ def launch_of(plan: Schedule, label: str = "") -> Launch:
         traffic=plan.traffic,
         label=label,
     )
-
-
-def _name(key: tuple[object, ...]) -> str:
-    return "nest"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ranvier.codegen.llvm.canon import Arg, Canon, Dependence
 from ranvier.codegen.llvm.elements import NARROW, register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.fold import expressions, is_arg
 from ranvier.codegen.loops.ir import (
-    Const,
     Expr,
     Final,
     Index,
@@ -23,12 +23,10 @@ from ranvier.codegen.loops.ir import (
     Op,
     Operand,
     Reduce,
-    Result,
-    Scalar,
     Scan,
-    Size,
     Stage,
 )
+from ranvier.codegen.loops.narrow import Narrower
 from ranvier.codegen.loops.normalize import leaves, roots
 from ranvier.dtypes import DType
 
@@ -40,27 +38,16 @@ _EXPENSIVE |= {"pow": 50, "atan2": 40, "mod": 30, "fmod": 30, "div": 6, "sqrt": 
 _PARKED_FROM = 16  # an expression at least this expensive is kept for a later stage rather than computed again
 _PARK_BYTES = 64 << 10  # … as long as the row of them stays in cache
 _TILE_NS = 12_000  # work per tile aimed at
+_SQUARE = 64  # sides of tiles where operands are contiguous along different axes, so that lines are used whole
 _GATHER = 0.6  # cost of one lane of a gather, in contiguous vector loads
 _HORIZONTAL = 14  # cost of folding the lanes of a vector
-
-
-@dataclass(frozen=True)
-class Arg:
-    """An operand as the code sees it."""
-
-    dtype: DType
-    varies: tuple[bool, ...]  # per axis: whether it moves along it
-    lane: str  # along the lane axis: "0" stays, "1" contiguous, "s" any stride
-    at: Expr | None
-    guard: Expr | None
-    other: Scalar
-    written: bool
 
 
 @dataclass(frozen=True)
 class Structure:
     """A kernel's code, complete."""
 
+    name: str  # for people
     args: tuple[Arg, ...]
     stages: tuple[Stage, ...]
     packed: tuple[int, ...]  # outer axes collapsed into the tile's number, outermost first
@@ -89,55 +76,6 @@ class Schedule:
     traffic: float
 
 
-class Canon:
-    """Expressions with equal parts shared, numbered in the order of first use; sizes become slots."""
-
-    def __init__(self) -> None:
-        self._table: dict[tuple[object, ...], Expr] = {}
-        self._done: dict[int, tuple[Expr, Expr]] = {}
-        self._sizes: dict[int, int] = {}
-        self.sizes: list[int] = []
-        self.number: dict[int, int] = {}  # identity of a canonical expression -> its number
-        self.text: list[tuple[object, ...]] = []
-
-    def __call__(self, expr: Expr) -> Expr:
-        found = self._done.get(id(expr))
-        if found is not None:
-            return found[1]
-        made = self._made(expr)
-        self._done[id(expr)] = (expr, made)
-        self._done[id(made)] = (made, made)
-        return made
-
-    def _made(self, expr: Expr) -> Expr:
-        if isinstance(expr, Op):
-            args = tuple(self(a) for a in expr.args)
-            numbers = tuple(self.number[id(a)] for a in args)
-            return self._shared((expr.name, expr.dtype.name, *numbers), Op(expr.name, args, expr.dtype))
-        if isinstance(expr, Size):
-            # by identity, not by value: two sizes that happen to be equal today must not make different code
-            slot = self._sizes.setdefault(id(expr), len(self.sizes))
-            if slot == len(self.sizes):
-                self.sizes.append(expr.value)
-            return self._shared(("size", slot), Size(slot))
-        if isinstance(expr, Const):
-            return self._shared(("const", repr(expr.value), expr.dtype.name), expr)
-        if isinstance(expr, Load):
-            return self._shared(("load", expr.operand, expr.dtype.name), expr)
-        if isinstance(expr, Index):
-            return self._shared(("index", expr.axis), expr)
-        assert isinstance(expr, Result)
-        return self._shared(("result", expr.stage, expr.dtype.name), expr)
-
-    def _shared(self, key: tuple[object, ...], expr: Expr) -> Expr:
-        found = self._table.get(key)
-        if found is None:
-            found = self._table[key] = expr
-            self.number[id(found)] = len(self.text)
-            self.text.append(key)
-        return found
-
-
 def cost(exprs: list[Expr]) -> float:
     """Instructions per vector, shared parts once."""
     seen: set[int] = set()
@@ -154,39 +92,6 @@ def cost(exprs: list[Expr]) -> float:
     return total
 
 
-class Dependence:
-    """What expressions vary with: axes as themselves, results of stages as -1 - stage."""
-
-    def __init__(self, args: tuple[Arg, ...]) -> None:
-        self._args = args
-        self._known: dict[int, frozenset[int]] = {}
-
-    def __call__(self, expr: Expr) -> frozenset[int]:
-        found = self._known.get(id(expr))
-        if found is None:
-            found = self._known[id(expr)] = self._of(expr)
-        return found
-
-    def _of(self, expr: Expr) -> frozenset[int]:
-        if isinstance(expr, Op):
-            return frozenset().union(*(self(a) for a in expr.args))
-        if isinstance(expr, Index):
-            return frozenset({expr.axis})
-        if isinstance(expr, Result):
-            return frozenset({-1 - expr.stage})
-        if isinstance(expr, Load):
-            return self.operand(expr.operand)
-        return frozenset()
-
-    def operand(self, k: int) -> frozenset[int]:
-        arg = self._args[k]
-        found = frozenset(a for a, v in enumerate(arg.varies) if v)
-        for extra in (arg.at, arg.guard):
-            if extra is not None:
-                found |= self(extra)
-        return found
-
-
 def schedule(nest: Nest, isa: Isa) -> Schedule:
     """The kernel and its numbers for a nest in normal form."""
     nest = _with_an_axis(nest)
@@ -194,13 +99,17 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     lane = _lane_axis(nest, lanes)
     in_row = lane in nest.row
     outer = [a for a in nest.outer if a != lane]
+    crossing = None if nest.row else _crossing(nest, lane)
+    if crossing is not None:
+        outer.remove(crossing)
+        outer.append(crossing)
     repeat = outer[-1] if outer else None
     packed = tuple(outer[:-1])
     row = tuple(sorted(a for a in nest.row if a != lane))
 
-    canon = Canon()
+    canon, narrow = Canon(), Narrower(nest.extents)
     written = nest.written()
-    args = tuple(_arg(o, lane, k in written, nest.extents, canon) for k, o in enumerate(nest.operands))
+    args = tuple(_arg(o, lane, k in written, nest.extents, canon, narrow) for k, o in enumerate(nest.operands))
     stages = tuple(_canonical(s, canon) for s in nest.stages)
     used = _used(stages, args)
     point = cost([e for s in stages for e in expressions(s)])
@@ -231,7 +140,8 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     points = math.prod(nest.extents)
     vectors = points / lanes
     nanoseconds = max(traffic / 12, vectors * (point + len(used)) / 4)
-    tiles, chunks = _tiling(nest, lane, in_row, repeat, packed, lanes * unroll, nanoseconds)
+    square = _SQUARE if crossing is not None else 0
+    tiles, chunks = _tiling(nest, lane, in_row, repeat, packed, lanes * unroll, nanoseconds, square)
     for name, value in chunks:
         number(name, value)
     park = 0
@@ -249,12 +159,24 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         tuple(canon.number[id(e)] for e in parked),
         tuple(used),
     )
+    title = _name(nest, stages)
     structure = Structure(
-        args, stages, packed, repeat, lane, row, in_row, lanes, unroll, unrolls, parked, tuple(slots), key
+        title, args, stages, packed, repeat, lane, row, in_row, lanes, unroll, unrolls, parked, tuple(slots), key
     )
     return Schedule(
         structure, nest.operands, tuple(dims), tiles, park * len(parked), points * max(1.0, point), float(traffic)
     )
+
+
+def _name(nest: Nest, stages: tuple[Stage, ...]) -> str:
+    """What a kernel does, in a few words."""
+    words: list[str] = []
+    for stage in stages:
+        words.append(stage.fold if isinstance(stage, Reduce | Scan) else type(stage).__name__.lower())
+        names = dict.fromkeys(e.name for e in _nodes(stage) if isinstance(e, Op))
+        words += [f"({' '.join(reversed(names))})"] if names else []
+    types = dict.fromkeys(o.dtype.name for o in nest.operands)
+    return " ".join([*words, *types])
 
 
 def _unroll(instructions: float) -> int:
@@ -327,6 +249,16 @@ def _lane_axis(nest: Nest, lanes: int) -> int:
     return best
 
 
+def _crossing(nest: Nest, lane: int) -> int | None:
+    """An outer axis along which an operand is contiguous that is not so along the lanes."""
+    for operand in nest.operands:
+        if abs(operand.strides[lane]) > 1:
+            for axis in nest.outer:
+                if axis != lane and abs(operand.strides[axis]) == 1:
+                    return axis
+    return None
+
+
 def _varies_with(operand: Operand, axis: int) -> bool:
     """Whether the run-time part of an address moves along an axis."""
     if operand.at is None:
@@ -334,14 +266,15 @@ def _varies_with(operand: Operand, axis: int) -> bool:
     return any((isinstance(e, Index) and e.axis == axis) or isinstance(e, Load) for e in leaves([operand.at]))
 
 
-def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], canon: Canon) -> Arg:
+def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], canon: Canon, narrow: Narrower) -> Arg:
     stride = operand.strides[lane]
+    at, guard = narrow(operand.at), narrow(operand.guard)
     return Arg(
         operand.dtype,
         tuple((bool(s) and n > 1) or (a == lane and bool(s)) for a, (s, n) in enumerate(zip(operand.strides, extents))),
         "0" if stride == 0 else "1" if stride == 1 else "s",
-        None if operand.at is None else canon(operand.at),
-        None if operand.guard is None else canon(operand.guard),
+        at and canon(at),
+        guard and canon(guard),
         operand.other,
         written,
     )
@@ -438,6 +371,7 @@ def _tiling(
     packed: tuple[int, ...],
     block: int,
     nanoseconds: float,
+    square: int,
 ) -> tuple[int, list[tuple[Slot, int]]]:
     """Tiles of about equal, moderate work: chunks of the repeated axis, and of the lane axis where that is outer."""
     chunks: list[tuple[Slot, int]] = []
@@ -449,12 +383,12 @@ def _tiling(
     if not in_row:
         n = nest.extents[lane]
         wanted = max(1, round(per_repeat / _TILE_NS))
-        chunk = min(n, _rounded(-(-n // wanted), block))
+        chunk = min(n, _rounded(min(square or n, -(-n // wanted)), block))
         lane_chunks = -(-n // chunk)
         chunks += [(("chunk", "lane"), chunk), (("chunks", "lane"), lane_chunks)]
     if repeat is not None:
         per_step = per_repeat / lane_chunks
-        chunk = min(extent, max(1, round(_TILE_NS / max(per_step, 1e-3))))
+        chunk = min(square or extent, extent, max(1, round(_TILE_NS / max(per_step, 1e-3))))
         count = -(-extent // chunk)
         chunk = -(-extent // count)  # even out the last one
         count = -(-extent // chunk)

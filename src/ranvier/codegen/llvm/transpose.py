@@ -15,7 +15,8 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Load, Map, Nest
 
 _PARAMETERS = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-_TILE = 128  # elements along each axis in one tile, at most: 64 KB of floats read, as much written
+_TILE = 64  # elements along each axis in one tile, at most: 16 KB of floats read, as much written
+_STREAM = 24 << 20  # a target of more bytes than this is out of cache before anyone reads it: it is written past it
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class _Shape:
     size: int  # bytes of an element
     side: int  # rows and columns of a register tile
     packed: int  # axes besides the two
+    stream: bool  # whether aligned whole lines are written past the cache
 
 
 def side(isa: Isa, size: int) -> int:
@@ -64,20 +66,22 @@ def transpose_launch(nest: Nest, isa: Isa, axes: tuple[int, int]) -> Launch:
     source_of, target_of = nest.operands[value.operand], nest.operands[target]
     packed = [k for k in range(len(nest.extents)) if k not in axes]
     size = value.dtype.numpy.itemsize
-    shape = _Shape(size, side(isa, size), len(packed))
+    points = math.prod(nest.extents)
+    lines = side(isa, size) * size == 64 and isa.triple == "x86_64"
+    lines = lines and all(s * size % 64 == 0 for k, s in enumerate(target_of.strides) if k != b)
+    shape = _Shape(size, side(isa, size), len(packed), lines and points * size > _STREAM)
     tile_a, tile_b = (min(_TILE, _up(nest.extents[k], shape.side)) for k in axes)
     count_a, count_b = -(-nest.extents[a] // tile_a), -(-nest.extents[b] // tile_b)
     dims = [nest.extents[a], nest.extents[b], source_of.strides[b], target_of.strides[a]]
     dims += [tile_a, tile_b, count_a, count_b]
     for k in packed:
         dims += [nest.extents[k], source_of.strides[k], target_of.strides[k]]
-    points = math.prod(nest.extents)
 
     def emit(module: Module, symbol: str, where: Isa) -> None:
         _Emitter(shape, module.function(symbol, _PARAMETERS), where).emit()
 
     return Launch(
-        KernelSpec(f"transpose {size} bytes", ("transpose", shape.size, shape.side, shape.packed), emit),
+        KernelSpec(f"transpose {size} bytes", ("transpose", shape.size, shape.side, shape.packed, shape.stream), emit),
         tuple(At(o.view.storage, (o.view.offset + o.offset) * size) for o in (source_of, target_of)),
         tuple(dims),
         math.prod(nest.extents[k] for k in packed) * count_a * count_b,
@@ -122,6 +126,8 @@ class _Emitter:
                 self.masked(source, target, (start_a, stop_a), (start_b, stop_b))
             else:
                 self.unmasked(source, target, (start_a, stop_a), (start_b, stop_b))
+        if self.shape.stream:
+            f.intrinsic("llvm.x86.sse.sfence", "void", [])  # such stores are not ordered with what follows
         f.ret()
 
     def divided(self, a: Val, b: Val) -> tuple[Val, Val]:
@@ -134,7 +140,14 @@ class _Emitter:
             left_a, left_b = f.sub(a[1], i), f.sub(b[1], j)
             whole = f.and_(f.cmp("sge", left_a, step), f.cmp("sge", left_b, step))
             with f.if_else(whole) as otherwise:
-                self.turn(source, target, i, j)
+                if self.shape.stream:
+                    address = f.emit("i64", f"ptrtoint ptr {self.target.name} to i64")
+                    with f.if_else(f.cmp("eq", f.and_(address, 63), 0)) as unaligned:
+                        self.turn(source, target, i, j, stream=True)
+                        unaligned()
+                        self.turn(source, target, i, j)
+                else:
+                    self.turn(source, target, i, j)
                 otherwise()
                 self.turn(source, target, i, j, f.min_(left_a, step), f.min_(left_b, step))
 
@@ -159,12 +172,25 @@ class _Emitter:
         return self.f.gep(base, self.f.add(self.f.mul(i, self.dims[3]), j), self.element)
 
     def turn(
-        self, source: Val, target: Val, i: Val, j: Val, some_a: Val | None = None, some_b: Val | None = None
+        self,
+        source: Val,
+        target: Val,
+        i: Val,
+        j: Val,
+        some_a: Val | None = None,
+        some_b: Val | None = None,
+        *,
+        stream: bool = False,
     ) -> None:
         """One register tile; where counts are given, only that many elements along each axis."""
         f, n = self.f, self.shape.side
         kind = vector(self.element, n)
         mask_a, mask_b = (None if k is None else f.mask_below(n, k) for k in (some_a, some_b))
+        if mask_a is None and not stream and self.shape.side * self.shape.size == 64:
+            # the next tile's lines lie far apart, where no hardware would look for them (measured: half the time)
+            ahead = self.target_at(target, f.add(i, n), j)
+            for k in range(n):
+                f.prefetch(f.gep(ahead, f.mul(self.dims[3], k), self.element) if k else ahead, write=True)
         first = self.source_at(source, i, j)
         rows = []
         for k in range(n):
@@ -177,7 +203,9 @@ class _Emitter:
         first = self.target_at(target, i, j)
         for k, row in enumerate(turned(f, rows)):
             at = f.gep(first, f.mul(self.dims[3], k), self.element) if k else first
-            if mask_b is None or some_a is None:
+            if stream:
+                f.line(f"store {row.type} {row.name}, ptr {at.name}, align 64, !nontemporal !{{i32 1}}")
+            elif mask_b is None or some_a is None:
                 f.store(row, at)
             else:
                 f.masked_store(row, at, f.select(f.cmp("sgt", some_a, k), mask_b, f.zero(mask_b.type)))

@@ -1,0 +1,251 @@
+"""What the code of a nest reads, computes and writes at a point or along the lanes of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.canon import Dependence
+from ranvier.codegen.llvm.elements import (
+    gather_elements,
+    load_vector,
+    memory_type,
+    register_type,
+    scatter_elements,
+    store_vector,
+)
+from ranvier.codegen.llvm.exprs import ExprEmitter
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.schedule import Slot, Structure
+from ranvier.codegen.loops.fold import expressions
+from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Result, Scan, Size, Stage
+
+
+@dataclass
+class Point:
+    """Scalar positions along the axes bound so far, and how far each operand has moved by them."""
+
+    index: dict[int, Val]
+    offsets: dict[int, Val]
+
+    @property
+    def bound(self) -> frozenset[int]:
+        return frozenset(self.index)
+
+
+@dataclass
+class Block:
+    """Points along the lane axis that are computed together."""
+
+    start: Val  # the first one's index
+    lanes: int
+    emitter: ExprEmitter
+    mask: Val | None = None
+    number: int = 0  # which of the blocks worked on together
+    results: dict[int, Val] = field(default_factory=dict)
+
+
+class Access:
+    """Values of expressions and operands of one kernel, with what is known so far kept for later."""
+
+    def __init__(self, s: Structure, f: Fn, isa: Isa) -> None:
+        self.s = s
+        self.f = f
+        self.isa = isa
+        self.depends = Dependence(s.args)
+        self.scalars = ExprEmitter(f, isa, 1)
+        self.results: dict[int, Val] = {}  # of stages that fold lanes too
+        self.number = 0  # of the stage being written
+        self._computed: set[int] = set()  # parked values that are in scratch already
+        dims = f.args["dims"]
+        self.dim: dict[Slot, Val] = {
+            slot: f.load("i64", f.gep(dims, k, "i64"), invariant=True) for k, slot in enumerate(s.slots)
+        }
+        self.base = [f.load("ptr", f.gep(f.args["bufs"], k, "ptr"), invariant=True) for k in range(len(s.args))]
+        self.all = [e for stage in s.stages for e in self.evaluated(stage)]
+
+    def bind(self, point: Point, axis: int, index: Val) -> Point:
+        offsets = dict(point.offsets)
+        for k in range(len(self.s.args)):
+            stride = self.dim.get(("stride", k, axis))
+            if stride is not None:
+                moved = self.f.mul(index, stride)
+                offsets[k] = self.f.add(offsets[k], moved) if k in offsets else moved
+        return Point({**point.index, axis: index}, offsets)
+
+    def hoist(self, point: Point, block: Block | None, exprs: list[Expr] | None = None) -> None:
+        """Evaluate now what varies with nothing that is still to be bound."""
+        known = point.bound | {-1 - k for k in self.results}
+        emitter = self.scalars
+        if block is not None:
+            emitter = block.emitter
+            known |= {self.s.lane} | {-1 - k for k in block.results}
+        leaf = self.leaf(point, block)
+        seen: set[int] = set()
+        stack = list(self.all if exprs is None else exprs)
+        while stack:
+            expr = stack.pop()
+            if id(expr) in seen or not isinstance(expr, Op | Load):
+                continue
+            seen.add(id(expr))
+            if self.depends(expr) <= known:
+                if not any(expr is e for e in self.s.parked):
+                    emitter.value(expr, leaf)
+            elif isinstance(expr, Op):
+                stack.extend(expr.args)
+            else:
+                stack += self.addressing(expr.operand)
+
+    def addressing(self, k: int) -> list[Expr]:
+        """The expressions that decide where an operand is touched."""
+        arg = self.s.args[k]
+        return [e for e in (arg.at, arg.guard) if e is not None]
+
+    def evaluated(self, stage: Stage) -> list[Expr]:
+        """All that a stage evaluates, its stores' addresses included."""
+        targets = [stage.operand] if isinstance(stage, Scan) else []
+        if isinstance(stage, Map | Final):
+            targets = [k for k, _ in stage.stores]
+        return [*expressions(stage), *(e for k in targets for e in self.addressing(k))]
+
+    def leaf(self, point: Point, block: Block | None) -> Callable[[Expr], Val]:
+        f = self.f
+
+        def found(expr: Expr) -> Val:
+            if isinstance(expr, Load):
+                return self.load(expr.operand, point, block)
+            if isinstance(expr, Size):
+                return f.cast(self.dim["size", expr.value], register_type(expr.dtype))
+            if isinstance(expr, Index):
+                if block is not None and expr.axis == self.s.lane:
+                    return self.lane_index(block, register_type(expr.dtype))
+                return f.cast(point.index[expr.axis], register_type(expr.dtype))
+            assert isinstance(expr, Result)
+            if block is not None and expr.stage in block.results:
+                return block.results[expr.stage]
+            return self.results[expr.stage]
+
+        return found
+
+    def lane_index(self, block: Block, kind: str = "i64") -> Val:
+        f = self.f
+        first = f.cast(block.start, kind)
+        if block.lanes == 1:
+            return first
+        return f.add(f.splat(first, block.lanes), f.lane_ids(block.lanes, kind))
+
+    def value(self, expr: Expr, point: Point, block: Block) -> Val:
+        return block.emitter.vector(expr, self.leaf(point, block))
+
+    def condition(self, guard: Expr | None, point: Point, block: Block | None) -> Val | None:
+        """Where an operand may be touched: one truth for all lanes, or one for each."""
+        if guard is None:
+            return None
+        emitter = self.scalars if block is None else block.emitter
+        return emitter.value(guard, self.leaf(point, block))
+
+    def masked(self, on: Val | None, block: Block | None) -> tuple[Val | None, Val | None]:
+        """The mask of lanes to touch, and a condition to branch on where there is no mask for it."""
+        mask = None if block is None else block.mask
+        if on is None:
+            return mask, None
+        if block is None or block.lanes == 1:
+            return on, None
+        if on.lanes > 1:
+            return (on if mask is None else self.f.and_(on, mask)), None
+        if self.isa.masks:
+            lanes = mask or self.f.const(vector("i1", block.lanes), 1)
+            return self.f.select(on, lanes, self.f.zero(lanes.type)), None
+        return mask, on
+
+    def load(self, k: int, point: Point, block: Block | None) -> Val:
+        """An operand's values: one for all lanes where it does not move along them."""
+        f, arg = self.f, self.s.args[k]
+        at = self.run_time_offset(k, point, block)
+        on = self.condition(arg.guard, point, block)
+        fixed = arg.lane == "0" and (at is None or at.lanes == 1)
+        if fixed and (on is None or on.lanes == 1):
+            return self.load_lanes(k, point, None, at, on)
+        mask, whole = self.masked(on, block)
+        if whole is None or block is None:
+            return self.load_lanes(k, point, block, at, mask)
+        kind = vector(register_type(arg.dtype), block.lanes)
+        loaded = f.var(kind, f.const(kind, arg.other))
+        with f.if_(whole):
+            loaded.set(self.load_lanes(k, point, block, at, mask))
+        return loaded.get()
+
+    def run_time_offset(self, k: int, point: Point, block: Block | None) -> Val | None:
+        at = self.s.args[k].at
+        if at is None:
+            return None
+        emitter = self.scalars if block is None else block.emitter
+        return emitter.value(at, self.leaf(point, block))
+
+    def load_lanes(self, k: int, point: Point, block: Block | None, at: Val | None, mask: Val | None) -> Val:
+        arg = self.s.args[k]
+        base, positions = self.address(k, point, block, at)
+        lanes = 1 if block is None else block.lanes
+        if positions is not None:
+            return gather_elements(self.f, self.isa, arg.dtype, base, positions, mask=mask, other=arg.other)
+        if lanes > 1 and arg.lane == "0":
+            # stays along the lanes while its guard does not
+            return self.guarded_scalar(k, base, mask, lanes)
+        return load_vector(self.f, self.isa, arg.dtype, base, lanes, mask=mask, other=arg.other)
+
+    def guarded_scalar(self, k: int, base: Val, mask: Val | None, lanes: int) -> Val:
+        """One element for all lanes whose mask is on; not touched when none is."""
+        f, arg = self.f, self.s.args[k]
+        assert mask is not None
+        some = f.reduce("or", mask)
+        one = load_vector(f, self.isa, arg.dtype, base, 1, mask=some, other=arg.other)
+        spread = f.splat(one, lanes)
+        return f.select(mask, spread, f.const(spread.type, arg.other))
+
+    def address(self, k: int, point: Point, block: Block | None, at: Val | None) -> tuple[Val, Val | None]:
+        """Where an operand's elements lie: an address, and positions from it where they are not contiguous."""
+        f, arg = self.f, self.s.args[k]
+        element = memory_type(arg.dtype)
+        offset = point.offsets.get(k)
+        parts = [offset] if offset is not None else []
+        strided: Val | None = None
+        if block is not None and arg.lane != "0":
+            stride = self.dim.get(("stride", k, self.s.lane))
+            parts.append(block.start if stride is None else f.mul(block.start, stride))
+            if stride is not None and block.lanes > 1:
+                strided = self.lane_steps(k, stride, block.lanes)
+        if at is not None and at.lanes == 1:
+            parts.append(f.cast(at, "i64"))
+        base = self.base[k]
+        if parts:
+            total = parts[0]
+            for part in parts[1:]:
+                total = f.add(total, part)
+            base = f.gep(base, total, element)
+        if at is not None and at.lanes > 1:
+            if strided is not None:
+                at = f.add(at, f.cast(strided, at.element))
+            elif arg.lane == "1":
+                at = f.add(at, f.lane_ids(at.lanes, at.element))
+            return base, at
+        return base, strided
+
+    def lane_steps(self, k: int, stride: Val, lanes: int) -> Val:
+        """How far each lane lies from the first; in 32 bits, because gathers of short positions are quicker."""
+        f = self.f
+        return f.mul(f.lane_ids(lanes, "i32"), f.splat(f.cast(stride, "i32"), lanes))
+
+    def store(self, k: int, value: Val, point: Point, block: Block | None) -> None:
+        f, arg = self.f, self.s.args[k]
+        at = self.run_time_offset(k, point, block)
+        mask, whole = self.masked(self.condition(arg.guard, point, block), block)
+        base, positions = self.address(k, point, block, at)
+        with ExitStack() as stack:
+            if whole is not None:
+                stack.enter_context(f.if_(whole))
+            if positions is not None:
+                scatter_elements(f, self.isa, arg.dtype, value, base, positions, mask=mask)
+            else:
+                store_vector(f, self.isa, arg.dtype, value, base, mask=mask)
