@@ -214,10 +214,23 @@ def report(name: str, element: str, worst: D | float) -> None:
 
 
 def polynomial(
-    name: str, element: str, target: Function, weight: Function, low: D | str, high: D | str, degree: int
+    name: str,
+    element: str,
+    target: Function,
+    weight: Function,
+    low: D | str,
+    high: D | str,
+    degree: int,
+    *,
+    split_first: bool = False,
 ) -> None:
+    """Fits one polynomial; ``split_first`` leaves in it only what the rounding of its constant term loses."""
     p, worst = fit(target, weight, D(low), D(high), degree)
     report(name, element, worst)
+    if split_first:
+        first = rounded(p[0], element)
+        TABLES.setdefault(f"{name}_FIRST", {})[element] = (first,)
+        p[0] -= D(first)
     TABLES.setdefault(name, {})[element] = tuple(rounded(c, element) for c in p)
 
 
@@ -301,9 +314,9 @@ def fit_all() -> None:
     NOTES["LOG_TAIL"] = "what LOG_ATANH(z) has beyond 2/3, divided by z, for pow"
     after = tail(lambda z: _atanh_tail(z) - D(2) / 3, [D(2) / 5, D(2) / 7], 1)
     polynomial("LOG_TAIL", "double", after, lambda z: z * z, "0", "0.0401", 8)
-    NOTES["ERF"] = "erf(x) = 1 − exp(x·ERF(x)) from 0 to where erf is 1"
+    NOTES["ERF_FIRST"] = "erf(x) = 1 − exp(x·(ERF_FIRST + ERF(x))) from 0 to where erf is 1"
     for element, degree, high in (("float", 8, "4"), ("double", 24, "6")):
-        polynomial("ERF", element, _erf_exponent, _erf_weight, "0", high, degree)
+        polynomial("ERF", element, _erf_exponent, _erf_weight, "0", high, degree, split_first=True)
     NOTES["SIN"] = "sin(r) = r + r³·SIN(r²), |r| <= π/2"
     sin_tail = even_tail(lambda r: sin(r) / r, -D(1) / 6, D(1) / 120)
     for element, degree in (("float", 3), ("double", 7)):

@@ -233,6 +233,12 @@ THIN = [
     Case((1, 2, 16, 16), 17, (4, 4), strides=(4, 4)),
     Case((1, 3, 5, 5), 8, (1, 1), pads=(1, 1, 1, 1)),
 ]
+NARROW = [
+    Case((1, 64, 9, 10), 1, (3, 3), pads=(1, 1, 1, 1)),
+    Case((2, 35, 7, 5), 3, (1, 1)),
+    Case((1, 24, 8, 8), 2, (5, 3), strides=(2, 1), pads=(2, 1, 2, 1)),
+    Case((1, 40, 5, 5, 4), 1, (3, 3, 3), pads=(1, 1, 1, 1, 1, 1)),
+]
 OTHER_RANKS = [
     Case((1, 1, 900), 16, (10,), strides=(5,)),
     Case((2, 24, 50), 40, (3,), pads=(1, 1)),
@@ -274,12 +280,17 @@ def test_thin(isa: Isa, case: Case) -> None:
     run_case(case, isa, planar=False, split=1, threads=1)
 
 
+@pytest.mark.parametrize("case", NARROW, ids=names(NARROW))
+def test_few_outputs(isa: Isa, case: Case) -> None:
+    run_case(case, isa, split=2)
+
+
 @pytest.mark.parametrize("case", OTHER_RANKS, ids=names(OTHER_RANKS))
 def test_one_and_three_dimensions(isa: Isa, case: Case) -> None:
     run_case(case, isa, split=2)
 
 
-SOME = [POINTWISE[1], SPATIAL[1], GROUPED[1], DEPTHWISE[1], THIN[1]]
+SOME = [POINTWISE[1], SPATIAL[1], GROUPED[1], DEPTHWISE[1], THIN[1], NARROW[1]]
 
 
 @pytest.mark.parametrize("case", SOME, ids=names(SOME))
@@ -383,6 +394,8 @@ EPILOGUE_CASES = [
     Case((2, 8, 6, 7), 23, (3, 3), pads=(1, 1, 1, 1)),
     Case((1, 21, 8, 9), 21, (3, 3), pads=(1, 1, 1, 1), group=21),
     Case((1, 3, 12, 12), 18, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    Case((2, 33, 5, 5), 1, (3, 3), pads=(1, 1, 1, 1)),
+    Case((1, 33, 7, 3), 2, (1, 1)),
 ]
 
 
@@ -434,6 +447,7 @@ TRANSPOSED = [
     Case((1, 12, 5, 6), 8, (3, 3), strides=(2, 2), group=4),
     Case((1, 10, 5, 6), 10, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=10),
     Case((1, 3, 6, 6), 5, (3, 3), strides=(2, 2)),
+    Case((1, 24, 9, 9), 1, (2, 2), strides=(2, 2)),
     Case((1, 6, 9), 4, (4,), strides=(2,), pads=(1, 1)),
     Case((1, 5, 3, 4, 3), 6, (3, 2, 3), strides=(2, 1, 2), pads=(1, 0, 1, 1, 0, 1), extra=(1, 0, 0)),
     Case((1, 4, 3, 3), 4, (2, 2), strides=(2, 2), dilations=(2, 2)),

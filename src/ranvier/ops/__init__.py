@@ -10,8 +10,8 @@ from ranvier.ops.registry import Call, Cost, OpDef, TypeCall, declared, evaluate
 
 FAMILIES = {
     "tensor": "activation cast creation elementwise indexing movement randomness reduction top_k",
-    "nn": "attention contraction conv detection image loss normalization pool quantization recurrent resample signal"
-    " training",
+    "nn": "attention contraction conv detection grid image loss normalization pool quantization recurrent resample"
+    " signal training",
     "flow": "control sequence",
     "text": "strings",
     "ml": "features labels linear maps trees",

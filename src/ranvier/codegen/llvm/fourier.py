@@ -280,13 +280,13 @@ def _planar_spec(element: str, windowed: bool) -> KernelSpec:
         f = frame.f
         points, length = frame["points"], frame["length"]
         with f.loop(frame.begin, frame.end) as tile, f.loop(0, frame["parts"]) as part:
-            source = frame.at(_signal(frame, frame.buffers["x"], tile), (part, frame["part_step"]))
-            target = frame.at(frame.buffers["target"], (tile * frame["parts"] + part, length))
+            source = frame.at(_signal(frame, frame.buffer("x"), tile), (part, frame["part_step"]))
+            target = frame.at(frame.buffer("target"), (tile * frame["parts"] + part, length))
             there = f.select(f.cmp("slt", part, frame["given"]), points, f.i64(0))
             with f.loop(0, there) as j:
                 value = f.load(element, frame.at(source, (j, frame["point_step"])))
                 if windowed:
-                    value = value * f.load(element, frame.at(frame.buffers["window"], (j, frame["window_step"])))
+                    value = value * f.load(element, frame.at(frame.buffer("window"), (j, frame["window_step"])))
                 f.store(value, frame.at(target, (j, 1)))
             with f.loop(there, length) as j:
                 f.store(f.const(element, 0.0), frame.at(target, (j, 1)))
@@ -331,8 +331,8 @@ def _twist_spec(element: str) -> KernelSpec:
 
         with f.loop(frame.begin, frame.end) as tile:
             k1 = f.rem(tile, frame["rows"], signed=False)
-            values = frame.at(frame.buffers["values"], (tile * 2, columns))
-            table = frame.at(frame.buffers["table"], (k1 * 2, columns))
+            values = frame.at(frame.buffer("values"), (tile * 2, columns))
+            table = frame.at(frame.buffer("table"), (k1 * 2, columns))
             rows = [values, frame.at(values, (columns, 1)), table, frame.at(table, (columns, 1))]
             with f.loop(0, whole, lanes) as j:
                 loaded = [f.load(frame.kind, frame.at(row, (j, 1))) for row in rows]
@@ -371,8 +371,8 @@ def _spread_spec(element: str) -> KernelSpec:
         f = frame.f
         rows, bins = frame["rows"], frame["bins"]
         with f.loop(frame.begin, frame.end) as tile:
-            source = frame.at(frame.buffers["made"], (tile, frame["signal_step"]))
-            target = _signal(frame, frame.buffers["out"], tile)
+            source = frame.at(frame.buffer("made"), (tile, frame["signal_step"]))
+            target = _signal(frame, frame.buffer("out"), tile)
             with f.loop(0, rows) as k1, f.loop(k1, bins, rows) as k, f.loop(0, frame["parts"]) as part:
                 pair = f.div(k, rows, signed=False) * frame["parts"]
                 value = f.load(element, frame.at(source, (k1, frame["row_step"]), (pair + part, 1)))

@@ -1,10 +1,10 @@
-"""Resampling of images: Resize and Upsample, one axis at a time; GridSample and AffineGrid, at free positions."""
+"""Resampling of images one axis at a time: Resize and Upsample."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from ranvier.ops.registry import Array, op
 Kernel = Callable[[Array], Array]  # distance to a sample -> its weight
 
 
-def _linear_kernel(distance: Array) -> Array:
+def linear_kernel(distance: Array) -> Array:
     return np.asarray(np.maximum(1 - np.abs(distance), 0))
 
 
-def _cubic_kernel(a: float) -> Kernel:
+def cubic_kernel(a: float) -> Kernel:
     """Keys' cubic convolution with parameter ``a``."""
 
     def weight(distance: Array) -> Array:
@@ -43,14 +43,14 @@ _ROUNDING: dict[str, Callable[[Array], Any]] = {
 }
 
 
-def _arithmetic(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
+def interpolation_dtype(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
     """The dtype to interpolate in."""
     if dtype.kind == "O":
         raise DTypeMismatch(f"{op}: strings can only be resampled in mode 'nearest'")
     return np.dtype(np.float64) if dtype.kind in "iub" else wide(dtype)
 
 
-def _to_dtype(y: Array, dtype: np.dtype[Any]) -> Array:
+def rounded_to(y: Array, dtype: np.dtype[Any]) -> Array:
     """Back to the operand's dtype. Integers are cut off, within their range; rounding noise must not cost a unit."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -88,22 +88,29 @@ def _upsample(x: Array, scales: Sequence[float], mode: str) -> Array:
 
 
 def _resize_by_scales(x: Array, scales: Sequence[float], mode: str, op: str) -> Array:
+    factors = _checked_scales(scales, x.ndim, op)
+    checked_shape(_scaled_sizes(x.shape, factors), x.dtype, op)
+    for step in scaled_steps(x.shape, scales, mode, op):
+        x = step.applied(x, op)
+    return x
+
+
+def scaled_steps(shape: Sequence[int], scales: Sequence[float], mode: str, op: str) -> list[AxisSampling]:
     """The forms before version 11, which knew one coordinate rule and left the rounding open.
 
     Rounding follows what the conformance data of that time holds: down when growing, up when shrinking.
     """
     if mode not in ("nearest", "linear", "bilinear"):
         raise InvalidValue(f"{op}: mode must be nearest or linear, got {mode!r}", op=op)
-    factors = _checked_scales(scales, x.ndim, op)
-    sizes = _scaled_sizes(x.shape, factors)
-    checked_shape(sizes, x.dtype, op)
-    for axis, (size, factor) in enumerate(zip(sizes, factors)):
+    factors = _checked_scales(scales, len(shape), op)
+    steps: list[AxisSampling] = []
+    for axis, (length, size, factor) in enumerate(zip(shape, _scaled_sizes(shape, factors), factors)):
         positions = np.arange(size, dtype=np.float32) / factor
         if mode == "nearest":
-            x = _take(x, axis, np.ceil(positions) if factor < 1 else np.floor(positions))
+            steps.append(_nearest(axis, length, np.ceil(positions) if factor < 1 else np.floor(positions)))
         else:
-            x = _interpolate(x, axis, positions.astype(np.float64), _linear_kernel, 1, 1.0, False, op)
-    return x
+            steps.append(_weighted(axis, length, positions.astype(np.float64), linear_kernel, 1, 1.0, False))
+    return steps
 
 
 @op("Resize", since=11)
@@ -124,43 +131,102 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> Array:
     name = "Resize"
+    shape, steps = resize_steps(
+        x.shape,
+        roi,
+        scales,
+        sizes,
+        antialias=antialias,
+        axes=axes,
+        coordinate_transformation_mode=coordinate_transformation_mode,
+        cubic_coeff_a=cubic_coeff_a,
+        exclude_outside=exclude_outside,
+        keep_aspect_ratio_policy=keep_aspect_ratio_policy,
+        mode=mode,
+        nearest_mode=nearest_mode,
+    )
+    checked_shape(shape, x.dtype, name)
+    if 0 in x.shape and 0 not in shape:
+        raise ShapeMismatch(f"{name}: nothing to sample in shape {list(x.shape)} for an output of {shape}")
+    dtype = x.dtype
+    source = x
+    for step in steps:
+        x = step.applied(x, name)
+    outside = [step for step in steps if step.outside is not None and step.outside.any()]
+    if outside:
+        x = x.copy() if x is source else x
+        for step in outside:
+            x[(slice(None),) * step.axis + (step.outside,)] = extrapolation_value
+    return rounded_to(x, dtype) if x.dtype != dtype else x
+
+
+@dataclass(frozen=True)
+class AxisSampling:
+    """How one axis is resampled: element i of the result is the element ``index[i]``, or, where there are weights,
+    the sum of the elements ``index[i, t]`` times ``weights[i, t]``. ``outside`` marks those that lie beyond a crop."""
+
+    axis: int
+    index: Array
+    weights: Array | None = None
+    outside: Array | None = None
+    same: bool = False  # the axis stays as it is
+
+    def applied(self, x: Array, op: str) -> Array:
+        if self.same:
+            return x
+        if self.weights is None:
+            return np.take(x, self.index, axis=self.axis)
+        return _interpolate(x, self.axis, self.index, self.weights, op)
+
+
+def resize_steps(
+    shape: Sequence[int],
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+    *,
+    antialias: int = 0,
+    axes: Sequence[int] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> tuple[list[int], list[AxisSampling]]:
+    """The shape of the result, and the axes to resample in the order to do it."""
+    name = "Resize"
     if mode not in ("nearest", *_RADIUS):
         raise InvalidValue(f"{name}: mode must be nearest, linear or cubic, got {mode!r}", op=name)
     if nearest_mode not in _ROUNDING:
         raise InvalidValue(f"{name}: nearest_mode must be one of {list(_ROUNDING)}, got {nearest_mode!r}", op=name)
-    chosen = _chosen_axes(axes, x.ndim)
-    lengths = [x.shape[a] for a in chosen]
+    chosen = _chosen_axes(axes, len(shape))
+    lengths = [shape[a] for a in chosen]
     outputs, factors = _targets(lengths, scales, sizes, keep_aspect_ratio_policy)
-    shape = list(x.shape)
+    result = list(shape)
     for axis, size in zip(chosen, outputs):
-        shape[axis] = size
-    checked_shape(shape, x.dtype, name)
-    if min(lengths, default=1) == 0 and math.prod(shape):
-        raise ShapeMismatch(f"{name}: nothing to sample in shape {list(x.shape)} for an output of {shape}")
+        result[axis] = size
     crop = _crop(coordinate_transformation_mode, roi, len(chosen))
-    dtype = x.dtype
-    source = x
-    outside: list[tuple[int, Array]] = []
-    kernel = _linear_kernel if mode == "linear" else _cubic_kernel(cubic_coeff_a)
+    kernel = linear_kernel if mode == "linear" else cubic_kernel(cubic_coeff_a)
+    steps: list[AxisSampling] = []
     # the axes that shrink come first: the others then have less to do
     for k in sorted(range(len(chosen)), key=lambda k: factors[k]):
         axis, length, size, factor = chosen[k], lengths[k], outputs[k], factors[k]
         if factor == 1 and crop[k] == (0.0, 1.0):
             continue  # not even where a coordinate rule would shift it
         positions = _source_positions(coordinate_transformation_mode, length, size, factor, crop[k])
+        outside: Array | None = None
         if coordinate_transformation_mode == "tf_crop_and_resize":
-            outside.append((axis, (positions < 0) | (positions > length - 1)))
+            outside = (positions < 0) | (positions > length - 1)
         if mode == "nearest":
-            x = _take(x, axis, _ROUNDING[nearest_mode](positions))
+            steps.append(_nearest(axis, length, _ROUNDING[nearest_mode](positions), outside))
         else:
             stretch = min(float(factor), 1.0) if antialias else 1.0
             positions = positions.astype(np.float64)
-            x = _interpolate(x, axis, positions, kernel, _RADIUS[mode], stretch, bool(exclude_outside), name)
-    if any(beyond.any() for _, beyond in outside):
-        x = x.copy() if x is source else x
-        for axis, beyond in outside:
-            x[(slice(None),) * axis + (beyond,)] = extrapolation_value
-    return _to_dtype(x, dtype) if x.dtype != dtype else x
+            steps.append(
+                _weighted(axis, length, positions, kernel, _RADIUS[mode], stretch, bool(exclude_outside), outside)
+            )
+    return result, steps
 
 
 def _chosen_axes(axes: Sequence[int] | None, rank: int) -> list[int]:
@@ -248,22 +314,24 @@ def _source_positions(mode: str, length: int, size: int, scale: Any, crop: tuple
     raise InvalidValue(f"Resize: unknown coordinate_transformation_mode {mode!r}", op="Resize")
 
 
-def _take(x: Array, axis: int, positions: Array) -> Array:
+def _nearest(axis: int, length: int, positions: Array, outside: Array | None = None) -> AxisSampling:
     """Elements at whole positions along one axis; beyond the ends, the last one."""
-    length = x.shape[axis]
     index = np.clip(positions, 0, max(length - 1, 0)).astype(np.intp)
-    if len(index) == length and (index == np.arange(length)).all():
-        return x
-    return np.take(x, index, axis=axis)
+    return AxisSampling(axis, index, None, outside, len(index) == length and bool((index == np.arange(length)).all()))
 
 
-def _interpolate(
-    x: Array, axis: int, positions: Array, kernel: Kernel, radius: int, stretch: float, exclude: bool, op: str
-) -> Array:
+def _weighted(
+    axis: int,
+    length: int,
+    positions: Array,
+    kernel: Kernel,
+    radius: int,
+    stretch: float,
+    exclude: bool,
+    outside: Array | None = None,
+) -> AxisSampling:
     """Weighted sums of neighbours along one axis. ``stretch`` below 1 widens the kernel against aliasing."""
-    length = x.shape[axis]
-    if len(positions) == length and (positions == np.arange(length)).all():
-        return x
+    same = len(positions) == length and bool((positions == np.arange(length)).all())
     first = math.floor(-radius / stretch) + 1
     offsets = np.arange(first, 2 - first)
     left = np.ceil(positions) - 1  # so that a position is always in (left, left + 1]
@@ -273,19 +341,24 @@ def _interpolate(
         weights = np.where((index < 0) | (index >= length), 0, weights)
     if exclude or stretch < 1:
         weights = weights / weights.sum(axis=1, keepdims=True)
-    arithmetic = _arithmetic(x.dtype, op)
+    return AxisSampling(axis, np.clip(index, 0, max(length - 1, 0)), weights, outside, same)
+
+
+def _interpolate(x: Array, axis: int, index: Array, weights: Array, op: str) -> Array:
+    """Weighted sums of neighbours along one axis."""
+    length, size = x.shape[axis], len(index)
+    arithmetic = interpolation_dtype(x.dtype, op)
     weights = weights.astype(np.float32 if arithmetic == np.float32 else np.float64)
-    index = np.clip(index, 0, length - 1)
     # [before, axis, after] serves every axis
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     lines = x.astype(arithmetic, copy=False).reshape(before, length, after)
-    if len(offsets) <= 4:
+    if index.shape[1] <= 4:
         y = _few_taps(lines, index, weights)
     else:
-        matrix = np.zeros((len(positions), length), weights.dtype)
-        np.add.at(matrix, (np.arange(len(positions))[:, None], index), weights)
+        matrix = np.zeros((size, length), weights.dtype)
+        np.add.at(matrix, (np.arange(size)[:, None], index), weights)
         y = lines[:, :, 0] @ matrix.T if lines.shape[2] == 1 else matrix @ lines
-    return y.reshape(*x.shape[:axis], len(positions), *x.shape[axis + 1 :])
+    return y.reshape(*x.shape[:axis], size, *x.shape[axis + 1 :])
 
 
 def _few_taps(lines: Array, index: Array, weights: Array) -> Array:
@@ -297,129 +370,3 @@ def _few_taps(lines: Array, index: Array, weights: Array) -> Array:
         term *= weights[:, tap, None]
         y += term
     return y
-
-
-# -- GridSample and AffineGrid --------------------------------------------------------------------------------------
-
-
-@op("GridSample", since=16)
-def grid_sample_16(
-    x: Array, grid: Array, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
-) -> Array:
-    return _grid_sample(x, grid, align_corners, mode, padding_mode)
-
-
-@op("GridSample", since=20)
-def grid_sample(
-    x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
-) -> Array:
-    return _grid_sample(x, grid, align_corners, mode, padding_mode)
-
-
-def _grid_sample(x: Array, grid: Array, align_corners: int, mode: str, padding: str) -> Array:
-    name = "GridSample"
-    method = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    if method not in ("nearest", "linear", "cubic"):
-        raise InvalidValue(f"{name}: mode must be nearest, linear or cubic, got {mode!r}", op=name)
-    if padding not in ("zeros", "border", "reflection"):
-        raise InvalidValue(f"{name}: padding_mode must be zeros, border or reflection, got {padding!r}", op=name)
-    rank = x.ndim - 2
-    if rank < 1 or grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
-        raise ShapeMismatch(
-            f"{name}: needs X [N, C, spatial …] and grid [N, output …, {max(rank, 1)}], got {list(x.shape)} and "
-            f"{list(grid.shape)}"
-        )
-    batch, channels = x.shape[:2]
-    spatial: tuple[int, ...] = x.shape[2:]
-    y_shape = checked_shape((batch, channels, *grid.shape[1:-1]), x.dtype, name)
-    if 0 in spatial and 0 not in y_shape:
-        raise ShapeMismatch(f"{name}: nothing to sample in shape {list(x.shape)}")
-    # the grid names the last axis first
-    points = grid.reshape(batch, math.prod(grid.shape[1:-1]), rank)[:, :, ::-1]
-    points = np.moveaxis(points, -1, 0).astype(np.float64)
-    taps = [_axis_taps(p, n, bool(align_corners), method, padding) for p, n in zip(points, spatial)]
-    pixels = x.reshape(batch, channels, math.prod(spatial))
-    if method == "nearest":
-        index, inside, _ = _combined([axis_taps[0] for axis_taps in taps], spatial)
-        found = np.take_along_axis(pixels, index[:, None], axis=2)
-        blank = "" if x.dtype.kind == "O" else x.dtype.type(0)
-        return np.where(inside[:, None], found, blank).astype(x.dtype, copy=False).reshape(y_shape)
-    arithmetic = _arithmetic(x.dtype, name)
-    source = pixels.astype(arithmetic, copy=False)
-    total = np.zeros((batch, channels, points.shape[2]), arithmetic)
-    for chosen in itertools.product(*taps):
-        index, inside, weight = _combined(chosen, spatial)
-        weight = np.where(inside, weight, 0).astype(np.float32 if arithmetic == np.float32 else np.float64)
-        for n in range(batch):
-            total[n] += source[n][:, index[n]] * weight[n]
-    return _to_dtype(total, x.dtype).reshape(y_shape)
-
-
-Tap = tuple[Array, Array, Array]  # along one axis: element, whether it exists, weight
-
-
-def _axis_taps(points: Array, length: int, align: bool, method: str, padding: str) -> list[Tap]:
-    """The elements one axis contributes to each point, whose coordinates run from -1 to 1."""
-    low, high = (0.0, length - 1.0) if align else (-0.5, length - 0.5)
-    at = (points + 1) / 2 * (high - low) + low
-    at = np.where(np.isfinite(at), at, low - 2)  # a point that is nowhere lies outside
-    if method == "nearest":
-        at = np.rint(at)
-    if padding == "border" and method != "cubic":  # a cubic only clamps the elements it reads, as PyTorch has it
-        at = np.where((at < low) | (at > high), np.clip(at, 0, length - 1), at)
-    elif padding == "reflection":
-        at = _reflected(at, low, high)
-    floor = np.floor(at)
-    if method == "nearest":
-        neighbours = [(at, np.ones_like(at))]
-    else:
-        first, kernel = (0, _linear_kernel) if method == "linear" else (-1, _cubic_kernel(-0.75))
-        neighbours = [(floor + k, kernel(floor + k - at)) for k in range(first, 2 - first)]
-    taps: list[Tap] = []
-    for element, weight in neighbours:
-        if padding == "reflection":
-            element = np.trunc(_reflected(element, low, high))
-        exists = (element >= 0) & (element < length) if padding == "zeros" else np.ones(at.shape, np.bool_)
-        taps.append((np.clip(element, 0, length - 1).astype(np.intp), exists, weight))
-    return taps
-
-
-def _reflected(at: Array, low: float, high: float) -> Array:
-    """Positions outside ``[low, high]`` thrown back and forth between the two until they lie inside."""
-    span = high - low
-    if span <= 0:
-        return np.full_like(at, low)
-    beyond = np.where(at < low, low - at, at - high)
-    turns = np.floor(beyond / span)
-    rest = beyond - turns * span
-    from_low = (turns % 2 == 0) == (at < low)
-    return np.where((at >= low) & (at <= high), at, np.where(from_low, low + rest, high - rest))
-
-
-def _combined(taps: Sequence[Tap], spatial: Sequence[int]) -> Tap:
-    """One tap per axis as a single one into the flattened image."""
-    index, inside, weight = taps[0]
-    for (element, exists, factor), length in zip(taps[1:], spatial[1:]):
-        index, inside, weight = index * length + element, inside & exists, weight * factor
-    return index, inside, weight
-
-
-@op("AffineGrid", since=20)
-def affine_grid(theta: Array, size: Array, *, align_corners: int = 0) -> Array:
-    """The points of an output image, moved by one affine map per sample."""
-    name = "AffineGrid"
-    batch, _, *spatial = (int(s) for s in size) if size.size in (4, 5) else (0, 0)
-    rank = len(spatial)
-    if theta.shape != (batch, rank, rank + 1) or rank == 0:
-        raise ShapeMismatch(
-            f"{name}: size [N, C, spatial of 2 or 3 axes] and theta [N, axes, axes + 1] do not fit: "
-            f"{size.tolist()} and {list(theta.shape)}"
-        )
-    checked_shape((batch, *spatial, rank), theta.dtype, name)
-    lines = [
-        np.linspace(-1, 1, n) if align_corners and n > 1 else (2 * np.arange(n) + 1) / max(n, 1) - 1 for n in spatial
-    ]
-    # homogeneous coordinates, the last axis first
-    points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(spatial)], axis=-1)
-    moved = points.reshape(1, -1, rank + 1) @ theta.astype(np.float64).swapaxes(1, 2)
-    return np.asarray(moved).reshape(batch, *spatial, rank).astype(theta.dtype)

@@ -16,6 +16,7 @@ class NestBuilder:
         self.label = label
         self.operands: list[Operand] = []
         self._index: dict[Operand, int] = {}
+        self._alike: tuple[int, ...] | None = None
 
     def load(
         self,
@@ -47,6 +48,10 @@ class NestBuilder:
     def nest(self, stages: Sequence[Stage], row: Sequence[int] = ()) -> Nest:
         return Nest(self.domain, tuple(self.operands), tuple(stages), frozenset(row), self.label)
 
+    def like(self, view: View) -> None:
+        """The result should lie in memory as ``view`` does, of which it is read at computed positions."""
+        self._alike = memory_order(view.shape, view.strides)
+
     def order(self) -> tuple[int, ...] | None:
         """How the largest operand that covers the whole domain lies in memory; None for row-major or no such."""
         best: tuple[int, ...] | None = None
@@ -57,6 +62,8 @@ class NestBuilder:
             order = memory_order(self.domain, strides)
             if best is None or best == tuple(range(len(best))):
                 best = order
+        if self._alike is not None and (best is None or best == tuple(range(len(best)))):
+            best = self._alike
         return best
 
 

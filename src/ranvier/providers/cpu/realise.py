@@ -8,7 +8,7 @@ convolution, the operands' order after elementwise work), so layout changes happ
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -213,9 +213,7 @@ class Realiser:
 
     def add(self, launches: Sequence[Launch]) -> None:
         for each in launches:
-            if not each.label:
-                object.__setattr__(each, "label", self._label)
-            self.done.launches.append(each)
+            self.done.launches.append(replace(each, label=self._label))
 
     def copy(self, source: View, target: View) -> None:
         nest = NestBuilder(target.shape, self._label)

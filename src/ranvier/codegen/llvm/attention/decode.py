@@ -56,7 +56,7 @@ class _Decode:
             head = f.div(within, frame["splits"], signed=False)
             start = (within - head * frame["splits"]) * frame["stretch"]
             rows = Rows(frame, self.scoring, self.unit_q, self.unit_out, batch, head)
-            apart = f.gep(frame.buffers["partial"], tile * frame["area"])
+            apart = f.gep(frame.buffer("partial"), tile * frame["area"])
             area = f.select(alone, f.gep(frame.scratch, frame["at_area"]), apart)
             top = frame.at(area, (self.count, self.o_stride))
             total = frame.at(top, (self.count, 1))
@@ -65,8 +65,8 @@ class _Decode:
                 rows.read_query(r, frame.at(frame.scratch, (r, self.q_stride)))
             seen = f.min_(rows.limit_over(f.i64(0), self.count - 1) - start, frame["stretch"])
             seen = f.max_(seen, 0)
-            k = frame.at(frame.buffers["k"], (batch, frame["k_batch"]), (head, frame["k_head"]))
-            v = frame.at(frame.buffers["v"], (batch, frame["v_batch"]), (head, frame["v_head"]))
+            k = frame.at(frame.buffer("k"), (batch, frame["k_batch"]), (head, frame["k_head"]))
+            v = frame.at(frame.buffer("v"), (batch, frame["v_batch"]), (head, frame["v_head"]))
             with f.loop(0, seen, frame.lanes) as key:
                 self._dots(frame.at(k, (start, frame["k_key"])), key, seen)
             with f.loop(0, self.count) as r:
@@ -112,9 +112,9 @@ class _Decode:
             call_product(f, code, self.scores, frame["stretch"], b, frame["v_key"], seen, c, self.o_stride)
 
         with f.loop(0, frame["value_panels"]) as p:
-            panel(p * frame["panel_columns"], frame.buffers["values"])
+            panel(p * frame["panel_columns"], frame.buffer("values"))
         with f.if_(f.cmp("ne", frame["value_rest"], 0)):
-            panel(frame["value_panels"] * frame["panel_columns"], frame.buffers["values_rest"])
+            panel(frame["value_panels"] * frame["panel_columns"], frame.buffer("values_rest"))
 
 
 def combine_spec(element: str, *, unit_out: bool) -> KernelSpec:
@@ -129,7 +129,7 @@ def combine_spec(element: str, *, unit_out: bool) -> KernelSpec:
         with f.loop(frame.begin, frame.end) as tile:
             batch = f.div(tile, frame["kv_heads"], signed=False)
             rows = Rows(frame, Scoring(element), True, unit_out, batch, tile - batch * frame["kv_heads"])
-            area = f.gep(frame.buffers["partial"], tile * frame["splits"] * frame["area"])
+            area = f.gep(frame.buffer("partial"), tile * frame["splits"] * frame["area"])
             with f.loop(0, count) as r:
                 top = f.var(element, MINUS_INFINITY)
                 tops = frame.at(area, (count, o_stride), (r, 1))

@@ -22,15 +22,23 @@ class Frame:
         self.lanes = isa.lanes(self.size)
         self.kind = vector(element, self.lanes)
         self.begin, self.end, self.scratch = f.args["begin"], f.args["end"], f.args["scratch"]
-        self.buffers = {n: f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k, n in enumerate(buffers)}
-        self.dims = {n: f.load("i64", f.gep(f.args["dims"], k, "i64")) for k, n in enumerate(dims)}
+        self._buffers = {n: k for k, n in enumerate(buffers)}
+        self._dims = {n: k for k, n in enumerate(dims)}
+
+    # Read where they are used, not at the start: dozens of values that live throughout a kernel keep the register
+    # allocator busy for longer than all the rest of the compilation takes.
 
     def __getitem__(self, name: str) -> Val:
-        return self.dims[name]
+        """One of the numbers."""
+        return self.f.load("i64", self.f.gep(self.f.args["dims"], self._dims[name], "i64"), invariant=True)
+
+    def buffer(self, name: str) -> Val:
+        """The address of one of the buffers."""
+        return self.f.load("ptr", self.f.gep(self.f.args["bufs"], self._buffers[name], "ptr"), invariant=True)
 
     def number(self, name: str) -> Val:
         """A dim that carries the bits of a double, as an element."""
-        wide = self.f.bitcast(self.dims[name], "double")
+        wide = self.f.bitcast(self[name], "double")
         return wide if self.element == "double" else self.f.cast(wide, "float")
 
     def at(self, base: Val, *terms: tuple[Val, Val | int]) -> Val:

@@ -86,8 +86,8 @@ class _Prefill:
             self.rows = Rows(frame, self.scoring, self.layout.unit_q, self.layout.unit_out, batch, head)
             self._start()
             kv_head = f.div(head, frame["share"], signed=False)
-            k = frame.at(frame.buffers["k"], (batch, frame["k_batch"]), (kv_head, frame["k_head"]))
-            v = frame.at(frame.buffers["v"], (batch, frame["v_batch"]), (kv_head, frame["v_head"]))
+            k = frame.at(frame.buffer("k"), (batch, frame["k_batch"]), (kv_head, frame["k_head"]))
+            v = frame.at(frame.buffer("v"), (batch, frame["v_batch"]), (kv_head, frame["v_head"]))
             seen = self.rows.limit_over(self.first, self.first + self.count - 1)
             # the first block runs even if nobody sees a key: it is what makes the sums zero
             with f.loop(0, f.max_(seen, 1), frame["block"]) as key:
@@ -134,7 +134,7 @@ class _Prefill:
         frame, f, columns = self.frame, self.f, self.shape.columns
         if self.layout.unit_k:
             arguments = [source, frame["k_key"], count, frame["width"], target, f.i64(columns)]
-            f.call_pointer(frame.buffers["pack"], "void", arguments)
+            f.call_pointer(frame.buffer("pack"), "void", arguments)
             return
         with f.loop(0, frame["width"]) as j, f.loop(0, columns) as i:
             place = frame.at(source, (f.min_(i, count - 1), frame["k_key"]), (j, frame["k_width"]))
@@ -158,7 +158,7 @@ class _Prefill:
             few = f.cmp("sle", seen - j, frame["spare_vectors"] * self.shape.lanes)
 
             def block(r: Val, last: str, keys: Val = keys, few: Val = few, j: Val = j) -> None:
-                code = f.select(few, frame.buffers[f"{last}scores_rest"], frame.buffers[f"{last}scores"])
+                code = f.select(few, frame.buffer(f"{last}scores_rest"), frame.buffer(f"{last}scores"))
                 q = frame.at(self.queries, (r, self.q_stride))
                 c = frame.at(self.parts["at_scores"], (r - first, frame["block"]), (j, 1))
                 call_product(f, code, q, self.q_stride, keys, f.i64(columns), frame["width"], c, frame["block"])
@@ -175,7 +175,7 @@ class _Prefill:
                 weights = frame.at(self.parts["at_scores"], (r - first, frame["block"]))
                 c = frame.at(self.sums, (r, self.o_stride), (column, 1))
                 keep = f.select(fresh, f.zero("ptr"), frame.at(self.parts["at_keep"], (r, 1)))
-                code = frame.buffers[f"{last}{name}"]
+                code = frame.buffer(f"{last}{name}")
                 call_product(f, code, weights, frame["block"], b, self.v_stride, seen, c, self.o_stride, keep)
 
             self._row_blocks(first, stop, block)

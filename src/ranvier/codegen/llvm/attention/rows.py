@@ -20,13 +20,13 @@ class Rows:
         self.frame, self.scoring, self.unit_q, self.unit_out = frame, scoring, unit_q, unit_out
         f = frame.f
         self.first_head = head * frame["group"]
-        self.q = frame.at(frame.buffers["q"], (batch, frame["q_batch"]))
-        self.out = frame.at(frame.buffers["out"], (batch, frame["out_batch"]))
+        self.q = frame.at(frame.buffer("q"), (batch, frame["q_batch"]))
+        self.out = frame.at(frame.buffer("out"), (batch, frame["out_batch"]))
         self.keys = frame["keys"]
         self.offset = frame["offset"]
         if scoring.lengths != "none":
             valid = f.load(
-                scoring.lengths, f.gep(frame.buffers["lengths"], batch * frame["length_step"], scoring.lengths)
+                scoring.lengths, f.gep(frame.buffer("lengths"), batch * frame["length_step"], scoring.lengths)
             )
             valid = f.max_(f.min_(f.cast(valid, "i64"), frame["keys"]), 0)
             self.keys = valid
@@ -35,7 +35,7 @@ class Rows:
                 self.offset = f.select(by_length, valid - frame["queries"], frame["offset"])
         if scoring.mask != "none":
             stored = "i8" if scoring.mask == "bool" else frame.element
-            self.mask = f.gep(frame.buffers["mask"], batch * frame["mask_batch"], stored)
+            self.mask = f.gep(frame.buffer("mask"), batch * frame["mask_batch"], stored)
 
     def place(self, row: Val) -> tuple[Val, Val]:
         """The head and the query of a row."""

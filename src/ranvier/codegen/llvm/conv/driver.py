@@ -35,7 +35,7 @@ COMMON = (
 # fixed buffers; after them come the micro-kernels by rows (MOST_ROWS for whole panels, as many for the last), then the
 # operands of the epilogue
 BUFFERS = ("x", "w", "y", "bias", "residual")
-MOST_ROWS = 16
+MOST_ROWS = 24
 POINTERS = 8  # row pointers worked out at once
 
 
@@ -77,6 +77,10 @@ class Driver:
         operands = len(BUFFERS) + 2 * MOST_ROWS
         if code.finish != "micro":
             self.tail = TailCode(f, isa, code.tail, self.bufs, operands, f.args["dims"], len(names))
+        if not code.uniform:
+            one = f.const("double", 1.0)
+            self.per_width = f.div(one, f.cast(self.at["ow"], "double"))
+            self.per_height = f.div(one, f.cast(self.at["oh"], "double"))
         self.control = f.stack("i64", SLOTS)
         self.table = f.gep(f.args["scratch"], self.at["table_at"])
         self.held = f.gep(f.args["scratch"], self.at["tile_at"])
@@ -201,10 +205,16 @@ class Driver:
         f, at = self.f, self.at
         if self.code.uniform:
             return pixel * at["yw"], pixel
-        line, ow = f.div(pixel, at["ow"]), f.rem(pixel, at["ow"])
-        od, oh = f.div(line, at["oh"]), f.rem(line, at["oh"])
+        line, ow = self.divided(pixel, at["ow"], self.per_width)
+        od, oh = self.divided(line, at["oh"], self.per_height)
         offset = od * at["yd"] + oh * at["yh"] + ow * at["yw"]
         return offset, od * at["qd"] + oh * at["qh"] + ow * at["qw"] + at["q0"]
+
+    def divided(self, value: Val, by: Val, inverse: Val) -> tuple[Val, Val]:
+        """Quotient and remainder of small positive integers; exact, and quicker than the machine's division."""
+        f = self.f
+        quotient = f.cast((f.cast(value, "double") + 0.5) * inverse, "i64")
+        return quotient, value - quotient * by
 
     def span(self, tile: Val) -> tuple[Val, Val]:
         """Rows of a tile of the block, and its first pixel."""

@@ -72,7 +72,8 @@ def conv_dynamic(
 
 def _pack(w: WeightView, shape: ConvShape, isa: Isa) -> tuple[Launch, Packed]:
     item = w.dtype.numpy.itemsize
-    kind = packing(shape, isa, winograd=False)
+    kind = packing(shape, isa, item=item, winograd=False)
+    kind = "gemm" if kind == "narrow" else kind
     lanes = isa.lanes(item)
     groups, width, group_step = shape.group, shape.width, w.group
     if kind == "depthwise":

@@ -8,7 +8,7 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.conv import depthwise, plan, rows
+from ranvier.codegen.llvm.conv import depthwise, narrow, plan, rows
 from ranvier.codegen.llvm.conv import winograd as winograd_kernels
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
 from ranvier.codegen.llvm.isa import Isa
@@ -21,10 +21,15 @@ def takes_any_layout(shape: ConvShape) -> bool:
     return rows.is_thin(shape)
 
 
-def packing(shape: ConvShape, isa: Isa, *, winograd: bool = True) -> str:
-    """The kind of kernel for a shape: weights packed for one shape serve every other shape of the same kind."""
+def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True) -> str:
+    """The kind of kernel for a shape: weights packed for one shape serve every other shape of the same kind.
+
+    ``item`` is the size of an element in bytes.
+    """
     if shape.is_depthwise:
         return "depthwise"
+    if narrow.is_narrow(shape, isa, item):
+        return "narrow"
     m = _winograd_size(shape) if winograd else 0
     return f"winograd{m}" if m else "gemm"
 
@@ -56,10 +61,12 @@ def _winograd_size(shape: ConvShape) -> int:
 
 def pack_weights(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, winograd: bool = True) -> Packed:
     """Weights [cout, cin/group, *kernel] in the order the kernel for this shape reads them."""
-    kind = packing(shape, isa, winograd=winograd)
     dtype = dtypes.of(w)
+    kind = packing(shape, isa, item=w.itemsize, winograd=winograd)
     if kind == "depthwise":
         return depthwise.pack(w, isa, shape, dtype)
+    if kind == "narrow":
+        return narrow.pack(w, isa, shape, dtype)
     if kind.startswith("winograd"):
         return winograd_kernels.pack(w, isa, shape, dtype, int(kind[-1]))
     return plan.pack(w, isa, shape, dtype)
@@ -85,6 +92,8 @@ def conv(
         return []
     if packed.kind == "depthwise":
         return depthwise.depthwise(x, packed, out, shape, isa, epilogue, threads, numbering)
+    if packed.kind == "narrow":
+        return rows.narrow_conv(x, packed, out, shape, isa, epilogue, threads, numbering)
     if packed.kind.startswith("winograd"):
         return winograd_kernels.winograd(x, packed, out, shape, isa, epilogue, threads)
     return rows.gemm_conv(x, packed, out, shape, isa, epilogue, threads, numbering)

@@ -26,6 +26,7 @@ from ranvier.dtypes import DType
 
 _NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
 _PIXELS_NEAR = 256 << 10  # bytes of input that a block of pixels reads
+_CODES = 2 * MOST_ROWS
 _LEAST = 1e6  # floating-point operations that are worth a tile of their own
 
 
@@ -170,6 +171,7 @@ class Rows:
     tile_at: int
     fields: dict[str, int]
     structure: int = 0  # what else the driver's code depends on
+    dots: bool = False  # the driver multiplies itself and calls no micro-kernel
 
 
 def gemm_launch(
@@ -187,7 +189,7 @@ def gemm_launch(
     """The launch that multiplies the rows of ``x`` with packed weights and finishes into ``out``."""
     item = x.dtype.numpy.itemsize
     uniform = pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
-    known = simple(epilogue, out) if uniform else None
+    known = simple(epilogue, out) if uniform and not rows.dots else None
     finish: Finish = "driver"
     if known is not None and out.dtype is x.dtype:
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
@@ -234,7 +236,7 @@ def gemm_launch(
     weights = At(packed.storage)
     operands = [At(o.view.storage, (o.view.offset + o.offset) * item) if o else weights for o in (known.bias, residual)]
     by_driver = finish != "micro"
-    codes = micro_codes(register_type(x.dtype), rows.used, cut, rows.a)
+    codes = micro_codes(register_type(x.dtype), rows.used, cut, rows.a) if not rows.dots else (weights,) * _CODES
     return Launch(
         spec,
         (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv.implicit import EvenRows, TableRows
+from ranvier.codegen.llvm.conv.narrow import NarrowRows, along_pixels
 from ranvier.codegen.llvm.conv.plan import (
     Blocks,
     Panels,
@@ -55,6 +58,7 @@ def gemm_conv(
         require_channels_last(x, "the input")
         pointwise = shape.taps == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
         if pointwise and shape.begin == (0, 0, 0) and pixels_even(x, shape.size):
+            tile = replace(tile, rows=tile.strided_rows)
             rows = _even(x, shape, cut, tile, item, threads)
         else:
             rows = _table(x, shape, cut, tile, item, threads)
@@ -103,6 +107,32 @@ def _table(x: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, thread
     }
     used = rows_used(shape.pixels, blocks.pixels, tile.rows)
     return Rows(TableRows, "table", blocks, used, zeros, zeros + tiles * per_tile, fields)
+
+
+def narrow_conv(
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    threads: int,
+    numbering: Numbering | None = None,
+) -> list[Launch]:
+    """A convolution with few output channels, by dot products along the input channels."""
+    require_channels_last(x, "the input")
+    require_channels_last(out, "the output")
+    item = x.dtype.numpy.itemsize
+    lanes = isa.lanes(item)
+    tile = Tile(0, lanes, 1, 1.0)
+    # a panel is one channel; its "columns" are the lanes of the scratch tile
+    cut = Panels(1, shape.cout, 1, lanes, shape.taps * (packed.block // lanes))
+    rows = replace(_table(x, shape, cut, tile, item, threads), driver=NarrowRows, dots=True)
+    whole = replace(rows.blocks, panels=shape.cout, columns=1, columns_outside=False)
+    swapped = along_pixels(epilogue)
+    numbering = numbering or Numbering.plain(shape.out)
+    rows = replace(rows, blocks=whole)
+    return [gemm_launch(x, packed, out, shape, isa, swapped, cut, tile, rows, numbering)]
 
 
 def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, isa: Isa, threads: int) -> Rows:

@@ -33,7 +33,10 @@ _FIELDS = (
     *("rest_columns", "most_rows", "v_pitch", "v_plane", "m_plane", "v_at", "m_at"),
 )
 _CODES_FROM = 3  # position of the micro-kernels among the buffers: after x, w, y
-_NEAR = 1200 << 10  # bytes of transformed inputs and products of one block
+# Bytes of transformed inputs and products of one block: few where the weights stay in the second cache beside them,
+# more where the weights come from further away and should be used often once they are here.
+_NEAR_SMALL, _NEAR_LARGE = 256 << 10, 1200 << 10
+_SMALL_WEIGHTS = 768 << 10
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: int) -> Packed:
@@ -78,7 +81,8 @@ def winograd(
     squares = shape.n * down * across
     v_pitch = -(-shape.cin // lanes) * lanes
     per_square = positions * (v_pitch + cut.columns) * item
-    most = max(tile.rows, _NEAR // per_square)
+    near = _NEAR_SMALL if packed.storage.nbytes <= _SMALL_WEIGHTS else _NEAR_LARGE
+    most = max(tile.rows, near // per_square)
     count = -(-squares // most)
     if squares >= 8 * threads * tile.rows:
         count = max(count, 4 * threads if threads > 1 else 1)

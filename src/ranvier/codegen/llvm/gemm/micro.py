@@ -116,8 +116,9 @@ def write_slot(fn: Fn, control: Val, slot: Slot, value: Operand) -> None:
 
 # Independent chains of FMAs that keep two units of latency 4 busy; small tiles split K to have as many.
 _CHAINS = 8
-# Bytes of packed B fetched ahead of their use.
+# Bytes of packed B, or rows of one in place, fetched ahead of their use.
 _AHEAD = 1024
+_ROWS_AHEAD = 8
 
 
 # k steps per turn of the loop; more than one gained nothing once every row had its own pointer, and costs compile time.
@@ -245,8 +246,11 @@ class _Emitter:
             base = fn.gep(base, u * self.width)
             for line in range(0, self.width, 64):
                 fn.prefetch(fn.gep(base, _AHEAD + line))
-        elif u:
-            base = fn.gep(base, self.b_step * u)
+        else:
+            base = fn.gep(base, self.b_step * u) if u else base
+            ahead = fn.gep(base, self.b_step * _ROWS_AHEAD)
+            for line in range(0, self.width, 64):
+                fn.prefetch(fn.gep(ahead, line))
         panel = [self._load_b(base, v) for v in range(micro.vectors)]
         for r in range(micro.rows):
             wide = fn.splat(row(r), self.lanes)

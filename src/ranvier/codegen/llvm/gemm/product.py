@@ -23,6 +23,8 @@ _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
+_PAGE_BYTES = 4096
+_LONG_VECTORS = 16  # vectors of a row that one pass takes where rows are pages apart
 _WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
 
 
@@ -78,6 +80,10 @@ class _Plan:
             self.rows = Cut.of(p.m, tile.strided_rows)
             b = _Matrix(At(p.b.storage, p.b.offset * self.item), *p.b_strides, tuple(x.b for x in p.batch))
             self.packed = not self._stays_in_place(b)
+            if not self.packed and self.rows.count == 1 and abs(b.row) * self.item >= _PAGE_BYTES:
+                # every k step is in another page: take much of it while there
+                vectors = min(_LONG_VECTORS, (self.isa.registers - 8) // p.m)
+                self.panels = Panels.of(p.n, self.lanes, max(tile.vectors, vectors))
             if self.packed:
                 b = self._rearranged(p.b, b, (p.k, p.n), self.panels)
         multiply = self._multiply(self._a(), b)

@@ -54,9 +54,9 @@ class _Steps:
                 frame.at(frame.scratch, (area, k)) if k else frame.scratch for k in range(STATES)
             )
             self.products = frame.at(frame.scratch, (area, STATES))
-            self.inputs = frame.at(frame.buffers["inputs"], (self.direction, frame["input_direction"]))
-            self.weights = frame.at(frame.buffers["weights"], (self.direction, frame["weight_direction"]))
-            self.extra = frame.at(frame.buffers["extra"], (self.direction, frame["extra_direction"]))
+            self.inputs = frame.at(frame.buffer("inputs"), (self.direction, frame["input_direction"]))
+            self.weights = frame.at(frame.buffer("weights"), (self.direction, frame["weight_direction"]))
+            self.extra = frame.at(frame.buffer("extra"), (self.direction, frame["extra_direction"]))
             self.now, self.next = f.var("ptr", hidden), f.var("ptr", following)
             self._begin("first_hidden", hidden)
             self._begin("first_memory", self.memory)
@@ -75,7 +75,7 @@ class _Steps:
         """Steps of a sequence."""
         if not self.cell.lengths:
             return self.frame["steps"]
-        place = self.f.gep(self.frame.buffers["lengths"], self.first + r, "i32")
+        place = self.f.gep(self.frame.buffer("lengths"), self.first + r, "i32")
         found = self.f.cast(self.f.load("i32", place), "i64")
         return self.f.max_(self.f.min_(found, self.frame["steps"]), 0)
 
@@ -83,7 +83,7 @@ class _Steps:
         """A row of a state outside: ``[direction, batch, hidden]`` by strides."""
         frame = self.frame
         return frame.at(
-            frame.buffers[name],
+            frame.buffer(name),
             (self.direction, frame[f"{name}_direction"]),
             (self.first + r, frame[f"{name}_row"]),
         )
@@ -143,7 +143,7 @@ class _Steps:
 
     def _y_row(self, r: Val, step: Val) -> Val:
         frame = self.frame
-        y = frame.at(frame.buffers["y"], (self.direction, frame["y_direction"]), (step, frame["y_step"]))
+        y = frame.at(frame.buffer("y"), (self.direction, frame["y_direction"]), (step, frame["y_step"]))
         return frame.at(y, (self.first + r, frame["y_row"]))
 
     def _pad(self, nothing: Val) -> None:
@@ -171,7 +171,7 @@ class _Steps:
         def product(r: Val, code: str) -> None:
             a = frame.at(state, (r, frame["padded"]))
             c = frame.at(self.products, (r, width))
-            call_product(f, frame.buffers[code], a, frame["padded"], weights, width, frame["hidden"], c, width)
+            call_product(f, frame.buffer(code), a, frame["padded"], weights, width, frame["hidden"], c, width)
 
         with f.loop(0, whole, block) as r:
             product(r, f"product_{phase}")

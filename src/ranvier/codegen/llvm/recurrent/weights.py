@@ -137,15 +137,15 @@ def _place_spec(element: str) -> KernelSpec:
         frame = Frame(module, symbol, isa, element, ("matrix", "table", "target"), _DIMS)
         f = frame.f
         with f.loop(frame.begin, frame.end) as c:
-            rows = [f.load("i64", f.gep(frame.buffers["table"], c * 2 + k, "i64")) for k in range(2)]
+            rows = [f.load("i64", f.gep(frame.buffer("table"), c * 2 + k, "i64")) for k in range(2)]
             panel = f.div(c, frame["width"], signed=False)
-            target = frame.at(frame.buffers["target"], (panel, frame["panel"]), (c - panel * frame["width"], 1))
+            target = frame.at(frame.buffer("target"), (panel, frame["panel"]), (c - panel * frame["width"], 1))
             with f.loop(0, frame["depth"]) as k:
                 total = f.var(element, 0.0)
                 for row in rows:
                     with f.if_(f.cmp("sge", row, 0)):
                         source = frame.at(
-                            frame.buffers["matrix"], (row, frame["row_stride"]), (k, frame["column_stride"])
+                            frame.buffer("matrix"), (row, frame["row_stride"]), (k, frame["column_stride"])
                         )
                         total.set(total.get() + f.load(element, source))
                 f.store(total.get(), frame.at(target, (k, frame["step"])))

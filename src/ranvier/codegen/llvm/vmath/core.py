@@ -60,6 +60,14 @@ def exactly(f: Fn, op: str, a: Val, b: Val | float) -> Val:
     return f.emit(a.type, f"{op} {a.type} {a.name}, {b.name}")
 
 
+def exact_sum(f: Fn, a: Val, b: Val) -> tuple[Val, Val]:
+    """a + b rounded, and what the rounding missed."""
+    total = exactly(f, "fadd", a, b)
+    share = exactly(f, "fsub", total, a)
+    missed = exactly(f, "fsub", a, exactly(f, "fsub", total, share))
+    return total, exactly(f, "fadd", missed, exactly(f, "fsub", b, share))
+
+
 def horner(f: Fn, x: Val, coefficients: Sequence[float]) -> Val:
     """The polynomial with these coefficients, the constant term first."""
     total = f.const(x.type, coefficients[-1])

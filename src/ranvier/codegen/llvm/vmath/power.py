@@ -11,6 +11,7 @@ from ranvier.codegen.llvm.vmath.core import (
     at_least,
     at_most,
     bits,
+    exact_sum,
     exactly,
     flip_sign,
     from_bits,
@@ -87,9 +88,9 @@ def _precise_log(f: Fn, x: Val, isa: Isa) -> Pair:
     p, p_low = _product(f, s, w, isa)
     p_low = f.fma(s, w_low, f.fma(s_low, w, p_low))
     ln2_high, ln2_low = c.LN2["double"]
-    total, total_low = _sum(f, exactly(f, "fmul", e, ln2_high), f.add(s, s))
+    total, total_low = exact_sum(f, exactly(f, "fmul", e, ln2_high), f.add(s, s))
     total_low = exactly(f, "fadd", total_low, f.fma(e, ln2_low, f.add(s_low, s_low)))
-    total, more = _sum(f, total, p)
+    total, more = exact_sum(f, total, p)
     total_low = exactly(f, "fadd", total_low, exactly(f, "fadd", more, p_low))
     high, low = _quick_sum(f, total, total_low)
     return log_specials(f, x, high), f.select(f.cmp("olt", magnitude(f, high), math.inf), low, 0.0)
@@ -106,14 +107,6 @@ def _product(f: Fn, a: Val, b: Val, isa: Isa) -> Pair:
     rest = exactly(f, "fadd", rest, exactly(f, "fmul", a_high, b_low))
     rest = exactly(f, "fadd", rest, exactly(f, "fmul", a_low, b_high))
     return p, exactly(f, "fadd", rest, exactly(f, "fmul", a_low, b_low))
-
-
-def _sum(f: Fn, a: Val, b: Val) -> Pair:
-    """a + b exactly."""
-    total = exactly(f, "fadd", a, b)
-    share = exactly(f, "fsub", total, a)
-    missed = exactly(f, "fsub", a, exactly(f, "fsub", total, share))
-    return total, exactly(f, "fadd", missed, exactly(f, "fsub", b, share))
 
 
 def _quick_sum(f: Fn, a: Val, b: Val) -> Pair:

@@ -17,6 +17,7 @@ from ranvier.codegen.llvm.vmath.core import (
     at_least,
     at_most,
     bits,
+    exact_sum,
     exactly,
     flip_sign,
     from_bits,
@@ -40,11 +41,24 @@ def _quickly_reduced(f: Fn, x: Val, isa: Isa, cosine: bool) -> Val:
         n, n_bits = exactly(f, "fadd", n, 0.5), f.add(n_bits, 1)
     else:
         n, n_bits = near_integer(f, x, inverse)
-    r = x
-    for part in (c.PI_FUSED if isa.fma else c.PI_SHORT)[x.element]:
-        r = f.fma(n, -part, r)
+    r = _without_turns(f, x, n, isa)
     form = layout(x)
     return flip_sign(f, r, f.shl(n_bits, form.mantissa + form.exponent_bits))
+
+
+def _without_turns(f: Fn, x: Val, n: Val, isa: Isa) -> Val:
+    """x − n·π. Without fused multiply-add the differences are kept exact and rounded once at the end."""
+    if isa.fma:
+        for part in c.PI_FUSED[x.element]:
+            x = f.fma(n, -part, x)
+        return x
+    first, *middle, last = c.PI_SHORT[x.element]
+    r = exactly(f, "fadd", x, exactly(f, "fmul", n, -first))
+    rest = exactly(f, "fmul", n, -last)
+    for part in middle:
+        r, missed = exact_sum(f, r, exactly(f, "fmul", n, -part))
+        rest = exactly(f, "fadd", missed, rest)
+    return f.select(f.cmp("oeq", rest, 0.0), r, exactly(f, "fadd", r, rest))  # adding nothing would lose -0
 
 
 def _reduced(f: Fn, x: Val, isa: Isa, cosine: bool) -> Val:
@@ -80,11 +94,7 @@ def _slow_reduction(module: Module, lanes: int, isa: Isa) -> str:
             product = exactly(f, "fmul", half, digit)
             whole = rint(f, exactly(f, "fmul", product, 0.5), isa)
             term = exactly(f, "fsub", product, exactly(f, "fadd", whole, whole))  # modulo a full turn
-            before = total.get()
-            after = exactly(f, "fadd", before, term)
-            share = exactly(f, "fsub", after, before)
-            missed = exactly(f, "fsub", before, exactly(f, "fsub", after, share))
-            missed = exactly(f, "fadd", missed, exactly(f, "fsub", term, share))
+            after, missed = exact_sum(f, total.get(), term)
             total.set(after)
             rest.set(exactly(f, "fadd", rest.get(), missed))
     n = rint(f, total.get(), isa)
