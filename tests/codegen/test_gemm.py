@@ -151,6 +151,15 @@ def test_few_rows_against_a_transposed_matrix(isa: Isa) -> None:
 
 
 @isas
+def test_one_column(isa: Isa) -> None:
+    for m, k in ((1, 1), (5, 40), (70, 33), (300, 129)):
+        for a in (random((2, m, k), m), random((2, k, m), m).swapaxes(1, 2)):
+            b = random((k, 1), k)
+            for packed in (True, False):
+                check(product(a, b, isa, packed=packed), a, b)
+
+
+@isas
 def test_double(isa: Isa) -> None:
     for case, (m, n, k) in enumerate(((1, 5, 9), (13, 31, 40), (25, 64, 3), (6, 33, 0), (70, 70, 1400))):
         a, b = random((m, k), case, np.float64), random((k, n), case + 10, np.float64)

@@ -38,7 +38,12 @@ class PackedB:
     @property
     def entry(self) -> int:
         """Elements of one matrix."""
-        return self.panels.packed_elements(self.k)
+        return self.k if self.n == 1 else self.panels.packed_elements(self.k)
+
+    @property
+    def column(self) -> View:
+        """The one column there is: it is kept as it is, for products that are dots rather than a vector of zeros."""
+        return View.dense(self.storage, self.dtype, (*self.batch, self.k, self.n))
 
 
 def pack_b(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
@@ -47,6 +52,8 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
     lanes = isa.lanes(b.itemsize)
     tile = best_tile(max(1, rows_hint), n, k, isa, b.itemsize)
     panels = Panels.of(n, lanes, tile.vectors)
+    if n == 1:
+        return PackedB(Storage.constant(np.ascontiguousarray(b)), dtypes.of(b), tuple(batch), k, n, panels)
     flat = b.reshape(math.prod(batch), k, n)
     size = panels.packed_elements(k)
     packed = np.empty((len(flat), size), b.dtype)

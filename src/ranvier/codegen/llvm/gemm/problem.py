@@ -53,6 +53,8 @@ class Problem:
 def problem_of(a: View, b: View | PackedB, out: View, epilogue: Epilogue | None, alpha: float) -> Problem:
     if a.dtype not in ELEMENTS or b.dtype is not a.dtype:
         raise KernelError(f"no matrix product of {a.dtype} and {b.dtype}")
+    if isinstance(b, PackedB) and b.n == 1:
+        b = b.column
     batch = out.shape[:-2]
     m, n = out.shape[-2:]
     k = a.shape[-1]
