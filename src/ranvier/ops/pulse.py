@@ -26,6 +26,11 @@ def pulse(where: str) -> None:
         check(where)
 
 
+def watching() -> Check | None:
+    """What a pulse would call; None where nobody watches this run. For work that cannot pulse by itself."""
+    return _current.check
+
+
 class interruptible:
     """Within the block, ``check`` is called at every pulse of this thread."""
 

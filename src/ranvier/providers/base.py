@@ -131,12 +131,38 @@ class CompiledKernel(Protocol):
     def stats(self) -> KernelStats: ...
 
 
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One generated kernel inside a step: when it ran (nanoseconds of ``time.perf_counter_ns``) and what it did."""
+
+    label: str  # the nodes it stands for
+    kernel: str
+    start_ns: int
+    end_ns: int
+    flops: float
+    bytes: float
+    threads: int
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A kernel, bound or not, that can tell what it did inside: called instead of the kernel while somebody watches."""
+
+    def profile(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Any, dims: Mapping[str, int]
+    ) -> list[KernelTime]: ...
+
+
 class BoundKernel(Protocol):
     """A kernel for types that are known: called with the address of ``workspace`` bytes from the plan's arena."""
 
     workspace: int
 
     def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None: ...
+
+    def call(self, given: list[Array], outputs: list[Array], workspace: int) -> None:
+        """The same with the inputs that are no constants, and with arrays of the right type and shape everywhere."""
+        ...
 
 
 @runtime_checkable

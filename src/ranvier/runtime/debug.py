@@ -1,16 +1,21 @@
-"""``RANVIER_DEBUG``: 1 shows passes and placement, 2 every kernel call with its rates, 3 and up the kernels' source."""
+"""``RANVIER_DEBUG``: 1 shows passes and placement, 2 every kernel call with its rates and its share of what the machine
+can do, 3 what was generated, 4 the machine code."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen.llvm import isa
+from ranvier.codegen.llvm.peaks import Peaks, peaks
 from ranvier.graph.types import TensorType
 from ranvier.ops.estimate import node_cost
+from ranvier.providers.base import KernelTime
 from ranvier.runtime.program import CompiledPart, Step
 from ranvier.runtime.report import Report
 
@@ -25,10 +30,14 @@ def show_report(report: Report) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def show_sources(parts: Sequence[CompiledPart]) -> None:
-    """Level 3: what was generated, once per kernel text."""
+def show_sources(parts: Sequence[CompiledPart], *, assembly: bool = False) -> None:
+    """Levels 3 and 4: what was generated, once per kernel text; then the machine code of kernels that have some."""
     for source in dict.fromkeys(item.kernel.source for item in parts):
         print(source.rstrip(), end="\n\n", file=sys.stderr)
+    if not assembly:
+        return
+    for code in dict.fromkeys(text for item in parts for text in getattr(item.kernel, "assembly", list)()):
+        print(code.rstrip(), end="\n\n", file=sys.stderr)
 
 
 class KernelPrinter:
@@ -48,6 +57,17 @@ class KernelPrinter:
             file=sys.stderr,
         )
 
+    def inside(self, step: Step, times: Iterable[KernelTime]) -> None:
+        """The kernels inside a step, each held against what as many threads could do at best."""
+        for each in times:
+            seconds = max(each.end_ns - each.start_ns, 1) / 1e9
+            flops, nbytes = each.flops / seconds / 1e9, each.bytes / seconds / 1e9
+            print(
+                f"  {step.provider:8} {seconds * 1e6:9.1f} µs {flops:8.2f} GFLOP/s {nbytes:7.2f} GB/s "
+                f"{_share(flops, nbytes, each.threads):>5} of peak  {each.kernel}  {each.label}",
+                file=sys.stderr,
+            )
+
     def _flops(self, step: Step, inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
         part = self._parts.get(step.kernel)
         if part is None:  # a kernel of a nested graph
@@ -55,3 +75,14 @@ class KernelPrinter:
         arrays = zip([*part.inputs, *part.outputs], [*inputs, *outputs])
         known = {v: TensorType(dtypes.of(x), x.shape) for v, x in arrays if isinstance(x, np.ndarray)}
         return sum(node_cost(node, known).flops for node in part.nodes)
+
+
+def _share(gflops: float, gbs: float, threads: int) -> str:
+    """The nearer of the two limits: arithmetic and memory."""
+    top = _peaks(max(1, threads))
+    return f"{max(gflops / top.gflops, gbs / top.copy_gbs):.0%}"
+
+
+@functools.cache
+def _peaks(threads: int) -> Peaks:
+    return peaks(isa.host(), threads)

@@ -24,6 +24,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops.estimate import node_cost
 from ranvier.ops.registry import Cost
+from ranvier.providers.base import KernelTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,13 @@ class Profiler:
         found = list(records)
         with self._lock:
             self.kernels.extend(found)
+
+    def inside(self, step: Any, times: Iterable[KernelTime]) -> None:
+        """What a step's kernel tells of its own parts."""
+        self.add_kernels(
+            KernelRecord(t.label, t.kernel, step.provider, t.start_ns, t.end_ns, t.flops, t.bytes, t.threads)
+            for t in times
+        )
 
     def runs(self) -> list[tuple[int, int]]:
         """Start and end of every whole run."""

@@ -15,7 +15,7 @@ from ranvier.errors import InvalidConfig, InvalidValue, KernelError, OutOfMemory
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.allocation import MAX_RANK
-from ranvier.providers.base import BodyRunner, BoundKernel, CompileContext, CompiledKernel, ExecutionProvider
+from ranvier.providers.base import BodyRunner, BoundKernel, CompileContext, CompiledKernel, ExecutionProvider, Profiled
 from ranvier.runtime.control import RunControl, current
 from ranvier.runtime.partition import Part, Partitioner
 
@@ -151,10 +151,11 @@ class Program:
             outputs: list[Any] = [buffers.get(slot) for slot in step.outputs]
             started = time.perf_counter_ns() if profiler is not None else 0
             try:
-                if prepared is None:
-                    step.kernel(inputs, outputs, None, dims)
+                kernel, workspace = (step.kernel, None) if prepared is None else prepared
+                if profiler is not None and isinstance(kernel, Profiled):
+                    profiler.inside(step, kernel.profile(inputs, outputs, workspace, dims))
                 else:
-                    prepared[0](inputs, outputs, prepared[1], dims)
+                    kernel(inputs, outputs, workspace, dims)  # type: ignore[arg-type]
             except RanvierError as error:
                 if not _located(error):
                     error.node = error.node or step.label

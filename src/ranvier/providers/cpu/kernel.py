@@ -16,7 +16,14 @@ from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.logs import warn_once
 from ranvier.ops import TypeInference, registry
-from ranvier.providers.base import CompileContext, KernelStats, MemoryUsage, Subgraph, TensorAllocator
+from ranvier.providers.base import (
+    CompileContext,
+    KernelStats,
+    KernelTime,
+    MemoryUsage,
+    Subgraph,
+    TensorAllocator,
+)
 from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.realise import Packs, Target
 from ranvier.providers.cpu.specialise import Specialised, define
@@ -79,22 +86,33 @@ class CpuKernel:
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:
-        given = [
-            np.ascontiguousarray(inputs[k]) if np.ndim(inputs[k]) else np.asarray(inputs[k]) for k in self._positions
-        ]
+        self._run(inputs, outputs, profiled=False)
+
+    def profile(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Any, dims: Mapping[str, int]
+    ) -> list[KernelTime]:
+        return self._run(inputs, outputs, profiled=True)
+
+    def _run(self, inputs: Sequence[Any], outputs: list[Any], profiled: bool) -> list[KernelTime]:
+        given = [contiguous(inputs[k]) for k in self._positions]
         made = self._find(given)
         if made is None:
             self._interpret(inputs, outputs)
-            return
+            return []
         results = _fitting(outputs, made)
         memory = self._allocator.alloc(made.workspace)
         started = time.perf_counter()
         try:
-            made.run(given, results, memory.ctypes.data)
+            if profiled:
+                records = made.profile(given, results, memory.ctypes.data)
+            else:
+                records = []
+                made.run(given, results, memory.ctypes.data)
         finally:
             self._allocator.free(memory)
         outputs[:] = results
         self.count(time.perf_counter() - started)
+        return records
 
     def count(self, seconds: float) -> None:
         self._calls += 1
@@ -180,11 +198,19 @@ class CpuKernel:
     @property
     def source(self) -> str:
         """The launches of the newest specialisation, for people to read."""
-        with self._lock:
-            newest = next((m for m in reversed(self._made.values()) if m is not None), None)
+        newest = self._newest()
         if newest is None:
             return "not yet compiled: shapes are known at the first run"
         return newest.text()
+
+    def _newest(self) -> Specialised | None:
+        with self._lock:
+            return next((m for m in reversed(self._made.values()) if m is not None), None)
+
+    def assembly(self) -> list[str]:
+        """The machine code of all kernels of the newest specialisation."""
+        newest = self._newest()
+        return [] if newest is None else newest.assembly()
 
 
 class Bound:
@@ -200,14 +226,31 @@ class Bound:
 
     def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None:
         """As a compiled kernel, but ``workspace`` is the address of ``self.workspace`` bytes."""
-        given = [inputs[k] for k in self.positions]
+        self._complete(outputs)
+        self.call([inputs[k] for k in self.positions], outputs, workspace)
+
+    def call(self, given: list[Array], outputs: list[Array], workspace: int) -> None:
         for k, x in enumerate(given):
             if not x.flags.c_contiguous:
-                given[k] = np.ascontiguousarray(x).reshape(x.shape)
+                given[k] = contiguous(x)
+        self.made.run(given, outputs, workspace)
+
+    def profile(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]
+    ) -> list[KernelTime]:
+        self._complete(outputs)
+        return self.made.profile([contiguous(inputs[k]) for k in self.positions], outputs, workspace)
+
+    def _complete(self, outputs: list[Any]) -> None:
         for k, buffer in enumerate(outputs):
             if buffer is None or not buffer.flags.c_contiguous:
                 outputs[k] = np.empty(self.made.results[k].shape, self.made.results[k].dtype)
-        self.made.run(given, outputs, workspace)
+
+
+def contiguous(x: Any) -> Array:
+    """Row-major without gaps; unlike NumPy's function of that name, a scalar keeps its rank."""
+    array = np.asarray(x)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _fitting(outputs: Sequence[Any], made: Specialised) -> list[Array]:

@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.arena import ALIGNMENT, Lifetime, plan_memory
-from ranvier.codegen.launch import At, Launch
+from ranvier.codegen.launch import At, Code, Launch
+from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.program import NativeProgram, Placement
 from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
-from ranvier.providers.base import Subgraph
+from ranvier.ops.pulse import watching
+from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
 from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.realise import Packs, Realised, Realiser, Target
+from ranvier.providers.cpu.watch import Watch
 
 Array = np.ndarray[Any, Any]
 _ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow
@@ -53,18 +56,45 @@ class Specialised:
                 places[storage] = Placement(_ABSOLUTE, storage.array.ctypes.data)
         self._keep = [s.array for s in places if s.array is not None]
         self.threads = target.threads
+        self._isa = target.isa
         self.program = NativeProgram(self.launches, places, target.isa, bases=2 + count + len(part.outputs))
 
-    def run(self, inputs: list[Array], outputs: list[Array], arena: int, times: Any = None, abort: int = 0) -> None:
-        """Outputs from C-contiguous inputs, over ``workspace`` bytes at the address ``arena``."""
-        self.program.run(inputs, outputs, arena, threads=self.threads, times=times, abort=abort)
+    def run(self, inputs: list[Array], outputs: list[Array], arena: int, times: Array | None = None) -> None:
+        """Outputs from C-contiguous inputs, over ``workspace`` bytes at the address ``arena``.
+
+        ``times`` receives one row per launch: start, end, and how many threads took part.
+        """
+        check = watching()
+        if check is None:
+            self.program.run(inputs, outputs, arena, threads=self.threads, times=times)
+        else:
+            with Watch(check) as watch:
+                self.program.run(inputs, outputs, arena, threads=self.threads, times=times, abort=watch.address)
         if self._checks:
             self._check(arena)
+
+    def profile(self, inputs: list[Array], outputs: list[Array], arena: int) -> list[KernelTime]:
+        """Run, and tell how long every launch took."""
+        times = np.zeros((len(self.launches), 3), np.int64)
+        self.run(inputs, outputs, arena, times)
+        return [
+            KernelTime(each.label, each.spec.name, int(start), int(end), each.flops, each.traffic, int(threads))
+            for each, (start, end, threads) in zip(self.launches, times)
+        ]
 
     def _check(self, arena: int) -> None:
         for offset, message, node in self._checks:
             if ctypes.c_uint8.from_address(arena + offset).value:
                 raise InvalidValue(message, node=node)
+
+    def assembly(self) -> list[str]:
+        """Machine code of every distinct kernel, for people."""
+        specs = dict.fromkeys(
+            spec
+            for each in self.launches
+            for spec in (each.spec, *(b.spec for b in each.buffers if isinstance(b, Code)))
+        )
+        return [f"# {spec.name}\n{compiler.assembly(library.source(spec, self._isa), self._isa)}" for spec in specs]
 
     def text(self) -> str:
         """The launches in order, for people."""
