@@ -30,6 +30,7 @@ COMMON = (
     *("width", "last_columns", "depth", "most_rows"),
     *("od", "oh", "ow", "yn", "yd", "yh", "yw", "qd", "qh", "qw", "q0"),
     *("with_bias", "with_residual", "residual_n", "residual_p", "flags", "low", "high"),
+    *("fc", "fh", "fw", "fyd", "fyh", "fyw", "fqd", "fqh", "fqw"),
     *("tile_at", "table_at", "taps", "a_step", "k", "segments"),
 )
 # fixed buffers; after them come the micro-kernels by rows (MOST_ROWS for whole panels, as many for the last), then the
@@ -48,10 +49,11 @@ class Code:
     finish: Finish
     uniform: bool  # output pixels lie evenly apart across the ends of rows too, and are numbered in order
     tail: Tail
+    shuffled: bool = False  # columns are pixels too
 
     @property
     def key(self) -> tuple[object, ...]:
-        tail = () if self.finish == "micro" else (self.uniform, self.tail.key)
+        tail = () if self.finish == "micro" else (self.uniform, self.shuffled, self.tail.key)
         return self.dtype.name, self.out_dtype.name, self.finish, tail
 
 
@@ -187,22 +189,49 @@ class Driver:
             f.call_pointer(code, "void", [self.rows_at(tile, pixel), weights, self.control])
             with f.loop(0, count) as r:
                 offset, number = self.output_pixel(pixel + r)
-                here = f.gep(target, offset, self.out_element)
-                rows = self.tail.rows(image, number)
                 held = f.gep(self.held, step * r, self.element)
+                if self.code.shuffled:
+                    self.finish_shuffled(image, number, offset, column, columns, held)
+                else:
+                    self.finish(image, number, channel, held, f.gep(target, offset, self.out_element), columns)
 
-                def finish(piece: Lanes) -> None:
-                    c = piece.channel
-                    # whole vectors exist in the scratch tile whatever the mask says
-                    acc = f.load(vector(self.element, piece.count), f.gep(held, c, self.element))
-                    place = f.gep(here, c, self.out_element)
-                    self.tail.store(acc, rows, channel + c, place, self.code.out_dtype, piece.mask)
+    def finish_shuffled(self, image: Val, number: Val, offset: Val, column: Val, columns: Val, held: Val) -> None:
+        """A row whose columns belong to several pixels: pixel after pixel."""
+        f, at = self.f, self.at
+        channels = at["fc"]
+        with f.loop(f.div(column, channels), f.div(column + columns - 1, channels) + 1) as tap:
+            first = f.max_(tap * channels - column, 0)
+            wide = f.min_((tap + 1) * channels - column, columns) - first
+            start = column + first - tap * channels
+            beyond, further = self.tap_pixel(tap)
+            place = f.gep(self.y, image * at["yn"] + offset + beyond + start, self.out_element)
+            self.finish(image, number + further, start, f.gep(held, first, self.element), place, wide)
 
-                channel_pieces(f, self.isa, self.item, f.i64(0), columns, finish)
+    def finish(self, image: Val, number: Val, channel: Val, held: Val, place: Val, columns: Val) -> None:
+        """The epilogue of one row, from the scratch tile to the output."""
+        f = self.f
+        rows = self.tail.rows(image, number)
+
+        def body(piece: Lanes) -> None:
+            c = piece.channel
+            # whole vectors exist in the scratch tile whatever the mask says
+            acc = f.load(vector(self.element, piece.count), f.gep(held, c, self.element))
+            there = f.gep(place, c, self.out_element)
+            self.tail.store(acc, rows, channel + c, there, self.code.out_dtype, piece.mask)
+
+        channel_pieces(f, self.isa, self.item, f.i64(0), columns, body)
+
+    def tap_pixel(self, tap: Val) -> tuple[Val, Val]:
+        """How far a tap's pixel lies from the row's first, in the output and in the numbering."""
+        f, at = self.f, self.at
+        line, w = f.div(tap, at["fw"]), f.rem(tap, at["fw"])
+        d, h = f.div(line, at["fh"]), f.rem(line, at["fh"])
+        offset = d * at["fyd"] + h * at["fyh"] + w * at["fyw"]
+        return offset, d * at["fqd"] + h * at["fqh"] + w * at["fqw"]
 
     def output_pixel(self, pixel: Val) -> tuple[Val, Val]:
         """Where a pixel lies in the output, and the number the epilogue knows it by."""
-        f, at = self.f, self.at
+        at = self.at
         if self.code.uniform:
             return pixel * at["yw"], pixel
         line, ow = self.divided(pixel, at["ow"], self.per_width)

@@ -15,7 +15,7 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.driver import COMMON, MOST_ROWS, Code, Driver, Finish
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.patterns import Simple, simple
-from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant
+from ranvier.codegen.llvm.conv.shape import NO_SHUFFLE, ConvShape, Numbering, Packed, Pixels, Shuffle, packed_constant
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
@@ -185,17 +185,18 @@ def gemm_launch(
     tile: Tile,
     rows: Rows,
     numbering: Numbering,
+    shuffle: Shuffle | None = None,
 ) -> Launch:
     """The launch that multiplies the rows of ``x`` with packed weights and finishes into ``out``."""
     item = x.dtype.numpy.itemsize
-    uniform = pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
+    uniform = shuffle is None and pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
     known = simple(epilogue, out) if uniform and not rows.dots else None
     finish: Finish = "driver"
     if known is not None and out.dtype is x.dtype:
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
     known = known or Simple()
     tail = Tail.of(epilogue, x.dtype)
-    code = Code(x.dtype, out.dtype, finish, uniform, tail)
+    code = Code(x.dtype, out.dtype, finish, uniform, tail, shuffle is not None)
     driver, blocks = rows.driver, rows.blocks
     extra = rows.structure
 
@@ -222,6 +223,7 @@ def gemm_launch(
         **dict(zip(("od", "oh", "ow"), shape.out)),
         **dict(zip(("yn", "yd", "yh", "yw"), place.numbers)),
         **numbering.fields,
+        **(shuffle or NO_SHUFFLE).fields,
         "with_bias": int(known.bias is not None),
         "with_residual": int(residual is not None),
         "residual_n": residual.strides[0] if residual is not None else 0,
@@ -250,7 +252,7 @@ def gemm_launch(
         (*(numbers[name] for name in (*COMMON, *driver.fields)), *(tail.dims if by_driver else ())),
         tiles=shape.n * blocks.count * shape.group * blocks.columns,
         writes=(out.storage,),
-        scratch=rows.tile_at + tile.rows * cut.columns * item,
+        scratch=rows.tile_at + (tile.rows * cut.columns + cut.lanes) * item,  # the last vector may begin late
         flops=shape.flops,
         traffic=float(x.nbytes + out.nbytes + packed.storage.nbytes),
         label="conv",

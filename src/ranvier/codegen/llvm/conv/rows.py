@@ -18,7 +18,7 @@ from ranvier.codegen.llvm.conv.plan import (
     rows_used,
     work_pieces,
 )
-from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, require_channels_last
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, Shuffle, require_channels_last
 from ranvier.codegen.llvm.conv.strip import StripRows
 from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of
 from ranvier.codegen.llvm.isa import Isa
@@ -46,6 +46,7 @@ def gemm_conv(
     epilogue: Epilogue | None,
     threads: int,
     numbering: Numbering | None = None,
+    shuffle: Shuffle | None = None,
 ) -> list[Launch]:
     """A convolution through the micro-kernels."""
     item = x.dtype.numpy.itemsize
@@ -63,7 +64,7 @@ def gemm_conv(
         else:
             rows = _table(x, shape, cut, tile, item, threads)
     numbering = numbering or Numbering.plain(shape.out)
-    return [gemm_launch(x, packed, out, shape, isa, epilogue, cut, tile, rows, numbering)]
+    return [gemm_launch(x, packed, out, shape, isa, epilogue, cut, tile, rows, numbering, shuffle)]
 
 
 def _even(x: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int) -> Rows:
@@ -118,6 +119,7 @@ def narrow_conv(
     epilogue: Epilogue | None,
     threads: int,
     numbering: Numbering | None = None,
+    shuffle: Shuffle | None = None,
 ) -> list[Launch]:
     """A convolution with few output channels, by dot products along the input channels."""
     require_channels_last(x, "the input")
@@ -132,7 +134,7 @@ def narrow_conv(
     swapped = along_pixels(epilogue)
     numbering = numbering or Numbering.plain(shape.out)
     rows = replace(rows, blocks=whole)
-    return [gemm_launch(x, packed, out, shape, isa, swapped, cut, tile, rows, numbering)]
+    return [gemm_launch(x, packed, out, shape, isa, swapped, cut, tile, rows, numbering, shuffle)]
 
 
 def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, isa: Isa, threads: int) -> Rows:

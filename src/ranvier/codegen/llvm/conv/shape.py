@@ -184,3 +184,27 @@ class Numbering:
 def require_channels_last(view: View, what: str) -> None:
     if view.shape[1] != 1 and view.strides[1] != 1:
         raise ValueError(f"{what} of a convolution must lie channels-last (stride 1), not {view.strides[1]}")
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Columns of a product that become pixels: column ``tap * channels + c`` of a row is channel ``c`` of the output
+    pixel that lies the tap's steps beyond the row's first. A transposed convolution whose kernel is its stride."""
+
+    channels: int
+    kernel: Triple
+    steps: Triple  # in the output, in elements
+    numbers: Triple  # in the epilogue's numbering
+
+    @property
+    def fields(self) -> dict[str, int]:
+        return {
+            "fc": self.channels,
+            "fh": self.kernel[1],
+            "fw": self.kernel[2],
+            **dict(zip(("fyd", "fyh", "fyw"), self.steps)),
+            **dict(zip(("fqd", "fqh", "fqw"), self.numbers)),
+        }
+
+
+NO_SHUFFLE = Shuffle(1, (1, 1, 1), (0, 0, 0), (0, 0, 0))

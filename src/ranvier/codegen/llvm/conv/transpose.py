@@ -3,6 +3,9 @@
 Output positions fall into phases by their remainder modulo the stride. All positions of one phase read the same taps,
 at input positions that advance by one: each phase is a convolution of stride 1 with some of the taps (reversed), and
 writes every s-th pixel of the output. No zeros are inserted and nothing is computed twice.
+
+Where the kernel is the stride, every phase has one tap and all read the same input: one product with the taps side by
+side as columns, shuffled into pixels as it is stored, reads the input once.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv import rows
 from ranvier.codegen.llvm.conv.dynamic import WeightView, conv_dynamic
 from ranvier.codegen.llvm.conv.front import conv, pack_weights
-from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
+from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, Shuffle
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -102,8 +106,56 @@ def _phases(shape: ConvShape) -> Iterator[_Phase]:
         yield _Phase(axes, plain, Numbering(sd * height * width, sh * width, sw, first))
 
 
+def _tiles_output(shape: ConvShape) -> bool:
+    """Kernel and stride agree, so that every output pixel has one tap."""
+    return (
+        shape.group == 1
+        and shape.kernel == shape.strides
+        and (shape.dilations, shape.begin) == ((1, 1, 1), (0, 0, 0))
+        and shape.out == tuple(i * s for i, s in zip(shape.size, shape.strides))
+    )
+
+
+def _product(shape: ConvShape) -> ConvShape:
+    """The 1x1 convolution with all taps as columns."""
+    one = (1, 1, 1)
+    columns = shape.cout * shape.taps
+    return ConvShape(shape.n, 1, shape.cin, columns, shape.size, shape.size, one, one, one, (0, 0, 0))
+
+
+def _shuffled(
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    threads: int,
+) -> list[Launch]:
+    place = Pixels.of(out)
+    (sd, sh, sw), (_, height, width) = shape.strides, shape.out
+    numbers = (height * width, width, 1)
+    shuffle = Shuffle(shape.cout, shape.kernel, (place.d, place.h, place.w), numbers)
+    numbering = Numbering(sd * numbers[0], sh * width, sw, 0)
+    spatial = out.rank - 2
+    # the pixels of the first tap: as many as the input has
+    first = View(
+        out.storage,
+        out.dtype,
+        (*out.shape[:2], *shape.size[3 - spatial :]),
+        (*out.strides[:2], *(s * by for s, by in zip(out.strides[2:], shape.strides[3 - spatial :]))),
+        out.offset,
+    )
+    kernel = rows.narrow_conv if packed.kind == "narrow" else rows.gemm_conv
+    return kernel(x, packed, first, _product(shape), isa, epilogue, threads, numbering, shuffle)
+
+
 def pack_transposed(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape) -> tuple[Packed, ...]:
     """Weights [cin, cout/group, *kernel] of a ConvTranspose, packed phase by phase."""
+    if _tiles_output(shape):
+        columns = w.reshape(shape.cin, shape.cout, shape.taps).transpose(2, 1, 0)
+        flat = np.ascontiguousarray(columns).reshape(shape.taps * shape.cout, shape.cin, 1, 1, 1)
+        return (pack_weights(flat, isa, _product(shape), winograd=False),)
     full = w.reshape(shape.group, shape.depth, shape.width, *shape.kernel)
     full = full.transpose(0, 2, 1, 3, 4, 5).reshape(shape.cout, shape.depth, *shape.kernel)
     found: list[Packed] = []
@@ -129,6 +181,8 @@ def conv_transpose(
     """Launches of a ConvTranspose; ``shape`` from :meth:`ConvShape.transpose`, weights from ``pack_transposed``."""
     if shape.is_empty:
         return []
+    if _tiles_output(shape):
+        return _shuffled(x, packed[0], out, shape, isa, epilogue, threads)
     found: list[Launch] = []
     for phase, weights in zip(_phases(shape), packed, strict=True):
         target = phase.output(out, shape)
