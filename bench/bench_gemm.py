@@ -2,9 +2,10 @@
 
     python bench/bench_gemm.py [--rounds 10] [--only bert] [--isa avx2] [--json]
 
-Times are CPU time of the calling thread (everything here runs on it), the least of many short repetitions, the peers
-interleaved with ours: that is what stays comparable on a machine that others use too. The peak is what a loop of
-register-only FMAs reaches in the same run.
+Times are CPU time of the calling thread (everything here runs on it), the least of many short repetitions; how much
+faster ours is, is the median over rounds in which the peers and ours run one after the other. That is what stays
+comparable on a machine that others use too. The peak is what a loop of
+register-only FMAs reaches between the runs of the same case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import json
 import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -48,13 +50,22 @@ class Case:
     batch: int = 1
     constant: bool = True
     transposed: bool = False
-    best: dict[str, float] = field(default_factory=dict)
+    rounds: dict[str, list[float]] = field(default_factory=dict)  # least seconds of every round, per runner
+    peak: float = 0.0  # of FMAs, measured between the runs of this case
 
     @property
     def name(self) -> str:
         lead = f"{self.batch}x" if self.batch > 1 else ""
         kind = "" if self.constant else " input B" + ("^T" if self.transposed else "")
         return f"{lead}{self.m}x{self.k}x{self.n}{kind}"
+
+    @property
+    def best(self) -> dict[str, float]:
+        return {name: min(found) for name, found in self.rounds.items()}
+
+    def ratio(self, peer: str) -> float:
+        """How much longer the peer takes: the median over rounds, as both share each round's disturbances."""
+        return statistics.median(p / o for p, o in zip(self.rounds[peer], self.rounds["ours"]))
 
     @property
     def flops(self) -> float:
@@ -173,9 +184,9 @@ def peak_loop(isa: Isa) -> Callable[[], float]:
     return once
 
 
-def measure(cases: list[Case], isa: Isa, rounds: int) -> float:
-    """Fills every case's best seconds per runner; returns the FMA peak in GFLOP/s."""
-    peak, fma = 0.0, peak_loop(isa)
+def measure(cases: list[Case], isa: Isa, rounds: int) -> None:
+    """Fills every case's best seconds per runner, and its FMA peak in GFLOP/s."""
+    fma = peak_loop(isa)
     for case in cases:  # one after the other: each finds its own data in the caches, as it would in a loop
         a = fresh(case.batch, case.m, case.k)
         b = fresh(1 if case.constant else case.batch, *((case.n, case.k) if case.transposed else (case.k, case.n)))
@@ -184,20 +195,21 @@ def measure(cases: list[Case], isa: Isa, rounds: int) -> float:
         peer = onnx_peer(case, a, b)
         if peer is not None:
             runs["onnxruntime"] = peer
-        repeat = max(2, min(40, int(2e8 / case.flops)))
+        repeat = max(1, min(40, int(2e8 / case.flops)))
         for _ in range(rounds):
-            peak = max(peak, *(fma() for _ in range(5)))
+            case.peak = max(case.peak, *(fma() for _ in range(5)))
             for name, run in runs.items():
+                least = math.inf
                 for _ in range(repeat):
                     start = time.thread_time()
                     run()
-                    case.best[name] = min(case.best.get(name, math.inf), time.thread_time() - start)
-    return peak
+                    least = min(least, time.thread_time() - start)
+                case.rounds.setdefault(name, []).append(least)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="a group: square, bert, rows, vector, narrow, attention, tiny")
     parser.add_argument("--isa", default="", help="another instruction set than the best")
     parser.add_argument("--json", action="store_true")
@@ -206,22 +218,25 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**ONE_THREAD, **os.environ})
     isa = next(i for i in available() if not options.isa or i.name == options.isa)
     cases = [c for c in CASES if not options.only or c.group == options.only]
-    peak = measure(cases, isa, options.rounds)
+    measure(cases, isa, options.rounds)
     if options.json:
-        rows = [{"case": c.name, "flops": c.flops, "seconds": c.best} for c in cases]
-        print(json.dumps({"isa": isa.name, "peak_gflops": peak, "cases": rows}))
+        rows = [{"case": c.name, "flops": c.flops, "seconds": c.best, "peak_gflops": c.peak} for c in cases]
+        print(json.dumps({"isa": isa.name, "cases": rows}))
         return
-    table = Table(title=f"{isa.name}, FMA peak {peak:.0f} GFLOP/s")
+    table = Table(title=f"{isa.name}, FMA peak {max(c.peak for c in cases):.0f} GFLOP/s")
     for column in ("M x K x N", "us", "GFLOP/s", "of peak", "B GB/s", "numpy us", "onnxruntime us", "ours is x faster"):
         table.add_column(column, justify="left" if column == "M x K x N" else "right")
     for c in cases:
         mine = c.best["ours"]
         rate = c.flops / mine / 1e9
-        peers = [c.best.get(p) for p in ("numpy", "onnxruntime")]
+        names = ("numpy", "onnxruntime")
+        peers = [c.best.get(p) for p in names]
         weights = 4.0 * c.k * c.n * (1 if c.constant else c.batch) / mine / 1e9
-        ratio = " / ".join(f"{p / mine:.2f}" if p else "-" for p in peers)
+        ratio = " / ".join(f"{c.ratio(p):.2f}" if p in c.rounds else "-" for p in names)
         shown = (f"{p * 1e6:.1f}" if p else "-" for p in peers)
-        table.add_row(c.name, f"{mine * 1e6:.1f}", f"{rate:.1f}", f"{rate / peak:.0%}", f"{weights:.1f}", *shown, ratio)
+        table.add_row(
+            c.name, f"{mine * 1e6:.1f}", f"{rate:.1f}", f"{rate / c.peak:.0%}", f"{weights:.1f}", *shown, ratio
+        )
     Console(width=150).print(table)
 
 
