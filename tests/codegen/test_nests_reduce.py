@@ -275,3 +275,11 @@ def test_huge_rows(isa: Isa) -> None:
 def _sum_launches(x: Array, isa: Isa, threads: int) -> Any:
     view, _, _ = strided(x)
     return launches(reduction(output((1,))[0], view, (0,), "sum"), isa, threads)
+
+
+@ISAS
+def test_long_columns_are_shared_out(isa: Isa) -> None:
+    """Sums over many rows into few columns: lanes run over the columns, parts over the rows."""
+    reduce_check(isa, data((5000, 64)), (0,), "sum", tolerance=1e-3, splits=(1, 2))
+    view = View.temporary(F32, (5000, 64))
+    assert max(m.tiles for m in launches(reduction(output((1, 64))[0], view, (0,), "sum"), isa)) >= 4

@@ -12,21 +12,24 @@ from ranvier.codegen.loops.ir import Nest
 from ranvier.codegen.loops.normalize import normalized
 from ranvier.codegen.loops.split import split
 
+_ENOUGH = 6  # tiles; with fewer, threads would idle
+
 
 def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
     """The kernel calls that carry out a nest: usually one, none where there is nothing to do."""
     normal = normalized(nest)
     if normal is None:
         return []
-    parts = split(normal)
-    if parts[0] is not normal:
-        parts = [n for n in map(normalized, parts) if n is not None]
-    return [_launch(part, isa) for part in parts]
-
-
-def _launch(nest: Nest, isa: Isa) -> Launch:
-    axes = transposed_axes(nest, isa)
-    return launch_of(schedule(nest, isa), nest.label) if axes is None else transpose_launch(nest, isa, axes)
+    axes = transposed_axes(normal, isa)
+    if axes is not None:
+        return [transpose_launch(normal, isa, axes)]
+    plan = schedule(normal, isa)
+    if plan.tiles < _ENOUGH and normal.row:
+        parts = split(normal)
+        if parts[0] is not normal:
+            plans = [schedule(n, isa) for n in map(normalized, parts) if n is not None]
+            return [launch_of(p, nest.label) for p in plans]
+    return [launch_of(plan, nest.label)]
 
 
 def launch_of(plan: Schedule, label: str = "") -> Launch:
@@ -43,6 +46,7 @@ def launch_of(plan: Schedule, label: str = "") -> Launch:
         plan.dims,
         plan.tiles,
         tuple(dict.fromkeys(plan.operands[k].view.storage for k in written)),
+        grain=plan.grain,
         scratch=plan.scratch,
         flops=plan.flops,
         traffic=plan.traffic,

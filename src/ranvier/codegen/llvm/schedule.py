@@ -71,6 +71,7 @@ class Schedule:
     operands: tuple[Operand, ...]
     dims: tuple[int, ...]
     tiles: int
+    grain: int
     scratch: int
     flops: float
     traffic: float
@@ -164,7 +165,14 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         title, args, stages, packed, repeat, lane, row, in_row, lanes, unroll, unrolls, parked, tuple(slots), key
     )
     return Schedule(
-        structure, nest.operands, tuple(dims), tiles, park * len(parked), points * max(1.0, point), float(traffic)
+        structure,
+        nest.operands,
+        tuple(dims),
+        tiles,
+        min(tiles, max(1, round(_TILE_NS * tiles / max(1.0, nanoseconds)))),
+        park * len(parked),
+        points * max(1.0, point),
+        float(traffic),
     )
 
 

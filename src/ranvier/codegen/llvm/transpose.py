@@ -86,6 +86,7 @@ def transpose_launch(nest: Nest, isa: Isa, axes: tuple[int, int]) -> Launch:
         tuple(dims),
         math.prod(nest.extents[k] for k in packed) * count_a * count_b,
         (target_of.view.storage,),
+        grain=4,
         flops=float(points),
         traffic=2.0 * points * size,
         label=nest.label,

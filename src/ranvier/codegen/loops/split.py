@@ -1,6 +1,6 @@
 """Few, huge rows cut into parts, so that their work can be shared out.
 
-A nest with hardly any outer points would be the work of one thread. Its folds are then taken over parts of the row
+A nest with hardly any tiles would be the work of one thread. Its folds are then taken over parts of the row
 into temporaries, combined by a second nest, and used by a third where values are stored along the row. How many parts
 depends on the sizes alone: results are the same whatever the number of threads (and sums the more accurate).
 """
@@ -16,18 +16,17 @@ from ranvier.codegen.loops.normalize import Rewriter, leaves
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
-_POINTS = 1 << 17  # a row of fewer is not worth cutting
-_ROWS = 6  # with more results than this there is enough to share out as it is
+_POINTS = 1 << 17  # less work than this is not worth cutting
+_ROW = 1 << 12  # nor is a row this short
 _PART = 1 << 14  # points of a part, about
 _PARTS = 64  # and no more parts than this
 
 
 def split(nest: Nest) -> list[Nest]:
-    """The nest itself, or nests that do the same work in parts."""
+    """Nests that do the same work in parts, for one with too few tiles; the nest itself where that is not worth it."""
     row_points = math.prod(nest.extents[a] for a in nest.row)
-    outer_points = math.prod(nest.extents[a] for a in nest.outer)
     folds = [s for s in nest.stages if isinstance(s, Reduce)]
-    if not folds or row_points < _POINTS or outer_points > _ROWS:
+    if not folds or math.prod(nest.extents) < _POINTS or row_points < _ROW:
         return [nest]
     if any(is_arg(s.fold) for s in folds) or not all(isinstance(s, Reduce | Map | Final) for s in nest.stages):
         return [nest]
@@ -75,8 +74,7 @@ class _Splitter:
         nest = self.nest
         axis = max(nest.row, key=lambda a: nest.extents[a])
         extent = nest.extents[axis]
-        row_points = math.prod(nest.extents[a] for a in nest.row)
-        parts = max(2, min(_PARTS, row_points // _PART, extent))
+        parts = max(2, min(_PARTS, math.prod(nest.extents) // _PART, extent))
         length = extent // parts
         rest = extent - parts * length
         slots = parts + (rest > 0)
