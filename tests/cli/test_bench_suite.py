@@ -16,11 +16,13 @@ from onnx import helper
 from bench import models as scripts
 from bench.models.__main__ import write
 from ranvier.cli import exit_codes, peers
+from ranvier.cli.plots.speeds import draw
 from ranvier.cli.suites import catalogue, feeds
 from ranvier.cli.suites.results import geometric_mean, summary
 from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
 from tests.cli.conftest import save_model
+from tests.cli.test_profile_plots import check_layout
 
 QUICK = ("--suite", "cpu", "--seconds", "0.02", "--rounds", "2", "--warmup", "0", "--threads", "1", "--only", "own_*")
 
@@ -217,6 +219,20 @@ def test_summary():
     assert at["more_memory"] == 4 and at["nodes"] == {"cpu": 12, "reference": 4}
     assert [w["case"] for w in found["wrong"]] == ["c", "d"]
     assert geometric_mean([]) is None
+
+
+def test_picture():
+    cases = [entry(f"model_{k}", ratio) for k, ratio in enumerate([0.001, 0.3, 1.0, 1.9, 400.0])]
+    cases.append({"name": "absent", "group": "built", "tolerance": 1e-3, "problem": "there is no such file"})
+    for case in cases[:-1]:
+        for figures in case["runs"][0]["runners"].values():
+            figures["median_seconds"] = 0.0123
+    settings = {"runners": ["ranvier", "onnxruntime"], "threads": [1], "seconds": 1.0}
+    machine = {"model_name": "a processor", "machine": "x", "cores": 2}
+    canvas = draw({"cases": cases, "settings": settings, "machine": machine})
+    check_layout(canvas)
+    text = canvas.svg()
+    assert "0.001×" in text and "400×" in text and "not measured" in text and "model_3: ranvier" in text
 
 
 # -- models that are built ------------------------------------------------------------------------------------------

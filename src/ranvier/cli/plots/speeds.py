@@ -14,6 +14,7 @@ from ranvier.cli.suites.results import SLOW
 
 _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM, _WIDTH = 18, 190, 140, 92, 44, 980
 _RADIUS = 4.5
+_FARTHEST = 16.0  # ratios beyond this stand at the edge, with their number
 
 
 def draw(data: Mapping[str, Any]) -> Canvas:
@@ -44,7 +45,8 @@ def draw(data: Mapping[str, Any]) -> Canvas:
 
 def _scale(cases: Sequence[Mapping[str, Any]], runners: Sequence[str]) -> Scale:
     found = [r for c in cases for run in c.get("runs", ()) for r in _ratios(run, runners).values()]
-    low, high = min([0.8, *found]), max([1.25, *found])
+    low = max(min([0.8, *found]), 1 / _FARTHEST)
+    high = min(max([1.25, *found]), _FARTHEST)
     return Scale(low / 1.1, high * 1.1, _LEFT, _WIDTH - _RIGHT, log=True)
 
 
@@ -99,7 +101,12 @@ def _dots(
         # ours is drawn last and lies on top
         for runner, ratio in sorted(_ratios(run, runners).items(), key=lambda item: item[0] == peers.SELF):
             text = f"{case['name']}: {runner}, {run['threads']} threads: {ratio:.2f}×"
-            _dot(canvas, scale(ratio), y, runners.index(runner), run["threads"] == threads[0], text)
+            place = scale(min(max(ratio, scale.low), scale.high))
+            _dot(canvas, place, y, runners.index(runner), run["threads"] == threads[0], text)
+            if not scale.inside(ratio):
+                low = ratio < scale.low
+                text, anchor = f"{number_text(ratio)}×", "start" if low else "end"
+                canvas.text(place + (8 if low else -8), y + 4, text, 10, FAINT, anchor=anchor)
             shown = True
     if not shown:
         canvas.text(_LEFT + 8, y + 4, (case.get("problem") and "not measured") or "nothing to compare", 10, FAINT)

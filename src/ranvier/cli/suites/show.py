@@ -23,7 +23,8 @@ def show(output: Output, data: Mapping[str, Any]) -> None:
         ]
         output.heading(f"{_threads(threads)}: {len(rows)} models")
         output.show(table(_columns(runners), rows), "")
-        output.show(f"set-up and peak memory in the order {', '.join(runners)}")
+        if len(runners) > 1:
+            output.show(f"peak memory in the order {', '.join(runners)}")
     show_summary(output, data)
 
 
@@ -35,7 +36,7 @@ def _columns(runners: Sequence[str]) -> list[str]:
         else [f">{r} × {BASE}" for r in runners if r != BASE]
     )
     columns = ["!model", *(f">{name}" for name in runners), *against, ">error"]
-    setup = f"set-up: cold | cached | {BASE}" if own else "set-up"
+    setup = f"set-up: cold | cached | {BASE}" if own else f"set-up: {' | '.join(runners)}"
     return [*columns, f">{setup}", ">peak memory", ">weights", *([">on cpu"] if own else [])]
 
 
