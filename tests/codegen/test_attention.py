@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.attention import attention
 from ranvier.codegen.llvm.isa import Isa
-from tests.codegen.harness import ISAS, Array, run, view_of
+from ranvier.codegen.storage import Storage
+from ranvier.ops.nn import attention as reference
+from ranvier.ops.registry import Call
+from tests.codegen.harness import ISAS, Array, Runner, view_of
 
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+_kept: list[object] = []  # kernels of earlier cases: most cases share them, and each is compiled once
+
+
+def run(launches: Sequence[Launch], isa: Isa, bound: Mapping[Storage, Array], *, split: int = 1) -> None:
+    runner = Runner(launches, isa, bound, split=split)
+    _kept.append(runner.kernels)
+    runner()
 
 
 def oracle(
@@ -27,35 +38,33 @@ def oracle(
     softcap: float = 0.0,
     lengths: Array | None = None,
 ) -> Array:
-    """Row by row in float64; a masked key plays no part, a row without keys is zero."""
+    """The whole score matrix in float64; a masked key plays no part, a row without keys is zero."""
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
-    out = np.zeros((batch, heads, queries, v.shape[3]))
-    if mask is not None and 1 < mask.shape[-1] < keys:
-        fill = np.zeros if mask.dtype == np.bool_ else functools.partial(np.full, fill_value=-np.inf)
-        longer = fill((*mask.shape[:-1], keys), dtype=mask.dtype)
-        longer[..., : mask.shape[-1]] = mask
-        mask = longer
-    wide = None if mask is None else np.broadcast_to(mask, (batch, heads, queries, keys))
-    for b, h, i in np.ndindex(batch, heads, queries):
-        group = h // (heads // k.shape[1])
-        scores = k[b, group] @ q[b, h, i] * scale
-        if softcap:
-            scores = np.tanh(scores / softcap) * softcap
-        valid = keys if lengths is None else int(lengths[b])
-        seen = np.arange(keys) < valid
-        if causal:
-            first = valid - queries if offset is None else offset
-            seen &= np.arange(keys) <= i + first
-        if wide is not None:
-            row = wide[b, h, i]
-            seen &= row if mask.dtype == np.bool_ else ~np.isneginf(row)  # type: ignore[union-attr]
-            scores = scores if row.dtype == np.bool_ else scores + row
-        if seen.any():
-            weights = np.exp(scores[seen] - scores[seen].max())
-            out[b, h, i] = weights @ v[b, group][seen] / weights.sum()
-    return out
+    k, v = (np.repeat(a, heads // a.shape[1], axis=1) for a in (k, v))
+    scores = np.einsum("bhid,bhjd->bhij", q, k) * scale
+    if softcap:
+        scores = np.tanh(scores / softcap) * softcap
+    valid = np.full(batch, keys) if lengths is None else lengths.astype(np.int64)
+    key, query = np.arange(keys), np.arange(queries)[:, None]
+    seen = np.broadcast_to(key < valid[:, None, None, None], scores.shape).copy()
+    if causal:
+        first = (valid - queries if offset is None else np.full(batch, offset))[:, None, None, None]
+        seen &= key <= query + first
+    if mask is not None:
+        if 1 < mask.shape[-1] < keys:
+            seen[..., mask.shape[-1] :] = False
+            mask = np.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (0, keys - mask.shape[-1])])
+        seen &= mask if mask.dtype == np.bool_ else ~np.isneginf(mask)
+        scores = scores if mask.dtype == np.bool_ else scores + np.where(np.isneginf(mask), 0, mask)
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.where(seen, np.exp(scores - np.where(np.isneginf(top), 0, top)), 0)
+    total = weights.sum(axis=-1, keepdims=True)
+    # values behind the last key that counts may be anything, so they are left out rather than multiplied by zero
+    counted = np.where(np.any(seen, axis=2, keepdims=True).swapaxes(2, 3), v, 0)
+    return np.asarray(weights / np.where(total == 0, 1, total) @ counted)
 
 
 def computed(isa: Isa, q: Array, k: Array, v: Array, out: Array, *, split: int = 1, **options: Any) -> Array:
@@ -233,3 +242,30 @@ def test_splits_agree_bit_for_bit(isa: Isa) -> None:
         one = computed(isa, q, k, v, out, scale=0.2, causal=True).copy()
         for split in (2, 5):
             assert np.array_equal(one, computed(isa, q, k, v, out, scale=0.2, causal=True, split=split))
+
+
+@each_isa
+@pytest.mark.parametrize("queries", [1, 10])
+def test_against_the_reference_operator(isa: Isa, queries: int) -> None:
+    """ONNX's own corners: a past, lengths of the cache with causality, a softcap, rows that see nothing."""
+    q, k, v, out = operands(17, 3, 4, 2, queries, 24, 16)
+    wide = [a.astype(np.float64) for a in (q, k, v)]
+    past = [a[:, :, :14] for a in wide[1:]]
+    fresh = [a[:, :, 14:] for a in wide[1:]]
+    mask = np.random.default_rng(18).random((queries, 24)) < 0.3
+    mask[0] = False
+    lengths = np.array([4, 24, 12])
+
+    def operator(*arguments: Array | None, **attrs: Any) -> Array:
+        return np.asarray(reference.attention.body(*arguments, ctx=Call(), **attrs)[0])
+
+    found = computed(isa, q, k, v, out, scale=0.25, causal=True, offset=14)
+    expected = operator(wide[0], *fresh, None, *past, is_causal=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    found = computed(isa, q, k, v, out, scale=0.25, causal=True, lengths=lengths)
+    expected = operator(*wide, None, None, None, lengths, is_causal=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    found = computed(isa, q, k, v, out, scale=0.3, mask=mask, softcap=1.5)
+    expected = operator(*wide, mask, scale=0.3, softcap=1.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert (found[:, :, 0] == 0).all()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.fourier import dft, stft, unsupported
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
-from tests.codegen.harness import ISAS, Array, run, view_of
+from tests.codegen.harness import ISAS, Array, Runner, view_of
 
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+_kept: list[object] = []  # kernels of earlier cases: most cases share them, and each is compiled once
+
+
+def run(launches: Sequence[Launch], isa: Isa, bound: Mapping[Storage, Array], *, split: int = 1) -> None:
+    runner = Runner(launches, isa, bound, split=split)
+    _kept.append(runner.kernels)
+    runner()
 
 
 def signal(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
