@@ -32,10 +32,15 @@ def _top_k(x: Array, k: int, axis: int, largest: int, in_order: bool = True) -> 
     else:
         order = np.argsort(keys, axis=axis, kind="stable")
     chosen = np.ascontiguousarray(np.take(order, np.arange(k), axis=axis), np.int64)
-    if not in_order and 1 < k < size and (k < 4 or math.log(k) / math.log(size) < _HEAP_UP_TO):
+    if not in_order and in_heap_order(k, size):
         ranks = np.argsort(order, axis=axis, kind="stable")  # 0 is the best: comparing ranks settles ties too
         chosen = np.apply_along_axis(_heap_order, axis, ranks, k)
     return np.take_along_axis(x, chosen, axis), chosen
+
+
+def in_heap_order(k: int, size: int) -> bool:
+    """Is a result that need not be sorted in the order of a heap?"""
+    return 1 < k < size and (k < 4 or math.log(k) / math.log(size) < _HEAP_UP_TO)
 
 
 def _heap_order(ranks: Array, k: int) -> Array:
