@@ -63,8 +63,9 @@ class Dim(IntEnum):
     USED = 27  # bit 0: a bias, bit 1: a residual
     FINISH_DIMS = 28  # position in dims of the finish kernel's
     WAITING = 29  # between tiles that wait in scratch; 0 where none waits for another K block
-    RANK = 30  # batch axes
-    BATCH = 31  # extent, then strides of a, b, out, residual, per axis
+    NEXT = 30  # panels from the last one of a tile to the first one of this thread's next tile, or so
+    RANK = 31  # batch axes
+    BATCH = 32  # extent, then strides of a, b, out, residual, per axis
 
 
 def driver_spec() -> KernelSpec:
@@ -119,6 +120,7 @@ class _Driver:
             self.out = f.gep(self.buf(Buf.OUT), offsets[2])
             self.residual = f.gep(self.buf(Buf.RESIDUAL), offsets[3])
             f.store(batch, self.place)
+            self.p1 = p1
             self._tile(p0, p1)
         f.ret()
 
@@ -172,6 +174,14 @@ class _Driver:
         group = nth * self.dim(Dim.ROW_GROUP)
         a = f.gep(self.a, k0 * self.dim(Dim.A_K))
         finishes = f.and_(self.last, f.not_(direct))
+        # While this panel is worked on, every row block fetches some lines of the one that comes next.
+        coming = f.min_(
+            p + f.select(f.cmp("slt", p + 1, self.p1), f.i64(1), self.dim(Dim.NEXT)), self.dim(Dim.PANELS) - 1
+        )
+        fetched = (coming * wide - f.max_(coming - wide_panels, 0) * vector_bytes) * self.dim(Dim.K)
+        coming_at = f.gep(self.b, fetched + k0 * width)
+        slice_ = self.dim(Dim.K_BLOCK) * 64
+        most = self.dim(Dim.K_BLOCK) * width - slice_
         with f.loop(self.i0, self.i1) as i:
             is_large = f.cmp("slt", i, large_rows)
             row = i * rows - f.max_(i - large_rows, 0)
@@ -181,6 +191,7 @@ class _Driver:
             self.slot(Slot.PARTIAL, f.select(self.first, null, waiting))
             beside = f.gep(self.residual, row * self.dim(Dim.RESIDUAL_ROW) + column)
             self.slot(Slot.RESIDUAL, f.select(has_residual, beside, null))
+            self.slot(Slot.FETCH, f.gep(coming_at, f.min_((i - self.i0) * slice_, most)))
             micro = f.select(is_large, large, small)
             f.call_pointer(micro, "void", [f.gep(a, row * self.dim(Dim.A_ROW)), b, self.control])
             with f.if_(finishes):

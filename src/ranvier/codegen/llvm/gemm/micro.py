@@ -25,6 +25,9 @@ changes the few slots that differ from tile to tile. Optional parts are null poi
     RESIDUAL    an addend like the output with rows ``RESIDUAL_STEP`` bytes apart, or null
     FLAGS       ``ALPHA``: multiply by the ALPHA slot; ``CLAMP``: clamp to [LOW, HIGH], where NaN stays NaN
 
+A kernel with :attr:`Micro.fetch` asks for one cache line per k step from FETCH on, to have it in the second-level
+cache: the driver points it at the panel that comes next, which else would be waited for by its first rows.
+
 ALPHA, LOW and HIGH hold the kernel's element type in the low bytes of their slot. ``COLUMNS`` is how many lanes of
 the *last* vector exist: where the instruction set has masks, bias, residual, output and an unpacked B are touched
 only there. Where it has none, COLUMNS is ignored: the driver lets the kernel
@@ -63,6 +66,7 @@ class Slot(IntEnum):
     ALPHA = 12
     LOW = 13
     HIGH = 14
+    FETCH = 15
 
 
 SLOTS = len(Slot)
@@ -79,10 +83,12 @@ class Micro:
     vectors: int
     a: Layout = "rows"
     packed: bool = True
+    fetch: bool = False  # bring lines of a later panel near
 
     def spec(self) -> KernelSpec:
-        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed)
-        name = f"gemm {self.element} {self.rows}x{self.vectors} {self.a}{'' if self.packed else ' in place'}"
+        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed, self.fetch)
+        extra = f"{'' if self.packed else ' in place'}{' fetching' if self.fetch else ''}"
+        name = f"gemm {self.element} {self.rows}x{self.vectors} {self.a}{extra}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             fn = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
@@ -157,6 +163,7 @@ class _Emitter:
         fn, micro = self.fn, self.micro
         self.mask = self._mask() if self.isa.masks else None
         self.b_step: Val | None = None if micro.packed else self.slot(Slot.B_STEP)
+        self.fetch: Val | None = self.slot(Slot.FETCH, "ptr") if micro.fetch else None
         count = self.slot(Slot.K)
         step = self.slot(Slot.A_STEP)
         if micro.a == "table":
@@ -191,7 +198,7 @@ class _Emitter:
             for u in range(self.unroll):
                 if u:
                     self._fence()
-                self._step(row_loader(k, u), u, u % self.splits)
+                self._step(row_loader(k, u), u, u % self.splits, k)
             self._advance(self.unroll)
         if self.unroll == 1:
             return
@@ -239,11 +246,13 @@ class _Emitter:
         by: Operand = self.width * steps if self.b_step is None else self.b_step * steps
         self.b.set(self.fn.gep(self.b.get(), by))
 
-    def _step(self, row: Callable[[int], Val], u: int, split: int) -> None:
+    def _step(self, row: Callable[[int], Val], u: int, split: int, k: Val | None = None) -> None:
         fn, micro = self.fn, self.micro
         base = self.b.get()
         if self.b_step is None:
             base = fn.gep(base, u * self.width)
+            if k is not None and self.fetch is not None:
+                fn.prefetch(fn.gep(self.fetch, (k + u) * 64), locality=2)
             for line in range(0, self.width, 64):
                 fn.prefetch(fn.gep(base, _AHEAD + line))
         else:

@@ -200,6 +200,7 @@ class _Plan:
             Dim.USED: (1 if simple.bias else 0) | (2 if simple.residual else 0),
             Dim.FINISH_DIMS: Dim.BATCH + len(table),
             Dim.WAITING: waiting,
+            Dim.NEXT: 1 + (self.threads - 1) * panel_group,
             Dim.RANK: len(p.batch),
         }
         micro = self._micro_kernels()
@@ -257,4 +258,7 @@ class _Plan:
         widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
         layout: Layout = "rows" if self.by_rows else "columns"
         element = ELEMENTS[self.p.dtype]
-        return tuple(Micro(element, r, v, layout, self.packed).spec() for v in widths for r in rows)
+        # worth it where B is too large to stay near by itself, and every panel is used by several row blocks
+        far = self.panels.packed_elements(self.p.k) * self.item > 2 * _NEAR_BYTES
+        fetch = self.packed and far and self.rows.count > 1
+        return tuple(Micro(element, r, v, layout, self.packed, fetch).spec() for v in widths for r in rows)
