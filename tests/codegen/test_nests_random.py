@@ -131,7 +131,7 @@ class Random:
 
 @ISAS
 def test_random_nests(isa: Isa) -> None:
-    for seed in range(25):
+    for seed in range(15):
         made = Random(seed)
         nest = made.nest()
         check(nest, made.memory, isa, splits=(1, 3), tolerance=1e-4 * math.sqrt(math.prod(nest.extents)))
