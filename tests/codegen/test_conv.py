@@ -365,8 +365,6 @@ def op(name: str, *args: Expr) -> Op:
 ACC = Result(0, F32)
 BIASED = op("add", ACC, Load(0, F32))
 EPILOGUES = {
-    "bias": BIASED,
-    "bias relu": op("max", BIASED, Const(0.0, F32)),
     "relu6": op("min", op("max", BIASED, Const(0.0, F32)), Const(6.0, F32)),
     "residual": op("max", op("add", BIASED, Load(1, F32)), Const(0.0, F32)),
     "silu": op("mul", BIASED, op("sigmoid", BIASED)),

@@ -77,7 +77,7 @@ def test_against_float64(isa: Isa, case: Case, m: int) -> None:
 
 
 @pytest.mark.parametrize("m", [2, 4])
-@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("name", ["residual", "silu"])
 def test_epilogue(isa: Isa, name: str, m: int) -> None:
     assert run_case(CASES[2], m, isa, expr=EPILOGUES[name]) < ALLOWED[m]
 
