@@ -15,6 +15,7 @@ import numpy as np
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
+from ranvier.codegen.llvm.elements import DTYPES
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result, Stage
 from ranvier.codegen.storage import Storage, View, aligned_copy
@@ -216,6 +217,9 @@ class Realiser:
             self.done.launches.append(replace(each, label=self._label))
 
     def copy(self, source: View, target: View) -> None:
+        if target.dtype not in DTYPES:
+            # elements that no code computes with are moved as the bytes they are
+            source, target = _bytes(source), _bytes(target)
         nest = NestBuilder(target.shape, self._label)
         value = nest.load(source)
         self.add(nests.launches(nest.nest([Map(((nest.store(target), value),))]), self.isa, self.threads))
@@ -474,6 +478,11 @@ def _ancestors(defs: Sequence[Def], anchor: Def) -> list[Def]:
 def _label(each: Group) -> str:
     names = dict.fromkeys(d.label for d in each.defs if d.label)
     return " + ".join(names)
+
+
+def _bytes(view: View) -> View:
+    assert view.dtype.numpy.itemsize == 1
+    return View(view.storage, DType.uint8, view.shape, view.strides, view.offset)
 
 
 def slice_of(view: View, axis: int, start: int, size: int) -> View:

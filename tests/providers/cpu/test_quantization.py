@@ -1,0 +1,97 @@
+"""Quantize and dequantize on the CPU provider against the reference."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from tests.providers.cpu.compare import Array, check
+
+RNG = np.random.default_rng(7)
+
+
+def numbers(*shape: int) -> Array:
+    return (RNG.normal(size=shape) * 40).astype(np.float32)
+
+
+def scale(*shape: int, dtype: type = np.float32) -> Array:
+    return RNG.uniform(0.1, 0.9, size=shape).astype(dtype)
+
+
+def zeros(dtype: type, *shape: int) -> Array:
+    limits = np.iinfo(dtype)
+    return RNG.integers(max(limits.min, -100), min(limits.max, 200) + 1, size=shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_quantize(dtype: type, axis: int | None) -> None:
+    x = numbers(3, 5, 17)
+    size = () if axis is None else (x.shape[axis],)
+    attrs = {} if axis is None else {"axis": axis}
+    check("QuantizeLinear", [x, scale(*size), zeros(dtype, *size)], attrs)
+    check("QuantizeLinear", [x, scale(*size)], attrs)
+
+
+def test_ties_saturation_and_what_is_no_number() -> None:
+    x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 1e9, -1e9, np.inf, -np.inf, np.nan, 300, -300], np.float32)
+    one = np.ones((), np.float32)
+    for dtype in (np.int8, np.uint8, np.int16, np.uint16):
+        check("QuantizeLinear", [x, one, np.array(3, dtype)])
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision(kind: type) -> None:
+    x = numbers(4, 33).astype(kind)
+    check("QuantizeLinear", [x, scale(dtype=kind), zeros(np.int8)])
+    check("DequantizeLinear", [RNG.integers(0, 255, (4, 33)).astype(np.uint8), scale(dtype=kind), zeros(np.uint8)])
+    check("QuantizeLinear", [x, scale(), zeros(np.int8)], {"precision": TensorProto.FLOAT})
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32])
+@pytest.mark.parametrize("axis", [None, 0, 2])
+def test_dequantize(dtype: type, axis: int | None) -> None:
+    limits = np.iinfo(dtype)
+    x = RNG.integers(limits.min, limits.max, (3, 4, 19), endpoint=True).astype(dtype)
+    size = () if axis is None else (x.shape[axis],)
+    attrs = {} if axis is None else {"axis": axis}
+    check("DequantizeLinear", [x, scale(*size), zeros(dtype, *size)], attrs, rtol=0, atol=0)
+    check("DequantizeLinear", [x, scale(*size)], attrs, rtol=0, atol=0)
+    check("DequantizeLinear", [x, scale(*size), zeros(dtype, *size)], attrs, constant=[0, 1, 2], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("axis", "block"), [(1, 3), (0, 2), (2, 8)])
+def test_blocks(axis: int, block: int) -> None:
+    x = numbers(4, 7, 19)
+    shape = [-(-d // block) if k == axis else d for k, d in enumerate(x.shape)]
+    attrs = {"axis": axis, "block_size": block}
+    check("QuantizeLinear", [x, scale(*shape), zeros(np.int8, *shape)], attrs)
+    codes = RNG.integers(-128, 127, x.shape).astype(np.int8)
+    check("DequantizeLinear", [codes, scale(*shape), zeros(np.int8, *shape)], attrs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
+def test_four_bits(kind: type) -> None:
+    x = numbers(5, 21)
+    check("QuantizeLinear", [x, scale(), np.array(3).astype(kind)])
+    codes = RNG.integers(0, 8, (5, 21)).astype(kind)
+    check("DequantizeLinear", [codes, scale(5), RNG.integers(0, 8, 5).astype(kind)], {"axis": 0}, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        numbers(3, 50),
+        np.abs(numbers(7)),
+        -np.abs(numbers(2, 3, 4)),
+        np.zeros((5,), np.float32),
+        np.array(-3.5, np.float32),
+        np.array([np.nan, 1, 2, -4], np.float32),
+        numbers(300, 700),
+    ],
+    ids=["both", "positive", "negative", "zeros", "scalar", "nan", "large"],
+)
+def test_dynamic_quantize(x: Array) -> None:
+    check("DynamicQuantizeLinear", [x], outputs=3, rtol=0, atol=0)
