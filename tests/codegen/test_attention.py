@@ -199,6 +199,13 @@ def test_any_strides(isa: Isa, queries: int) -> None:
 
 
 @each_isa
+def test_values_far_apart(isa: Isa) -> None:
+    packed = np.random.default_rng(19).standard_normal((1, 200, 3, 2, 48)).astype(np.float32)
+    q, k, v = (packed[:, :, n].transpose(0, 2, 1, 3) for n in range(3))
+    check(isa, (q, k, v, np.empty((1, 200, 2, 48), np.float32).transpose(0, 2, 1, 3)), causal=True)
+
+
+@each_isa
 @pytest.mark.parametrize("queries", [1, 30])
 def test_softcap_and_extreme_scores(isa: Isa, queries: int) -> None:
     arrays = operands(12, 1, 2, 1, queries, 200, 32)

@@ -27,20 +27,24 @@ COMBINE_DIMS = (*COMMON_DIMS, "kv_heads", "splits", "area", "at_weights")
 _KEYS_AT_ONCE = 8
 
 
-def spec(scoring: Scoring, *, unit_q: bool, unit_out: bool) -> KernelSpec:
+def spec(scoring: Scoring, *, unit_q: bool, unit_out: bool, far: bool) -> KernelSpec:
+    """``far``: keys come from memory rather than a near cache, and are fetched ahead."""
+
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         emit_row(module, f"{symbol}_row", scoring, isa)
-        _Decode(module, symbol, isa, scoring, unit_q, unit_out).emit()
+        _Decode(module, symbol, isa, scoring, unit_q, unit_out, far).emit()
 
-    key = ("attention decode", *scoring.key, unit_q, unit_out)
+    key = ("attention decode", *scoring.key, unit_q, unit_out, far)
     return KernelSpec(f"attention decode {scoring.element}", key, emit)
 
 
 class _Decode:
-    def __init__(self, module: Module, symbol: str, isa: Isa, scoring: Scoring, unit_q: bool, unit_out: bool) -> None:
+    def __init__(
+        self, module: Module, symbol: str, isa: Isa, scoring: Scoring, unit_q: bool, unit_out: bool, far: bool
+    ) -> None:
         buffers = [*buffer_names(scoring), "partial", *CODES]
         self.frame = Frame(module, symbol, isa, scoring.element, buffers, DIMS)
-        self.f, self.scoring, self.unit_q, self.unit_out = self.frame.f, scoring, unit_q, unit_out
+        self.f, self.scoring, self.unit_q, self.unit_out, self.far = self.frame.f, scoring, unit_q, unit_out, far
         self.count = self.frame["group"] * self.frame["queries"]
         self.q_stride = rounded_up(self.f, self.frame["width"], self.frame.lanes)
         self.o_stride = rounded_up(self.f, self.frame["out_width"], self.frame.lanes)
@@ -95,6 +99,8 @@ class _Decode:
                     part = f.load(frame.kind, frame.at(q, (j, 1)))
                     for place, total in zip(few, held):
                         total.set(f.fma(f.load(frame.kind, frame.at(place, (j, 1))), part, total.get()))
+                        if self.far:
+                            f.prefetch(frame.at(place, (frame["k_key"], lanes), (j, 1)))
                 with f.if_(f.cmp("slt", whole, frame["width"])):
                     part = f.load(frame.kind, frame.at(q, (whole, 1)))
                     mask = f.mask_below(lanes, frame["width"] - whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.attention import decode, prefill
@@ -22,13 +23,19 @@ from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 
 _LENGTH_TYPES = {DType.int32: "i32", DType.int64: "i64"}
-# Rows of a tile: enough that packing the keys is a few percent of the work, few enough for the second-level cache.
-_TILE_ROWS = 128
-# Keys of a block: their packed form and their values share the first-level cache with the scores.
-_BLOCK_KEYS = 128
+# Rows of a tile: enough that packing the keys is a few percent of the work.
+_TILE_ROWS = 256
+# Keys of a block: the fewer blocks the less the softmax costs; keys and values stay in the second-level cache.
+_BLOCK_KEYS = 512
+_BLOCK_BYTES = 512 << 10
+# Rows of values this far apart fall on few sets of the first-level cache; so many queries are worth a copy.
+_FAR_APART = 1024
+_COPY_ROWS = 192
 _ROWS_AT_ONCE = 12
 # Fewer queries than this of heads that share keys are worth a copy, to be worked on together.
 _STACKED = 48
+# Keys and values past this size come from memory at every step.
+_FAR_BYTES = 2 << 20
 # Keys of one stretch of a cache.
 _STRETCH = 1024
 
@@ -162,7 +169,7 @@ def attention(
     return _decode(call) if few and call.unit(k) and in_place else _prefill(call, in_place)
 
 
-def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
+def _prefill(call: _Call, whole_values: bool) -> list[Launch]:
     shape, numbers = call.shape, dict(call.numbers)
     batch, heads, queries, width = call.q.shape
     whole_rows = call.out.shape[3] % shape.lanes == 0
@@ -178,7 +185,11 @@ def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
         chunks += 1
     chunk = _up(-(-rows // chunks), shape.rows)
     chunks = -(-rows // chunk)
-    block = min(_BLOCK_KEYS, _up(max(call.keys, 1), shape.columns))
+    values: Literal["in place", "rows", "elements"] = "in place" if whole_values else "elements"
+    if whole_values and chunk >= _COPY_ROWS and call.v.strides[2] * shape.bytes >= _FAR_APART:
+        values = "rows"
+    per_key = (width + call.v.shape[3]) * shape.bytes
+    block = min(_up(max(call.keys, 1), shape.columns), _up(min(_BLOCK_BYTES // per_key, _BLOCK_KEYS), shape.columns))
     at_once = min(_up(_ROWS_AT_ONCE, shape.rows), chunk)
     q_stride, o_stride = _up(width, shape.lanes), _up(call.v.shape[3], shape.lanes)
     rest = -(-call.keys // shape.lanes) % shape.vectors or shape.vectors
@@ -187,7 +198,7 @@ def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
         "queries": 0 if direct else chunk * q_stride,
         "at_out": 0 if direct else chunk * o_stride,
         "at_keys": block * q_stride,
-        "at_values": 0 if values_in_place else block * o_stride,
+        "at_values": 0 if values == "in place" else block * o_stride,
         "at_scores": at_once * block,
         "at_top": chunk,
         "at_total": chunk,
@@ -210,7 +221,7 @@ def _prefill(call: _Call, values_in_place: bool) -> list[Launch]:
         "value_panels": panels,
         "value_rest": value_rest,
     }
-    layout = prefill.Layout(direct, call.unit(call.q), call.unit(call.k), values_in_place, call.unit(call.out))
+    layout = prefill.Layout(direct, call.unit(call.q), call.unit(call.k), values, call.unit(call.out))
     last = rows % chunk % shape.rows or shape.rows
     codes = [
         Code(transposing_pack(call.element)),
@@ -249,9 +260,10 @@ def _decode(call: _Call) -> list[Launch]:
         "at_weights": _up(o_stride * shape.bytes, 64),
     }
     unit_out = call.unit(call.out)
-    kernel = decode.spec(call.scoring, unit_q=call.unit(call.q), unit_out=unit_out)
+    far = call.k.nbytes > _FAR_BYTES
+    kernel = decode.spec(call.scoring, unit_q=call.unit(call.q), unit_out=unit_out, far=far)
     partial = Storage.temporary(heads * splits * area, "attention") if splits > 1 else call.out.storage
-    codes = [Code(product(call.element, rows, n)) for n in (vectors, rest or vectors)]
+    codes = [Code(product(call.element, rows, n, far=far)) for n in (vectors, rest or vectors)]
     buffers = [*call.buffers(), At(partial), *codes]
     first = _launch(call, kernel, buffers, numbers, decode.DIMS, heads * splits, at_area + area, partial)
     if splits == 1:

@@ -54,10 +54,15 @@ def most_vectors(rows: int, isa: Isa) -> int:
     return max(1, min(8, accumulators(isa) // rows))
 
 
-def product(element: str, rows: int, vectors: int) -> KernelSpec:
+# Rows of the right side that are fetched before their use where they come from far away.
+_AHEAD = 16
+
+
+def product(element: str, rows: int, vectors: int, *, far: bool = False) -> KernelSpec:
     """``void (ptr a, i64 lda, ptr b, i64 ldb, i64 k, ptr c, i64 ldc, ptr keep)``.
 
     ``c[r, :] = keep[r] * c[r, :] + sum over j < k of a[r, j] * b[j, :]``; a null ``keep`` forgets what ``c`` held.
+    ``far`` fetches rows of ``b`` ahead: for those that stream from memory once.
     """
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -90,6 +95,10 @@ def product(element: str, rows: int, vectors: int) -> KernelSpec:
             row = at.get()
             at.set(f.gep(row, f.args["ldb"], element))
             loaded = [f.load(kind, f.gep(row, v * lanes, element)) for v in range(vectors)]
+            if far:
+                later = f.gep(row, f.args["ldb"] * _AHEAD, element)
+                for offset in range(0, vectors * isa.vector_bytes, 64):
+                    f.prefetch(f.gep(later, offset))
             for r in range(rows):
                 factor = f.splat(f.load(element, f.gep(a_rows[r], j, element)), lanes)
                 for v in range(vectors):
@@ -99,7 +108,7 @@ def product(element: str, rows: int, vectors: int) -> KernelSpec:
                 f.store(sums[r][v].get(), f.gep(c_rows[r], v * lanes, element))
         f.ret()
 
-    return KernelSpec(f"product {element} {rows}x{vectors}", ("seq-product", element, rows, vectors), emit)
+    return KernelSpec(f"product {element} {rows}x{vectors}", ("product of rows", element, rows, vectors, far), emit)
 
 
 def call_product(
@@ -144,7 +153,7 @@ def transposing_pack(element: str) -> KernelSpec:
                     block(whole, f.mask_below(lanes, width - whole))
         f.ret()
 
-    return KernelSpec(f"transposing pack {element}", ("seq-transpose", element), emit)
+    return KernelSpec(f"transposing pack {element}", ("transposing pack", element), emit)
 
 
 def transposed(f: Fn, rows: Sequence[Val]) -> list[Val]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.attention.frame import Frame
@@ -43,12 +44,12 @@ class Layout:
     direct: bool
     unit_q: bool
     unit_k: bool
-    unit_v: bool  # and fill whole vectors; otherwise values are copied block by block
+    values: Literal["in place", "rows", "elements"]  # or copied block by block, by whole vectors or one by one
     unit_out: bool
 
     @property
-    def key(self) -> tuple[bool, ...]:
-        return (self.direct, self.unit_q, self.unit_k, self.unit_v, self.unit_out)
+    def key(self) -> tuple[object, ...]:
+        return (self.direct, self.unit_q, self.unit_k, self.values, self.unit_out)
 
 
 def spec(scoring: Scoring, layout: Layout) -> KernelSpec:
@@ -70,7 +71,7 @@ class _Prefill:
         self.panel = packed_width * self.shape.columns
         self.q_stride = frame["q_query"] if layout.direct else packed_width
         self.o_stride = rounded_up(f, frame["out_width"], self.shape.lanes)
-        self.v_stride = frame["v_key"] if layout.unit_v else self.o_stride
+        self.v_stride = frame["v_key"] if layout.values == "in place" else self.o_stride
         if layout.direct:
             self.o_stride = frame["out_query"]
 
@@ -115,7 +116,7 @@ class _Prefill:
             target = frame.at(self.parts["at_keys"], (f.div(j, columns, signed=False), self.panel))
             self._pack_keys(frame.at(source, (j, frame["k_key"])), f.min_(count - j, columns), target)
         values = frame.at(v, (key, frame["v_key"]))
-        if not self.layout.unit_v:
+        if self.layout.values != "in place":
             self._copy_values(values, count)
             values = self.parts["at_values"]
         at_once, fresh = frame["rows_at_once"], f.cmp("eq", key, 0)
@@ -141,15 +142,18 @@ class _Prefill:
             f.store(f.load(frame.element, place), frame.at(target, (j, columns), (i, 1)))
 
     def _copy_values(self, source: Val, count: Val) -> None:
-        """Values whose elements are no neighbours, or do not fill whole vectors, in rows that do."""
-        frame, f = self.frame, self.f
-        target = self.parts["at_values"]
+        """Values in rows of whole vectors, one behind the other."""
+        frame, f, lanes = self.frame, self.f, self.shape.lanes
         with f.loop(0, count) as i:
-            row = frame.at(target, (i, self.v_stride))
-            f.store(f.zero(frame.kind), frame.at(row, (self.v_stride - self.shape.lanes, 1)))
-            with f.loop(0, frame["out_width"]) as j:
-                place = frame.at(source, (i, frame["v_key"]), (j, frame["v_width"]))
-                f.store(f.load(frame.element, place), frame.at(row, (j, 1)))
+            row = frame.at(self.parts["at_values"], (i, self.v_stride))
+            given = frame.at(source, (i, frame["v_key"]))
+            if self.layout.values == "rows":
+                with f.loop(0, frame["out_width"], lanes) as j:
+                    f.store(f.load(frame.kind, frame.at(given, (j, 1))), frame.at(row, (j, 1)))
+            else:
+                f.store(f.zero(frame.kind), frame.at(row, (self.v_stride - lanes, 1)))
+                with f.loop(0, frame["out_width"]) as j:
+                    f.store(f.load(frame.element, frame.at(given, (j, frame["v_width"]))), frame.at(row, (j, 1)))
 
     def _scores(self, first: Val, stop: Val, seen: Val) -> None:
         frame, f, columns = self.frame, self.f, self.shape.columns
