@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.elements import is_signed, register_type
 from ranvier.codegen.llvm.exprs import float_extreme
@@ -23,6 +25,9 @@ class Accumulator:
         kind = vector(register_type(dtype), lanes)
         self._identity = f.const(kind, identity(fold, dtype))
         self._best = f.var(kind, self._identity)
+        # Whether there was a NaN is kept apart from the extreme of the rest: one instruction on the critical path.
+        watched = dtype.is_float and fold in ("max", "min")
+        self._nan = f.var(vector("i1", lanes), f.const(vector("i1", lanes), 0)) if watched else None
         self._where = f.var(vector("i64", lanes), f.const(vector("i64", lanes), 0)) if is_arg(fold) else None
 
     def take(self, value: Val, mask: Val | None = None, position: Val | None = None) -> None:
@@ -38,7 +43,15 @@ class Accumulator:
             return
         if mask is not None:
             value = f.select(mask, value, self._identity)
+        if self._nan is not None:
+            self._nan.set(f.or_(self._nan.get(), f.cmp("uno", value, value)))
+            self._best.set(self._quick(value, best))
+            return
         self._best.set(combine(f, self.fold, self.dtype, best, value))
+
+    def _quick(self, value: Val, best: Val) -> Val:
+        """The extreme of two, the best so far where the value is a NaN."""
+        return self.f.quick_max(value, best) if self.fold == "max" else self.f.quick_min(value, best)
 
     def _better(self, value: Val, best: Val) -> Val:
         """Whether the value replaces the best so far; the first NaN (of …_last folds, the last) beats everything."""
@@ -55,6 +68,10 @@ class Accumulator:
         """Take in another accumulator of as many lanes, whose positions may lie anywhere."""
         f = self.f
         best, rival = self._best.get(), other._best.get()
+        if self._nan is not None and other._nan is not None:
+            self._nan.set(f.or_(self._nan.get(), other._nan.get()))
+            self._best.set(self._quick(rival, best))
+            return
         if self._where is None or other._where is None:
             self._best.set(combine(f, self.fold, self.dtype, best, rival))
             return
@@ -69,6 +86,8 @@ class Accumulator:
 
     def value(self) -> Val:
         """The fold per lane (the position of it, for arg… folds)."""
+        if self._nan is not None:
+            return self.f.select(self._nan.get(), self.f.const(self._best.type, math.nan), self._best.get())
         return self._best.get() if self._where is None else self._where.get()
 
     def across(self) -> Accumulator:
@@ -80,6 +99,8 @@ class Accumulator:
         best = self._best.get()
         whole = self._folded(best)
         made._best.set(whole)
+        if self._nan is not None and made._nan is not None:
+            made._nan.set(f.reduce("or", self._nan.get()))
         if self._where is not None and made._where is not None:
             spread = f.splat(whole, self.lanes)
             same = f.cmp("oeq" if best.is_float else "eq", best, spread)
@@ -100,7 +121,10 @@ class Accumulator:
             parts = [self.f.shuffle(best, None, range(at, at + half)) for at in (0, half)]
             if half == 1:
                 parts = [self.f.extract(best, k) for k in range(2)]
-            best = float_extreme(self.f, name, parts[0], parts[1])
+            if self._nan is None:
+                best = float_extreme(self.f, name, parts[0], parts[1])
+            else:
+                best = self._quick(parts[0], parts[1])
         return best
 
     def _reduction(self) -> str:
