@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.codegen.launch import Launch
+from ranvier.codegen.launch import Code, Launch
+from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.attention import attention
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.isa import Isa, named
 from ranvier.codegen.storage import Storage
 from ranvier.ops.nn import attention as reference
 from ranvier.ops.registry import Call
@@ -276,3 +277,14 @@ def test_against_the_reference_operator(isa: Isa, queries: int) -> None:
     expected = operator(*wide, mask, scale=0.3, softcap=1.5)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert (found[:, :, 0] == 0).all()
+
+
+def test_emits_for_aarch64() -> None:
+    isa = named("neon", "aarch64")
+    q, k, v, out = (view_of(a) for a in operands(20, 1, 2, 2, 40, 40, 16))
+    one, cache, values, result = (view_of(a) for a in operands(21, 1, 2, 2, 1, 4000, 16))
+    launches = attention(q, k, v, out, isa, scale=1.0, causal=True)
+    launches += attention(one, cache, values, result, isa, scale=1.0)
+    specs = {b.spec for launch in launches for b in launch.buffers if isinstance(b, Code)}
+    for spec in specs | {launch.spec for launch in launches}:
+        assert compiler.compile_object(library.source(spec, isa), isa)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm import compiler, library
+from ranvier.codegen.llvm.isa import Isa, named
 from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent, supported
 from ranvier.codegen.llvm.recurrent.cells import GATES, Kind
 from ranvier.codegen.storage import Storage, View
@@ -246,3 +247,11 @@ def test_what_is_not_supported_has_a_reason() -> None:
     assert "sideways" in (supported("RNN", {"direction": "sideways"}) or "")
     assert "float16" in (supported("RNN", {}, DType.float16) or "")
     assert supported("GRU", {"activations": ["Tanh"]}) is not None
+
+
+def test_emits_for_aarch64() -> None:
+    isa = named("neon", "aarch64")
+    given = {name: view_of(a) for name, a in weights(13, "GRU", 1, 3, 2, 4, 9).items()}
+    launches = recurrent(Layer("GRU"), Operands(**given), Results(), isa)
+    for spec in {launch.spec for launch in launches}:
+        assert compiler.compile_object(library.source(spec, isa), isa)
