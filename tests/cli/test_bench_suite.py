@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from bench.models.__main__ import write
 from ranvier.cli import exit_codes, peers
 from ranvier.cli.plots.speeds import draw
 from ranvier.cli.suites import catalogue, feeds
+from ranvier.cli.suites.measure import Prepared, error
 from ranvier.cli.suites.results import geometric_mean, summary
 from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
@@ -189,6 +191,11 @@ def test_what_is_no_description(text):
         feeds.parse(text)
 
 
+def test_an_input_without_axes(branching):
+    made = feeds.make(onnx_format.read(str(branching)), {"c": "constant(1) scalar"})
+    assert made["c"].shape == () and made["c"].dtype == np.bool_
+
+
 def test_inputs_of_a_model(two_inputs):
     graph = onnx_format.read(str(two_inputs))
     made = feeds.make(graph, {"a": "constant(2) 3x2"})
@@ -219,6 +226,16 @@ def test_summary():
     assert at["more_memory"] == 4 and at["nodes"] == {"cpu": 12, "reference": 4}
     assert [w["case"] for w in found["wrong"]] == ["c", "d"]
     assert geometric_mean([]) is None
+
+
+def test_error():
+    def found(case, *outputs):
+        prepared = Prepared(case, Path("m"), {}, ("y",), 0, 1)
+        return error({"y": np.array([1.0, 4.0])}, {"y": np.array(outputs)}, prepared)
+
+    case = catalogue.Case("m", "real", None)
+    assert found(case, 1.0, 4.0) == 0.0 and found(case, 1.0, 5.0) == pytest.approx(0.2)
+    assert found(case, 4.0, 1.0) > 0.5 and found(replace(case, any_order=True), 4.0, 1.0) == 0.0
 
 
 def test_picture():

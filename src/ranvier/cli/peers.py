@@ -117,16 +117,13 @@ class OpenVinoRunner:
         self._request = compiled.create_infer_request()
         # an output may have gone by several names in the file, of which the model's interface is one
         self._names = [sorted(each.get_names()) for each in compiled.outputs]
-        self._scalar = openvino.Tensor
 
     @staticmethod
     def prepare() -> None:
         importlib.import_module("openvino")
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        # an array without axes would be taken for one of length 1
-        given = {name: x if getattr(x, "shape", None) != () else self._scalar(x, []) for name, x in inputs.items()}
-        self._request.infer(given)
+        self._request.infer(dict(inputs))
         found: dict[str, Any] = {}
         for k, names in enumerate(self._names):
             found |= dict.fromkeys(names, self._request.get_output_tensor(k).data.copy())

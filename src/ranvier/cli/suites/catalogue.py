@@ -32,6 +32,7 @@ class Case:
     inputs: dict[str, str] = field(default_factory=dict)
     tolerance: float = 1e-3  # the largest relative difference that rounding explains
     random_outputs: tuple[str, ...] = ()  # drawn at random by the model itself, so not compared
+    any_order: bool = False  # the model leaves the order of its results open (TopK that need not sort)
     missing: str = ""  # where it could be had
 
 
@@ -67,6 +68,7 @@ def _case(row: dict[str, Any], written: Path) -> Case:
         row["inputs"],
         row.get("tolerance", Case.tolerance),
         tuple(row.get("random_outputs", ())),
+        row.get("any_order", False),
         missing,
     )
 

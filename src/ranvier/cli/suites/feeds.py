@@ -92,7 +92,7 @@ def make(graph: Graph, descriptions: Mapping[str, str], seed: int = 0) -> dict[s
             continue
         values = parse(descriptions[pattern])(rng)
         dtype = kind.dtype if isinstance(kind, TensorType) else None
-        found[name] = np.ascontiguousarray(values, dtype=np.float32 if dtype is None else dtype.numpy)
+        found[name] = np.array(values, np.float32 if dtype is None else dtype.numpy, order="C")
     missing = [name for name in declared if name not in found]
     if missing:
         given = tuple(f"{name}=random" for name in missing)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ranvier.cli import peers, values
 from ranvier.cli.suites import feeds
 from ranvier.cli.suites.catalogue import Case
@@ -98,7 +100,7 @@ def measure(prepared: Prepared, threads: int, settings: Settings) -> dict[str, A
             found["runners"][runner] = {
                 **_figures(each, cold.get(runner)),
                 **_against(each, measured),
-                "error": None if expected is None else _error(task.read_outputs(runner), expected, prepared.outputs),
+                "error": None if expected is None else error(task.read_outputs(runner), expected, prepared),
             }
     return found
 
@@ -145,9 +147,11 @@ def _against(measured: Measured, others: Mapping[str, Measured]) -> dict[str, An
     return {"speed": ratios}
 
 
-def _error(ours: Mapping[str, Any], expected: Mapping[str, Any], names: Sequence[str]) -> float:
+def error(ours: Mapping[str, Any], expected: Mapping[str, Any], prepared: Prepared) -> float:
     """The largest difference in any output, relative to the largest magnitude in that output."""
-    return max(values.differences(ours, expected, names).values(), default=0.0)
+    if prepared.case.any_order:
+        ours, expected = ({name: np.sort(x, axis=None) for name, x in each.items()} for each in (ours, expected))
+    return max(values.differences(ours, expected, prepared.outputs).values(), default=0.0)
 
 
 def _silently(items: Sequence[int]) -> Iterable[int]:
