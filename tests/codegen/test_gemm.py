@@ -143,7 +143,7 @@ def test_larger_layouts(isa: Isa) -> None:
 
 @isas
 def test_few_rows_against_a_transposed_matrix(isa: Isa) -> None:
-    for m in range(1, 10):
+    for m in (1, 2, 3, 4, 5, 8, 9, 23, 26):
         for n, k in ((1, 2), (5, 17), (130, 40), (300, 15), (16, 64)):
             a, b = random((2, m, k), m), random((2, n, k), n).swapaxes(1, 2)
             check(product(a, b, isa, threads=2, split=2), a, b)

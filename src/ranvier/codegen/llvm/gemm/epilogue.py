@@ -127,7 +127,7 @@ def finish(epilogue: Epilogue | None, dtype: DType, out: DType, out_strides: tup
     classes = tuple(o.strides[2] if o.strides[2] in (0, 1) else 2 for o in operands)
     dense = out_strides[1] == 1
     types = tuple(o.dtype for o in operands)
-    body = _Body(_renumbered(value, numbered), dtype, out, types, classes, dense)
+    body = _Body(_renumbered(value, numbered) if sizes else value, dtype, out, types, classes, dense)
     dims = [*out_strides]
     for o in operands:
         dims += o.strides

@@ -23,7 +23,7 @@ from ranvier.codegen.storage import View
 STRIP = 128  # columns that gather in scratch before they are stored
 
 
-MOST_ROWS = 8  # with more rows packing pays
+MOST_ROWS = 24  # with more rows packing pays
 
 
 class Buf(IntEnum):

@@ -96,7 +96,7 @@ def pack_launch(b: View, panels: Panels, batch: tuple[tuple[int, int, int], ...]
     item = b.dtype.numpy.itemsize
     order: Order = "rows" if step_n == 1 or n == 1 else "columns" if step_k == 1 or k == 1 else "any"
     chunk = min(k, _CHUNK_K)
-    chunks = -(-k // chunk) if k else 0
+    chunks = -(-k // chunk)
     entries = 1
     for extent, _, _ in batch:
         entries *= extent

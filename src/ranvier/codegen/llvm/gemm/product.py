@@ -122,6 +122,8 @@ class _Plan:
     def _rearranged(self, view: View, matrix: _Matrix, shape: tuple[int, int], panels: Panels) -> _Matrix:
         """A matrix packed at run time; entries that broadcasting repeats are packed once."""
         size = panels.packed_elements(shape[0])
+        if not size:  # nothing to read: K is 0
+            return _Matrix(matrix.at, 0, 0, (0,) * len(matrix.batch))
         strides: list[int] = []
         table: list[tuple[int, int, int]] = []
         entries = 1
@@ -132,9 +134,7 @@ class _Plan:
                 entries *= axis.extent
         target = Storage.temporary(entries * size * self.item, "packed")
         source = View(view.storage, view.dtype, shape, (matrix.row, matrix.column), view.offset)
-        launch = pack_launch(source, panels, tuple(reversed(table)), target)
-        if launch.tiles:
-            self.before.append(launch)
+        self.before.append(pack_launch(source, panels, tuple(reversed(table)), target))
         return _Matrix(At(target), 0, 0, tuple(reversed(strides)))
 
     # -- blocks -----------------------------------------------------------------------------------------------------
