@@ -264,3 +264,13 @@ def test_emits_for_arm() -> None:
     for nest in nests:
         assembly = compiler.assembly(library.source(launches(nest, isa)[0].spec, isa), isa)
         assert "ret" in assembly
+
+
+@ISAS
+def test_strides_beyond_32_bits(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes so far apart that their distances need 64 bits."""
+    monkeypatch.setattr("ranvier.codegen.llvm.schedule._WIDE", 2)
+    x = strided(data((40, 7)))
+    out, target = output((40,))
+    column = View(x[1], F32, (40,), (7,), 3)
+    check(elementwise(out, [column, column], add), {x[1]: x[2], out.storage: target}, isa)

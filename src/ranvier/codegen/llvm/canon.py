@@ -14,7 +14,7 @@ class Arg:
 
     dtype: DType
     varies: tuple[bool, ...]  # per axis: whether it moves along it
-    lane: str  # along the lane axis: "0" stays, "1" contiguous, "s" any stride
+    lane: str  # along the lane axis: "0" stays, "1" contiguous, "s" any stride, "w" one that needs 64 bits per step
     at: Expr | None
     guard: Expr | None
     other: Scalar

@@ -215,7 +215,7 @@ class Access:
             stride = self.dim.get(("stride", k, self.s.lane))
             parts.append(block.start if stride is None else f.mul(block.start, stride))
             if stride is not None and block.lanes > 1:
-                strided = self.lane_steps(k, stride, block.lanes)
+                strided = self.lane_steps(stride, block.lanes, "i64" if arg.lane == "w" else "i32")
         if at is not None and at.lanes == 1:
             parts.append(f.cast(at, "i64"))
         base = self.base[k]
@@ -226,16 +226,16 @@ class Access:
             base = f.gep(base, total, element)
         if at is not None and at.lanes > 1:
             if strided is not None:
-                at = f.add(at, f.cast(strided, at.element))
+                at = f.add(f.cast(at, "i64"), f.cast(strided, "i64"))
             elif arg.lane == "1":
                 at = f.add(at, f.lane_ids(at.lanes, at.element))
             return base, at
         return base, strided
 
-    def lane_steps(self, k: int, stride: Val, lanes: int) -> Val:
-        """How far each lane lies from the first; in 32 bits, because gathers of short positions are quicker."""
+    def lane_steps(self, stride: Val, lanes: int, element: str) -> Val:
+        """How far each lane lies from the first; 32 bits where they do, as gathers of short positions are quicker."""
         f = self.f
-        return f.mul(f.lane_ids(lanes, "i32"), f.splat(f.cast(stride, "i32"), lanes))
+        return f.mul(f.lane_ids(lanes, element), f.splat(f.cast(stride, element), lanes))
 
     def store(self, k: int, value: Val, point: Point, block: Block | None) -> None:
         f, arg = self.f, self.s.args[k]

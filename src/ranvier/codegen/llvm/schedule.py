@@ -39,6 +39,7 @@ _PARKED_FROM = 16  # an expression at least this expensive is kept for a later s
 _PARK_BYTES = 64 << 10  # … as long as the row of them stays in cache
 _TILE_NS = 12_000  # work per tile aimed at
 _SQUARE = 64  # sides of tiles where operands are contiguous along different axes, so that lines are used whole
+_WIDE = 1 << 25  # strides from here on: 32 bits might not hold what 64 lanes span
 _GATHER = 0.6  # cost of one lane of a gather, in contiguous vector loads
 _HORIZONTAL = 14  # cost of folding the lanes of a vector
 
@@ -280,7 +281,7 @@ def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], c
     return Arg(
         operand.dtype,
         tuple((bool(s) and n > 1) or (a == lane and bool(s)) for a, (s, n) in enumerate(zip(operand.strides, extents))),
-        "0" if stride == 0 else "1" if stride == 1 else "s",
+        "0" if stride == 0 else "1" if stride == 1 else "s" if abs(stride) < _WIDE else "w",
         at and canon(at),
         guard and canon(guard),
         operand.other,
