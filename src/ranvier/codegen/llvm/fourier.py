@@ -33,8 +33,10 @@ from ranvier.errors import KernelError
 Array = np.ndarray[Any, Any]
 _MOST_ELEMENTS = 1 << 24  # of one constant matrix
 _BATCH_AXES = 4  # axes beside the signal's that the small kernels walk
-# Two products of small matrices with passes over memory between them must save this much arithmetic to pay.
-_SPLIT_GAIN = 2.5
+# Two products with passes over memory between them must save this much arithmetic to pay, and up to some length they
+# never do: their matrices are too small to run well.
+_SPLIT_GAIN = 2.0
+_SHORT = 512
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class _Transform:
             fits = max(2 * n1 * parts * n1, 2 * n2 * columns) <= _MOST_ELEMENTS
             if fits and (best is None or (work, (n1, n2)) < best):
                 best = work, (n1, n2)
-        if best is None or (_SPLIT_GAIN * best[0] > direct and direct <= _MOST_ELEMENTS):
+        short = n <= _SHORT or (best is not None and _SPLIT_GAIN * best[0] > direct)
+        if best is None or (short and direct <= _MOST_ELEMENTS):
             return None
         return best[1]
 
