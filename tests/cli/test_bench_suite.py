@@ -19,7 +19,7 @@ from bench.models.__main__ import write
 from ranvier.cli import exit_codes, peers
 from ranvier.cli.plots.speeds import draw
 from ranvier.cli.suites import catalogue, feeds
-from ranvier.cli.suites.measure import Prepared, error
+from ranvier.cli.suites.measure import Prepared, largest_error
 from ranvier.cli.suites.results import geometric_mean, summary
 from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
@@ -231,7 +231,7 @@ def test_summary():
 def test_error():
     def found(case, *outputs):
         prepared = Prepared(case, Path("m"), {}, ("y",), 0, 1)
-        return error({"y": np.array([1.0, 4.0])}, {"y": np.array(outputs)}, prepared)
+        return largest_error({"y": np.array([1.0, 4.0])}, {"y": np.array(outputs)}, prepared)
 
     case = catalogue.Case("m", "real", None)
     assert found(case, 1.0, 4.0) == 0.0 and found(case, 1.0, 5.0) == pytest.approx(0.2)

@@ -100,7 +100,7 @@ def measure(prepared: Prepared, threads: int, settings: Settings) -> dict[str, A
             found["runners"][runner] = {
                 **_figures(each, cold.get(runner)),
                 **_against(each, measured),
-                "error": None if expected is None else error(task.read_outputs(runner), expected, prepared),
+                "error": None if expected is None else largest_error(task.read_outputs(runner), expected, prepared),
             }
     return found
 
@@ -147,7 +147,7 @@ def _against(measured: Measured, others: Mapping[str, Measured]) -> dict[str, An
     return {"speed": ratios}
 
 
-def error(ours: Mapping[str, Any], expected: Mapping[str, Any], prepared: Prepared) -> float:
+def largest_error(ours: Mapping[str, Any], expected: Mapping[str, Any], prepared: Prepared) -> float:
     """The largest difference in any output, relative to the largest magnitude in that output."""
     if prepared.case.any_order:
         ours, expected = ({name: np.sort(x, axis=None) for name, x in each.items()} for each in (ours, expected))
