@@ -25,8 +25,8 @@ def top_k(n: NodeView, b: Definitions) -> None:
         raise Declined(f"TopK: k is {k}, the shape {list(shape)}")
     results = [n.outputs[0], n.outputs[1] if len(n.outputs) > 1 else b.temp(DType.int64, n.out_shape())]
     if 0 in n.out_shape():
-        for result, kind in zip(results, (dtype, DType.int64)):
-            b.moved([], lambda nest, views, kind=kind: const(0, kind), kind, n.out_shape(), result)
+        b.moved([], lambda nest, views: const(0, dtype), dtype, n.out_shape(), results[0])
+        b.moved([], lambda nest, views: const(0, DType.int64), DType.int64, n.out_shape(), results[1])
         return
     size = shape[axis]
     largest = bool(n.attr("largest", 1))
