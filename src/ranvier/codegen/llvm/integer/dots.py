@@ -1,0 +1,66 @@
+"""The instruction that multiplies small integers: four bytes, or two 16-bit words, of every 32-bit lane at a time.
+
+Products of 8-bit codes are exact in both. Where the processor multiplies bytes, one operand is unsigned and the other
+signed; elsewhere codes are widened to 16 bits first, because the older byte instruction saturates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+
+@dataclass(frozen=True)
+class Dot:
+    """How operands of a product are stored: ``group`` of them fill a 32-bit lane."""
+
+    group: int
+    left: DType
+    right: DType
+
+
+BYTES = Dot(4, DType.uint8, DType.int8)
+WORDS = Dot(2, DType.int16, DType.int16)
+
+
+def dot_of(isa: Isa) -> Dot:
+    return BYTES if isa.has("avx512vnni") or isa.has("avxvnni") else WORDS
+
+
+def shapes_of(isa: Isa) -> Isa:
+    """The instruction set as the table of micro-kernel shapes should see it: does a product need a register?"""
+    return isa if dot_of(isa) is BYTES else replace(isa, fma=False)
+
+
+def multiply_add(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
+    """``acc + left · right`` in every 32-bit lane; operands are vectors of i32 that hold a group each."""
+    lanes = acc.lanes
+    if dot_of(isa) is BYTES:
+        kind = vector("i8", 4 * lanes)
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+        return f.intrinsic(name, acc.type, [acc, f.bitcast(left, kind), f.bitcast(right, kind)])
+    return acc + _words(f, isa, left, right)
+
+
+def multiply_words(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
+    """As :func:`multiply_add`, with two 16-bit words in every lane on all processors."""
+    if isa.has("avx512vnni") or isa.has("avxvnni"):
+        kind = vector("i16", 2 * acc.lanes)
+        name = f"llvm.x86.avx512.vpdpwssd.{32 * acc.lanes}"
+        return f.intrinsic(name, acc.type, [acc, f.bitcast(left, kind), f.bitcast(right, kind)])
+    return acc + _words(f, isa, left, right)
+
+
+_PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def _words(f: Fn, isa: Isa, left: Val, right: Val) -> Val:
+    lanes = left.lanes
+    if isa.triple == "x86_64" and lanes * 4 == isa.vector_bytes:
+        kind = vector("i16", 2 * lanes)
+        return f.intrinsic(_PAIRS[isa.vector_bytes], left.type, [f.bitcast(left, kind), f.bitcast(right, kind)])
+    low = f.ashr(f.shl(left, 16), 16) * f.ashr(f.shl(right, 16), 16)
+    return low + f.ashr(left, 16) * f.ashr(right, 16)

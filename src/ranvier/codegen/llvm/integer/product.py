@@ -1,0 +1,169 @@
+"""Products of integer matrices as launches of the blocked driver that float products use."""
+
+from __future__ import annotations
+
+import math
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
+from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
+from ranvier.codegen.llvm.gemm.epilogue import finish
+from ranvier.codegen.llvm.gemm.pack import PackedB
+from ranvier.codegen.llvm.gemm.problem import Axis, Problem, folded
+from ranvier.codegen.llvm.gemm.tiles import tiles
+from ranvier.codegen.llvm.integer.dots import shapes_of
+from ranvier.codegen.llvm.integer.micro import IntegerMicro
+from ranvier.codegen.llvm.integer.pack import groups, left_codes, pack_at_run
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+
+_K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-level cache
+_A_BYTES = 512 << 10
+_WAITING_BYTES = 256 << 10
+_GOPS, _GBPS = 300.0, 10.0  # rough speed of one core
+
+
+def integer_matmul(
+    a: View,
+    b: View | PackedB,
+    out: View,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """``out = epilogue(a @ b)`` with exact int32 sums: a [..., M, K], b [..., K, N] of 8-bit codes.
+
+    The sums are those of the codes as ``pack`` describes: signed codes of A are 128 more, unsigned ones of B 128 less
+    than they say. ``b`` may be packed by ``pack_codes``.
+    """
+    if 0 in out.shape:
+        return []
+    m = out.shape[-2]
+    rows, before = left_codes(a, isa, threads)
+    if isinstance(b, View):
+        shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
+        b, packing = pack_at_run(b, m * shared, isa, threads)
+        before += packing
+    assert groups(a.shape[-1], isa) == b.k
+    problem = folded(_problem(rows, b, out, epilogue))
+    return [*before, _launch(problem, b, isa, threads)]
+
+
+def _problem(a: View, b: PackedB, out: View, epilogue: Epilogue | None) -> Problem:
+    batch = out.shape[:-2]
+    m, n = out.shape[-2:]
+    a_all = a.expanded((*batch, m, b.k)).strides
+    entry = View.dense(b.storage, DType.int32, (*b.batch, b.entry)).expanded((*batch, b.entry))
+    axes: list[Axis] = []
+    for each in map(Axis, batch, a_all, entry.strides[:-1], out.strides):
+        if each.extent == 1:
+            continue
+        last = axes[-1] if axes else None
+        if last and all(x == y * each.extent for x, y in ((last.a, each.a), (last.b, each.b), (last.out, each.out))):
+            axes[-1] = Axis(each.extent * last.extent, each.a, each.b, each.out)
+        else:
+            axes.append(each)
+    return Problem(
+        *(DType.int32, m, n, b.k, a, b, out),
+        a_strides=(a_all[-2], 1),
+        b_strides=(0, 0),
+        out_strides=(out.strides[-2], out.strides[-1]),
+        batch=tuple(axes),
+        epilogue=epilogue,
+        alpha=1.0,
+    )
+
+
+def most_rows(isa: Isa, vectors: int) -> int:
+    """Rows of the largest micro-kernel on panels of this width."""
+    return min((t.vectors, t.rows) for t in tiles(shapes_of(isa)) if t.vectors >= vectors)[1]
+
+
+def micro_kernels(rows: Cut, vectors: Cut) -> tuple[KernelSpec, ...]:
+    """Large and small row blocks of wide panels, then of narrow ones; what does not occur repeats another."""
+    heights = [rows.size, rows.size - 1 if rows.large < rows.count else rows.size]
+    widths = [vectors.size, vectors.size - 1 if vectors.large < vectors.count else vectors.size]
+    return tuple(IntegerMicro(r, v).spec() for v in widths for r in heights)
+
+
+def _launch(p: Problem, b: PackedB, isa: Isa, threads: int) -> Launch:
+    lanes, panels = isa.lanes(4), b.panels
+    rows = Cut.of(p.m, most_rows(isa, panels.cut.size))
+    wide = panels.cut.size * isa.vector_bytes
+    k_block = p.k
+    if rows.count > 1 and p.k > _K_BLOCK * 5 // 4:
+        k_block = -(-p.k // -(-p.k // _K_BLOCK))
+    k_blocks = -(-p.k // k_block) if p.k else 1
+    row_group = Cut.of(rows.count, max(1, _A_BYTES // max(1, k_block * 4 * rows.size))).size
+    tile_bytes = rows.size * wide
+    panel_group = panels.cut.count
+    if k_blocks > 1:
+        panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
+    operations = 8.0 * p.m * p.n * p.k * p.entries
+    work = operations / _GOPS / 1e3 + 4.0 * p.k * p.n * p.entries / _GBPS / 1e3
+    if threads > 1:
+        wanted = min(int(work / TILE_US), 8 * threads)
+        others = p.entries * -(-rows.count // row_group)
+        panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
+        others = p.entries * -(-panels.cut.count // panel_group)
+        row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
+    row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
+    count = p.entries * row_groups * panel_groups
+    direct = panels.cut.count
+    if p.epilogue is not None or p.out.dtype is not DType.int32 or (p.out_strides[1] != 1 and p.n > 1):
+        direct = 0
+    elif not isa.masks and p.n % lanes:
+        direct -= 1
+    done = finish(p.epilogue, DType.int32, p.out.dtype, p.out_strides) if direct < panels.cut.count else None
+    waiting = tile_bytes if k_blocks > 1 else 0
+    scratch = tile_bytes if done is not None or waiting else 0
+    item = p.out.dtype.numpy.itemsize
+    table = [x for axis in p.batch for x in (axis.extent, axis.a * 4, axis.b * 4, axis.out * item, 0)]
+    numbers = {
+        Dim.ROW_BLOCKS: rows.count,
+        Dim.ROWS: rows.size,
+        Dim.LARGE_ROWS: rows.large,
+        Dim.PANELS: panels.cut.count,
+        Dim.WIDE: wide,
+        Dim.WIDE_PANELS: panels.cut.large,
+        Dim.COLUMNS: p.n,
+        Dim.LANES: lanes,
+        Dim.LAST_LANES: panels.last_lanes,
+        Dim.K: p.k,
+        Dim.K_BLOCK: k_block,
+        Dim.ROW_GROUP: row_group,
+        Dim.PANEL_GROUP: panel_group,
+        Dim.ROW_GROUPS: row_groups,
+        Dim.PANEL_GROUPS: panel_groups,
+        Dim.A_ROW: p.a_strides[0] * 4,
+        Dim.A_K: 4,
+        Dim.A_STEP: p.a_strides[0] * 4,
+        Dim.OUT_ROW: p.out_strides[0] * 4,
+        Dim.FINISHED: direct,
+        Dim.ITEM: 4,
+        Dim.FINISH_DIMS: Dim.BATCH + len(table),
+        Dim.WAITING: waiting,
+        Dim.RANK: len(p.batch),
+    }
+    micro = micro_kernels(rows, panels.cut)
+    a = At(p.a.storage, p.a.offset * 4)
+    return Launch(
+        driver_spec(),
+        (
+            *(a, At(b.storage), At(p.out.storage, p.out.offset * item), a, a),
+            *(Code(each) for each in micro),
+            Code(done.spec if done else micro[0]),
+            *(done.buffers if done else ()),
+        ),
+        (*(numbers.get(each, 0) for each in Dim if each is not Dim.BATCH), *table, *(done.dims if done else ())),
+        tiles=count,
+        writes=(p.out.storage,),
+        grain=grain(count, work, threads),
+        scratch=scratch * (row_group * panel_group if waiting else 1),
+        flops=operations,
+        traffic=float(4 * (p.m * p.k + p.k * p.n) + item * p.m * p.n) * p.entries,
+        label="integer matmul",
+    )

@@ -1,0 +1,113 @@
+"""Integer products and convolutions against NumPy's int64 arithmetic, on every instruction set and without its dots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.codegen.llvm import isa as isas
+from ranvier.codegen.llvm.integer import integer_matmul, moved_left, moved_right, pack_codes
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType, of
+from tests.codegen.harness import ISAS, Runner, view_of
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(11)
+_PLAIN = [i for i in isas.TABLE if any(i.name == h.name and i.triple == h.triple and h.extensions for h in ISAS)]
+PATHS = [*ISAS, *_PLAIN]  # those of this machine, then the same without what only some members of a family have
+
+
+def path_name(isa: Isa) -> str:
+    return isa.key
+
+
+def codes(dtype: type, *shape: int) -> Array:
+    limits = np.iinfo(dtype)
+    x = RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
+    flat = x.reshape(-1)
+    if flat.size > 4:  # the corners, where saturating instructions would go wrong
+        flat[:2], flat[2:4] = limits.min, limits.max
+    return x
+
+
+def oracle(a: Array, b: Array) -> Array:
+    left = a.astype(np.int64) + moved_left(of(a))
+    right = b.astype(np.int64) + moved_right(of(b))
+    return np.matmul(left, right)
+
+
+def product(a: Array, b: Array, isa: Isa, *, packed: bool, split: int = 1, threads: int = 1) -> Array:
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = np.full((*batch, a.shape[-2], b.shape[-1]), -77, np.int32)
+    left, right, target = view_of(a), view_of(b), view_of(out, "output")
+    factor = pack_codes(b, isa, rows_hint=a.shape[-2]) if packed else right
+    launches = integer_matmul(left, factor, target, isa, threads=threads)
+    Runner(launches, isa, {left.storage: a, right.storage: b, target.storage: out}, split=split)()
+    return out
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+@pytest.mark.parametrize("right", [np.uint8, np.int8])
+def test_signs(isa: Isa, left: type, right: type) -> None:
+    for m, k, n in ((1, 1, 1), (1, 64, 40), (7, 13, 5), (13, 130, 67), (40, 36, 17), (3, 0, 4), (30, 256, 128)):
+        a, b = codes(left, m, k), codes(right, k, n)
+        for packed in (True, False):
+            np.testing.assert_array_equal(product(a, b, isa, packed=packed), oracle(a, b))
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+def test_long_and_split(isa: Isa) -> None:
+    a, b = codes(np.uint8, 37, 9001), codes(np.int8, 9001, 50)
+    for split, threads in ((1, 1), (3, 2), (5, 4)):
+        np.testing.assert_array_equal(product(a, b, isa, packed=True, split=split, threads=threads), oracle(a, b))
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=path_name)
+def test_batches_and_strides(isa: Isa) -> None:
+    a, b = codes(np.uint8, 2, 3, 5, 24), codes(np.int8, 3, 24, 20)
+    for packed in (True, False):
+        np.testing.assert_array_equal(product(a, b, isa, packed=packed), oracle(a, b))
+    shared = codes(np.uint8, 24, 20)
+    np.testing.assert_array_equal(product(a, shared, isa, packed=True), oracle(a, shared))
+    wide = codes(np.uint8, 12, 64)
+    for part in (wide[:, 4:44], wide[::2, :40], wide[:, 1:41], wide[:, ::2], wide.T[:20, :8]):
+        right = codes(np.int8, part.shape[1], 33)
+        np.testing.assert_array_equal(product(part, right, isa, packed=True), oracle(part, right))
+        turned = np.asfortranarray(right)
+        np.testing.assert_array_equal(product(part, turned, isa, packed=False), oracle(part, turned))
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=path_name)
+@pytest.mark.parametrize("kind", [np.float32, np.uint8])
+def test_epilogue(isa: Isa, kind: type) -> None:
+    a, b = codes(np.uint8, 19, 48), codes(np.int8, 48, 37)
+    scale, rows = RNG.uniform(1e-4, 1e-3, 37).astype(np.float32), RNG.integers(-500, 500, 19).astype(np.int32)
+    out = np.zeros((19, 37), kind)
+    views = [view_of(x) for x in (a, scale, rows)]
+    target = view_of(out, "output")
+    total: Expr = Op("add", (Result(0, DType.int32), Load(1, DType.int32)), DType.int32)
+    value: Expr = Op("mul", (Op("cast", (total,), DType.float32), Load(0, DType.float32)), DType.float32)
+    if kind is np.uint8:
+        value = Op("cast", (Op("round", (value,), DType.float32),), DType.uint8)
+    epilogue = Epilogue(value, (Operand(views[1], (0, 0, 1)), Operand(views[2], (0, 1, 0))))
+    launches = integer_matmul(views[0], pack_codes(b, isa, rows_hint=19), target, isa, epilogue=epilogue)
+    Runner(launches, isa, dict(zip([v.storage for v in views], (a, scale, rows))) | {target.storage: out}, split=2)()
+    want = (oracle(a, b) + rows[:, None]).astype(np.float32) * scale
+    if kind is np.uint8:
+        want = np.clip(np.rint(want), 0, 255)
+    np.testing.assert_array_equal(out, want.astype(kind))
+
+
+def test_temporary_views_are_whole() -> None:
+    """Rows that are copied leave room for whole groups."""
+    isa = ISAS[0]
+    a = View.temporary(DType.int8, (3, 5))
+    out = View.temporary(DType.int32, (3, 2))
+    launches = integer_matmul(a, pack_codes(codes(np.int8, 5, 2), isa, rows_hint=3), out, isa)
+    assert len(launches) == 2
+    assert all(launch.tiles for launch in launches)
