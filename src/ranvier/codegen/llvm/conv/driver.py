@@ -2,7 +2,8 @@
 
 A tile of a launch is a block of pixels times a block of channel panels. The driver first works out where every row of
 every tap begins in the input (subclasses: :mod:`implicit`, :mod:`strip`), then runs the panels over the rows: panel
-outside, rows inside, so that a panel of weights is read again and again from a near cache.
+outside, rows inside, so that a panel of weights is read again and again from a near cache. A deep panel is cut into
+chunks along its depth, with partial sums kept in scratch; while a chunk is worked on, the micro-kernels fetch the next.
 
 Everything that depends on sizes is an argument; the code depends on how rows are found and on what the micro-kernel
 cannot finish itself (``Finish``).
@@ -31,7 +32,9 @@ COMMON = (
     *("od", "oh", "ow", "yn", "yd", "yh", "yw", "qd", "qh", "qw", "q0"),
     *("with_bias", "with_residual", "residual_n", "residual_p", "flags", "low", "high"),
     *("fc", "fh", "fw", "fyd", "fyh", "fyw", "fqd", "fqh", "fqw"),
-    *("tile_at", "table_at", "taps", "a_step", "k", "segments"),
+    *("tile_at", "table_at", "taps", "a_step", "segments"),
+    *("chunks", "chunk_a", "chunk_depth", "chunk_k", "chunk_segments", "last_k", "last_segments"),
+    *("partial_at", "partial_bytes"),
 )
 # fixed buffers; after them come the micro-kernels by rows (MOST_ROWS for whole panels, as many for the last), then the
 # operands of the epilogue
@@ -112,9 +115,8 @@ class Driver:
     def function(self) -> None:
         f, at = self.f, self.at
         self.start()
-        for slot, name in ((Slot.K, "k"), (Slot.SEGMENTS, "segments"), (Slot.A_STEP, "a_step")):
-            write_slot(f, self.control, slot, at[name])
-        for slot in (Slot.PARTIAL, Slot.BIAS, Slot.RESIDUAL, Slot.B_STEP, Slot.ALPHA):
+        write_slot(f, self.control, Slot.A_STEP, at["a_step"])
+        for slot in (Slot.B_STEP, Slot.ALPHA):
             write_slot(f, self.control, slot, 0)
         write_slot(f, self.control, Slot.LOW, at["low"])
         write_slot(f, self.control, Slot.HIGH, at["high"])
@@ -140,20 +142,61 @@ class Driver:
         channel = group * at["width"] + column
         weights = f.gep(self.w, group * at["group_bytes"] + panel * at["panel_bytes"])
         lanes = self.isa.lanes(self.item)
-        write_slot(f, self.control, Slot.COLUMNS, f.select(last, at["last_columns"], f.i64(lanes)))
+        columns = f.min_(at["width"] - column, at["panel_columns"])
+        self.line = f.and_(columns + (lanes - 1), -lanes) * self.item  # bytes of a row of the panel
         codes = f.gep(self.bufs, f.select(last, f.i64(MOST_ROWS), f.i64(0)) + (len(BUFFERS) - 1), "ptr")
+        with f.loop(0, at["chunks"] - 1) as chunk:
+            self.accumulate(chunk, weights, codes)
+        self.take_chunk(at["chunks"] - 1, weights, at["last_k"], at["last_segments"])
+        write_slot(f, self.control, Slot.COLUMNS, f.select(last, at["last_columns"], f.i64(lanes)))
         target = f.gep(self.y, image * at["yn"] + channel, self.out_element)
         if self.code.finish == "micro":
-            self.by_micro(image, channel, weights, codes, target)
+            self.by_micro(image, channel, codes, target)
         elif self.code.finish == "driver":
-            self.by_driver(image, channel, column, weights, codes, target)
+            self.by_driver(image, channel, column, columns, codes, target)
         else:
             with f.if_else(last) as otherwise:
-                self.by_driver(image, channel, column, weights, codes, target)
+                self.by_driver(image, channel, column, columns, codes, target)
                 otherwise()
-                self.by_micro(image, channel, weights, codes, target)
+                self.by_micro(image, channel, codes, target)
 
-    def by_micro(self, image: Val, channel: Val, weights: Val, codes: Val, target: Val) -> None:
+    def take_chunk(self, chunk: Val, weights: Val, k: Val, segments: Val) -> None:
+        """Point at a chunk of the panel; ``k`` and ``segments`` are the micro-kernel's."""
+        f, at = self.f, self.at
+        write_slot(f, self.control, Slot.K, k)
+        write_slot(f, self.control, Slot.SEGMENTS, segments)
+        self.weights = f.gep(weights, chunk * at["chunk_depth"] * self.line)
+        self.skip = chunk * at["chunk_a"]
+        self.begun = f.cmp("ne", chunk, 0)
+        self.slice = k * 64  # bytes that one call fetches: a line per k
+        self.size = k * segments * self.line
+
+    def accumulate(self, chunk: Val, weights: Val, codes: Val) -> None:
+        """A chunk that is not the last: sums stay in scratch."""
+        f, at = self.f, self.at
+        self.take_chunk(chunk, weights, at["chunk_k"], at["chunk_segments"])
+        for slot in (Slot.BIAS, Slot.RESIDUAL, Slot.FLAGS):
+            write_slot(f, self.control, slot, 0)
+        write_slot(f, self.control, Slot.COLUMNS, self.isa.lanes(self.item))
+        write_slot(f, self.control, Slot.OUT_STEP, self.line)
+        with f.loop(0, self.tiles) as tile:
+            count, pixel = self.span(tile)
+            write_slot(f, self.control, Slot.OUT, self.partial(tile))
+            self.multiply(codes, tile, count, pixel)
+
+    def partial(self, tile: Val) -> Val:
+        return self.f.gep(self.f.args["scratch"], self.at["partial_at"] + tile * self.at["partial_bytes"])
+
+    def multiply(self, codes: Val, tile: Val, count: Val, pixel: Val) -> None:
+        """Call the micro-kernel for the rows of a tile. What follows the chunk in memory is what comes next."""
+        f = self.f
+        write_slot(f, self.control, Slot.PARTIAL, f.select(self.begun, self.partial(tile), f.zero("ptr")))
+        ahead = self.size + f.min_(tile * self.slice, f.max_(self.size - self.slice, 0))
+        write_slot(f, self.control, Slot.FETCH, f.gep(self.weights, ahead))
+        code = f.load("ptr", f.gep(codes, count, "ptr"))
+        f.call_pointer(code, "void", [f.gep(self.rows_at(tile, pixel), self.skip), self.weights, self.control])
+
+    def by_micro(self, image: Val, channel: Val, codes: Val, target: Val) -> None:
         f, at = self.f, self.at
         none = f.zero("ptr")
         bias = f.gep(self.bias, channel, self.element)
@@ -168,28 +211,21 @@ class Driver:
             write_slot(f, self.control, Slot.OUT, f.gep(target, pixel * at["yw"], self.element))
             here = f.gep(addend, pixel * at["residual_p"], self.element)
             write_slot(f, self.control, Slot.RESIDUAL, f.select(with_residual, here, none))
-            code = f.load("ptr", f.gep(codes, count, "ptr"))
-            f.call_pointer(code, "void", [self.rows_at(tile, pixel), weights, self.control])
+            self.multiply(codes, tile, count, pixel)
 
-    def by_driver(self, image: Val, channel: Val, column: Val, weights: Val, codes: Val, target: Val) -> None:
-        f, at = self.f, self.at
-        write_slot(f, self.control, Slot.BIAS, 0)
-        write_slot(f, self.control, Slot.RESIDUAL, 0)
-        write_slot(f, self.control, Slot.FLAGS, 0)
-        lanes = self.isa.lanes(self.item)
-        vectors = f.div(f.min_(at["width"] - column, at["panel_columns"]) + (lanes - 1), lanes)
-        step = vectors * lanes
-        write_slot(f, self.control, Slot.OUT_STEP, step * self.item)
+    def by_driver(self, image: Val, channel: Val, column: Val, columns: Val, codes: Val, target: Val) -> None:
+        f = self.f
+        for slot in (Slot.BIAS, Slot.RESIDUAL, Slot.FLAGS):
+            write_slot(f, self.control, slot, 0)
+        write_slot(f, self.control, Slot.OUT_STEP, self.line)
         write_slot(f, self.control, Slot.OUT, self.held)
-        write_slot(f, self.control, Slot.COLUMNS, lanes)
-        columns = f.min_(at["width"] - column, at["panel_columns"])
+        write_slot(f, self.control, Slot.COLUMNS, self.isa.lanes(self.item))
         with f.loop(0, self.tiles) as tile:
             count, pixel = self.span(tile)
-            code = f.load("ptr", f.gep(codes, count, "ptr"))
-            f.call_pointer(code, "void", [self.rows_at(tile, pixel), weights, self.control])
+            self.multiply(codes, tile, count, pixel)
             with f.loop(0, count) as r:
                 offset, number = self.output_pixel(pixel + r)
-                held = f.gep(self.held, step * r, self.element)
+                held = f.gep(self.held, self.line * r)
                 if self.code.shuffled:
                     self.finish_shuffled(image, number, offset, column, columns, held)
                 else:
@@ -251,7 +287,15 @@ class Driver:
         count = self.rows + f.cast(f.cmp("slt", tile, self.extra), "i64")
         return count, self.first_pixel + tile * self.rows + f.min_(tile, self.extra)
 
+    # of the current block
     tiles: Val
     rows: Val
     extra: Val
     first_pixel: Val
+    # of the current panel and chunk
+    line: Val
+    weights: Val
+    skip: Val
+    begun: Val
+    slice: Val
+    size: Val

@@ -36,9 +36,15 @@ def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True)
 
 # Nanoseconds on the reference machine; only their proportions matter for the choice.
 _FLOP = 1 / 150.0
-_BYTE = 1 / 12.0  # of weights, which a network's other layers have pushed out of the near caches
-_TRANSFORM = {2: (0.9, 0.6), 4: (2.3, 1.8)}  # per square and channel, into and out of the transformed domain
+_BYTE = 1 / 20.0  # of weights, which a network's other layers have pushed out of the near caches
+_TOGETHER = 0.3  # weights arrive while others are used: so much of the shorter of both is still waited for
+_TRANSFORM = {2: (0.9, 0.6), 4: (2.0, 1.5)}  # per square and channel, into and out of the transformed domain
 _GAIN = {2: 1.1, 4: 1.15}  # Winograd's weights take more memory: it has to be worth it
+
+
+def _time(flops: float, weights: float) -> float:
+    work, wait = flops * _FLOP, weights * _BYTE
+    return max(work, wait) + _TOGETHER * min(work, wait)
 
 
 def _winograd_size(shape: ConvShape) -> int:
@@ -47,12 +53,12 @@ def _winograd_size(shape: ConvShape) -> int:
     if not plain or shape.size[0] != 1 or shape.out[0] != 1 or shape.is_empty or min(shape.cin, shape.cout) < 16:
         return 0
     weights = shape.cin * shape.cout
-    chosen, least = 0, shape.flops * _FLOP + 9 * weights * 4 * _BYTE
+    chosen, least = 0, _time(shape.flops, 9.0 * 4 * weights)
     for m in (2, 4):
         squares = shape.n * -(-shape.out[1] // m) * -(-shape.out[2] // m)
         into, back = _TRANSFORM[m]
         positions = (m + 2) ** 2
-        cost = 2 * positions * squares * weights * _FLOP + positions * weights * 4 * _BYTE
+        cost = _time(2.0 * positions * squares * weights, 4.0 * positions * weights)
         cost += squares * (shape.cin * into + shape.cout * back)
         if cost * _GAIN[m] < least:
             chosen, least = m, cost

@@ -26,7 +26,9 @@ from ranvier.dtypes import DType
 
 _NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
 _PIXELS_NEAR = 256 << 10  # bytes of input that a block of pixels reads
+_STAY = 512 << 10  # bytes of weights that need no fetching
 _CODES = 2 * MOST_ROWS
+_CHUNK, _DEEP = 1024, 1536  # k steps of a chunk, and how many are still one
 _LEAST = 1e6  # floating-point operations that are worth a tile of their own
 
 
@@ -169,7 +171,7 @@ class Rows:
     used: set[int]  # row counts of micro-kernels
     table_at: int
     tile_at: int
-    fields: dict[str, int]
+    fields: dict[str, int]  # of the driver, and "k" and "segments" of a whole row
     structure: int = 0  # what else the driver's code depends on
     dots: bool = False  # the driver multiplies itself and calls no micro-kernel
 
@@ -234,11 +236,16 @@ def gemm_launch(
         "table_at": rows.table_at,
         "tile_at": rows.tile_at,
         **rows.fields,
+        **_chunks(rows, cut, tile, item),
     }
     weights = At(packed.storage)
     operands = [At(o.view.storage, (o.view.offset + o.offset) * item) if o else weights for o in (known.bias, residual)]
     by_driver = finish != "micro"
-    codes = micro_codes(register_type(x.dtype), rows.used, cut, rows.a) if not rows.dots else (weights,) * _CODES
+    codes = (
+        micro_codes(register_type(x.dtype), rows.used, cut, rows.a, packed.storage.nbytes)
+        if not rows.dots
+        else (weights,) * _CODES
+    )
     return Launch(
         spec,
         (
@@ -252,26 +259,59 @@ def gemm_launch(
         (*(numbers[name] for name in (*COMMON, *driver.fields)), *(tail.dims if by_driver else ())),
         tiles=shape.n * blocks.count * shape.group * blocks.columns,
         writes=(out.storage,),
-        scratch=rows.tile_at + (tile.rows * cut.columns + cut.lanes) * item,  # the last vector may begin late
+        scratch=numbers["partial_at"]
+        + (numbers["chunks"] > 1) * -(-blocks.pixels // tile.rows) * numbers["partial_bytes"],
         flops=shape.flops,
         traffic=float(x.nbytes + out.nbytes + packed.storage.nbytes),
         label="conv",
     )
 
 
-def micro_codes(element: str, used: set[int], cut: Panels, a: Literal["rows", "table"]) -> tuple[CodeAt, ...]:
-    """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
+def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int) -> dict[str, int]:
+    """A deep panel in chunks of about ``_CHUNK`` steps: of whole segments, or of a part of the only one."""
+    k, segments = rows.fields["k"], rows.fields["segments"]
+    chunks, by_k, by_segments = 1, k, segments
+    if k * segments > _DEEP and not rows.dots:
+        if rows.a == "rows":
+            chunks = -(-k // _CHUNK)
+            by_k = -(-k // chunks)
+            chunks = -(-k // by_k)
+        else:
+            by_segments = max(1, _CHUNK // k)
+            chunks = -(-segments // by_segments)
+    # behind the scratch tile, whose last vector may begin late
+    after = rows.tile_at + (tile.rows * cut.columns + cut.lanes) * item
+    return {
+        "chunks": chunks,
+        "chunk_a": by_k * item if rows.a == "rows" else by_segments * rows.fields["a_step"],
+        "chunk_depth": by_k * by_segments,
+        "chunk_k": by_k,
+        "chunk_segments": by_segments,
+        "last_k": k - (chunks - 1) * by_k if rows.a == "rows" else k,
+        "last_segments": segments if rows.a == "rows" else segments - (chunks - 1) * by_segments,
+        "partial_at": -(-after // 64) * 64,
+        "partial_bytes": tile.rows * cut.columns * item,
+    }
+
+
+def micro_codes(
+    element: str, used: set[int], cut: Panels, a: Literal["rows", "table"], weights: int
+) -> tuple[CodeAt, ...]:
+    """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another.
+
+    Where the ``weights`` (bytes) come from far away, kernels fetch what is needed next while they work.
+    """
     found: list[CodeAt] = []
     for vectors in (cut.vectors if cut.count > 1 else cut.rest, cut.rest):
         for rows in range(1, MOST_ROWS + 1):
             near = min(used, key=lambda u: abs(u - rows))
-            found.append(_micro(element, near, vectors, a))
+            found.append(_micro(element, near, vectors, a, weights > _STAY))
     return tuple(found)
 
 
 @functools.cache
-def _micro(element: str, rows: int, vectors: int, a: Literal["rows", "table"]) -> CodeAt:
-    return CodeAt(Micro(element, rows, vectors, a).spec())
+def _micro(element: str, rows: int, vectors: int, a: Literal["rows", "table"], fetch: bool) -> CodeAt:
+    return CodeAt(Micro(element, rows, vectors, a, fetch=fetch).spec())
 
 
 def pixels_even(view: View, sizes: tuple[int, int, int]) -> bool:

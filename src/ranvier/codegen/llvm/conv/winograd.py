@@ -135,7 +135,9 @@ def winograd(
             module, symbol, target_isa, m, x.dtype, out.dtype, tail
         ).function(),
     )
-    codes: tuple[Code, ...] = micro_codes(register_type(x.dtype), rows_used(squares, block, tile.rows), cut, "rows")
+    codes: tuple[Code, ...] = micro_codes(
+        register_type(x.dtype), rows_used(squares, block, tile.rows), cut, "rows", packed.storage.nbytes
+    )
     return [
         Launch(
             spec,
@@ -263,6 +265,7 @@ class _Winograd:
         tiles = f.div(count + at["most_rows"] - 1, at["most_rows"])
         rows = f.div(count, tiles)
         extra = count - rows * tiles
+        size, slice_ = at["cin"] * columns * self.item, at["cin"] * 64
         with f.loop(0, self.edge * self.edge) as position:
             b = f.gep(weights, position * at["cin"] * columns, self.element)
             a = f.gep(self.v, position * at["v_plane"], self.element)
@@ -271,6 +274,9 @@ class _Winograd:
                 first = tile * rows + f.min_(tile, extra)
                 number = rows + f.cast(f.cmp("slt", tile, extra), "i64")
                 write_slot(f, self.control, Slot.OUT, f.gep(target, first * at["panel_columns"], self.element))
+                # positions follow each other in memory: rows fetch some lines of the next one each
+                fetched = size + f.min_(tile * slice_, f.max_(size - slice_, 0))
+                write_slot(f, self.control, Slot.FETCH, f.gep(b, fetched))
                 code = f.load("ptr", f.gep(codes, number, "ptr"))
                 f.call_pointer(code, "void", [f.gep(a, first * at["v_pitch"], self.element), b, self.control])
 
