@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.elements import (
     converted,
+    memory_type,
     register_type,
     rounded,
     widened,
@@ -20,7 +21,7 @@ from ranvier.codegen.llvm.elements import (
 from ranvier.codegen.llvm.folds import Accumulator, combine
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nest_access import Access, Block, Point
-from ranvier.codegen.llvm.schedule import Structure
+from ranvier.codegen.llvm.schedule import Structure, cost
 from ranvier.codegen.loops.fold import expressions, identity, is_arg
 from ranvier.codegen.loops.ir import Expr, Final, Map, Op, Reduce, Scan, Stage
 
@@ -156,14 +157,17 @@ class _NestEmitter(Access):
         with self.row_loops(point, blocks, stage) as inner:
             if blocks is not None:
                 self.visit(inner, blocks, body)
-            else:
-                self.along_lanes(
-                    inner,
-                    self.f.i64(0),
-                    self.dim["extent", self.s.lane],
-                    self.s.unrolls[self.number],
-                    lambda p, found: self.visit(p, found, body),
-                )
+                return
+            ahead = self.read_again(stage)
+
+            def visit(p: Point, found: list[Block]) -> None:
+                for block in found:
+                    for k in ahead:
+                        self.fetch_next(k, p, block)
+                self.visit(p, found, body)
+
+            stop = self.dim["extent", self.s.lane]
+            self.along_lanes(inner, self.f.i64(0), stop, self.s.unrolls[self.number], visit)
 
     def visit(self, point: Point, blocks: list[Block], body: Body) -> None:
         """The body, with parked values taken from scratch where an earlier stage left them there."""
@@ -210,6 +214,31 @@ class _NestEmitter(Access):
                     self.store(k, value, p, b)
 
         self.over_row(point, blocks, stage, body)
+
+    def read_again(self, stage: Stage) -> list[int]:
+        """Operands whose next row is worth fetching during a stage.
+
+        A row read several times comes from memory in the first stage, which has nothing to do but wait. So the next
+        row is fetched while the costliest of the other stages computes.
+        """
+        s = self.s
+        walks = [each for each in s.stages if isinstance(each, Reduce | Map)]
+        if s.repeat is None or len(walks) < 2 or stage is not max(walks[1:], key=lambda w: cost(list(expressions(w)))):
+            return []
+        return [
+            k
+            for k, arg in enumerate(s.args)
+            if arg.lane == "1" and arg.varies[s.repeat] and not arg.written and arg.at is None
+        ]
+
+    def fetch_next(self, k: int, point: Point, block: Block) -> None:
+        """Prefetch what the next row has here; past the last row it is a harmless address."""
+        if block.mask is None and block.lanes > 1 and self.s.repeat is not None:
+            f = self.f
+            base, _ = self.address(k, point, block, None)
+            step, element = self.dim["stride", k, self.s.repeat], memory_type(self.s.args[k].dtype)
+            # not "inbounds": there is no row after the last
+            f.prefetch(f.emit("ptr", f"getelementptr {element}, ptr {base.name}, i64 {step.name}"))
 
     def final(self, stage: Final, point: Point, blocks: list[Block] | None) -> None:
         for k, expr in stage.stores:
