@@ -38,6 +38,8 @@ def oracle(
     offset: int | None = None,
     softcap: float = 0.0,
     lengths: Array | None = None,
+    left_window: int = -1,
+    right_window: int = -1,
 ) -> Array:
     """The whole score matrix in float64; a masked key plays no part, a row without keys is zero."""
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
@@ -50,9 +52,13 @@ def oracle(
     valid = np.full(batch, keys) if lengths is None else lengths.astype(np.int64)
     key, query = np.arange(keys), np.arange(queries)[:, None]
     seen = np.broadcast_to(key < valid[:, None, None, None], scores.shape).copy()
+    position = query + (valid - queries if offset is None else np.full(batch, offset))[:, None, None, None]
     if causal:
-        first = (valid - queries if offset is None else np.full(batch, offset))[:, None, None, None]
-        seen &= key <= query + first
+        seen &= key <= position
+    if left_window >= 0:
+        seen &= key >= position - left_window
+    if right_window >= 0:
+        seen &= key <= position + right_window
     if mask is not None:
         if 1 < mask.shape[-1] < keys:
             seen[..., mask.shape[-1] :] = False
@@ -197,6 +203,19 @@ def test_any_strides(isa: Isa, queries: int) -> None:
     v = rng.standard_normal((size, batch, heads, keys)).astype(np.float32).transpose(1, 2, 3, 0)
     out = np.empty((batch, heads, size, queries), np.float32).swapaxes(2, 3)
     check(isa, (q, k, v, out))
+
+
+@each_isa
+@pytest.mark.parametrize("queries", [2, 70])
+def test_windows(isa: Isa, queries: int) -> None:
+    arrays = operands(22, 2, 2, 1, queries, 700, 16)
+    for left, right in ((0, 0), (5, -1), (-1, 3), (300, 20), (10, 700)):
+        check(isa, arrays, left_window=left, right_window=right, offset=600)
+    lengths = np.array([3, 650])
+    check(isa, arrays, left_window=9, causal=True, lengths=lengths, split=2)
+    check(isa, arrays, left_window=9, offset=2000)  # nobody sees anything
+    mask = np.random.default_rng(23).standard_normal((queries, 700)).astype(np.float32)
+    check(isa, arrays, left_window=40, mask=mask, scale=-0.2, causal=True)
 
 
 @each_isa

@@ -69,6 +69,9 @@ class _Decode:
                 rows.read_query(r, frame.at(frame.scratch, (r, self.q_stride)))
             seen = f.min_(rows.limit_over(f.i64(0), self.count - 1) - start, frame["stretch"])
             seen = f.max_(seen, 0)
+            # keys that no row sees any more are passed over
+            passed = f.min_(f.max_(rows.hidden_over(f.i64(0), self.count - 1) - start, 0), seen)
+            start, seen = start + passed, seen - passed
             k = frame.at(frame.buffer("k"), (batch, frame["k_batch"]), (head, frame["k_head"]))
             v = frame.at(frame.buffer("v"), (batch, frame["v_batch"]), (head, frame["v_head"]))
             with f.loop(0, seen, frame.lanes) as key:

@@ -111,6 +111,8 @@ def attention(
     mask: View | None = None,
     causal: bool = False,
     offset: int | None = None,
+    left_window: int = -1,
+    right_window: int = -1,
     softcap: float = 0.0,
     kv_lengths: View | None = None,
     threads: int = 1,
@@ -119,8 +121,9 @@ def attention(
 
     Any strides. ``mask`` broadcasts to ``[batch, heads, queries, keys]``, is added or (bool) says what may be seen;
     keys past the end of a shorter mask are not seen. With ``causal``, query i sees keys up to ``i + offset``; without
-    an offset the last query stands at the last valid key. ``kv_lengths`` holds the number of valid keys per batch
-    entry. A row that sees no key is zero, and a masked key plays no part even where its score is NaN.
+    an offset the last query stands at the last valid key. Windows (if not
+    negative) bound how far before and after its own position a query sees. ``kv_lengths`` holds the number of valid
+    keys per batch entry. A row that sees no key is zero, and a masked key plays no part even where its score is NaN.
     """
     batch, heads, queries, width = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -141,7 +144,8 @@ def attention(
         mask is None or mask.strides[3] == 1,
         softcap != 0,
         softcap != 0 or mask is not None or scale <= 0,
-        causal,
+        causal or right_window >= 0,
+        left_window >= 0,
         "none" if kv_lengths is None else _LENGTH_TYPES[kv_lengths.dtype],  # type: ignore[arg-type]
     )
     numbers = {
@@ -155,6 +159,8 @@ def attention(
         "out_width": v.shape[3],
         "offset": offset,
         "offset_by_length": int(by_length),
+        "reach": 0 if causal else right_window,
+        "left": left_window,
         "length_step": 0 if kv_lengths is None else kv_lengths.strides[0],
         **_strides("q", q, ("batch", "head", "query", "width")),
         **_strides("k", k, ("batch", "head", "key", "width")),

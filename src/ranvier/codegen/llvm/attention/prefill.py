@@ -91,7 +91,8 @@ class _Prefill:
             v = frame.at(frame.buffer("v"), (batch, frame["v_batch"]), (kv_head, frame["v_head"]))
             seen = self.rows.limit_over(self.first, self.first + self.count - 1)
             # the first block runs even if nobody sees a key: it is what makes the sums zero
-            with f.loop(0, f.max_(seen, 1), frame["block"]) as key:
+            self.start = f.min_(self.rows.hidden_over(self.first, self.first + self.count - 1), f.max_(seen - 1, 0))
+            with f.loop(self.start, f.max_(seen, self.start + 1), frame["block"]) as key:
                 self._block(k, v, key, f.min_(frame["block"], seen - key))
             with f.loop(0, self.count) as r:
                 total = f.load(frame.element, frame.at(self.parts["at_total"], (r, 1)))
@@ -119,7 +120,7 @@ class _Prefill:
         if self.layout.values != "in place":
             self._copy_values(values, count)
             values = self.parts["at_values"]
-        at_once, fresh = frame["rows_at_once"], f.cmp("eq", key, 0)
+        at_once, fresh = frame["rows_at_once"], f.cmp("eq", key, self.start)
         with f.loop(0, self.count, at_once) as r:
             stop = f.min_(r + at_once, self.count)
             seen = f.min_(self.rows.limit_over(self.first + r, self.first + stop - 1) - key, count)

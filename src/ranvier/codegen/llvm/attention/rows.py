@@ -30,7 +30,9 @@ class Rows:
             )
             valid = f.max_(f.min_(f.cast(valid, "i64"), frame["keys"]), 0)
             self.keys = valid
-            if scoring.causal:  # without an offset of its own, the last query stands at the last valid key
+            if (
+                scoring.causal or scoring.window
+            ):  # without an offset of its own, the last query stands at the last valid key
                 by_length = f.cmp("ne", frame["offset_by_length"], 0)
                 self.offset = f.select(by_length, valid - frame["queries"], frame["offset"])
         if scoring.mask != "none":
@@ -49,7 +51,24 @@ class Rows:
             return self.keys
         f = self.frame.f
         _, query = self.place(row)
-        return f.max_(f.min_(query + self.offset + 1, self.keys), 0)
+        return f.max_(f.min_(query + self.offset + self.frame["reach"] + 1, self.keys), 0)
+
+    def hidden(self, row: Val) -> Val:
+        """How many keys, from the first on, lie too far before a row."""
+        if not self.scoring.window:
+            return self.frame.f.i64(0)
+        _, query = self.place(row)
+        return self.frame.f.max_(query + self.offset - self.frame["left"], 0)
+
+    def hidden_over(self, first: Val, last: Val) -> Val:
+        """The least that any row from ``first`` to ``last`` misses: a range across heads holds a first query."""
+        if not self.scoring.window:
+            return self.frame.f.i64(0)
+        f = self.frame.f
+        head, query = self.place(first)
+        other, _ = self.place(last)
+        query = f.select(f.cmp("eq", head, other), query, f.i64(0))
+        return f.max_(query + self.offset - self.frame["left"], 0)
 
     def limit_over(self, first: Val, last: Val) -> Val:
         """The most that any row from ``first`` to ``last`` sees: a range across heads holds a last query."""
@@ -59,7 +78,7 @@ class Rows:
         head, _ = self.place(first)
         other, query = self.place(last)
         query = f.select(f.cmp("eq", head, other), query, self.frame["queries"] - 1)
-        return f.max_(f.min_(query + self.offset + 1, self.keys), 0)
+        return f.max_(f.min_(query + self.offset + self.frame["reach"] + 1, self.keys), 0)
 
     def mask_row(self, row: Val, key: Val) -> Val:
         """Where the mask of a row begins for keys from ``key`` on (null without a mask)."""
@@ -75,9 +94,10 @@ class Rows:
         """Products with keys from ``key`` on become weights; ``state`` is where top, total and keep are."""
         frame, f = self.frame, self.frame.f
         visible = f.max_(f.min_(self.limit(row) - key, seen), 0)
+        hidden = f.max_(self.hidden(row) - key, 0)
         numbers = [frame.number(n) for n in ("scale", "cap", "rate")]
         mask = [self.mask_row(row, key), frame["mask_key"]]
-        f.call(f"{frame.symbol}_row", "void", [scores, visible, seen, *mask, *numbers, fresh, *state])
+        f.call(f"{frame.symbol}_row", "void", [scores, hidden, visible, seen, *mask, *numbers, fresh, *state])
 
     def query(self, row: Val) -> Val:
         """Where the query of a row begins."""
@@ -141,6 +161,8 @@ COMMON_DIMS = (
         "offset",
         "offset_by_length",
         "length_step",
+        "reach",
+        "left",
     ),
     *("q_batch", "q_head", "q_query", "q_width"),
     *("k_batch", "k_head", "k_key", "k_width"),

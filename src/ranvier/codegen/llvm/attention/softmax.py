@@ -23,26 +23,28 @@ class Scoring:
     unit_mask: bool = True  # consecutive keys' mask entries are neighbours
     softcap: bool = False
     scaled: bool = False  # scores are scaled before their maximum is taken, not only on the way into the exponent
-    causal: bool = False
+    causal: bool = False  # keys after some distance from the query are not seen
+    window: bool = False  # keys before some distance from the query are not seen
     lengths: Literal["none", "i32", "i64"] = "none"  # per batch entry, how many keys are valid
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.element, self.mask, self.unit_mask, self.softcap, self.scaled, self.causal, self.lengths)
+        mask = (self.mask, self.unit_mask)
+        return (self.element, *mask, self.softcap, self.scaled, self.causal, self.window, self.lengths)
 
 
 def emit_row(module: Module, name: str, scoring: Scoring, isa: Isa) -> None:
     """Write the function that :func:`call_row` calls.
 
-    ``s`` holds the products of one query; the first ``visible`` may be looked at, and ``width`` entries (rounded up to
-    whole vectors) become weights ``2^(rate * (x - top))`` of the scores x, zero where nothing may be seen. ``top``
-    and ``total`` are the running maximum and sum, not yet there when the row is ``fresh``; ``keep`` receives the
-    factor by which everything summed so far shrinks. ``rate`` is positive.
+    ``s`` holds the products of one query; those from ``hidden`` to ``visible`` may be looked at, and ``width`` entries
+    (rounded up to whole vectors) become weights ``2^(rate * (x - top))`` of the scores x, zero where nothing is seen.
+    ``top`` and ``total`` are the running maximum and sum, not yet there when the row is ``fresh``; ``keep`` receives
+    the factor by which everything summed so far shrinks. ``rate`` is positive.
     """
     element = scoring.element
     lanes = isa.lanes(size_of(element))
     kind = vector(element, lanes)
-    params = [("ptr", "s"), ("i64", "visible"), ("i64", "width"), ("ptr", "mask"), ("i64", "step")]
+    params = [("ptr", "s"), ("i64", "hidden"), ("i64", "visible"), ("i64", "width"), ("ptr", "mask"), ("i64", "step")]
     numbers = [(element, "scale"), (element, "cap"), (element, "rate")]
     state = [("i1", "fresh"), ("ptr", "top"), ("ptr", "total"), ("ptr", "keep")]
     f = module.function(name, [*params, *numbers, *state], internal=True)
@@ -59,11 +61,14 @@ def emit_row(module: Module, name: str, scoring: Scoring, isa: Isa) -> None:
             x = f.mul(vmath.tanh(f, x, isa), f.splat(f.args["cap"], lanes))
         if scoring.mask != "none":
             x = _masked(f, scoring, x, at, alive)
+        if scoring.window:
+            near = f.cmp("sge", f.add(f.lane_ids(lanes), f.splat(at, lanes)), f.splat(f.args["hidden"], lanes))
+            alive = near if alive is None else f.and_(alive, near)
         return x if alive is None else f.select(alive, x, f.const(kind, MINUS_INFINITY))
 
     with f.loop(0, whole, lanes) as i:
         x = prepared(i, None)
-        if scoring.scaled:
+        if scoring.scaled or scoring.window:
             f.store(x, f.gep(s, i, element))
         most.set(f.quick_max(x, most.get()))
     with f.if_(f.cmp("slt", whole, visible)):
