@@ -123,12 +123,10 @@ def write_slot(fn: Fn, control: Val, slot: Slot, value: Operand) -> None:
 # Independent chains of FMAs that keep two units of latency 4 busy; small tiles split K to have as many.
 _CHAINS = 8
 # Bytes of packed B, or rows of one in place, fetched ahead of their use.
-_AHEAD = 1024
+_AHEAD = 2048
 _ROWS_AHEAD = 8
 
 
-# k steps per turn of the loop; more than one gained nothing once every row had its own pointer, and costs compile time.
-_UNROLL = 1
 # Row pointers that fit the general registers; beyond, a pointer serves three rows, and has to be moved by itself in
 # every turn: there several k steps per turn pay.
 _POINTERS = 12
@@ -145,7 +143,8 @@ class _Emitter:
         self.control = fn.args["control"]
         chains = micro.rows * micro.vectors
         self.splits = 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
-        self.unroll = max(self.splits, _UNROLL)
+        if micro.rows == 1 and 5 * micro.vectors < isa.registers:
+            self.splits = 4
         # accumulators: [split][row][vector]
         zero = fn.const(self.kind, 0.0)
         self.acc: list[list[list[Var]]] = [
@@ -183,37 +182,43 @@ class _Emitter:
         return self.fn.mask_below(self.lanes, self.slot(Slot.COLUMNS))
 
     def _along_k(self, count: Val, rows: list[Val], step: Val | None = None) -> None:
-        """All of one segment; ``rows`` are row pointers, or the one column pointer with its ``step``."""
-        fn = self.fn
-        whole = fn.and_(count, -self.unroll) if self.unroll > 1 else count
-        element = self.micro.element
+        """All of one segment; ``rows`` are row pointers, or the one column pointer with its ``step``.
 
-        def row_loader(k: Val, u: int) -> Callable[[int], Val]:
+        Every split walks its own part of K: as many streams through B, which a memory far away answers faster than one.
+        """
+        fn, element, splits = self.fn, self.micro.element, self.splits
+        b_step = self.b_step or fn.i64(self.width)
+        part = fn.lshr(count, splits.bit_length() - 1) if splits > 1 else count
+        start = self.b.get()
+
+        def row_loader(k: Val, skipped: Val | None) -> Callable[[int], Val]:
             if step is None:
-                return lambda r: fn.load(element, fn.gep(fn.gep(rows[r], k, element), u, element))
-            column = fn.gep(rows[0], (k + u) * step)
+                places = rows if skipped is None else [fn.gep(p, skipped, element) for p in rows]
+                return lambda r: fn.load(element, fn.gep(places[r], k, element))
+            column = fn.gep(rows[0], (k if skipped is None else k + skipped) * step)
             return lambda r: fn.load(element, fn.gep(column, r, element))
 
-        with fn.loop(0, whole, self.unroll) as k:
-            for u in range(self.unroll):
-                if u:
+        with fn.loop(0, part) as k:
+            for split in range(splits):
+                if split:
                     self._fence()
-                self._step(row_loader(k, u), u, u % self.splits, k)
-            self._advance(self.unroll)
-        if self.unroll == 1:
-            return
-        with fn.loop(whole, count) as k:
-            self._step(row_loader(k, 0), 0, 0)
-            self._advance(1)
+                skipped = part * split if split else None
+                panel = start if skipped is None else fn.gep(start, skipped * b_step)
+                self._step(fn.gep(panel, k * b_step), row_loader(k, skipped), split, k)
+        if splits > 1:
+            with fn.loop(part * splits, count) as k:
+                self._step(fn.gep(start, k * b_step), row_loader(k, None), 0)
+        self.b.set(fn.gep(start, count * b_step))
 
     def _many_rows(self, count: Val, step: Val) -> None:
         """More rows than pointers fit the registers: every pointer serves three rows, one and two steps apart."""
         fn, element = self.fn, self.micro.element
         starts = [fn.gep(fn.args["a"], step * r) for r in range(0, self.micro.rows, 3)]
         groups = [fn.var("ptr", self._opaque(p)) for p in starts]
+        b_step = self.b_step or fn.i64(self.width)
 
         def turn(steps: int) -> None:
-            here = [g.get() for g in groups]
+            here, panel = [g.get() for g in groups], self.b.get()
             for u in range(steps):
                 if u:
                     self._fence()
@@ -223,10 +228,10 @@ class _Emitter:
                     at = fn.gep(at, step * (r % 3)) if r % 3 else at
                     return fn.load(element, fn.gep(at, u, element))
 
-                self._step(row, u, u % self.splits)
+                self._step(fn.gep(panel, b_step * u) if u else panel, row, 0)
             for g, p in zip(groups, here):
                 g.set(self._opaque(fn.gep(p, steps, element)))
-            self._advance(steps)
+            self.b.set(fn.gep(panel, b_step * steps))
 
         whole = fn.and_(count, -_UNROLL_MANY)
         with fn.loop(0, whole, _UNROLL_MANY):
@@ -242,22 +247,19 @@ class _Emitter:
         """Keeps the loads of one k step together: gathered over several steps they would not fit the registers."""
         self.fn.line('call void asm sideeffect "", "~{memory}"()')
 
-    def _advance(self, steps: int) -> None:
-        by: Operand = self.width * steps if self.b_step is None else self.b_step * steps
-        self.b.set(self.fn.gep(self.b.get(), by))
-
-    def _step(self, row: Callable[[int], Val], u: int, split: int, k: Val | None = None) -> None:
+    def _step(self, base: Val, row: Callable[[int], Val], split: int, k: Val | None = None) -> None:
+        """One k: the panel's vectors at ``base`` times ``row(r)`` of every row."""
         fn, micro = self.fn, self.micro
-        base = self.b.get()
+        if k is not None and self.fetch is not None:
+            fn.prefetch(fn.gep(self.fetch, k * 64), locality=2)
+        ahead: Val | None
         if self.b_step is None:
-            base = fn.gep(base, u * self.width)
-            if k is not None and self.fetch is not None:
-                fn.prefetch(fn.gep(self.fetch, (k + u) * 64), locality=2)
-            for line in range(0, self.width, 64):
-                fn.prefetch(fn.gep(base, _AHEAD + line))
+            ahead = fn.gep(base, _AHEAD)
+        elif self.splits > 1 and micro.rows == 1:
+            ahead = None  # short pieces of four rows at once: asking for more of them gets in the way
         else:
-            base = fn.gep(base, self.b_step * u) if u else base
-            ahead = fn.gep(base, self.b_step * _ROWS_AHEAD)
+            ahead = fn.gep(base, self.b_step * (_ROWS_AHEAD if micro.rows > 1 else _ROWS_AHEAD // 2))
+        if ahead is not None:
             for line in range(0, self.width, 64):
                 fn.prefetch(fn.gep(ahead, line))
         panel = [self._load_b(base, v) for v in range(micro.vectors)]

@@ -23,8 +23,8 @@ _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
-_PAGE_BYTES = 4096
-_LONG_VECTORS = 16  # vectors of a row that one pass takes where rows are pages apart
+_FAR_BYTES = 16 << 10  # rows of B this far apart cost more to reach than to read
+_LONG_VECTORS = 16  # vectors of such a row that one pass takes
 _WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
 
 
@@ -80,8 +80,8 @@ class _Plan:
             self.rows = Cut.of(p.m, tile.strided_rows)
             b = _Matrix(At(p.b.storage, p.b.offset * self.item), *p.b_strides, tuple(x.b for x in p.batch))
             self.packed = not self._stays_in_place(b)
-            if not self.packed and self.rows.count == 1 and abs(b.row) * self.item >= _PAGE_BYTES:
-                # every k step is in another page: take much of it while there
+            if not self.packed and self.rows.count == 1 and abs(b.row) * self.item >= _FAR_BYTES:
+                # every k step is in other pages: take much of a row while there
                 vectors = min(_LONG_VECTORS, (self.isa.registers - 8) // p.m)
                 self.panels = Panels.of(p.n, self.lanes, max(tile.vectors, vectors))
             if self.packed:
