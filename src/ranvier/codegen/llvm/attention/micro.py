@@ -54,6 +54,11 @@ def most_vectors(rows: int, isa: Isa) -> int:
     return max(1, min(8, accumulators(isa) // rows))
 
 
+def most_rows(vectors: int, isa: Isa) -> int:
+    """How many rows of so many vectors fit, with one row of the right side and a broadcast beside the sums."""
+    return max(1, min(accumulators(isa), isa.registers - 1 - vectors) // vectors)
+
+
 # Rows of the right side that are fetched before their use where they come from far away.
 _AHEAD = 16
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import gemm
-from ranvier.codegen.llvm.attention.micro import ELEMENTS, accumulators, most_vectors, product
+from ranvier.codegen.llvm.attention.micro import ELEMENTS, most_rows, most_vectors, product
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent import steps
 from ranvier.codegen.llvm.recurrent.cells import DEFAULTS, GATES, PARAMETERS, Cell, Kind, activations_of, phases_of
@@ -132,7 +132,7 @@ class _Plan:
         gates = max(map(len, phases))
         most = most_vectors(min(tile_rows, 6), isa)
         unit_vectors = max(1, min(most // gates, -(-hidden // lanes)))
-        block = max(1, accumulators(isa) // (unit_vectors * gates))
+        block = most_rows(unit_vectors * gates, isa)
         block = -(-tile_rows // -(-tile_rows // block))
         if tiles > 1:  # only the last tile may leave rows over
             tile_rows = -(-tile_rows // block) * block
