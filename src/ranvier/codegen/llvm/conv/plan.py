@@ -111,14 +111,15 @@ class Blocks:
 
 
 def blocks_of(shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int, pixels_at_most: int) -> Blocks:
-    panels, outside = cut.count, False
-    if cut.panel_bytes(item) * cut.count > _NEAR and shape.group == 1:
-        panels, outside = max(1, _NEAR // cut.panel_bytes(item)), True
-    columns = -(-cut.count // panels)
     wanted = work_pieces(shape, threads)
     near = max(8 * tile.rows, _PIXELS_NEAR // (shape.depth * item))
     most = max(tile.rows, min(near, pixels_at_most))
     least = -(-shape.pixels // most)
+    panels, outside = cut.count, False
+    if cut.panel_bytes(item) * cut.count > _NEAR and shape.group == 1:
+        enough = cut.count * shape.n * least // wanted  # more panels a block, and threads would wait for each other
+        panels, outside = max(1, min(_NEAR // cut.panel_bytes(item), enough)), True
+    columns = -(-cut.count // panels)
     count = max(least, min(-(-wanted // (shape.n * shape.group * columns)), -(-shape.pixels // (2 * tile.rows))))
     block = _even(shape.pixels, count, tile.rows, most)
     return Blocks(block, -(-shape.pixels // block), panels, columns, outside)
