@@ -1,6 +1,6 @@
 """Products and convolutions of 8-bit codes with exact int32 sums."""
 
-from ranvier.codegen.llvm.integer.pack import moved_left, moved_right, pack_codes
+from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_left, moved_right, pack_codes
 from ranvier.codegen.llvm.integer.product import integer_matmul
 
-__all__ = ["integer_matmul", "moved_left", "moved_right", "pack_codes"]
+__all__ = ["PackedCodes", "integer_matmul", "moved_left", "moved_right", "pack_codes"]

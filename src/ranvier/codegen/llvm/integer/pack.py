@@ -7,6 +7,7 @@ whoever asks for the product takes that out of the result again (:func:`moved_le
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
-from ranvier.codegen.llvm.gemm.pack import PackedB, pack_b, pack_launch
+from ranvier.codegen.llvm.gemm.pack import pack_launch
 from ranvier.codegen.llvm.integer.dots import dot_of, shapes_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Map, Nest, Op, Operand, Size
@@ -53,19 +54,57 @@ def groups(k: int, isa: Isa) -> int:
     return -(-k // dot_of(isa).group)
 
 
-def pack_codes(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
-    """Constant codes [..., K, N] packed once."""
+@dataclass(frozen=True)
+class PackedCodes:
+    """A packed matrix of codes, or a dense stack of them: panel after panel, group after group of K."""
+
+    storage: Storage
+    batch: tuple[int, ...]
+    k: int  # groups
+    n: int
+    panels: Panels
+
+    @property
+    def nbytes(self) -> int:
+        return self.storage.nbytes
+
+    @property
+    def entry(self) -> int:
+        """Groups of one matrix."""
+        return self.panels.packed_elements(self.k)
+
+
+def grouped(b: Array, isa: Isa) -> Array:
+    """Codes [..., K, N] as int32 groups [..., K / group, N], zeros behind the last."""
     dot = dot_of(isa)
     *batch, k, n = b.shape
     deep = groups(k, isa)
     padded = np.zeros((*batch, deep * dot.group, n), dot.right.numpy)
     padded[..., :k, :] = signed(b)
-    grouped = padded.reshape(*batch, deep, dot.group, n).swapaxes(-1, -2)
-    words = np.ascontiguousarray(grouped).view(np.int32)[..., 0]
-    return pack_b(words, shapes_of(isa), rows_hint=rows_hint)
+    beside = padded.reshape(*batch, deep, dot.group, n).swapaxes(-1, -2)
+    words: Array = np.ascontiguousarray(beside).view(np.int32)[..., 0]
+    return words
 
 
-def pack_at_run(b: View, m: int, isa: Isa, threads: int) -> tuple[PackedB, list[Launch]]:
+def panels_for(m: int, n: int, deep: int, isa: Isa) -> Panels:
+    return Panels.of(n, isa.lanes(4), best_tile(max(1, m), n, deep, shapes_of(isa), 4).vectors)
+
+
+def pack_codes(b: Array, isa: Isa, *, rows_hint: int) -> PackedCodes:
+    """Constant codes [..., K, N] packed once. ``rows_hint`` is the M they will usually meet."""
+    words = grouped(b, isa)
+    *batch, deep, n = words.shape
+    panels = panels_for(rows_hint, n, deep, isa)
+    packed = np.zeros((*batch, panels.packed_elements(deep)), np.int32)
+    for k in range(panels.cut.count):
+        first, end = (panels.cut.start(x) * panels.lanes for x in (k, k + 1))
+        room = packed[..., first * deep : end * deep].reshape(*batch, deep, end - first)
+        part = words[..., first : min(end, n)]
+        room[..., : part.shape[-1]] = part
+    return PackedCodes(Storage.constant(packed), tuple(batch), deep, n, panels)
+
+
+def pack_at_run(b: View, m: int, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:
     """Codes that are a tensor of the graph [..., K, N]: grouped by one pass, put into panels by a second."""
     dot = dot_of(isa)
     *batch, k, n = b.shape
@@ -82,15 +121,14 @@ def pack_at_run(b: View, m: int, isa: Isa, threads: int) -> tuple[PackedB, list[
     value = _cast(turned(value) if b.dtype is DType.uint8 else value, dot.right)
     operands = (Operand(b, strides, guard=guard, other=other), Operand(target, target.strides))
     launches = nests.launches(Nest(extents, operands, (Map(((1, value),)),), label="group"), isa, threads)
-    tile = best_tile(max(1, m), n, deep, shapes_of(isa), 4)
-    panels = Panels.of(n, isa.lanes(4), tile.vectors)
+    panels = panels_for(m, n, deep, isa)
     size = panels.packed_elements(deep)
     storage = Storage.temporary(entries * size * 4, "packed")
     words = View(target.storage, DType.int32, (deep, n), (n, 1))
     table = ((entries, deep * n, size),) if entries > 1 else ()
     if size and entries:
         launches.append(pack_launch(words, panels, table, storage))
-    return PackedB(storage, DType.int32, tuple(batch), deep, n, panels), launches
+    return PackedCodes(storage, tuple(batch), deep, n, panels), launches
 
 
 def _cast(x: Expr, dtype: DType) -> Expr:

@@ -8,12 +8,11 @@ from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.gemm.epilogue import finish
-from ranvier.codegen.llvm.gemm.pack import PackedB
 from ranvier.codegen.llvm.gemm.problem import Axis, Problem, folded
 from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.integer.dots import shapes_of
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
-from ranvier.codegen.llvm.integer.pack import groups, left_codes, pack_at_run
+from ranvier.codegen.llvm.integer.pack import PackedCodes, groups, left_codes, pack_at_run
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -27,7 +26,7 @@ _GOPS, _GBPS = 300.0, 10.0  # rough speed of one core
 
 def integer_matmul(
     a: View,
-    b: View | PackedB,
+    b: View | PackedCodes,
     out: View,
     isa: Isa,
     *,
@@ -52,11 +51,12 @@ def integer_matmul(
     return [*before, _launch(problem, b, isa, threads)]
 
 
-def _problem(a: View, b: PackedB, out: View, epilogue: Epilogue | None) -> Problem:
+def _problem(a: View, b: PackedCodes, out: View, epilogue: Epilogue | None) -> Problem:
     batch = out.shape[:-2]
     m, n = out.shape[-2:]
     a_all = a.expanded((*batch, m, b.k)).strides
-    entry = View.dense(b.storage, DType.int32, (*b.batch, b.entry)).expanded((*batch, b.entry))
+    factor = View.dense(b.storage, DType.int32, (*b.batch, b.entry))
+    entry = factor.expanded((*batch, b.entry))
     axes: list[Axis] = []
     for each in map(Axis, batch, a_all, entry.strides[:-1], out.strides):
         if each.extent == 1:
@@ -67,7 +67,7 @@ def _problem(a: View, b: PackedB, out: View, epilogue: Epilogue | None) -> Probl
         else:
             axes.append(each)
     return Problem(
-        *(DType.int32, m, n, b.k, a, b, out),
+        *(DType.int32, m, n, b.k, a, factor, out),
         a_strides=(a_all[-2], 1),
         b_strides=(0, 0),
         out_strides=(out.strides[-2], out.strides[-1]),
@@ -89,7 +89,7 @@ def micro_kernels(rows: Cut, vectors: Cut) -> tuple[KernelSpec, ...]:
     return tuple(IntegerMicro(r, v).spec() for v in widths for r in heights)
 
 
-def _launch(p: Problem, b: PackedB, isa: Isa, threads: int) -> Launch:
+def _launch(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> Launch:
     lanes, panels = isa.lanes(4), b.panels
     rows = Cut.of(p.m, most_rows(isa, panels.cut.size))
     wide = panels.cut.size * isa.vector_bytes

@@ -74,6 +74,7 @@ class Derived:
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = make()
+            found.flags.writeable = False  # so that nobody makes a view to protect it: it is known by its identity
             for array in arrays:
                 if array is not None:
                     weakref.finalize(array, self._made.pop, key, None).atexit = False

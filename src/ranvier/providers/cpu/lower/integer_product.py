@@ -1,0 +1,344 @@
+"""Matrix products of quantized operands: MatMulInteger, QLinearMatMul and their relatives.
+
+The kernels multiply unsigned codes of A by signed codes of B. What the other signs and the zero points add to such a
+sum depends on row sums of A and column sums of B; taking it out again is elementwise work on the result, which fuses
+with whatever follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_left, moved_right, pack_codes
+from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType
+from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody, Use
+from ranvier.providers.cpu.lower.contraction import content, folded_stride
+from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, sub
+from ranvier.providers.cpu.lower.quantization import BYTES, DERIVED, quantized_dynamically, saturated
+from ranvier.providers.cpu.lower.registry import FLOATS, Check, lowers
+from ranvier.providers.cpu.realise import Realiser
+
+Array = np.ndarray[Any, Any]
+MICROSOFT = "com.microsoft"
+INT, FLOAT = DType.int32, DType.float32
+QUANTIZED = BYTES | FLOATS | {INT}
+
+
+def known(b: Definitions, value: Value) -> Array | None:
+    return value.const.numpy() if value.const is not None else b.known.get(value)
+
+
+class ZeroPoint:
+    """A zero point in terms of the codes that are multiplied: ``moved`` by 128 where those are."""
+
+    def __init__(self, b: Definitions, value: Value | None, moved: int, shape: Sequence[int]) -> None:
+        self.value, self.moved, self.shape = value, moved, tuple(shape)
+        content = None if value is None else known(b, value)
+        self.array: Array | None = None  # where it is known
+        if value is None:
+            self.array = np.full((), moved, np.int32)
+        elif content is not None:
+            self.array = content.astype(np.int32).reshape(self.shape) + np.int32(moved)
+
+    @property
+    def is_zero(self) -> bool:
+        return self.array is not None and not self.array.any()
+
+    def use(self, b: Definitions) -> Use:
+        """An operand that broadcasts to the product; :meth:`number` makes of it what is meant."""
+        if self.array is not None:
+            return Use(b.constant(self.array))
+        assert self.value is not None
+        return Use(self.value, self.shape)
+
+    def number(self, e: Expr) -> Expr:
+        code = cast(e, INT)
+        return code if self.array is not None or not self.moved else add(code, const(self.moved, INT))
+
+
+def sums(b: Definitions, x: Value, axis: int, moved: int) -> Value:
+    """int32 sums of codes over an axis, which stays with size 1."""
+    array, shape = known(b, x), b.shape(x)
+    axis %= len(shape)
+    if array is not None:
+
+        def make() -> Array:
+            total = array.sum(axis=axis, keepdims=True, dtype=np.int32)
+            return np.asarray(total + np.int32(moved * shape[axis]), np.int32)
+
+        return b.constant(DERIVED.get([array], ("sums", axis, moved), make))
+    count = shape[axis]
+
+    def build(e: list[Expr]) -> RowBody:
+        total: Expr = Result(0, INT)
+        if moved:
+            total = add(total, mul(cast(Size(count), INT), const(moved, INT)))
+        return RowBody([Reduce("sum", cast(e[0], INT), INT)], finals={0: total})
+
+    return b.rows([x], [axis], build, [(INT, False)])[0]
+
+
+def corrected(
+    b: Definitions,
+    raw: Value,
+    depth: int,
+    left: ZeroPoint,
+    right: ZeroPoint,
+    row_sums: Value | None,
+    column_sums: Use | None,
+    out: Value | None,
+) -> Value:
+    """What the sum of products would be without zero points and moved codes.
+
+    ``row_sums`` are those of A (None where ``right`` is zero), ``column_sums`` those of B (None where ``left`` is).
+    """
+    uses: list[Use] = [Use(raw)]
+    places: dict[str, int] = {}
+    for name, use in (
+        ("left", None if left.is_zero else left.use(b)),
+        ("right", None if right.is_zero else right.use(b)),
+        ("rows", None if row_sums is None else Use(row_sums)),
+        ("columns", column_sums),
+    ):
+        if use is not None:
+            places[name] = len(uses)
+            uses.append(use)
+
+    def compute(e: list[Expr]) -> Expr:
+        total = e[0]
+        shift = left.number(e[places["left"]]) if "left" in places else None
+        zero = right.number(e[places["right"]]) if "right" in places else None
+        if shift is not None:
+            columns = e[places["columns"]]
+            if zero is not None:
+                columns = sub(columns, mul(zero, cast(Size(depth), INT)))
+            total = sub(total, mul(shift, columns))
+        if zero is not None:
+            total = sub(total, mul(zero, e[places["rows"]]))
+        return total
+
+    return b.pointwise(uses, compute, INT, shape=b.shape(raw), out=out)
+
+
+def packed_codes(r: Realiser, w: View, m: int) -> PackedCodes:
+    hint = 1 if m <= 1 else 8 if m <= 16 else 256
+    key = ("codes", id(w.storage.array), w.offset, w.shape, w.strides, hint)
+    return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint))
+
+
+def raw_product(b: Definitions, x: Value, w: Value, shape: Sequence[int], out: Value | None = None) -> Value:
+    """Sums of codes as the kernels multiply them; both operands of rank 2 or more."""
+    result = tuple(shape)
+
+    def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
+        left, right = views
+        factor: View | PackedCodes = right
+        if right.storage.kind == "const":
+            rows = left.shape[-2] * (math.prod(left.shape[:-2]) if right.rank == 2 else 1)
+            factor = packed_codes(r, right, rows)
+        return integer_matmul(left, factor, target, r.isa, epilogue=epilogue, threads=r.threads)
+
+    def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
+        batch = folded_stride(result[:-2], strides[:-2])
+        return None if batch is None else (batch, strides[-2], strides[-1])
+
+    return b.contraction([x, w], realise, fold, INT, result, out)
+
+
+def by_row(shape: Sequence[int], rank: int) -> tuple[int, ...]:
+    """How a parameter of A broadcasts: a vector has one entry per row."""
+    if math.prod(shape) == 1:
+        return ()
+    return (shape[0], 1) if len(shape) == 1 and rank > 1 else tuple(shape)
+
+
+def by_column(shape: Sequence[int]) -> tuple[int, ...]:
+    return () if math.prod(shape) == 1 else tuple(shape)
+
+
+def multiply(
+    b: Definitions,
+    x: Value,
+    w: Value,
+    x_zero: Value | None,
+    w_zero: Value | None,
+    out: Value | None = None,
+    out_shape: Sequence[int] | None = None,
+) -> Value:
+    """The int32 product of two quantized tensors by NumPy's rule for matmul."""
+    rank = len(b.shape(x))
+    left = ZeroPoint(b, x_zero, moved_left(b.dtype(x)), () if x_zero is None else by_row(b.shape(x_zero), rank))
+    right = ZeroPoint(b, w_zero, moved_right(b.dtype(w)), () if w_zero is None else by_column(b.shape(w_zero)))
+    p, q = b.shape(x), b.shape(w)
+    vectors = len(p) == 1 or len(q) == 1
+    if len(p) == 1:
+        x = b.reshape(x, (1, *p))
+    if len(q) == 1:
+        w = _reshaped(b, w, (*q, 1))
+    p, q = b.shape(x), b.shape(w)
+    shape = (*np.broadcast_shapes(p[:-2], q[:-2]), p[-2], q[-1])
+    plain = left.is_zero and right.is_zero
+    raw = raw_product(b, x, w, shape, out if plain and not vectors else None)
+    total = raw
+    if not plain:
+        total = corrected(
+            b,
+            raw,
+            p[-1],
+            left,
+            right,
+            None if right.is_zero else sums(b, x, -1, left.moved),
+            None if left.is_zero else Use(sums(b, w, -2, right.moved)),
+            None if vectors else out,
+        )
+    if vectors:
+        assert out_shape is not None
+        total = b.reshape(total, out_shape, out=out)
+    return total
+
+
+def _reshaped(b: Definitions, value: Value, shape: Sequence[int]) -> Value:
+    """A reshape that leaves constants constant."""
+    array = known(b, value)
+    if array is None:
+        return b.reshape(value, shape)
+    return b.constant(DERIVED.get([array], ("reshaped", tuple(shape)), lambda: array.reshape(tuple(shape)).copy()))
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def operand_type(node: Node, k: int) -> DType | None:
+    value = node.input(k)
+    return value.type.dtype if value is not None and isinstance(value.type, TensorType) else None
+
+
+def _bytes_at(*positions: int) -> Check:
+    def check(node: Node) -> str | None:
+        for k in positions:
+            found = operand_type(node, k)
+            if found is not None and found not in BYTES:
+                return f"operand {k} of {found}"
+        return None
+
+    return check
+
+
+@lowers("MatMulInteger", dtypes=BYTES | {INT}, check=_bytes_at(0, 1))
+def matmul_integer(n: NodeView, b: Definitions) -> None:
+    zeros = [n.input(k) if n.has(k) else None for k in (2, 3)]
+    multiply(b, n.input(0), n.input(1), zeros[0], zeros[1], n.outputs[0], n.out_shape())
+
+
+def product_of_scales(b: Definitions, *factors: tuple[Value, tuple[int, ...]], divisor: Value | None = None) -> Value:
+    """Scales multiplied (and divided by a single one) in float32: a tensor of its own, a constant where all are."""
+    values = [v for v, _ in factors] + ([divisor] if divisor is not None else [])
+    arrays = [known(b, v) for v in values]
+    count = len(factors)
+    if all(a is not None for a in arrays):
+        numbers = [np.asarray(a).astype(np.float32) for a in arrays]
+        total: Array = np.ones((), np.float32)
+        for number, (_, shape) in zip(numbers, factors):
+            total = np.asarray(total * number.reshape(shape))
+        return b.constant(total if divisor is None else np.asarray(total / numbers[-1].reshape(())))
+    uses = [Use(v, s) for v, s in factors]
+    if divisor is not None:
+        uses.append(Use(divisor, ()))
+
+    def compute(e: list[Expr]) -> Expr:
+        total = cast(e[0], FLOAT)
+        for each in e[1:count]:
+            total = mul(total, cast(each, FLOAT))
+        return total if divisor is None else div(total, cast(e[-1], FLOAT))
+
+    return b.pointwise(uses, compute, FLOAT)
+
+
+@lowers("QLinearMatMul", dtypes=QUANTIZED, check=_bytes_at(0, 3, 7))
+def qlinear_matmul(n: NodeView, b: Definitions) -> None:
+    rank = n.rank(0)
+    total = multiply(b, n.input(0), n.input(3), n.input(2), n.input(5), None, n.out_shape())
+    rows, columns = (n.input(1), by_row(n.shape(1), rank)), (n.input(4), by_column(n.shape(4)))
+    out_scale = by_row(n.shape(6), rank)
+    scale = product_of_scales(b, rows, columns, divisor=None if out_scale else n.input(6))
+    target = n.out_dtype()
+    uses = [Use(total), Use(n.input(7), by_row(n.shape(7), rank)), Use(scale)]
+    if out_scale:
+        uses.append(Use(n.input(6), out_scale))
+
+    def compute(e: list[Expr]) -> Expr:
+        factor = e[2] if len(e) == 3 else div(e[2], cast(e[3], FLOAT))
+        return saturated(mul(cast(e[0], FLOAT), factor), e[1], target)
+
+    b.pointwise(uses, compute, target, shape=n.out_shape(), out=n.outputs[0])
+
+
+def _scaled(n: NodeView, b: Definitions, total: Value, scale: Value, bias: Value | None, dtype: DType = FLOAT) -> None:
+    """``total * scale + bias`` as the result of a node."""
+    uses = [Use(total), Use(scale), *([Use(bias)] if bias is not None else [])]
+
+    def compute(e: list[Expr]) -> Expr:
+        value = mul(cast(e[0], FLOAT), e[1])
+        return cast(value if len(e) == 2 else add(value, cast(e[2], FLOAT)), dtype)
+
+    b.pointwise(uses, compute, dtype, shape=n.out_shape(), out=n.outputs[0])
+
+
+def _dynamic(node: Node) -> str | None:
+    return _bytes_at(1)(node) or (None if operand_type(node, 0) is FLOAT else "operand 0 is not float32")
+
+
+@lowers("DynamicQuantizeMatMul", domain=MICROSOFT, dtypes=QUANTIZED, check=_dynamic)
+def dynamic_quantize_matmul(n: NodeView, b: Definitions) -> None:
+    codes, step, shift = quantized_dynamically(b, n.input(0))
+    total = multiply(b, codes, n.input(1), shift, n.input(3) if n.has(3) else None, None, n.out_shape())
+    scale = product_of_scales(b, (step, ()), (n.input(2), by_column(n.shape(2))))
+    _scaled(n, b, total, scale, n.input(4) if n.has(4) else None)
+
+
+@lowers("MatMulIntegerToFloat", domain=MICROSOFT, dtypes=QUANTIZED, check=_bytes_at(0, 1))
+def matmul_integer_to_float(n: NodeView, b: Definitions) -> None:
+    zeros = [n.input(k) if n.has(k) else None for k in (4, 5)]
+    total = multiply(b, n.input(0), n.input(1), zeros[0], zeros[1], None, n.out_shape())
+    rows, columns = (n.input(2), by_row(n.shape(2), n.rank(0))), (n.input(3), by_column(n.shape(3)))
+    _scaled(n, b, total, product_of_scales(b, rows, columns), n.input(6) if n.has(6) else None, n.out_dtype())
+
+
+@lowers("QGemm", domain=MICROSOFT, dtypes=QUANTIZED, check=_bytes_at(0, 3, 8))
+def qgemm(n: NodeView, b: Definitions) -> None:
+    x = b.transpose(n.input(0), (1, 0)) if n.attr("transA", 0) else n.input(0)
+    w = n.input(3)
+    if n.attr("transB", 0):
+        array = known(b, w)
+        w = b.transpose(w, (1, 0)) if array is None else b.constant(turned(array))
+    total = multiply(b, x, w, n.input(2), n.input(5))
+    alpha = np.asarray(n.attr("alpha", 1.0), np.float32)
+    rows, columns = (n.input(1), ()), (n.input(4), by_column(n.shape(4)))
+    scale = product_of_scales(b, (b.constant(alpha), ()), rows, columns)
+    target, quantizes = n.out_dtype(), n.has(7) and n.has(8)
+    uses = [Use(total), Use(scale)]
+    if n.has(6):
+        uses.append(Use(n.input(6)))
+    if quantizes:
+        uses += [Use(n.input(7), ()), Use(n.input(8), ())]
+
+    def compute(e: list[Expr]) -> Expr:
+        whole = add(e[0], e[2]) if n.has(6) else e[0]
+        value = mul(cast(whole, FLOAT), e[1])
+        return saturated(div(value, cast(e[-2], FLOAT)), e[-1], target) if quantizes else value
+
+    b.pointwise(uses, compute, target, shape=n.out_shape(), out=n.outputs[0])
+
+
+def turned(array: Array) -> Array:
+    """The transposed weights, the same array each time: what is packed is known by it."""
+    return DERIVED.get([array], "transposed", lambda: np.ascontiguousarray(array.T))

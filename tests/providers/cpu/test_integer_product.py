@@ -1,0 +1,86 @@
+"""Products of quantized matrices on the CPU provider against the reference."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.providers.cpu.compare import Array, check
+
+RNG = np.random.default_rng(13)
+MICROSOFT = "com.microsoft"
+KINDS = [np.uint8, np.int8]
+
+
+def codes(dtype: type, *shape: int) -> Array:
+    limits = np.iinfo(dtype)
+    return np.asarray(RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype))
+
+
+def scale(*shape: int) -> Array:
+    return np.asarray(RNG.uniform(0.001, 0.01, size=shape).astype(np.float32))
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(KINDS, KINDS)))
+def test_matmul_integer(left: type, right: type) -> None:
+    a, b = codes(left, 9, 27), codes(right, 27, 20)
+    check("MatMulInteger", [a, b])
+    for zeros in (((), ()), ((9,), (20,)), ((1,), (20,)), ((9,), ())):
+        given = [a, b, codes(left, *zeros[0]), codes(right, *zeros[1])]
+        check("MatMulInteger", given)
+        check("MatMulInteger", given, constant=[1, 3])
+    check("MatMulInteger", [a, b, None, codes(right, 20)], constant=[1, 3])
+
+
+def test_shapes() -> None:
+    zero = codes(np.uint8), codes(np.int8)
+    for p, q in (((24,), (24, 5)), ((3, 24), (24,)), ((24,), (24,)), ((2, 3, 4, 8), (3, 8, 6)), ((2, 5, 8), (8, 6))):
+        given = [codes(np.uint8, *p), codes(np.int8, *q), *zero]
+        check("MatMulInteger", given)
+        check("MatMulInteger", given, constant=[1, 3])
+    check("MatMulInteger", [codes(np.uint8, 3, 0), codes(np.int8, 0, 4)])
+    check("MatMulInteger", [codes(np.uint8, 0, 3), codes(np.int8, 3, 4)])
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(KINDS, KINDS)))
+def test_qlinear_matmul(left: type, right: type) -> None:
+    a, b = codes(left, 2, 5, 16), codes(right, 16, 24)
+    for rows, columns in ((), ()), ((), (24,)), ((1,), (1,)), ((5,), (24,)):
+        parameters = [scale(*rows), codes(left, *rows), b, scale(*columns), codes(right, *columns)]
+        for result in ((), rows):
+            given = [a, *parameters, scale(*result) * 300, codes(left, *result)]
+            check("QLinearMatMul", given)
+            check("QLinearMatMul", given, constant=range(1, 8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dynamic(kind: type) -> None:
+    x = RNG.normal(size=(2, 7, 30)).astype(np.float32)
+    w = codes(kind, 30, 21)
+    bias = RNG.normal(size=21).astype(np.float32)
+    for given in ([x, w, scale()], [x, w, scale(21), codes(kind, 21), bias], [x, w, scale(), codes(kind), bias]):
+        check("DynamicQuantizeMatMul", given, domain=MICROSOFT, constant=[1, 2, 3])
+        check("DynamicQuantizeMatMul", given, domain=MICROSOFT)
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(KINDS, KINDS)))
+def test_integer_to_float(left: type, right: type) -> None:
+    a, b = codes(left, 6, 20), codes(right, 20, 9)
+    bias = RNG.normal(size=9).astype(np.float32)
+    check("MatMulIntegerToFloat", [a, b, scale(), scale(9)], domain=MICROSOFT)
+    given = [a, b, scale(), scale(9), codes(left), codes(right, 9), bias]
+    check("MatMulIntegerToFloat", given, domain=MICROSOFT, constant=[1, 3, 5, 6])
+
+
+@pytest.mark.parametrize("trans", [(0, 0), (1, 1), (0, 1)])
+def test_qgemm(trans: tuple[int, int]) -> None:
+    a, b = codes(np.uint8, 6, 20), codes(np.int8, 20, 9)
+    a, b = a.T.copy() if trans[0] else a, b.T.copy() if trans[1] else b
+    c = RNG.integers(-1000, 1000, 9).astype(np.int32)
+    attrs = {"transA": trans[0], "transB": trans[1], "alpha": 0.7}
+    base = [a, scale(), codes(np.uint8), b, scale(9), codes(np.int8, 9)]
+    for given in (base, [*base, c], [*base, c, scale() * 100, codes(np.uint8)], [*base, None, scale(), codes(np.int8)]):
+        check("QGemm", given, attrs, domain=MICROSOFT)
+        check("QGemm", given, attrs, domain=MICROSOFT, constant=[3, 4, 5, 6])
