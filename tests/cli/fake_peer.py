@@ -42,6 +42,16 @@ class FailingLater(Agreeing):
         return super().run(inputs)
 
 
+class WrongLater(Agreeing):
+    """Right at first, wrong once it is warm."""
+
+    calls = 0
+
+    def run(self, inputs):
+        self.calls += 1
+        return {name: value + (self.calls > 2) for name, value in super().run(inputs).items()}
+
+
 class Dying(Agreeing):
     def run(self, inputs):
         os._exit(7)

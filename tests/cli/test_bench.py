@@ -65,5 +65,5 @@ def test_ratio_is_taken_within_rounds():
     # the machine slows down by ten in the second half; the ratio does not notice
     ours = Measured("a", rounds=[[1.0], [1.0], [10.0], [10.0]])
     theirs = Measured("b", rounds=[[2.0], [2.0], [20.0], [20.0]])
-    assert speed_ratio(ours, theirs) == {"ratio": 2.0, "low": 2.0, "high": 2.0}
+    assert speed_ratio(ours, theirs) == {"ratio": 2.0, "low": 2.0, "high": 2.0, "best": 2.0}
     assert ours.statistics()["median_seconds"] == 5.5

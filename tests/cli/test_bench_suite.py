@@ -108,6 +108,13 @@ def test_wrong_results_are_found(call, folder, monkeypatch):
     assert result.exit_code == exit_codes.CHECK_FAILED and "WRONG: own_a (1 thread)" in result.stdout
 
 
+def test_warm_runs_are_compared_too(call_json, folder, monkeypatch):
+    monkeypatch.setitem(peers.KNOWN, "ranvier", ("ranvier", "fake_peer:WrongLater"))
+    options = ("--runners", "ranvier,onnxruntime", "--only", "own_a")
+    found = call_json("bench", *QUICK, *options, code=exit_codes.CHECK_FAILED)
+    assert [w["case"] for w in found["summary"]["wrong"]] == ["own_a"]
+
+
 def test_peers_alone(call, folder):
     result = call("bench", *QUICK, "--runners", "onnxruntime,openvino", "--only", "own_a")
     assert result.exit_code == 0 and "openvino has" in result.stdout and "ranvier has" not in result.stdout
@@ -208,10 +215,19 @@ def test_inputs_of_a_model(two_inputs):
 # -- sums -----------------------------------------------------------------------------------------------------------
 
 
-def entry(name, ratio, error=0.0):
-    ours = {"speed": {"onnxruntime": {"ratio": ratio}}, "error": error, "cold_setup_seconds": 4.0}
+def entry(name, ratio, error=0.0, best=None):
+    ours = {
+        "speed": {"onnxruntime": {"ratio": ratio, "best": best or ratio}},
+        "error": error,
+        "cold_setup_seconds": 4.0,
+    }
     figures = {"setup_seconds": 2.0, "peak_bytes": 10, "nodes": {"cpu": 3, "reference": 1}}
-    theirs = {"speed": {"ranvier": {"ratio": 1 / ratio}}, "error": 0.0, "setup_seconds": 2.0, "peak_bytes": 5}
+    theirs = {
+        "speed": {"ranvier": {"ratio": 1 / ratio, "best": 1 / (best or ratio)}},
+        "error": 0.0,
+        "setup_seconds": 2.0,
+        "peak_bytes": 5,
+    }
     runners = {"ranvier": ours | figures, "onnxruntime": theirs}
     run = {"threads": 1, "load_average": 0.5, "runners": runners, "failed": {}}
     return {"name": name, "group": "real", "tolerance": 1e-3, "runs": [run]}
@@ -225,7 +241,12 @@ def test_summary():
     assert at["setup_cold"] == pytest.approx(2.0) and at["setup_cached"] == pytest.approx(1.0)
     assert at["more_memory"] == 4 and at["nodes"] == {"cpu": 12, "reference": 4}
     assert [w["case"] for w in found["wrong"]] == ["c", "d"]
-    assert geometric_mean([]) is None
+    assert geometric_mean([]) is None and at["unsteady"] == []
+
+
+def test_disturbed_measurements_are_named():
+    (at,) = summary([entry("calm", 2.0, best=1.9), entry("shaken", 9.5, best=2.2)], [1])["threads"]
+    assert at["unsteady"] == ["shaken"] and at["best"] == pytest.approx((1.9 * 2.2) ** 0.5)
 
 
 def test_error():

@@ -17,6 +17,7 @@ from ranvier.devices import machine_info
 from ranvier.errors import InvalidConfig
 
 FORMAT = 1
+UNSTEADY = 1.25  # medians and quickest runs that disagree by more than this were disturbed
 SLOW = 0.9  # a model below this speed relative to the base counts as lost
 _WORST = 5
 
@@ -109,6 +110,8 @@ def _at(cases: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
     return {
         "threads": threads,
         "speed": {pair: {"geometric_mean": geometric_mean(s.values()), "models": len(s)} for pair, s in speeds.items()},
+        "best": geometric_mean(r[peers.SELF]["speed"][BASE]["best"] for _, r in runs if peers.SELF in r and BASE in r),
+        "unsteady": sorted({name for name, runners in runs if _unsteady(runners)}),
         "groups": _by_group(cases, ours),
         "slower": [name for name, ratio in ordered if ratio < SLOW],
         "worst": [{"case": name, "ratio": ratio} for name, ratio in ordered[:_WORST]],
@@ -120,6 +123,11 @@ def _at(cases: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
             (run["load_average"] or 0.0 for _, run in _runs(cases) if run["threads"] == threads), default=0.0
         ),
     }
+
+
+def _unsteady(runners: Mapping[str, Any]) -> bool:
+    ratios = [s for figures in runners.values() for s in figures["speed"].values()]
+    return any(max(s["ratio"] / s["best"], s["best"] / s["ratio"]) > UNSTEADY for s in ratios)
 
 
 def _by_group(cases: Iterable[Mapping[str, Any]], speeds: Mapping[str, float]) -> dict[str, float | None]:

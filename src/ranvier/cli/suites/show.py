@@ -8,7 +8,7 @@ from typing import Any
 from ranvier.cli import peers
 from ranvier.cli.render import Output, bytes_text, seconds_text, table
 from ranvier.cli.suites.measure import BASE
-from ranvier.cli.suites.results import SLOW
+from ranvier.cli.suites.results import SLOW, UNSTEADY
 
 
 def show(output: Output, data: Mapping[str, Any]) -> None:
@@ -101,6 +101,13 @@ def show_summary(output: Output, data: Mapping[str, Any]) -> None:
             output.show(
                 f"{runner} has {speed['geometric_mean']:.3f} times the speed of {other} "
                 f"(geometric mean of {speed['models']} models)"
+            )
+        if at["best"] is not None:
+            output.show(f"by the quickest runs instead of medians: {at['best']:.3f} times {BASE}")
+        if at["unsteady"]:
+            output.show(
+                f"UNSTEADY: for {len(at['unsteady'])} models medians and quickest runs disagree by more than "
+                f"{UNSTEADY} times (load average up to {at['load_average']:.1f}); these figures are no results"
             )
         if len(at["groups"]) > 1:
             output.show("by group: " + ", ".join(f"{group} {mean:.3f}" for group, mean in at["groups"].items()))
