@@ -266,20 +266,22 @@ class Driver:
         return offset, d * at["fqd"] + h * at["fqh"] + w * at["fqw"]
 
     def output_pixel(self, pixel: Val) -> tuple[Val, Val]:
-        """Where a pixel lies in the output, and the number the epilogue knows it by."""
-        at = self.at
+        """Where a pixel lies in the output, and the number the epilogue knows it by; also of i32 vectors of pixels."""
+        f, at = self.f, self.at
         if self.code.uniform:
+            pixel = f.cast(pixel, "i64")
             return pixel * at["yw"], pixel
         line, ow = self.divided(pixel, at["ow"], self.per_width)
         od, oh = self.divided(line, at["oh"], self.per_height)
+        od, oh, ow = (f.cast(v, "i64") for v in (od, oh, ow))
         offset = od * at["yd"] + oh * at["yh"] + ow * at["yw"]
         return offset, od * at["qd"] + oh * at["qh"] + ow * at["qw"] + at["q0"]
 
     def divided(self, value: Val, by: Val, inverse: Val) -> tuple[Val, Val]:
         """Quotient and remainder of small positive integers; exact, and quicker than the machine's division."""
         f = self.f
-        quotient = f.cast((f.cast(value, "double") + 0.5) * inverse, "i64")
-        return quotient, value - quotient * by
+        quotient = f.cast((f.cast(value, "double") + 0.5) * inverse, value.element)
+        return quotient, value - quotient * f.cast(by, value.element)
 
     def span(self, tile: Val) -> tuple[Val, Val]:
         """Rows of a tile of the block, and its first pixel."""

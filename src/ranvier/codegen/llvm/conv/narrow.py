@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.llvm.builder import Val, Var, vector
+from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.conv.driver import Code
 from ranvier.codegen.llvm.conv.epilogues import Lanes, below, channel_pieces
 from ranvier.codegen.llvm.conv.implicit import TableRows
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, packed_constant
@@ -48,6 +49,10 @@ def along_pixels(epilogue: Epilogue | None) -> Epilogue | None:
 
 class NarrowRows(TableRows):
     """A panel is one output channel."""
+
+    def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
+        super().__init__(module, symbol, isa, code, structure)
+        self.places_of_outputs = [self.f.stack("i64", isa.lanes(self.item)) for _ in range(2)]
 
     def even_rows(self, count: Val) -> None:
         """Whole tiles, and a rest: the rows of a short tile that do not exist are computed and dropped."""
@@ -154,20 +159,24 @@ class NarrowRows(TableRows):
             self.finish_singly(count, pixel, target, operands)
 
     def finish_singly(self, count: Val, pixel: Val, target: Val, operands: list[Val]) -> None:
-        """Pixel by pixel; the epilogue still runs along the vector where its operands do not vary with the pixel."""
-        f, kind = self.f, self.code.out_dtype
+        """Outputs that lie apart: places, and the epilogue where it does not depend on the pixel, still by vectors."""
+        f, kind, lanes = self.f, self.code.out_dtype, self.isa.lanes(self.item)
         same = all(c == 0 for c in self.code.tail.classes) and kind is self.code.dtype
         if same:
-            acc = f.load(vector(self.element, self.isa.lanes(self.item)), self.held)
+            acc = f.load(vector(self.element, lanes), self.held)
             self.tail.store(acc, operands, pixel, self.held, kind)
+        pixels = f.splat(f.cast(pixel, "i32"), lanes) + f.lane_ids(lanes, "i32")
+        offsets, numbers = self.output_pixel(pixels)
+        for place, values in zip(self.places_of_outputs, (offsets, numbers)):
+            f.store(values, place)
         with f.loop(0, count) as r:
-            offset, number = self.output_pixel(pixel + r)
+            offset, number = (f.load("i64", f.gep(place, r, "i64")) for place in self.places_of_outputs)
             value = f.load(self.element, f.gep(self.held, r, self.element))
-            place = f.gep(target, offset, self.out_element)
+            here = f.gep(target, offset, self.out_element)
             if same:
-                f.store(value, place)
+                f.store(value, here)
             else:
-                self.tail.store(value, operands, number + self.further, place, kind)
+                self.tail.store(value, operands, number + self.further, here, kind)
 
     total: Val
     further: Val
