@@ -133,7 +133,7 @@ class Packed:
 
 
 def packed_constant(kind: str, array: np.ndarray[Any, Any], dtype: DType, block: int = 0) -> Packed:
-    return Packed(kind, Storage.constant(np.ascontiguousarray(array), f"packed {kind} weights"), dtype, block)
+    return Packed(kind, Storage.packed(np.ascontiguousarray(array), f"packed {kind} weights"), dtype, block)
 
 
 @dataclass(frozen=True)

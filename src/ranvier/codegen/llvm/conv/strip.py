@@ -71,15 +71,16 @@ class StripRows(Driver):
         f, at = self.f, self.at
         lanes = self.isa.lanes(self.item)
         begin = f.var("i64", first)
-        with f.if_(f.cmp("eq", at["xw"], 1)):
-            whole = first + f.and_(f.max_(last - first, 0), -lanes)
-            with f.loop(first, whole, lanes) as w:
-                planes = [
-                    f.load(vector(self.element, lanes), f.gep(start, at["xc"] * c + w, self.element))
-                    for c in range(self.channels)
-                ]
-                f.store(self.interleaved(planes), f.gep(line, w * self.channels, self.element))
-            begin.set(f.max_(whole, first))
+        if self.channels:
+            with f.if_(f.cmp("eq", at["xw"], 1)):
+                whole = first + f.and_(f.max_(last - first, 0), -lanes)
+                with f.loop(first, whole, lanes) as w:
+                    planes = [
+                        f.load(vector(self.element, lanes), f.gep(start, at["xc"] * c + w, self.element))
+                        for c in range(self.channels)
+                    ]
+                    f.store(self.interleaved(planes), f.gep(line, w * self.channels, self.element))
+                begin.set(f.max_(whole, first))
         with f.loop(begin.get(), last) as w, f.loop(0, at["cin"]) as c:
             value = f.load(self.element, f.gep(start, w * at["xw"] + c * at["xc"], self.element))
             f.store(value, f.gep(line, w * at["cin"] + c, self.element))

@@ -82,17 +82,8 @@ def winograd(
     v_pitch = -(-shape.cin // lanes) * lanes
     per_square = positions * (v_pitch + cut.columns) * item
     near = _NEAR_SMALL if packed.storage.nbytes <= _SMALL_WEIGHTS else _NEAR_LARGE
-    most = max(tile.rows, near // per_square)
-    count = -(-squares // most)
-    if squares >= 8 * threads * tile.rows:
-        count = max(count, 4 * threads if threads > 1 else 1)
-    block = -(-squares // count)
-    if squares > block:
-        block = -(-block // tile.rows) * tile.rows
-    count = -(-squares // block)
-    columns = min(cut.count, -(-4 * threads // count)) if threads > 1 and count < 4 * threads else 1
-    block_panels = -(-cut.count // columns)
-    columns = -(-cut.count // block_panels)
+    block, block_panels = _blocks(squares, cut.count, max(tile.rows, near // per_square), tile.rows, threads)
+    count, columns = -(-squares // block), -(-cut.count // block_panels)
     v_plane, m_plane = _odd_lines(block * v_pitch, item), _odd_lines(block * cut.columns, item)
     v_at = -(-v_pitch * item // 64) * 64  # behind a row of zeros
     m_at = v_at + positions * v_plane * item
@@ -157,6 +148,25 @@ def winograd(
             label="conv winograd",
         )
     ]
+
+
+def _blocks(squares: int, panels: int, most: int, rows: int, threads: int) -> tuple[int, int]:
+    """Squares and panels of a block: as many squares as stay near, and enough blocks for all threads.
+
+    Panels are cut before squares: weights are then still read once, and the inputs transformed again are few.
+    """
+    wanted = 1 if threads == 1 else 4 * threads
+
+    def shared(count: int) -> int:
+        """An even share of the squares; of several, a whole number of a tile's rows."""
+        share = -(-squares // count)
+        return share if count == 1 else -(-share // rows) * rows
+
+    block = shared(-(-squares // most))
+    columns = min(panels, -(-wanted // -(-squares // block)))
+    if -(-squares // block) * columns < 2 * threads:
+        block = min(block, shared(max(1, min(-(-wanted // columns), squares // (2 * rows)))))
+    return block, -(-panels // columns)
 
 
 def _odd_lines(elements: int, item: int) -> int:
