@@ -9,6 +9,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 
+ALIGNMENT = 64  # bytes: where temporaries and packed constants start
 Kind = Literal["input", "output", "temp", "const"]
 
 
@@ -35,6 +36,11 @@ class Storage:
     @classmethod
     def constant(cls, array: np.ndarray[Any, Any], name: str = "") -> Storage:
         return cls("const", array.nbytes, array=array, name=name)
+
+    @classmethod
+    def packed(cls, array: np.ndarray[Any, Any], name: str = "") -> Storage:
+        """A constant that starts at a cache line, as kernels that load whole vectors want it."""
+        return cls.constant(aligned_copy(array) if array.ctypes.data % ALIGNMENT else array, name)
 
     @classmethod
     def temporary(cls, nbytes: int, name: str = "") -> Storage:
@@ -161,9 +167,6 @@ def reshaped_strides(
         left //= d
         step *= d
     return tuple(reversed(found))
-
-
-ALIGNMENT = 64
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

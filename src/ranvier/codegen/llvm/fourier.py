@@ -309,7 +309,7 @@ def _twisted(middle: View, t: _Transform, n1: int, n2: int) -> Launch:
     """Multiplies ``[k1, part, j2]`` by ``w(n)^(j2*k1)``, in place."""
     angle = np.outer(np.arange(n1), np.arange(n2)) % t.length * (2 * np.pi / t.length)
     factors = np.stack([np.cos(angle), np.sin(angle) * (1 if t.inverse else -1)], axis=1)
-    table = Storage.constant(np.ascontiguousarray(factors, middle.dtype.numpy))
+    table = Storage.packed(np.ascontiguousarray(factors, middle.dtype.numpy))
     return Launch(
         _twist_spec(ELEMENTS[middle.dtype]),
         (At(middle.storage), At(table)),

@@ -10,6 +10,7 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.errors import InvalidValue, ShapeMismatch
+from ranvier.graph.types import Dim, TensorType, Type
 from ranvier.ops.accumulate import widened
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.costs import dims, traffic
@@ -109,6 +110,28 @@ def stft(
     if window is not None:
         frames = frames * widened(window)
     return _as_pairs((np.fft.rfft if onesided else np.fft.fft)(frames, axis=-1), signal.dtype)
+
+
+@stft.infer
+def _stft_type(call: TypeCall) -> list[Type | None]:
+    """The standard's own rule takes an absent ``onesided`` for 0, its text says 1."""
+    signal = call.type(0)
+    if not isinstance(signal, TensorType) or signal.shape is None:
+        return [TensorType(signal.dtype) if isinstance(signal, TensorType) else None]
+    step, given, window = call.value(1), call.value(3), call.type(2)
+    total = signal.shape[1]
+    length: Dim = None
+    if given is not None:
+        length = int(given.reshape(-1)[0])
+    elif isinstance(window, TensorType) and window.shape:
+        length = window.shape[0]
+    frames: Dim = None
+    bins: Dim = None
+    if isinstance(length, int):
+        bins = length // 2 + 1 if call.attr("onesided", 1) else length
+        if isinstance(total, int) and step is not None and int(step.reshape(-1)[0]) > 0:
+            frames = (total - length) // int(step.reshape(-1)[0]) + 1
+    return [TensorType(signal.dtype, (signal.shape[0], frames, bins, 2))]
 
 
 def _fft_cost(call: TypeCall, points: float, length: int) -> Cost:

@@ -18,7 +18,7 @@ from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.elements import DTYPES
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result, Stage
-from ranvier.codegen.storage import Storage, View, aligned_copy
+from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.defs import (
@@ -49,21 +49,12 @@ class Packs:
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = _aligned(make())
+            found = self._made[key] = make()
         return cast(T, found)
 
     @property
     def nbytes(self) -> int:
         return sum(int(getattr(made, "nbytes", 0)) for made in self._made.values())
-
-
-def _aligned(made: T) -> T:
-    """Packed data at a cache line's start: micro-kernels load whole vectors from it."""
-    for part in made if isinstance(made, tuple) else (made,):
-        storage = getattr(part, "storage", None)
-        if isinstance(storage, Storage) and storage.array is not None and storage.array.ctypes.data % 64:
-            storage.array = aligned_copy(storage.array)
-    return made
 
 
 @dataclass

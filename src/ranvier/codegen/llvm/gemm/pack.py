@@ -14,7 +14,7 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.storage import Storage, View
+from ranvier.codegen.storage import Storage, View, aligned_empty
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -53,10 +53,10 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
     tile = best_tile(max(1, rows_hint), n, k, isa, b.itemsize)
     panels = Panels.of(n, lanes, tile.vectors)
     if n == 1:
-        return PackedB(Storage.constant(np.ascontiguousarray(b)), dtypes.of(b), tuple(batch), k, n, panels)
+        return PackedB(Storage.packed(np.ascontiguousarray(b)), dtypes.of(b), tuple(batch), k, n, panels)
     flat = b.reshape(math.prod(batch), k, n)
     size = panels.packed_elements(k)
-    packed = np.empty((len(flat), size), b.dtype)
+    packed = aligned_empty((len(flat), size), b.dtype)
     width = panels.cut.size * lanes
     for source, target in zip(flat, packed):
         wide = panels.cut.large * width

@@ -101,7 +101,7 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int) -> PackedCodes:
         room = packed[..., first * deep : end * deep].reshape(*batch, deep, end - first)
         part = words[..., first : min(end, n)]
         room[..., : part.shape[-1]] = part
-    return PackedCodes(Storage.constant(packed), tuple(batch), deep, n, panels)
+    return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels)
 
 
 def pack_at_run(b: View, m: int, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:

@@ -224,7 +224,7 @@ def _extra(plan: _Plan) -> tuple[Storage, list[Launch], int]:
         source, starts = plan.given.bias, [5 * hidden]
     if source is None:
         zeros = np.zeros(arrangement.padded, plan.dtype.numpy)
-        return Storage.constant(zeros), [], 0
+        return Storage.packed(zeros), [], 0
     table = np.concatenate([arrangement.unit_table(s) for s in starts])
     each = len(table)
     parts = [Placed(_direction(source, d), table, None, each, 0, 1, d * each) for d in range(plan.directions)]

@@ -105,7 +105,7 @@ def place(parts: list[Placed], size: int, dtype: DType) -> tuple[Storage, list[L
             strides = (part.panel * item, part.step * item, item)
             out = np.lib.stride_tricks.as_strided(target[part.offset :], shape, strides)
             out[...] = values.reshape(shape[0], part.width, depth).swapaxes(1, 2)
-        return Storage.constant(target), []
+        return Storage.packed(target), []
     storage = Storage.temporary(size * dtype.numpy.itemsize)
     return storage, [_place_launch(part, storage) for part in parts]
 

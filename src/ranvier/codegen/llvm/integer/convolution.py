@@ -1,0 +1,296 @@
+"""Convolutions of 8-bit codes: windows are copied into rows, rows meet packed filters.
+
+A tile of a launch is a block of output pixels times a block of filter panels. The codes under the windows of a block
+are gathered first: taps after each other, channels side by side, the zero point where a window leaves the image, in
+the form the micro-kernels want (unsigned, or 16 bits wide). Bytes are cheap to copy, a copied row has no borders, and
+its length is a whole number of groups whatever the number of channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
+from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
+from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
+from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order, start_of
+from ranvier.codegen.llvm.integer.micro import IntegerMicro
+from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, groups, pack_codes
+from ranvier.codegen.llvm.integer.product import most_rows
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+
+Array = np.ndarray[Any, Any]
+_ROWS_BYTES = 128 << 10  # gathered rows of one block
+_GOPS = 300.0
+_X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
+_NAMES = (
+    *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "pixels"),
+    *("kd", "kh", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw"),
+    *("across", "run_taps", "depth", "groups", "row_bytes", "rows", "block_pixels", "blocks"),
+    *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width", "entry"),
+)
+
+
+def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
+    """Filters [cout, cin / group, *kernel] as a matrix per group: taps and channels by outputs."""
+    by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
+    matrix = by_tap.reshape(shape.group, shape.taps * shape.depth, shape.width)
+    return pack_codes(matrix, isa, rows_hint=max(1, min(256, shape.pixels)))
+
+
+def integer_conv(
+    x: View,
+    zero: View,
+    packed: PackedCodes,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """``out = epilogue(conv(x))`` with exact int32 sums of codes as ``pack`` describes them.
+
+    ``x`` lies channels-last, the pixels of ``out`` evenly apart. ``zero`` is the code that stands for nothing, one
+    element like those of ``x``: it is what borders are padded with.
+    """
+    if shape.is_empty:
+        return []
+    dot = dot_of(isa)
+    item = dot.left.numpy.itemsize
+    depth = shape.taps * shape.depth
+    row_bytes = groups(depth, isa) * 4
+    cut = packed.panels.cut
+    rows = Cut.of(shape.pixels, most_rows(isa, cut.size)).size
+    row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
+    work = shape.flops / _GOPS / 1e3
+    fitting = max(1, _ROWS_BYTES // (row_bytes * rows))
+    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads) // shape.n)
+    blocks = Cut.of(-(-shape.pixels // rows), max(1, min(fitting, shape.pixels // (rows * wanted))))
+    pixels = blocks.size * rows
+    count = -(-shape.pixels // pixels)
+    panel_group = cut.count
+    if threads > 1 and shape.n * count < min(int(work / TILE_US), 2 * threads):
+        panel_group = max(1, cut.count * shape.n * count // (2 * threads))
+    panel_groups = -(-cut.count // panel_group)
+    place, target = Pixels.of(x), Pixels.of(out)
+    joined = shape.dilations[2] == 1 and place.w == shape.depth and shape.group == 1
+    wide = cut.size * isa.vector_bytes
+    numbers = {
+        **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
+        "yn": target.n * out.dtype.numpy.itemsize,
+        **dict(zip(("d", "h", "w"), shape.size)),
+        **dict(zip(("od", "oh", "ow"), shape.out)),
+        "pixels": shape.pixels,
+        **dict(zip(("kd", "kh"), shape.kernel)),
+        **dict(zip(("sd", "sh", "sw"), shape.strides)),
+        **dict(zip(("dd", "dh", "dw"), shape.dilations)),
+        **dict(zip(("pd", "ph", "pw"), shape.begin)),
+        "across": 1 if joined else shape.kernel[2],
+        "run_taps": shape.kernel[2] if joined else 1,
+        "depth": shape.depth,
+        "groups": shape.group,
+        "row_bytes": row_bytes,
+        "rows": rows,
+        "block_pixels": pixels,
+        "blocks": count,
+        "k": packed.k,
+        "panels": cut.count,
+        "wide": wide,
+        "wide_panels": cut.large,
+        "panel_group": panel_group,
+        "panel_groups": panel_groups,
+        "width": shape.width,
+        "entry": packed.entry * 4,
+    }
+    done = finish_of(epilogue, out)
+    narrow = cut.size - 1 if cut.large < cut.count else cut.size
+    tiles = shape.n * count * panel_groups
+    # rows, room for what a last vector writes beyond them, and one tile of sums
+    gathered = -(-(pixels * row_bytes + 2 * isa.vector_bytes) // 64) * 64
+    return [
+        Launch(
+            _spec(x.dtype),
+            (
+                *(start_of(x), At(packed.storage), start_of(out), start_of(zero)),
+                Code(IntegerMicro(rows, cut.size).spec()),
+                Code(IntegerMicro(rows, narrow).spec()),
+                Code(done.spec),
+                *done.buffers,
+            ),
+            (*in_order(_NAMES, numbers), *done.dims),
+            tiles=tiles,
+            writes=(out.storage,),
+            grain=grain(tiles, work, threads),
+            scratch=rows * wide + gathered,
+            flops=shape.flops,
+            traffic=float(x.nbytes * item + packed.nbytes + out.nbytes),
+            label="integer conv",
+        )
+    ]
+
+
+def _spec(dtype: DType) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), dtype).emit()
+
+    return KernelSpec(f"integer conv {dtype.name}", ("integer conv", dtype.name), emit)
+
+
+class _Driver:
+    def __init__(self, frame: Frame, dtype: DType) -> None:
+        self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
+        self.signed = dtype is DType.int8
+        self.bytes = dot_of(frame.isa) is BYTES
+        self.item = 1 if self.bytes else 2
+        self.element = "i8" if self.bytes else "i16"
+        self.control = self.f.stack("i64", SLOTS)
+
+    def emit(self) -> None:
+        f, at = self.f, self.at
+        sums_bytes = at["rows"] * at["wide"]
+        self.sums = f.args["scratch"]
+        self.gathered = f.gep(f.args["scratch"], sums_bytes)
+        zero = f.load("i8", self.frame.buf(_ZERO))
+        self.zero = self.converted(zero)
+        for slot, value in (
+            (Slot.K, at["k"]),
+            (Slot.A_STEP, at["row_bytes"]),
+            (Slot.OUT, self.sums),
+            (Slot.PARTIAL, f.zero("ptr")),
+            (Slot.COLUMNS, f.i64(self.isa.lanes(4))),
+        ):
+            write_slot(f, self.control, slot, value)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            part = f.rem(tile, at["panel_groups"])
+            rest = f.div(tile, at["panel_groups"])
+            image, block = f.div(rest, at["blocks"]), f.rem(rest, at["blocks"])
+            first = block * at["block_pixels"]
+            count = f.min_(at["pixels"] - first, at["block_pixels"])
+            p0 = part * at["panel_group"]
+            p1 = f.min_(p0 + at["panel_group"], at["panels"])
+            with f.loop(0, at["groups"]) as group:
+                self.gather(image, group, first, count)
+                self.multiply(image, group, first, count, p0, p1)
+        f.ret()
+
+    # -- rows -------------------------------------------------------------------------------------------------------
+
+    def converted(self, codes: Val) -> Val:
+        """Codes as the micro-kernel wants them."""
+        f = self.f
+        if self.bytes:
+            return f.xor(codes, HALF - 256) if self.signed else codes
+        wide = f.cast(codes, "i16", signed=self.signed)
+        return wide + HALF if self.signed else wide
+
+    def gather(self, image: Val, group: Val, first: Val, count: Val) -> None:
+        f, at = self.f, self.at
+        base = f.gep(self.frame.buf(_X), image * at["xn"] + group * at["depth"])
+        line = f.div(first, at["ow"])
+        ow = f.var("i64", f.rem(first, at["ow"]))
+        oh, od = f.var("i64", f.rem(line, at["oh"])), f.var("i64", f.div(line, at["oh"]))
+        with f.loop(0, count) as r:
+            row = f.gep(self.gathered, r * at["row_bytes"])
+            z0, y0 = od.get() * at["sd"] - at["pd"], oh.get() * at["sh"] - at["ph"]
+            x0 = ow.get() * at["sw"] - at["pw"]
+            self.window(base, row, z0, y0, x0)
+            nxt = ow.get() + 1
+            ends = f.cmp("eq", nxt, at["ow"])
+            ow.set(f.select(ends, f.i64(0), nxt))
+            below = oh.get() + f.cast(ends, "i64")
+            bottom = f.cmp("eq", below, at["oh"])
+            oh.set(f.select(bottom, f.i64(0), below))
+            od.set(od.get() + f.cast(bottom, "i64"))
+
+    def window(self, base: Val, row: Val, z0: Val, y0: Val, x0: Val) -> None:
+        """One row: the runs of taps that lie side by side, cut where they leave the image."""
+        f, at = self.f, self.at
+        to = f.var("ptr", row)
+        taps, depth = at["run_taps"], at["depth"]
+        length = taps * depth
+        with f.loop(0, at["kd"]) as kd:
+            z = z0 + kd * at["dd"]
+            deep = f.cmp("ult", z, at["d"])
+            with f.loop(0, at["kh"]) as kh:
+                y = y0 + kh * at["dh"]
+                inside = f.and_(deep, f.cmp("ult", y, at["h"]))
+                line = f.gep(base, z * at["xd"] + y * at["xh"])
+                with f.loop(0, at["across"]) as t:
+                    x = x0 + t * at["dw"]
+                    low = f.min_(f.max_(f.neg(x), 0), taps)
+                    high = f.max_(f.min_(at["w"] - x, taps), low)
+                    start = f.select(inside, low, taps) * depth
+                    stop = f.select(inside, high, taps) * depth
+                    here = to.get()
+                    self.fill(here, start)
+                    self.copy(f.gep(here, start * self.item), f.gep(line, (x + low) * at["xw"]), stop - start)
+                    self.fill(f.gep(here, stop * self.item), length - stop)
+                    to.set(f.gep(here, length * self.item))
+
+    def fill(self, to: Val, count: Val) -> None:
+        """Zero points; may write past the end, where what follows is written later."""
+        f, lanes = self.f, self.isa.lanes(self.item)
+        wide = f.splat(self.zero, lanes)
+        with f.loop(0, count, lanes) as k:
+            f.store(wide, f.gep(to, k, self.element))
+
+    def copy(self, to: Val, source: Val, count: Val) -> None:
+        """Codes, converted; reads nothing beyond them."""
+        f, lanes = self.f, self.isa.lanes(self.item)
+
+        def piece(k: Val, size: int, mask: Val | None = None) -> None:
+            kind, at = vector("i8", size), f.gep(source, k)
+            codes = f.load(kind, at, 1) if mask is None else f.masked_load(kind, at, mask)
+            f.store(self.converted(codes), f.gep(to, k, self.element), 1)
+
+        if self.isa.masks:
+            ids = f.lane_ids(lanes, "i8")  # bytes: a mask for them all is one comparison
+            with f.loop(0, count, lanes) as k:
+                left = f.cast(f.min_(count - k, lanes), "i8")
+                piece(k, lanes, f.cmp("ult", ids, f.splat(left, lanes)))
+            return
+        whole = f.and_(count, -lanes)
+        with f.loop(0, whole, lanes) as k:
+            piece(k, lanes)
+        done = f.var("i64", whole)
+        size = lanes // 2
+        while size >= 4:
+            with f.if_(f.cmp("sge", count - done.get(), size)):
+                piece(done.get(), size)
+                done.set(done.get() + size)
+            size //= 2
+        with f.loop(done.get(), count) as k:
+            piece(k, 1)
+
+    # -- products ---------------------------------------------------------------------------------------------------
+
+    def multiply(self, image: Val, group: Val, first: Val, count: Val, p0: Val, p1: Val) -> None:
+        f, at = self.f, self.at
+        out = f.gep(self.frame.buf(_OUT), image * at["yn"])
+        filters = f.gep(self.frame.buf(_B), group * at["entry"])
+        rows = at["rows"]
+        with f.loop(p0, p1) as p:
+            is_wide = f.cmp("slt", p, at["wide_panels"])
+            width = f.select(is_wide, at["wide"], at["wide"] - self.isa.vector_bytes)
+            column = p * at["wide"] - f.max_(p - at["wide_panels"], 0) * self.isa.vector_bytes  # in bytes of int32
+            panel = f.gep(filters, column * at["k"])
+            micro = f.select(is_wide, self.frame.buf(_WIDE), self.frame.buf(_NARROW))
+            write_slot(f, self.control, Slot.OUT_STEP, width)
+            first_column = f.lshr(column, 2)
+            columns = f.min_(f.lshr(width, 2), at["width"] - first_column)
+            with f.loop(0, count, rows) as r:
+                # a last block has fewer rows: what lies behind them is multiplied for nothing
+                left = f.gep(self.gathered, r * at["row_bytes"])
+                f.call_pointer(micro, "void", [left, panel, self.control])
+                exist = f.min_(rows, count - r)
+                here = group * at["width"] + first_column
+                self.frame.finish(out, self.sums, (image, first + r, here, exist, columns, width))

@@ -1,0 +1,128 @@
+"""LSTM, GRU, RNN, and Fourier transforms: templates that fill dense results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm import fourier
+from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent, supported
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node, Value
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
+from ranvier.providers.cpu.lower.exprs import HALVES, cast
+from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.realise import Realiser
+
+_LAYERS = ("LSTM", "GRU", "RNN")
+_OPERANDS = 8  # X, W, R, B, sequence_lens, initial_h, initial_c, P
+
+
+def _layer_check(node: Node) -> str | None:
+    x = node.input(0)
+    dtype = getattr(x.type, "dtype", None) if x is not None else None
+    return supported(node.op, node.attrs, DType.float32 if dtype in HALVES or dtype is None else dtype)  # type: ignore[arg-type]
+
+
+@lowers(*_LAYERS, check=_layer_check, dtypes=FLOATS | {DType.int32})
+def layer(n: NodeView, b: Definitions) -> None:
+    made = Layer.of(n.op, n.attrs)  # type: ignore[arg-type]
+    dtype = n.dtype(0)
+    places: list[int | None] = [None] * _OPERANDS
+    sources: list[Value] = []
+    for k in range(len(n.inputs)):
+        if not n.has(k):
+            continue
+        places[k] = len(sources)
+        value = n.input(k)
+        if b.dtype(value) in HALVES:
+            value = b.pointwise([value], lambda e: cast(e[0], DType.float32), DType.float32)
+        sources.append(value)
+    wanted = [k for k in range(3) if n.wants(k)]
+    work = DType.float32 if dtype in HALVES else dtype
+
+    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+        given = [None if p is None else views[p] for p in places]
+        assert given[0] is not None and given[1] is not None and given[2] is not None
+        operands = Operands(given[0], given[1], given[2], *given[3:])
+        where = dict(zip(wanted, outs))
+        results = Results(where.get(0), where.get(1), where.get(2))
+        return recurrent(made, operands, results, r.isa, threads=r.threads)
+
+    shapes = [(work, n.out_shape(k)) for k in wanted]
+    if dtype not in HALVES:
+        b.opaque(sources, realise, shapes, [n.outputs[k] for k in wanted])
+        return
+    for k, value in zip(wanted, b.opaque(sources, realise, shapes)):
+        b.pointwise([value], lambda e: cast(e[0], dtype), dtype, out=n.outputs[k])
+
+
+def _real_floats(node: Node) -> str | None:
+    x = node.input(0)
+    dtype = getattr(x.type, "dtype", None) if x is not None else None
+    if dtype in HALVES:
+        return f"a Fourier transform in {dtype}"
+    if node.attrs.get("inverse", 0) and not node.attrs.get("onesided", 0):
+        return "inverse transforms of complex spectra run by NumPy's FFT"
+    return None
+
+
+@lowers("DFT", values=(1, 2), check=_real_floats, dtypes=FLOATS | {DType.int32, DType.int64})
+def dft(n: NodeView, b: Definitions) -> None:
+    rank = n.rank(0)
+    if n.version < 20:
+        axis = int(n.attr("axis", 1))
+    else:
+        axis = int(np.ravel(n.need(2))[0]) if n.has(2) else -2
+    axis %= rank
+    length = int(np.ravel(n.need(1))[0]) if n.has(1) else None
+    inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
+    order = (*(a for a in range(rank - 1) if a != axis), axis, rank - 1)
+    moved = b.transpose(n.input(0), order) if axis != rank - 2 else n.input(0)
+    shape = tuple(n.out_shape()[a] for a in order)
+    points = length or (2 * (n.shape(0)[axis] - 1) if inverse and onesided else n.shape(0)[axis])
+    reason = fourier.unsupported(n.dtype(0), points, rank)
+    if reason is not None:
+        raise Declined(reason)
+
+    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+        return fourier.dft(
+            views[0], outs[0], r.isa, inverse=inverse, onesided=onesided, length=length, threads=r.threads
+        )
+
+    last = axis == rank - 2
+    (made,) = b.opaque([moved], realise, [(n.dtype(0), shape)], [n.outputs[0]] if last else (), dense=False)
+    if not last:
+        back = tuple(order.index(a) for a in range(rank))
+        b.transpose(made, back, out=n.outputs[0])
+
+
+@lowers("STFT", values=(1, 3), check=_real_floats, dtypes=FLOATS | {DType.int32, DType.int64})
+def stft(n: NodeView, b: Definitions) -> None:
+    step = int(np.ravel(n.need(1))[0])
+    if n.has(3):
+        length = int(np.ravel(n.need(3))[0])
+    else:
+        length = n.shape(2)[0] if n.has(2) else n.shape(0)[1]
+    reason = fourier.unsupported(n.dtype(0), length, 4)
+    if reason is not None or step < 1 or not 1 <= length <= n.shape(0)[1]:
+        raise Declined(reason or f"STFT: frames of {length} every {step}")
+    onesided = bool(n.attr("onesided", 1))
+    sources = [n.input(0), *([n.input(2)] if n.has(2) else [])]
+
+    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+        return fourier.stft(
+            views[0],
+            views[1] if len(views) > 1 else None,
+            outs[0],
+            r.isa,
+            frame_step=step,
+            frame_length=length,
+            onesided=onesided,
+            threads=r.threads,
+        )
+
+    b.opaque(sources, realise, [(n.dtype(0), n.out_shape())], [n.outputs[0]], dense=False)
