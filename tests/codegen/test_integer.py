@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm import isa as isas
-from ranvier.codegen.llvm.integer import integer_matmul, moved_left, moved_right, pack_codes
+from ranvier.codegen.llvm.conv import ConvShape
+from ranvier.codegen.llvm.integer import (
+    integer_conv,
+    integer_depthwise,
+    integer_matmul,
+    moved_left,
+    moved_right,
+    pack_codes,
+    pack_depthwise,
+    pack_filters,
+)
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
@@ -18,6 +28,7 @@ from tests.codegen.harness import ISAS, Runner, view_of
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
 _PLAIN = [i for i in isas.TABLE if any(i.name == h.name and i.triple == h.triple and h.extensions for h in ISAS)]
+SIZES = ((1, 1, 1), (1, 64, 40), (7, 13, 5), (13, 130, 67), (5, 24, 1), (40, 36, 17), (3, 0, 4), (30, 256, 128))
 PATHS = [*ISAS, *_PLAIN]  # those of this machine, then the same without what only some members of a family have
 
 
@@ -54,7 +65,16 @@ def product(a: Array, b: Array, isa: Isa, *, packed: bool, split: int = 1, threa
 @pytest.mark.parametrize("left", [np.uint8, np.int8])
 @pytest.mark.parametrize("right", [np.uint8, np.int8])
 def test_signs(isa: Isa, left: type, right: type) -> None:
-    for m, k, n in ((1, 1, 1), (1, 64, 40), (7, 13, 5), (13, 130, 67), (5, 24, 1), (40, 36, 17), (3, 0, 4), (30, 256, 128)):
+    for m, k, n in (
+        (1, 1, 1),
+        (1, 64, 40),
+        (7, 13, 5),
+        (13, 130, 67),
+        (5, 24, 1),
+        (40, 36, 17),
+        (3, 0, 4),
+        (30, 256, 128),
+    ):
         a, b = codes(left, m, k), codes(right, k, n)
         for packed in (True, False):
             np.testing.assert_array_equal(product(a, b, isa, packed=packed), oracle(a, b))
@@ -111,3 +131,78 @@ def test_temporary_views_are_whole() -> None:
     launches = integer_matmul(a, pack_codes(codes(np.int8, 5, 2), isa, rows_hint=3), out, isa)
     assert len(launches) == 2
     assert all(launch.tiles for launch in launches)
+
+
+def convolved(x: Array, zero: int, w: Array, shape: ConvShape, end: tuple[int, ...]) -> Array:
+    """Sums over all taps, in int64; the image is padded with its zero point."""
+    pads = [(0, 0), (0, 0), *zip(shape.begin[1:], end)]
+    image = np.pad(x.astype(np.int64), pads, constant_values=zero)
+    out = np.zeros((shape.n, shape.cout, *shape.out[1:]), np.int64)
+    (_, sh, sw), (_, dh, dw) = shape.strides, shape.dilations
+    for i in range(shape.kernel[1]):
+        for j in range(shape.kernel[2]):
+            rows, columns = shape.out[1:]
+            part = image[
+                :, :, i * dh : i * dh + (rows - 1) * sh + 1 : sh, j * dw : j * dw + (columns - 1) * sw + 1 : sw
+            ]
+            grouped = part.reshape(shape.n, shape.group, shape.depth, rows, columns)
+            taps = w[:, :, i, j].reshape(shape.group, shape.width, shape.depth)
+            out += np.einsum("ngcyx,goc->ngoyx", grouped, taps).reshape(out.shape)
+    return out
+
+
+def last(x: Array) -> Array:
+    """The same tensor with its channels side by side in memory."""
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+# image, filters, strides, dilations, pads, groups
+CONVS: list[tuple[Any, ...]] = [
+    ((2, 3, 11, 9), (16, 3, 3, 3), (2, 2), (1, 1), (1, 1, 1, 1), 1),
+    ((1, 24, 6, 7), (20, 24, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
+    ((1, 17, 5, 5), (70, 17, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    ((2, 8, 9, 8), (12, 4, 3, 2), (1, 2), (2, 1), (0, 2, 1, 0), 2),
+    ((1, 4, 3, 3), (5, 4, 5, 5), (1, 1), (1, 1), (2, 3, 2, 1), 1),
+    ((1, 40, 10, 12), (33, 40, 3, 3), (1, 1), (2, 2), (2, 2, 2, 2), 1),
+]
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+def test_convolution(isa: Isa, left: type) -> None:
+    right = np.int8 if left is np.uint8 else np.uint8
+    for size, filters, strides, dilations, pads, group in CONVS:
+        x, w, zero = last(codes(left, *size)), codes(right, *filters), codes(left, 1)
+        shape = ConvShape.conv(size, filters, strides=strides, dilations=dilations, pads=pads, group=group)
+        out = last(np.full((shape.n, shape.cout, *shape.out[1:]), -7, np.int32))
+        views = [view_of(x), view_of(zero), view_of(out, "output")]
+        for threads in (1, 3):
+            packed = pack_filters(w, isa, shape)
+            launches = integer_conv(views[0], views[1], packed, views[2], shape, isa, threads=threads)
+            Runner(launches, isa, dict(zip([v.storage for v in views], (x, zero, out))), split=threads)()
+            up, down = moved_left(of(x)), moved_right(of(w))
+            moved = w.astype(np.int64) + down
+            want = convolved(x.astype(np.int64) + up, int(zero[0]) + up, moved, shape, pads[2:])
+            np.testing.assert_array_equal(out, want)
+            out[...] = -7
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+def test_depthwise(isa: Isa, left: type) -> None:
+    for channels, size, kernel, strides, dilations, pads in (
+        (40, (9, 13), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+        (16, (8, 8), (3, 3), (2, 2), (1, 1), (0, 0, 1, 1)),
+        (7, (5, 20), (5, 3), (1, 2), (2, 1), (4, 0, 0, 2)),
+        (33, (2, 2), (3, 3), (1, 1), (1, 1), (2, 2, 2, 2)),
+    ):
+        x, w, zero = last(codes(left, 2, channels, *size)), codes(np.uint8, channels, 1, *kernel), codes(left, 1)
+        w_zero = codes(np.uint8, channels)
+        shape = ConvShape.conv(x.shape, w.shape, strides=strides, dilations=dilations, pads=pads, group=channels)
+        out = last(np.full((2, channels, *shape.out[1:]), -7, np.int32))
+        views = [view_of(x), view_of(zero), view_of(out, "output")]
+        packed = pack_depthwise(w, w_zero, isa, shape)
+        launches = integer_depthwise(views[0], views[1], packed, views[2], shape, isa)
+        Runner(launches, isa, dict(zip([v.storage for v in views], (x, zero, out))), split=2)()
+        centred = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
+        np.testing.assert_array_equal(out, convolved(x, int(zero[0]), centred, shape, pads[2:]))

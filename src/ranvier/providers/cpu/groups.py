@@ -137,7 +137,7 @@ class _Grouping:
             return
         if len({v for m in members for v in self.defs[m].operands}) > _MAX_OPERANDS:
             return
-        if not self._plain(members):
+        if not self._plain(members) or (anchors and not self._moves_before(anchors[0], members)):
             return
         first = min(joined)
         for leader in joined:
@@ -172,6 +172,17 @@ class _Grouping:
         return max(members) == last and all(
             m == last or (not self.escapes[m] and all(u in inside for u in self.users[m])) for m in members
         )
+
+    def _moves_before(self, anchor: int, members: Sequence[int]) -> bool:
+        """Elements from computed positions may flow into an anchor; what follows one has only its own positions."""
+        feeding: set[int] = set()
+        stack = [anchor]
+        while stack:
+            for m in self.makers[stack.pop()]:
+                if m in members and m not in feeding:
+                    feeding.add(m)
+                    stack.append(m)
+        return all(m in feeding for m in members if isinstance(self.defs[m], Moved))
 
     def _plain(self, members: Sequence[int]) -> bool:
         """Members see each other's results as they are, not under another shape."""

@@ -43,7 +43,12 @@ def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     """Filters [cout, cin / group, *kernel] as a matrix per group: taps and channels by outputs."""
     by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
     matrix = by_tap.reshape(shape.group, shape.taps * shape.depth, shape.width)
-    return pack_codes(matrix, isa, rows_hint=max(1, min(256, shape.pixels)))
+    return pack_codes(matrix, isa, rows_hint=8 if has_few_pixels(shape) else 256)
+
+
+def has_few_pixels(shape: ConvShape) -> bool:
+    """Filters are packed for one of two kinds of images."""
+    return shape.pixels <= 16
 
 
 def integer_conv(

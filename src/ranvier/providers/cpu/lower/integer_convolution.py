@@ -1,0 +1,341 @@
+"""Convolutions of quantized operands: ConvInteger, QLinearConv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv import ConvShape
+from ranvier.codegen.llvm.conv.plan import pixels_even
+from ranvier.codegen.llvm.conv.shape import Pixels
+from ranvier.codegen.llvm.integer import (
+    PackedCodes,
+    has_few_pixels,
+    integer_conv,
+    integer_depthwise,
+    integer_matmul,
+    moved_left,
+    moved_right,
+    pack_at_run,
+    pack_depthwise,
+    pack_filters,
+)
+from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Reduce, Result, Size
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType
+from ranvier.ops.nn.window import per_axis, resolve_pads
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
+from ranvier.providers.cpu.lower.contraction import content, folded_stride
+from ranvier.providers.cpu.lower.convolution import channels_last
+from ranvier.providers.cpu.lower.exprs import add, cast, mul, op, sub
+from ranvier.providers.cpu.lower.integer_product import (
+    FLOAT,
+    INT,
+    QUANTIZED,
+    ZeroPoint,
+    known,
+    operand_type,
+    product_of_scales,
+)
+from ranvier.providers.cpu.lower.movement import between
+from ranvier.providers.cpu.lower.quantization import BYTES, DERIVED, saturated
+from ranvier.providers.cpu.lower.registry import Check, lowers
+from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.realise import Realiser
+
+Array = np.ndarray[Any, Any]
+MICROSOFT = "com.microsoft"
+
+
+class _Convolution:
+    """One quantized convolution [N, C, …]: its sums of codes, and what zero points add to them."""
+
+    def __init__(
+        self,
+        b: Definitions,
+        x: Value,
+        w: Value,
+        x_zero: Value | None,
+        w_zero: Value | None,
+        shape: ConvShape,
+        spatial: int,
+    ) -> None:
+        self.b, self.x, self.w, self.shape, self.spatial = b, x, w, shape, spatial
+        self.x_zero, self.w_zero = x_zero, w_zero
+        self.out_shape = (shape.n, shape.cout, *shape.out[3 - spatial :])
+        self.weights = known(b, w)
+        self.weights_zero = np.zeros((), np.int32) if w_zero is None else known(b, w_zero)
+        self.depthwise = (
+            shape.is_depthwise and shape.width == 1 and self.weights is not None and self.weights_zero is not None
+        )
+        self.pointwise = (
+            shape.taps == 1 and shape.group == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
+        ) and not any(shape.begin)
+
+    def result(self, out: Value | None) -> Value:
+        """The int32 convolution of what the codes stand for, in units of the scales."""
+        b, filters = self.b, (self.shape.cout, *(1,) * self.spatial)
+        moved = 0 if self.depthwise else moved_left(b.dtype(self.x))
+        left = ZeroPoint(b, self.x_zero, moved, ())
+        if self.depthwise:
+            right = ZeroPoint(b, None, 0, ())
+        else:
+            single = self.w_zero is None or b.types[self.w_zero].size == 1
+            right = ZeroPoint(b, self.w_zero, moved_right(b.dtype(self.w)), () if single else filters)
+        plain = left.is_zero and right.is_zero
+        raw = self.raw(out if plain else None)
+        if plain:
+            return raw
+        uses = [Use(raw)]
+        if not left.is_zero:
+            uses += [left.use(b), self.filter_sums(right.moved)]
+        if not right.is_zero:
+            uses += [right.use(b), Use(self.window_sums())]
+
+        def compute(e: list[Expr]) -> Expr:
+            total, rest = e[0], e[1:]
+            if not left.is_zero:
+                total = sub(total, mul(left.number(rest[0]), rest[1]))
+                rest = rest[2:]
+            # window sums are of codes less their zero point, so nothing is taken out twice
+            return total if right.is_zero else sub(total, mul(right.number(rest[0]), rest[1]))
+
+        return b.pointwise(uses, compute, INT, shape=self.out_shape, out=out)
+
+    # -- sums -------------------------------------------------------------------------------------------------------
+
+    def filter_sums(self, moved: int) -> Use:
+        """One number per output channel: the sum of its filter as the kernels multiply it."""
+        b, shape, w, zero = self.b, self.shape, self.weights, self.weights_zero
+        broadcast = (shape.cout, *(1,) * self.spatial)
+        count = shape.depth * shape.taps
+        if w is not None:
+            centre = np.reshape(zero, (-1,)).astype(np.int32) if self.depthwise and zero is not None else -moved
+
+            def make() -> Array:
+                total = w.reshape(shape.cout, -1).sum(axis=1, dtype=np.int32)
+                return np.asarray(total - count * np.asarray(centre), np.int32).reshape(broadcast)
+
+            return Use(b.constant(DERIVED.get([w, zero], ("filters", moved, self.depthwise), make)))
+        flat = b.reshape(self.w, (shape.cout, count))
+
+        def build(e: list[Expr]) -> RowBody:
+            total: Expr = Result(0, INT)
+            if moved:
+                total = add(total, mul(cast(Size(count), INT), cast(Size(moved), INT)))
+            return RowBody([Reduce("sum", cast(e[0], INT), INT)], finals={0: total})
+
+        return Use(b.rows([flat], [1], build, [(INT, False)], keepdims=False)[0], broadcast)
+
+    def window_sums(self) -> Value:
+        """Sums of what lies under the windows, less the zero point, of every group: they broadcast to the result."""
+        b, shape = self.b, self.shape
+        size, sizes = b.shape(self.x), (shape.n, shape.group)
+        zero = [] if self.x_zero is None else [Use(self.x_zero, ())]
+
+        def loads(nest: NestBuilder, views: list[View]) -> list[Expr]:
+            (view,) = views
+            channel = view.strides[1]
+            return [nest.load(view, (view.strides[0], channel * shape.depth, *view.strides[2:], channel))]
+
+        def build(e: list[Expr]) -> RowBody:
+            number = cast(e[-1], INT)
+            if len(e) > 1:
+                number = sub(number, cast(e[0], INT))
+            return RowBody([Reduce("sum", number, INT)], finals={0: Result(0, INT)})
+
+        domain = (*sizes, *size[2:], shape.depth)
+        how: dict[str, Any] = {"keepdims": False, "sources": [self.x], "gather": loads}
+        (total,) = b.rows(zero, [len(domain) - 1], build, [(INT, False)], domain=domain, **how)
+        if not self.pointwise:
+            total = self._under_windows(total)
+        if shape.group == 1:
+            return total
+
+        def spread(nest: NestBuilder, views: list[View]) -> Expr:
+            (view,) = views
+            group = mul(op("floordiv", Index(1), Size(shape.width)), Size(view.strides[1]))
+            return nest.load(view, (view.strides[0], 0, *view.strides[2:]), at=group)
+
+        return b.moved([total], spread, INT, self.out_shape)
+
+    def _under_windows(self, sums: Value) -> Value:
+        """Sums of a map with one channel per group over the taps of every window."""
+        shape, spatial = self.shape, self.spatial
+        skip = 3 - spatial
+        kernel, strides, dilations = shape.kernel[skip:], shape.strides[skip:], shape.dilations[skip:]
+        begin, size, out = shape.begin[skip:], shape.size[skip:], shape.out[skip:]
+
+        def loads(nest: NestBuilder, views: list[View]) -> list[Expr]:
+            (view,) = views
+            inner = view.strides[2:]
+            steps = (*view.strides[:2], *(s * t for s, t in zip(inner, strides)))
+            guard: Expr | None = None
+            for axis in range(spatial):
+                place = add(
+                    mul(Index(2 + axis), Size(strides[axis])),
+                    sub(mul(Index(2 + spatial + axis), Size(dilations[axis])), Size(begin[axis])),
+                )
+                here = between(Size(0), place, Size(size[axis]))
+                guard = here if guard is None else op("and", guard, here, dtype=DType.bool)
+            offset = -sum(p * s for p, s in zip(begin, inner))
+            taps = tuple(s * d for s, d in zip(inner, dilations))
+            return [nest.load(view, (*steps, *taps), offset=offset, guard=guard)]
+
+        def build(e: list[Expr]) -> RowBody:
+            return RowBody([Reduce("sum", e[0], INT)], finals={0: Result(0, INT)})
+
+        domain = (shape.n, shape.group, *out, *kernel)
+        row = range(2 + spatial, 2 + 2 * spatial)
+        how: dict[str, Any] = {"keepdims": False, "sources": [sums], "gather": loads}
+        return self.b.rows([], row, build, [(INT, False)], domain=domain, **how)[0]
+
+    # -- kernels ----------------------------------------------------------------------------------------------------
+
+    def raw(self, out: Value | None) -> Value:
+        b, shape, out_shape = self.b, self.shape, self.out_shape
+        rank = 2 + self.spatial
+        zero = self.x_zero
+        if zero is None:
+            zero = b.constant(np.zeros((), b.dtype(self.x).numpy))
+        filters = self.w if self.weights is not None else self._matrix()
+
+        def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
+            image = r.ordered(views[0], channels_last(rank))
+            even = pixels_even(target, shape.out)
+            made = target if even else View.temporary(target.dtype, target.shape, channels_last(rank))
+            launches = self._launches(r, [image, *views[1:]], made, epilogue)
+            if even:
+                return launches
+            r.add(launches)
+            r.copy(made, target)
+            return []
+
+        def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
+            pixels = folded_stride(out_shape[2:], strides[2:])
+            return None if pixels is None else (strides[0], pixels, strides[1])
+
+        sources = [self.x, filters, zero]
+        return b.contraction(sources, realise, fold, INT, out_shape, out, order=channels_last(rank), unit_axis=1)
+
+    def _matrix(self) -> Value:
+        """Filters that are a tensor of the graph as [group, taps and channels, outputs]."""
+        b, shape = self.b, self.shape
+        cut = b.reshape(self.w, (shape.group, shape.width, shape.depth, shape.taps))
+        return b.reshape(b.transpose(cut, (0, 3, 2, 1)), (shape.group, shape.taps * shape.depth, shape.width))
+
+    def _launches(self, r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
+        image, filters, zero = views
+        shape, isa = self.shape, r.isa
+        how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
+        if self.depthwise:
+            centre = np.asarray(self.weights_zero)
+            key = ("depthwise codes", id(filters.storage.array), filters.offset, centre.tobytes())
+            kept = r.packs.get(key, lambda: _Kept(pack_depthwise(_array(filters), centre, isa, shape)))
+            return integer_depthwise(image, zero, kept.storage, target, shape, isa, **how)
+        before: list[Launch] = []
+        if self.weights is not None:
+            place = ("filter codes", id(filters.storage.array), filters.offset, shape.group, has_few_pixels(shape))
+            packed = r.packs.get(place, lambda: pack_filters(_array(filters), isa, shape))
+        else:
+            packed, before = pack_at_run(filters, shape.pixels, isa, r.threads)
+        if self.pointwise and pixels_even(image, shape.size):
+            return [*before, *self._product(image, packed, target, r, how)]
+        return [*before, *integer_conv(image, zero, packed, target, shape, isa, **how)]
+
+    def _product(
+        self, image: View, packed: PackedCodes, target: View, r: Realiser, how: dict[str, Any]
+    ) -> list[Launch]:
+        """A 1x1 convolution: pixels are the rows of a matrix product."""
+        shape = self.shape
+
+        def rows(view: View, channels: int) -> View:
+            place = Pixels.of(view)
+            steps = (place.n, place.w, view.strides[1] if channels > 1 else 1)
+            return View(view.storage, view.dtype, (shape.n, shape.pixels, channels), steps, view.offset)
+
+        return integer_matmul(rows(image, shape.cin), packed, rows(target, shape.cout), r.isa, **how)
+
+
+class _Kept:
+    """Packed data whose start is moved to a cache line when it is first kept."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.storage.nbytes)
+
+
+def _array(view: View) -> Array:
+    return np.ascontiguousarray(content(view))
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def _checked(x: int, w: int, out: int | None = None) -> Check:
+    def check(node: Node) -> str | None:
+        for k in (x, w, *(() if out is None else (out,))):
+            if operand_type(node, k) not in BYTES:
+                return f"operand {k} of {operand_type(node, k)}"
+        filters = node.input(w)
+        shape = filters.type.shape if filters is not None and isinstance(filters.type, TensorType) else None
+        if shape is not None and not 3 <= len(shape) <= 5:
+            return f"{len(shape) - 2} spatial axes"
+        return None
+
+    return check
+
+
+def _shape(n: NodeView, image: Sequence[int], filters: Sequence[int]) -> ConvShape:
+    rank = len(image) - 2
+    strides = per_axis(n.attr("strides"), rank, "strides", n.op)
+    dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
+    auto = n.attr("auto_pad", "NOTSET")
+    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
+    pads = resolve_pads(auto, n.attr("pads"), image[2:], filters[2:], strides, dilations, op=n.op)
+    if min(pads, default=0) < 0:
+        raise Declined(f"{n.op}: negative pads")
+    group = int(n.attr("group", 1))
+    return ConvShape.conv(image, filters, strides=strides, dilations=dilations, pads=pads, group=group)
+
+
+@lowers("ConvInteger", dtypes=BYTES | {INT}, check=_checked(0, 1))
+def conv_integer(n: NodeView, b: Definitions) -> None:
+    shape = _shape(n, n.shape(0), n.shape(1))
+    zeros = [n.input(k) if n.has(k) else None for k in (2, 3)]
+    _Convolution(b, n.input(0), n.input(1), zeros[0], zeros[1], shape, n.rank(0) - 2).result(n.outputs[0])
+
+
+@lowers("QLinearConv", dtypes=QUANTIZED, check=_checked(0, 3, 7))
+@lowers("QLinearConv", domain=MICROSOFT, dtypes=QUANTIZED, check=_checked(0, 3, 7))
+def qlinear_conv(n: NodeView, b: Definitions) -> None:
+    x, rank = n.input(0), n.rank(0)
+    last = bool(n.attr("channels_last", 0))
+    if last:
+        x = b.transpose(x, (0, rank - 1, *range(1, rank - 1)))
+    shape = _shape(n, b.shape(x), n.shape(3))
+    whole = _Convolution(b, x, n.input(3), n.input(2), n.input(5), shape, rank - 2)
+    total = whole.result(None)
+    per_filter = (shape.cout, *(1,) * (rank - 2))
+    spread = () if int(np.prod(n.shape(4))) == 1 else per_filter
+    scale = product_of_scales(b, (n.input(1), ()), (n.input(4), spread), divisor=n.input(6))
+    target = n.out_dtype()
+    uses = [Use(total), Use(scale), Use(n.input(7), ())]
+    if n.has(8):
+        uses.append(Use(n.input(8), per_filter))
+
+    def compute(e: list[Expr]) -> Expr:
+        summed = add(e[0], e[3]) if len(e) > 3 else e[0]
+        return saturated(mul(cast(summed, FLOAT), e[1]), e[2], target)
+
+    made = b.pointwise(uses, compute, target, shape=whole.out_shape, out=None if last else n.outputs[0])
+    if last:
+        b.transpose(made, (0, *range(2, rank), 1), out=n.outputs[0])

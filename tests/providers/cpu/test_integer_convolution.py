@@ -1,0 +1,64 @@
+"""Convolutions of quantized tensors on the CPU provider against the reference."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.providers.cpu.compare import Array, check
+
+RNG = np.random.default_rng(17)
+KINDS = [np.uint8, np.int8]
+CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((1, 3, 9, 11), (8, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ((2, 16, 5, 6), (24, 16, 1, 1), {}),
+    ((1, 16, 6, 6), (12, 16, 1, 1), {"strides": [2, 2]}),
+    ((1, 8, 7, 7), (12, 4, 3, 3), {"group": 2, "pads": [0, 1, 2, 1], "dilations": [1, 2]}),
+    ((2, 20, 7, 9), (20, 1, 3, 3), {"group": 20, "pads": [1, 1, 1, 1]}),
+    ((1, 6, 8, 8), (12, 1, 3, 3), {"group": 6, "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ((1, 5, 17), (6, 5, 4), {"pads": [2, 1]}),
+    ((1, 3, 4, 5, 6), (4, 3, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1]}),
+]
+
+
+def codes(dtype: type, *shape: int) -> Array:
+    limits = np.iinfo(dtype)
+    return np.asarray(RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype))
+
+
+def scale(*shape: int) -> Array:
+    return np.asarray(RNG.uniform(0.001, 0.01, size=shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(KINDS, KINDS)))
+def test_conv_integer(case: tuple[Any, ...], left: type, right: type) -> None:
+    size, filters, attrs = case
+    x, w = codes(left, *size), codes(right, *filters)
+    check("ConvInteger", [x, w], attrs, constant=[1])
+    check("ConvInteger", [x, w, codes(left), codes(right)], attrs, constant=[1, 3])
+    if left is np.uint8:
+        check("ConvInteger", [x, w, codes(left), codes(right, filters[0])], attrs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("left", KINDS)
+def test_qlinear_conv(case: tuple[Any, ...], left: type) -> None:
+    size, filters, attrs = case
+    x, w, count = codes(left, *size), codes(np.int8, *filters), filters[0]
+    bias = RNG.integers(-5000, 5000, count).astype(np.int32)
+    for per in ((), (count,)):
+        zero = np.zeros(per, np.int8) if per else codes(np.int8)
+        given = [x, scale(), codes(left), w, scale(*per), zero, scale() * 100, codes(left), bias]
+        check("QLinearConv", given, attrs, constant=range(1, 9))
+    check("QLinearConv", given[:8], attrs, constant=[3])
+
+
+def test_channels_last() -> None:
+    x, w = codes(np.uint8, 2, 6, 7, 12), codes(np.int8, 10, 12, 3, 3)
+    given = [x, scale(), codes(np.uint8), w, scale(10), np.zeros(10, np.int8), scale() * 100, codes(np.uint8)]
+    attrs = {"channels_last": 1, "pads": [1, 1, 1, 1]}
+    check("QLinearConv", given, attrs, domain="com.microsoft", constant=range(1, 8))
