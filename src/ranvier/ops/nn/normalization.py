@@ -9,9 +9,10 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.errors import InvalidValue, ShapeMismatch
+from ranvier.graph.types import Type
 from ranvier.ops.accumulate import widened
 from ranvier.ops.pulse import pulse
-from ranvier.ops.registry import Array, Call, op
+from ranvier.ops.registry import Array, Call, TypeCall, op
 from ranvier.ops.seed import fresh_generator
 
 
@@ -85,6 +86,12 @@ def batch_normalization(
     if not training_mode:
         return _batch_norm(x, scale, bias, mean, var, epsilon)
     return _batch_norm_training(x, scale, bias, mean, var, epsilon, momentum)[:3]
+
+
+@batch_normalization_7.infer
+def _(call: TypeCall) -> list[Type | None]:
+    """The statistics of a node that trains are as many as the ones it is given."""
+    return [call.type(0), *(call.type(3 + k % 2) for k in range(call.outputs - 1))]
 
 
 def _statistic(v: Array, x: Array, what: str, spatial: int) -> Array:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import InvalidValue, ShapeMismatch
+from ranvier.graph.types import TensorType
 from ranvier.ops.accumulate import widened
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.nn.window import extents, output_sizes, pad_spatial, per_axis, resolve_pads, taps
 from ranvier.ops.pulse import pulse
-from ranvier.ops.registry import Array, Call, op
+from ranvier.ops.registry import Array, Call, TypeCall, op
 
 Ints = Sequence[int] | None
 
@@ -235,3 +236,22 @@ def max_unpool(
     grown = np.zeros(wanted, x.dtype)
     grown[tuple(slice(n) for n in natural)] = y.reshape(natural)
     return grown
+
+
+@max_unpool.infer
+def _(call: TypeCall) -> list[TensorType]:
+    x, wanted = call.type(0), call.value(2)
+    if not isinstance(x, TensorType):
+        return [TensorType(None)]
+    if wanted is not None and np.all(wanted >= 0):
+        return [TensorType(x.dtype, tuple(int(d) for d in wanted.reshape(-1)))]
+    rank = len(x.shape) - 2 if x.shape is not None else 0
+    kernel = call.attr("kernel_shape", ())
+    steps, edges = call.attr("strides") or (1,) * rank, call.attr("pads") or (0,) * (2 * rank)
+    if call.type(2) is not None or x.shape is None or (len(kernel), len(steps), len(edges)) != (rank, rank, 2 * rank):
+        return [TensorType(x.dtype)]
+    spatial = [
+        (n - 1) * steps[k] + kernel[k] - edges[k] - edges[k + rank] if isinstance(n, int) else None
+        for k, n in enumerate(x.shape[2:])
+    ]
+    return [TensorType(x.dtype, (*x.shape[:2], *spatial))]

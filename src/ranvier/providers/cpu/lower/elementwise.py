@@ -139,17 +139,7 @@ def bit_shift(n: NodeView, b: Definitions) -> None:
     b.pointwise([n.input(0), n.input(1)], lambda x: op(name, *x), n.out_dtype(), out=n.outputs[0])
 
 
-def _same_types(node: Node) -> str | None:
-    reason = _no_attribute_broadcast(node)
-    x, y = node.input(0), node.input(1)
-    if reason is None and x is not None and y is not None and x.type is not None and y.type is not None:
-        base, exponent = getattr(x.type, "dtype", None), getattr(y.type, "dtype", None)
-        if base in INTEGERS and exponent not in FLOATS and (y.const is None or np.any(y.const.numpy() < 0)):
-            return "integer power with an exponent that may be negative"
-    return reason
-
-
-@lowers("Pow", since=7, dtypes=NUMERIC, check=_same_types)
+@lowers("Pow", since=7, dtypes=NUMERIC, check=_no_attribute_broadcast)
 def power(n: NodeView, b: Definitions) -> None:
     dtype, exponent = n.dtype(0), n.known(1)
     fixed = float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
@@ -158,14 +148,49 @@ def power(n: NodeView, b: Definitions) -> None:
         b.pointwise([n.input(0)], lambda x: simple(x[0]), dtype, out=n.outputs[0])
         return
 
+    if dtype in INTEGERS and n.dtype(1) in INTEGERS:
+        _require_powers(n, b)
+
     def compute(x: list[Expr]) -> Expr:
         base, exp = x
         kind = base.dtype if base.dtype is exp.dtype or base.dtype is DType.float32 else DType.float64
         if base.dtype in INTEGERS and exp.dtype in INTEGERS:
-            return op("pow", base, cast(exp, base.dtype))
+            return _integer_power(base, exp)
         return cast(op("pow", cast(base, kind), cast(exp, kind)), base.dtype)
 
     b.pointwise([n.input(0), n.input(1)], compute, dtype, out=n.outputs[0])
+
+
+def _integer_power(base: Expr, exponent: Expr) -> Expr:
+    """Modulo the type's range; of negative powers only those of 1 and -1 are whole numbers, all others are cut to 0."""
+    if exponent.dtype.name.startswith("u"):
+        return op("pow", base, cast(exponent, base.dtype))
+    nothing, one = const(0, base), const(1, base)
+    negative = compare("lt", exponent, const(0, exponent))
+    power = op("pow", base, cast(where(negative, const(0, exponent), exponent), base.dtype))
+    unit = where(compare("eq", base, one), one, nothing)
+    if not base.dtype.name.startswith("u"):
+        odd = compare("ne", op("bitand", exponent, const(1, exponent)), const(0, exponent))
+        minus = const(-1, base)
+        unit = where(compare("eq", base, minus), where(odd, minus, one), unit)
+    return where(negative, unit, power)
+
+
+def _require_powers(n: NodeView, b: Definitions) -> None:
+    """Integer zero to a negative power is an error, as in the reference."""
+    known = n.known(1)
+    if n.dtype(1).name.startswith("u") or (known is not None and np.all(known >= 0)) or 0 in n.out_shape():
+        return
+
+    def undefined(x: list[Expr]) -> RowBody:
+        zero, negative = compare("eq", x[0], const(0, x[0])), compare("lt", x[1], const(0, x[1]))
+        bad = op("and", zero, negative, dtype=DType.bool)
+        return RowBody([Reduce("or", bad, DType.bool)], finals={0: Result(0, DType.bool)})
+
+    operands = [n.input(0), n.input(1)]
+    axes = range(len(n.out_shape()))
+    (flag,) = b.rows(operands, axes, undefined, [(DType.bool, False)], domain=n.out_shape(), keepdims=False)
+    b.check(flag, "Pow: integer zero to a negative power")
 
 
 _SIMPLE_POWERS: dict[float, Callable[[Expr], Expr]] = {

@@ -230,18 +230,59 @@ def group_norm(n: NodeView, b: Definitions) -> None:
     b.reshape(made, n.out_shape(), out=n.outputs[0])
 
 
-def _inference(node: Node) -> str | None:
-    if node.attrs.get("training_mode", 0):
-        return "training mode"
-    if any(v.uses or v.is_graph_output for v in node.outputs[1:]):
-        return "running statistics are asked for"
-    if node.version < 7 and not node.attrs.get("is_test", 0):
-        return "training mode"
+def _batch_norm_training(n: NodeView, b: Definitions) -> None:
+    """Normalised by the batch's own moments, which also move the running ones."""
+    shape, dtype, epsilon = n.shape(0), n.dtype(0), n.attr("epsilon", 1e-5)
+    wide, kind, rank = wide_type(n.dtype(0)), n.dtype(3), n.rank(0)
+    momentum = float(n.attr("momentum", 0.9))
+    axes = (0, *range(2, rank))
+    if rank < 2 or n.shape(1) != shape[1:2]:
+        raise Declined(f"BatchNormalization: X {list(shape)}, scale {list(n.shape(1))}")
+    count = math.prod(shape[a] for a in axes)
+
+    def build(e: list[Expr]) -> RowBody:
+        reduces, mean, variance = moments(cast(e[0], wide), count)
+        return RowBody(reduces, finals={0: mean, 1: variance})
+
+    now = b.rows([n.input(0)], axes, build, [(wide, False), (wide, False)], domain=shape, keepdims=False)
+
+    def moved(e: list[Expr]) -> Expr:
+        old, new = cast(e[0], wide), cast(e[1], wide)
+        return cast(add(mul(old, const(momentum, wide)), mul(new, const(1 - momentum, wide))), kind)
+
+    for k, statistic in enumerate(now):
+        if n.wants(1 + k):
+            b.pointwise([n.input(3 + k), statistic], moved, kind, out=n.outputs[1 + k])
+        if n.version < 14 and n.wants(3 + k):
+            b.pointwise([statistic], lambda e: cast(e[0], kind), kind, out=n.outputs[3 + k])
+    if not n.wants(0):
+        return
+
+    def compute(e: list[Expr]) -> Expr:
+        x, scale, bias, mean, variance = (cast(v, wide) for v in e)
+        return cast(add(mul(sub(x, mean), mul(inverse_deviation(variance, epsilon), scale)), bias), dtype)
+
+    column = (shape[1], *(1,) * (rank - 2))
+    operands = [Use(n.input(0)), *(Use(v, column) for v in (n.input(1), n.input(2), *now))]
+    b.pointwise(operands, compute, dtype, shape=shape, out=n.outputs[0])
+
+
+def _trains(node: Node) -> bool:
+    """Whether the batch's own statistics are used: said by an attribute, or by the number of outputs."""
+    if node.version >= 14:
+        return bool(node.attrs.get("training_mode", 0))
+    return len(node.outputs) > 1 if node.version >= 7 else not node.attrs.get("is_test", 0)
+
+
+def _spatial(node: Node) -> str | None:
     return "not spatial" if node.version < 9 and not node.attrs.get("spatial", 1) else None
 
 
-@lowers("BatchNormalization", dtypes=FLOATS, check=_inference)
+@lowers("BatchNormalization", dtypes=FLOATS, check=_spatial)
 def batch_norm(n: NodeView, b: Definitions) -> None:
+    if _trains(n.node):
+        _batch_norm_training(n, b)
+        return
     rank, epsilon, dtype = n.rank(0), n.attr("epsilon", 1e-5), n.dtype(0)
     wide = wide_type(dtype)
     shape = (n.shape(1)[0], *(1,) * (rank - 2)) if rank > 1 else n.shape(1)

@@ -7,7 +7,6 @@ import math
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
-from ranvier.graph.ir import Node
 from ranvier.ops.nn.window import extents, per_axis, resolve_pads
 from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, op, sub
@@ -77,15 +76,12 @@ def lowest(dtype: DType) -> float | int:
     return -math.inf
 
 
-def _no_positions(node: Node) -> str | None:
-    if len(node.outputs) > 1 and (node.outputs[1].uses or node.outputs[1].is_graph_output):
-        return "positions of the maxima are asked for"
-    return None
-
-
-@lowers("MaxPool", check=_no_positions)
+@lowers("MaxPool")
 def max_pool(n: NodeView, b: Definitions) -> None:
     windows, dtype = Windows(n), n.dtype(0)
+    if n.wants(1):
+        _max_pool_with_positions(n, b, windows)
+        return
     b.rows(
         [],
         windows.row,
@@ -94,6 +90,42 @@ def max_pool(n: NodeView, b: Definitions) -> None:
         domain=windows.domain,
         keepdims=False,
         results=[n.outputs[0]],
+        sources=[n.input(0)],
+        gather=lambda nest, views: [windows.load(nest, views[0], lowest(dtype))],
+    )
+
+
+def _max_pool_with_positions(n: NodeView, b: Definitions, windows: Windows) -> None:
+    """Also where each window's first maximum stands, counted through the whole operand."""
+    dtype, rank, spatial = n.dtype(0), windows.rank, windows.shape[2:]
+
+    def build(e: list[Expr]) -> RowBody:
+        left: Expr = Result(1, DType.int64)
+        places: list[Expr] = []
+        for axis in reversed(range(rank)):
+            size = Size(windows.kernel[axis])
+            above = op("floordiv", left, size)
+            tap = sub(left, mul(above, size))
+            left = above
+            start = sub(mul(Index(2 + axis), Size(windows.strides[axis])), Size(windows.pads[axis]))
+            place = add(start, mul(tap, Size(windows.dilations[axis])))
+            # a window of nothing but the lowest value may have found it in the pads
+            places.insert(0, op("max", op("min", place, Size(spatial[axis] - 1)), const(0, DType.int64)))
+        order = range(rank)[::-1] if n.attr("storage_order", 0) else range(rank)
+        found: Expr = add(mul(Index(0), Size(windows.shape[1])), Index(1))
+        for axis in order:
+            found = add(mul(found, Size(spatial[axis])), places[axis])
+        reduces = [Reduce("max", e[0], dtype), Reduce("argmax", e[0], DType.int64)]
+        return RowBody(reduces, finals={0: Result(0, dtype), 1: found})
+
+    b.rows(
+        [],
+        windows.row,
+        build,
+        [(dtype, False), (DType.int64, False)],
+        domain=windows.domain,
+        keepdims=False,
+        results=[n.outputs[0], n.outputs[1]],
         sources=[n.input(0)],
         gather=lambda nest, views: [windows.load(nest, views[0], lowest(dtype))],
     )

@@ -10,7 +10,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.lower.registry import FLOATS, INTEGERS, lowers
 
 
 def wide_type(dtype: DType) -> DType:
@@ -73,27 +73,35 @@ _BODIES: dict[str, Callable[[Expr, int], RowBody]] = {
     "ReduceLogSum": _after("sum", _keep, lambda r, c: op("log", r)),
     "ReduceLogSumExp": _log_sum_exp,
 }
-_FLOAT_ONLY = frozenset({"ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"})
+_THROUGH_FLOAT = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"})
 
 
-def _floats_where_needed(node: Node) -> str | None:
+def carried_type(name: str, dtype: DType) -> DType:
+    """What a reduction computes in: integers in their own type, except where roots or logarithms follow, and means
+    in one that holds any sum."""
+    if dtype in INTEGERS and name in _THROUGH_FLOAT:
+        return DType.float64
+    if dtype in INTEGERS and name == "ReduceMean":
+        return DType.uint64 if dtype.name.startswith("u") else DType.int64
+    return wide_type(dtype)
+
+
+def _numbers(node: Node) -> str | None:
     value = node.input(0)
     dtype = getattr(value.type, "dtype", None) if value is not None else None
-    if node.op in _FLOAT_ONLY and dtype not in FLOATS:
-        return f"{node.op} of {dtype}"
     if dtype is DType.bool and node.op not in ("ReduceMax", "ReduceMin"):
         return f"{node.op} of bool"
     return None
 
 
-@lowers(*_BODIES, values=(1,), check=_floats_where_needed)
+@lowers(*_BODIES, values=(1,), check=_numbers)
 def reduce(n: NodeView, b: Definitions) -> None:
     dtype, axes = n.dtype(0), reduce_axes(n)
     if axes is None or (not axes and n.rank(0) == 0):
         _unreduced(n, b)
         return
     count = math.prod(n.shape(0)[a] for a in axes)
-    body, wide = _BODIES[n.op], wide_type(dtype)
+    body, wide = _BODIES[n.op], carried_type(n.op, dtype)
 
     def build(x: list[Expr]) -> RowBody:
         if dtype is DType.bool:
@@ -115,7 +123,7 @@ def reduce(n: NodeView, b: Definitions) -> None:
 
 def _unreduced(n: NodeView, b: Definitions) -> None:
     """No axes: each element is its own row."""
-    dtype, body, wide = n.dtype(0), _BODIES[n.op], wide_type(n.dtype(0))
+    dtype, body, wide = n.dtype(0), _BODIES[n.op], carried_type(n.op, n.dtype(0))
 
     def compute(x: list[Expr]) -> Expr:
         if dtype is DType.bool:
