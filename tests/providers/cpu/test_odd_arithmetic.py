@@ -79,3 +79,11 @@ def test_features() -> None:
     for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
         attrs = {"coefficients": numbers(12).tolist(), "intercepts": [0.1, 0.2, 0.3], "targets": 3}
         check("LinearRegressor", [x], {**attrs, "post_transform": transform}, domain=ML)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_determinants(dtype: Any) -> None:
+    for shape in ((1, 1), (3, 3), (2, 5, 4, 4), (0, 3, 3), (40, 9, 9)):
+        check("Det", [numbers(*shape, dtype=dtype)], rtol=1e-2 if dtype is np.float16 else 1e-4, atol=1e-4)
+    singular = np.array([[[0, 0], [0, 1]], [[0, 2], [3, 0]], [[1, np.nan], [0, 1]]], dtype)
+    check("Det", [singular])
