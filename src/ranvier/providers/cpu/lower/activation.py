@@ -65,7 +65,7 @@ def _hard_sigmoid(x: Expr, n: NodeView) -> Expr:
 
 
 def _hard_swish(x: Expr, n: NodeView) -> Expr:
-    gate = add(div(x, const(6.0, x)), const(0.5, x))
+    gate = add(mul(x, const(1 / 6, x)), const(0.5, x))
     return mul(x, clamp(gate, const(0.0, x), const(1.0, x)))
 
 
