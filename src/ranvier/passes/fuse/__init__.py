@@ -11,12 +11,14 @@ from ranvier.passes.fuse.activation import ActivationFusion, ExactActivationFusi
 from ranvier.passes.fuse.attention import AttentionFusion, LayoutFusion
 from ranvier.passes.fuse.channels import ChannelFusion
 from ranvier.passes.fuse.normalization import NormalizationFusion
+from ranvier.passes.fuse.quantized import QuantizedFusion
 from ranvier.passes.fuse.rope import RotaryFusion
 
 
 def fusion_passes() -> list[OptimizationPass]:
     """All fusion passes in order: later ones look for what earlier ones made."""
     return [
+        QuantizedFusion(),
         ExactActivationFusion(),
         LayoutFusion(),
         ActivationFusion(),

@@ -1,0 +1,221 @@
+"""Convolutions and products between dequantize and quantize become the standard's operators on codes.
+
+Exporters write quantized layers as float operators between DequantizeLinear and QuantizeLinear. The same layer on
+codes has exact integer sums and one rounding, so its result is that of the float form up to a tie that rounds the
+other way: at most one step of the result's own scale.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ranvier.config import Level
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.rewrite import GraphOps
+from ranvier.ops.registry import Array
+from ranvier.passes.base import PassContext
+from ranvier.passes.edit import builder, bypass
+from ranvier.passes.facts import array_of, dtype_of, only_use, rank_of, scalar_of, shape_of
+
+_BYTES = (DType.int8, DType.uint8)
+_LONGEST = 1 << 16  # products of two codes that int32 holds the sum of
+_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """A tensor given by codes: ``scale`` and ``zero`` are single numbers, or vectors along ``axis``."""
+
+    codes: Value
+    scale: Array
+    zero: Array | None
+    axis: int | None
+
+    @property
+    def is_single(self) -> bool:
+        return self.axis is None
+
+
+class _Left(Exception):
+    """Why a layer stays as it is."""
+
+
+class QuantizedFusion:
+    name: ClassVar[str] = "fuse_quantized"
+    level: ClassVar[Level] = "basic"
+    requires: ClassVar[frozenset[str]] = frozenset({"types"})
+    ensures: ClassVar[frozenset[str]] = frozenset({"types"})
+    breaks: ClassVar[frozenset[str]] = frozenset()
+
+    def run(self, graph: Graph, ctx: PassContext) -> bool:
+        for each in list(graph.all_graphs()):
+            for node in list(each):
+                if node.graph is not None and node.op == "QuantizeLinear" and not node.domain:
+                    self._layer(node, ctx)
+        return ctx.changes > 0
+
+    def _layer(self, last: Node, ctx: PassContext) -> None:
+        found = _between(last)
+        if found is None:
+            return
+        node, low, high = found
+        try:
+            made = _fused(node, last, low, high, builder(last, self.name))
+        except _Left as reason:
+            ctx.left(node.op, str(reason))
+            return
+        if bypass(last, made, self.name):
+            ctx.changed(node.op)
+
+
+def _between(last: Node) -> tuple[Node, float, float] | None:
+    """The layer whose result is quantized, and the bounds its activation puts on it."""
+    low, high = -math.inf, math.inf
+    value = last.inputs[0]
+    node = value.producer if value is not None else None
+    if value is None or node is None or only_use(value) is not last:
+        return None
+    if node.op in ("Relu", "Clip") and not node.domain:
+        if node.op == "Relu":
+            low = 0.0
+        else:
+            ends = [node.input(k) for k in (1, 2)]
+            numbers = [None if v is None else scalar_of(v) for v in ends]
+            if any(v is not None and not isinstance(x, int | float) for v, x in zip(ends, numbers)):
+                return None
+            low = low if numbers[0] is None else float(numbers[0])
+            high = high if numbers[1] is None else float(numbers[1])
+        value = node.inputs[0]
+        before = value.producer if value is not None else None
+        if value is None or before is None or only_use(value) is not node:
+            return None
+        node = before
+    return (node, low, high) if node.op in ("Conv", "MatMul") and not node.domain else None
+
+
+def _fused(node: Node, last: Node, low: float, high: float, op: GraphOps) -> Value:
+    """The layer on codes, with its activation."""
+    target = _code_type(last)
+    result = _parameters(last)
+    if not result.is_single:
+        raise _Left("the result is quantized along an axis")
+    x, w = (_dequantized(node.input(k)) for k in (0, 1))
+    if x is None or w is None:
+        raise _Left("an operand is not given by codes")
+    if not x.is_single:
+        raise _Left("the operand is quantized along an axis")
+    made = _conv(node, x, w, result, target, op) if node.op == "Conv" else _product(node, x, w, result, target, op)
+    limits = np.iinfo(target.numpy)
+    zero = 0 if result.zero is None else int(result.zero)
+    ends = [limits.min, limits.max]
+    for k, bound in enumerate((low, high)):
+        if math.isfinite(bound):
+            code = float(np.rint(np.float32(bound) / result.scale)) + zero
+            ends[k] = int(min(max(code, limits.min), limits.max))
+    if ends == [limits.min, limits.max]:
+        return made  # saturation does it
+    return op.Clip(made, *(op.constant(np.array(end, target.numpy)) for end in ends))
+
+
+def _conv(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DType, op: GraphOps) -> Value:
+    shape = shape_of(w.codes)
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        raise _Left("the filters' shape is not known")
+    sizes = [int(d) for d in shape if isinstance(d, int)]
+    if math.prod(sizes[1:]) >= _LONGEST:
+        raise _Left("int32 might not hold the sums")
+    if w.axis not in (None, 0):
+        raise _Left("the filters are quantized along another axis than that of the outputs")
+    operands = [*_triple(x, op), *_triple(w, op), *_result(y, target, op)]
+    bias = node.input(2)
+    if bias is not None:
+        operands.append(op.constant(_bias(bias, x, w, y, sizes[0])))
+    attrs = {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
+    return op.node("QLinearConv", operands, attrs).output
+
+
+def _bias(bias: Value, x: _Quantized, w: _Quantized, y: _Quantized, count: int) -> Array:
+    """The bias in units of the sums."""
+    unit = np.broadcast_to(np.asarray(x.scale * w.scale, np.float32).reshape(-1), (count,))
+    given = _dequantized(bias, (DType.int32,))
+    if given is not None and given.codes.const is not None and (given.zero is None or not given.zero.any()):
+        scale = np.broadcast_to(given.scale.reshape(-1), (count,)) if given.scale.size in (1, count) else None
+        if scale is not None and np.allclose(scale, unit, rtol=1e-5, atol=0):
+            return np.asarray(given.codes.const.numpy().reshape(count))
+    if given is not None and given.codes.const is not None:
+        zero = 0 if given.zero is None else given.zero.astype(np.float64)
+        numbers = (given.codes.const.numpy() - zero) * given.scale.astype(np.float64)
+    else:
+        array = array_of(bias)
+        if array is None:
+            raise _Left("the bias is not constant")
+        numbers = array.astype(np.float64)
+    if np.any(unit > y.scale / 16):
+        raise _Left("the bias would be rounded too coarsely")
+    codes = np.rint(numbers.reshape(count) / unit)
+    if np.any(np.abs(codes) >= 2**30):
+        raise _Left("the bias is too large for the sums")
+    return codes.astype(np.int32)
+
+
+def _product(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DType, op: GraphOps) -> Value:
+    rank, shape = rank_of(w.codes), shape_of(w.codes)
+    if rank is None or shape is None or rank < 2 or (rank_of(x.codes) or 0) < 2:
+        raise _Left("an operand is a vector, or its rank is not known")
+    depth = shape[-2]
+    if not isinstance(depth, int) or depth >= _LONGEST:
+        raise _Left("int32 might not hold the sums")
+    if w.axis is not None and (rank != 2 or w.axis != 1):
+        raise _Left("the right operand is quantized along another axis than that of the columns")
+    return op.node("QLinearMatMul", [*_triple(x, op), *_triple(w, op), *_result(y, target, op)]).output
+
+
+# -- codes ------------------------------------------------------------------------------------------------------------
+
+
+def _code_type(last: Node) -> DType:
+    target = dtype_of(last.output)
+    if target not in _BYTES or dtype_of(last.input(0)) is not DType.float32:
+        raise _Left(f"{dtype_of(last.input(0))} is quantized to {target}")
+    return target
+
+
+def _parameters(node: Node) -> _Quantized:
+    """Scale and zero point of a node that quantizes or dequantizes; they must be constant."""
+    scale, zero = array_of(node.input(1)), array_of(node.input(2))
+    if scale is None or scale.dtype != np.float32 or (node.input(2) is not None and zero is None):
+        raise _Left("scale and zero point are not small constants of float32")
+    if node.attrs.get("block_size", 0):
+        raise _Left("quantized in blocks")
+    value = node.input(0)
+    assert value is not None
+    if scale.size == 1:
+        return _Quantized(value, scale.reshape(()), None if zero is None else zero.reshape(-1)[:1].reshape(()), None)
+    rank = rank_of(value)
+    if rank is None or scale.ndim != 1 or (zero is not None and zero.shape != scale.shape):
+        raise _Left("scale and zero point are of different shapes")
+    return _Quantized(value, scale, zero, int(node.attrs.get("axis", 1)) % rank)
+
+
+def _dequantized(value: Value | None, types: tuple[DType, ...] = _BYTES) -> _Quantized | None:
+    node = value.producer if value is not None else None
+    if node is None or node.op != "DequantizeLinear" or dtype_of(value) is not DType.float32:
+        return None
+    return _parameters(node) if dtype_of(node.input(0)) in types else None
+
+
+def _triple(q: _Quantized, op: GraphOps) -> list[Value]:
+    kind = dtype_of(q.codes)
+    assert kind is not None
+    zero = np.zeros(q.scale.shape, kind.numpy) if q.zero is None else q.zero
+    return [q.codes, op.constant(q.scale), op.constant(zero)]
+
+
+def _result(q: _Quantized, target: DType, op: GraphOps) -> list[Value]:
+    zero = np.zeros((), target.numpy) if q.zero is None else q.zero
+    return [op.constant(q.scale), op.constant(zero)]
