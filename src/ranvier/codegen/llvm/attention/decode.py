@@ -126,8 +126,8 @@ class _Decode:
             panel(frame["value_panels"] * frame["panel_columns"], frame.buffer("values_rest"))
 
 
-def combine_spec(element: str, *, unit_out: bool) -> KernelSpec:
-    """Stretches of keys into one result; a tile is one key head."""
+def combine_spec(element: str, *, unit_out: bool, masked: bool) -> KernelSpec:
+    """Stretches of keys into one result; a tile is one key head. ``masked``: by numbers added to the scores."""
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         frame = Frame(module, symbol, isa, element, ["q", "out", "partial"], COMBINE_DIMS)
@@ -150,7 +150,10 @@ def combine_spec(element: str, *, unit_out: bool) -> KernelSpec:
                 total = f.var(element, 0.0)
                 with f.loop(0, frame["splits"]) as s:
                     place = f.gep(tops, s * frame["area"])
-                    change = exactly(f, "fsub", exactly(f, "fmul", f.load(element, place), rate), exponent)
+                    if masked:
+                        change = f.mul(f.sub(f.load(element, place), base), rate)
+                    else:
+                        change = exactly(f, "fsub", exactly(f, "fmul", f.load(element, place), rate), exponent)
                     shrunk = exp2_nonpositive(f, f.splat(change, frame.lanes), isa)
                     weight = f.extract(shrunk, 0)
                     f.store(weight, frame.at(weights, (s, 1)))
@@ -166,4 +169,4 @@ def combine_spec(element: str, *, unit_out: bool) -> KernelSpec:
                 rows.write_result(r, frame.scratch, total.get())
         f.ret()
 
-    return KernelSpec(f"attention combine {element}", ("attention combine", element, unit_out), emit)
+    return KernelSpec(f"attention combine {element}", ("attention combine", element, unit_out, masked), emit)

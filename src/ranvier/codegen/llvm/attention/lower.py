@@ -276,7 +276,7 @@ def _decode(call: _Call) -> list[Launch]:
         return [first]
     scratch = numbers["at_weights"] + _up(splits * shape.bytes, 64)
     last = Launch(
-        decode.combine_spec(call.element, unit_out=unit_out),
+        decode.combine_spec(call.element, unit_out=unit_out, masked=call.scoring.mask == "float"),
         (_at(call.q), _at(call.out), At(partial)),
         tuple(numbers[n] for n in decode.COMBINE_DIMS),
         tiles=heads,

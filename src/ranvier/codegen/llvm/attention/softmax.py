@@ -82,18 +82,25 @@ def emit_row(module: Module, name: str, scoring: Scoring, isa: Isa) -> None:
     f.store(new, f.args["top"])
     # a row that has seen nothing yet must not subtract infinities from each other
     base = f.select(f.cmp("oeq", new, MINUS_INFINITY), f.const(element, 0.0), new)
+    # masks may hold the lowest finite number: a row in which nothing else is seen must not multiply it by the rate
+    huge = scoring.mask == "float"
     # both products are rounded by themselves, as below: blocks must agree on what their weights refer to
     exponent = core.exactly(f, "fmul", base, rate)
-    change = core.exactly(f, "fsub", core.exactly(f, "fmul", old, rate), exponent)
+    if huge:
+        change = f.mul(f.sub(old, base), rate)
+    else:
+        change = core.exactly(f, "fsub", core.exactly(f, "fmul", old, rate), exponent)
     keep = f.extract(exp2_nonpositive(f, f.splat(change, 16 // size_of(element)), isa), 0)
     f.store(keep, f.args["keep"])
 
     sums = f.var(kind, 0.0)
-    rates, minus = f.splat(rate, lanes), f.splat(f.neg(exponent), lanes)
+    rates, minus = f.splat(rate, lanes), f.splat(f.neg(base if huge else exponent), lanes)
     seen = rounded_up(f, visible, lanes)
     with f.loop(0, seen, lanes) as i:
         place = f.gep(s, i, element)
-        weight = exp2_nonpositive(f, f.fma(f.load(kind, place), rates, minus), isa)
+        x = f.load(kind, place)
+        power = f.mul(f.add(x, minus), rates) if huge else f.fma(x, rates, minus)
+        weight = exp2_nonpositive(f, power, isa)
         f.store(weight, place)
         sums.set(sums.get() + weight)
     with f.loop(seen, f.args["width"], lanes) as i:

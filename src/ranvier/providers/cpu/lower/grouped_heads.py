@@ -1,0 +1,316 @@
+"""com.microsoft rotary embeddings by tables, and GroupQueryAttention over a cache of keys and values."""
+
+from __future__ import annotations
+
+import math
+
+from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node, Value
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
+from ranvier.providers.cpu.lower.attention import attend, split_heads
+from ranvier.providers.cpu.lower.contraction import MICROSOFT
+from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, clamp, compare, const, mul, op, sub, where
+from ranvier.providers.cpu.lower.heads_by_projection import part, rounded, wanted, widened
+from ranvier.providers.cpu.lower.movement import between
+from ranvier.providers.cpu.lower.registry import lowers
+from ranvier.providers.cpu.lower.views import sliced
+from ranvier.providers.cpu.nest_builder import NestBuilder
+
+INT64 = DType.int64
+_TYPES = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.int32, DType.int64})
+
+
+def no_other(b: Definitions, value: Value, low: int, high: int, message: str) -> None:
+    """End the run with ``message`` where an integer is outside [low, high)."""
+    if 0 in b.shape(value):
+        return
+
+    def outside(e: list[Expr]) -> RowBody:
+        bad = op("not", between(Size(low), cast(e[0], INT64), Size(high)), dtype=DType.bool)
+        return RowBody([Reduce("or", bad, DType.bool)], finals={0: Result(0, DType.bool)})
+
+    (flag,) = b.rows([value], range(len(b.shape(value))), outside, [(DType.bool, False)], keepdims=False)
+    b.check(flag, message)
+
+
+# -- rotary embeddings ------------------------------------------------------------------------------------------------
+
+
+def rows_at(n: NodeView, b: Definitions, table: Value, positions: Value) -> Value:
+    """Rows of a table at positions [batch or 1, time]; a position outside it ends the run."""
+    rows, width = b.shape(table)
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        source, places = views
+        at = clamp(cast(nest.load(places, (*places.strides, 0)), INT64), const(0, INT64), Size(max(0, rows - 1)))
+        return nest.load(source, (0, 0, source.strides[1]), at=mul(at, Size(source.strides[0])))
+
+    return b.moved([table, positions], compute, b.dtype(table), (*b.shape(positions), width))
+
+
+def turned(b: Definitions, x: Value, cos: Value, sin: Value, pairs: bool) -> Value:
+    """Features of [batch, time, heads, size] turned by the angles of their tokens, [batch or 1, time, half]."""
+    batch, time, heads, width = b.shape(x)
+    lead, _, half = b.shape(cos)
+    dtype, step = b.dtype(x), 2 if pairs else 1
+    work = DType.float32 if dtype in HALVES else dtype
+
+    def piece(start: int, size: int, stride: int = 1) -> Value:
+        shape = (batch, time, heads, size)
+        return b.alias(x, lambda view: sliced(view, (0, 0, 0, start), (1, 1, 1, stride), shape), shape)
+
+    real, imaginary = piece(0, half, step), piece(1 if pairs else half, half, step)
+
+    def combine(sign: str, first: Value, second: Value) -> Value:
+        def compute(e: list[Expr]) -> Expr:
+            a, c, d, s = (cast(t, work) for t in e)
+            return cast(op(sign, mul(a, c), mul(d, s)), dtype)
+
+        angles = (lead, time, 1, half)
+        return b.pointwise([first, Use(cos, angles), second, Use(sin, angles)], compute, dtype)
+
+    parts = [combine("sub", real, imaginary), combine("add", imaginary, real)]
+    if pairs:
+        wide = (batch, time, heads, half, 1)
+        both = b.joined([b.reshape(each, wide) for each in parts], 4, (*wide[:4], 2))
+        parts = [b.reshape(both, (batch, time, heads, 2 * half))]
+    if 2 * half < width:
+        parts.append(piece(2 * half, width - 2 * half))
+    return parts[0] if len(parts) == 1 else b.joined(parts, 3, (batch, time, heads, width))
+
+
+@lowers("RotaryEmbedding", domain=MICROSOFT, dtypes=_TYPES)
+def rotary(n: NodeView, b: Definitions) -> None:
+    shape, cache = n.shape(0), n.shape(2)
+    packed = len(shape) == 3
+    half, width = cache[1], int(n.attr("rotary_embedding_dim", 0))
+    if packed:
+        heads = int(n.attr("num_heads", 0))
+        size = shape[2] // heads if heads else width or 2 * half
+        if not size or shape[2] % size:
+            raise Declined(f"{n.op}: {shape[2]} features in heads of {size}")
+        x = b.reshape(n.input(0), (shape[0], shape[1], shape[2] // size, size))
+    else:
+        x = b.transpose(n.input(0), (0, 2, 1, 3))
+    batch, time, _, size = b.shape(x)
+    if 2 * half != (width or size) or 2 * half > size or n.shape(3) != cache:
+        raise Declined(f"{n.op}: tables of shape {cache} for heads of {size}")
+    given = n.shape(1)
+    if len(given) < 2 and math.prod(given) == 1:
+        first = b.reshape(n.input(1), (1,))
+        no_other(b, first, 0, max(0, cache[0] - time) + 1, f"{n.op}: a position is outside [0, {cache[0]})")
+        positions = counted(b, first, time)
+    elif given == (batch, time):
+        positions = n.input(1)
+        no_other(b, positions, 0, cache[0], f"{n.op}: a position is outside [0, {cache[0]})")
+    else:
+        raise Declined(f"{n.op}: positions of shape {given}")
+    cos, sin = (rows_at(n, b, n.input(k), positions) for k in (2, 3))
+    made = turned(b, x, cos, sin, bool(n.attr("interleaved", 0)))
+    if packed:
+        b.reshape(made, shape, out=n.outputs[0])
+    else:
+        b.transpose(made, (0, 2, 1, 3), out=n.outputs[0])
+
+
+def counted(b: Definitions, first: Value, time: int) -> Value:
+    """[k] as [k, time]: every entry and the numbers after it."""
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        return add(cast(nest.load(views[0], (views[0].strides[0], 0)), INT64), Index(1))
+
+    return b.moved([first], compute, INT64, (b.shape(first)[0], time))
+
+
+# -- GroupQueryAttention ----------------------------------------------------------------------------------------------
+
+_LATER = {
+    11: "a sink per head",
+    12: "a quantized cache",
+    13: "a quantized cache",
+    14: "normalized queries and keys",
+    15: "normalized queries and keys",
+}
+
+
+def _grouped_check(node: Node) -> str | None:
+    for k, reason in _LATER.items():
+        if node.input(k) is not None:
+            return reason
+    attrs = node.attrs
+    if not attrs.get("causal", 1):
+        return "no causal limit"
+    if attrs.get("sliding_window_cache", 0):
+        return "a sliding cache"
+    if attrs.get("smooth_softmax", -1) == 1:
+        return "a smooth softmax"
+    if attrs.get("local_window_size", -1) == 0:
+        return "a window of no keys"
+    if attrs.get("scale", 0.0) < 0:
+        return "a negative scale"
+    if any(attrs.get(name, "NONE") not in ("NONE", b"NONE") for name in ("k_quant_type", "v_quant_type")):
+        return "a quantized cache"
+    if (node.input(1) is None) != (node.input(2) is None) or (node.input(3) is None) != (node.input(4) is None):
+        return "keys or values alone"
+    if wanted(node, 3):
+        return "scores as a result"
+    return None
+
+
+@lowers("GroupQueryAttention", domain=MICROSOFT, values=(6,), dtypes=_TYPES, check=_grouped_check)
+def grouped(n: NodeView, b: Definitions) -> None:
+    heads, groups, dtype = int(n.attr("num_heads")), int(n.attr("kv_num_heads")), n.dtype(0)
+    if heads % groups or n.rank(0) != 3:
+        raise Declined(f"{n.op}: {heads} heads share {groups}")
+    q, k, v = _three(n, b, heads, groups)
+    batch, _, time, size = b.shape(q)
+    total = int(n.need(6).reshape(-1)[0])
+    past_rows = n.shape(3)[2] if n.has(3) else 0
+    if time == 0 or b.shape(k)[2] != time or total < time or math.prod(n.shape(5)) != batch:
+        raise Declined(f"{n.op}: {time} queries, {b.shape(k)[2]} new keys, {total} in all")
+    if n.has(3) and (n.shape(3) != (batch, groups, past_rows, size) or n.shape(4) != n.shape(3)):
+        raise Declined(f"{n.op}: a past of shape {n.shape(3)}")
+    prompt, rows = time == total, max(total, past_rows)
+    ends = b.reshape(n.input(5), (batch,))
+    fresh = prompt or not n.has(3)  # the queries stand at the very beginning
+    least, most = (0, total if prompt else rows) if fresh else (time - 1, min(rows, past_rows + time))
+    if fresh and not prompt:
+        least = time - 1
+    no_other(b, ends, least, most, f"{n.op}: a number of keys does not fit the {total} there are")
+    first = b.pointwise(
+        [ends],
+        lambda e: (
+            const(0, INT64)
+            if fresh
+            else clamp(add(cast(e[0], INT64), Size(1 - time)), const(0, INT64), Size(rows - time))
+        ),
+        INT64,
+        shape=(batch,),
+    )
+    if n.attr("do_rotary", 0):
+        q, k = _rotated(n, b, q, k, first, prompt)
+    present_k = _grown(n, b, n.input(3) if n.has(3) else None, k, None if fresh else first, rows, 1)
+    present_v = _grown(n, b, n.input(4) if n.has(4) else None, v, None if fresh else first, rows, 2)
+    keys, values = (widened(b, part(b, x, 2, 0, total) if total < rows else x) for x in (present_k, present_v))
+    lengths = b.pointwise([ends], lambda e: clamp(add(cast(e[0], INT64), Size(1)), const(0, INT64), Size(total)), INT64)
+    mask = None
+    if n.has(10):
+        shape = n.shape(10)
+        if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != (time, total):
+            raise Declined(f"{n.op}: an attention bias of shape {shape}")
+        mask = widened(b, n.input(10))
+    window = int(n.attr("local_window_size", -1))
+    if fresh and window > 0:
+        mask = _window(b, lengths, mask, window, (batch, time, total))
+        window = -1
+    plain = dtype not in HALVES
+    made = attend(
+        b,
+        widened(b, q),
+        keys,
+        values,
+        scale=float(n.attr("scale", 0.0)) or 1 / math.sqrt(size or 1),
+        mask=mask,
+        causal=True,
+        offset=0 if fresh else None,
+        softcap=float(n.attr("softcap", 0.0)),
+        lengths=lengths,
+        windows=(window - 1 if window > 0 else -1, -1),
+        merged=True,
+        out=n.outputs[0] if plain else None,
+    )
+    if not plain:
+        rounded(b, made, dtype, n.outputs[0])
+
+
+def _three(n: NodeView, b: Definitions, heads: int, groups: int) -> tuple[Value, Value, Value]:
+    if not n.has(1):
+        if n.shape(0)[2] % (heads + 2 * groups):
+            raise Declined(f"{n.op}: {n.shape(0)[2]} features as {heads} + 2 x {groups} heads")
+        packed = split_heads(b, n.input(0), heads + 2 * groups)
+        return (
+            part(b, packed, 1, 0, heads),
+            part(b, packed, 1, heads, groups),
+            part(b, packed, 1, heads + groups, groups),
+        )
+    if n.shape(0)[2] % heads or n.shape(1) != n.shape(2) or n.shape(1)[2] * heads != n.shape(0)[2] * groups:
+        raise Declined(f"{n.op}: query {n.shape(0)}, key {n.shape(1)}, value {n.shape(2)}")
+    return (
+        split_heads(b, n.input(0), heads),
+        split_heads(b, n.input(1), groups),
+        split_heads(b, n.input(2), groups),
+    )
+
+
+def _rotated(n: NodeView, b: Definitions, q: Value, k: Value, first: Value, prompt: bool) -> tuple[Value, Value]:
+    batch, _, time, size = b.shape(q)
+    if not n.has(7) or not n.has(8) or n.shape(7) != n.shape(8) or 2 * n.shape(7)[1] > size:
+        raise Declined(f"{n.op}: tables of angles")
+    if not n.has(9):
+        positions = counted(b, first, time)
+    elif prompt:
+        positions = counted(b, part(b, b.reshape(n.input(9), (math.prod(n.shape(9)),)), 0, 0, 1), time)
+    elif n.shape(9) in ((batch, time), (1, time)):
+        positions = n.input(9)
+    else:
+        raise Declined(f"{n.op}: positions of shape {n.shape(9)}")
+    rows = n.shape(7)[0]
+    no_other(b, positions, 0, rows, f"{n.op}: a position is outside [0, {rows})")
+    cos, sin = (rows_at(n, b, n.input(at), positions) for at in (7, 8))
+    pairs = bool(n.attr("rotary_interleaved", 0))
+
+    def of(x: Value) -> Value:
+        return b.transpose(turned(b, b.transpose(x, (0, 2, 1, 3)), cos, sin, pairs), (0, 2, 1, 3))
+
+    return of(q), of(k)
+
+
+def _grown(
+    n: NodeView, b: Definitions, past: Value | None, new: Value, first: Value | None, rows: int, output: int
+) -> Value:
+    """A cache of ``rows`` rows: per sequence ``first`` rows of the past (none where None), the new ones, zeros."""
+    batch, heads, time, size = b.shape(new)
+    dtype = b.dtype(new)
+    out = n.outputs[output] if n.wants(output) else None
+    if first is None and rows == time:
+        return b.identity(new, out=out) if out is not None else new
+    sources = [new, *([past, first] if past is not None and first is not None else [])]
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        fresh = views[0]
+        start: Expr = const(0, INT64)
+        if first is not None:
+            start = cast(nest.load(views[2], (views[2].strides[0], 0, 0, 0)), INT64)
+        at = sub(Index(2), start)
+        inside = between(const(0, INT64), at, Size(time))
+        steps = (fresh.strides[0], fresh.strides[1], 0, fresh.strides[3])
+        added = nest.load(fresh, steps, at=mul(at, Size(fresh.strides[2])), guard=inside)
+        if first is None:
+            return added
+        before = compare("lt", Index(2), op("min", start, Size(views[1].shape[2])))
+        kept = nest.load(views[1], views[1].strides, guard=before)
+        return where(before, kept, added)
+
+    return b.moved(sources, compute, dtype, (batch, heads, rows, size), out)
+
+
+def _window(b: Definitions, lengths: Value, bias: Value | None, window: int, sizes: tuple[int, int, int]) -> Value:
+    """A mask of the last ``window`` keys before the end of what a query of a prompt sees.
+
+    Rows of padding see the end of their sequence, not what stands before their own place.
+    """
+    batch, time, keys = sizes
+    shape = (batch, 1, time, keys) if bias is None else (batch, b.shape(bias)[1], time, keys)
+    kind = DType.bool if bias is None else DType.float32
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        valid = nest.load(views[0], (views[0].strides[0], 0, 0, 0))
+        end = op("min", add(Index(2), const(1, INT64)), valid)
+        near = compare("ge", Index(3), sub(end, Size(window)))
+        if bias is None:
+            return near
+        return where(near, cast(nest.load(views[1]), DType.float32), const(-math.inf, DType.float32))
+
+    return b.moved([lengths, *([bias] if bias is not None else [])], compute, kind, shape)
