@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ranvier as rv
+from ranvier.errors import InvalidValue
 from tests.providers.cpu.compare import Array, check, one_node
 
 RNG = np.random.default_rng(12)
@@ -63,7 +64,7 @@ def test_a_word_outside_the_table_is_an_error() -> None:
     assert given[0] is not None
     given[0][1, 2] = -1
     model = one_node("EmbedLayerNormalization", given, domain=MICROSOFT)
-    with rv.load(model, providers=["cpu"]) as session, pytest.raises(rv.InvalidValue):
+    with rv.load(model, providers=["cpu"]) as session, pytest.raises(InvalidValue):
         session.run({f"x{k}": x for k, x in enumerate(given) if x is not None})
 
 
