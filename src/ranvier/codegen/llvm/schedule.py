@@ -248,7 +248,7 @@ def _lane_axis(nest: Nest, lanes: int) -> int:
         per_vector = 0.5  # the loop itself
         for operand in nest.operands:
             stride = operand.strides[axis]
-            moved = _varies_with(operand, axis)
+            moved = _varies_with(nest, operand, axis)
             gathers = moved or stride not in (0, 1)
             per_vector += lanes * _GATHER if gathers else 1.0 if stride else 0.1
         steps = total // extent * -(-extent // lanes) * per_vector
@@ -268,11 +268,18 @@ def _crossing(nest: Nest, lane: int) -> int | None:
     return None
 
 
-def _varies_with(operand: Operand, axis: int) -> bool:
+def _varies_with(nest: Nest, operand: Operand, axis: int) -> bool:
     """Whether the run-time part of an address moves along an axis."""
     if operand.at is None:
         return False
-    return any((isinstance(e, Index) and e.axis == axis) or isinstance(e, Load) for e in leaves([operand.at]))
+    for leaf in leaves([operand.at]):
+        if isinstance(leaf, Index) and leaf.axis == axis:
+            return True
+        if isinstance(leaf, Load):
+            table = nest.operands[leaf.operand]
+            if table.strides[axis] or _varies_with(nest, table, axis):
+                return True
+    return False
 
 
 def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], canon: Canon, narrow: Narrower) -> Arg:

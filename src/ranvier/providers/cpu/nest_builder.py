@@ -50,7 +50,12 @@ class NestBuilder:
 
     def like(self, view: View) -> None:
         """The result should lie in memory as ``view`` does, of which it is read at computed positions."""
-        self._alike = memory_order(view.shape, view.strides)
+        self.prefer(memory_order(view.shape, view.strides))
+
+    def prefer(self, order: Sequence[int]) -> None:
+        """The result should have its axes in memory in this order, outermost first, unless an operand's lie otherwise
+        than row-major."""
+        self._alike = tuple(order)
 
     def order(self) -> tuple[int, ...] | None:
         """How the largest operand that covers the whole domain lies in memory; None for row-major or no such."""

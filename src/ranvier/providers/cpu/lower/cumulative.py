@@ -15,6 +15,8 @@ from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
 
+_ROWS = 8  # from here on, turning a tensor round twice is cheaper than going along its rows
+
 
 @lowers("CumSum", "CumProd", values=(1,), dtypes=NUMERIC)
 def running(n: NodeView, b: Definitions) -> None:
@@ -25,10 +27,24 @@ def running(n: NodeView, b: Definitions) -> None:
     fold: Literal["sum", "prod"] = "sum" if n.op == "CumSum" else "prod"
     exclusive, reverse = bool(n.attr("exclusive", 0)), bool(n.attr("reverse", 0))
 
-    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+    along = axis % rank
+
+    def scan(r: Realiser, source: View, target: View) -> list[Launch]:
         nest = NestBuilder(shape, n.node.name or n.op)
-        value = nest.load(views[0])
-        stage = Scan(fold, value, nest.store(outs[0]), wide, exclusive, reverse)
-        return nests.launches(nest.nest([stage], [axis % rank]), r.isa, r.threads)
+        value = nest.load(source)
+        stage = Scan(fold, value, nest.store(target), wide, exclusive, reverse)
+        return nests.launches(nest.nest([stage], [along]), r.isa, r.threads)
+
+    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+        source, target = views[0], outs[0]
+        if target.strides[along] != 1 or source.size < _ROWS * shape[along] or shape[along] < _ROWS:
+            return scan(r, source, target)
+        # rows side by side fill the lanes; where they lie end to end, they are turned for the time of the scan
+        order = (along, *(a for a in range(rank) if a != along))
+        turned = r.temporary(source.dtype, shape, order)
+        r.copy(source, turned)
+        r.add(scan(r, turned, turned))
+        r.copy(turned, target)
+        return []
 
     b.opaque([n.input(0)], realise, [(n.dtype(0), shape)], [n.outputs[0]], dense=False)

@@ -146,10 +146,10 @@ def _at_once(b: Definitions, source: Value, steps: list[AxisSampling], nbytes: i
     shape = b.shape(source)
     if len(steps) > 2 or any(s.index.shape[1:] != (2,) or s.axis < 2 for s in steps):
         return False
-    return nbytes > _LARGE and len(shape) > 2 and shape[1] >= _WIDE and _channels_last(b, source)
+    return nbytes > _LARGE and len(shape) > 2 and shape[1] >= _WIDE and is_channels_last(b, source)
 
 
-def _channels_last(b: Definitions, value: Value) -> bool:
+def is_channels_last(b: Definitions, value: Value) -> bool:
     """Will the tensor have its channels innermost: does it stem from a product that writes them so?"""
     makers = {made: each for each in b.defs for made in each.outputs}
     for _ in range(_STEPS_BACK):

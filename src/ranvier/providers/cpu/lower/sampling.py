@@ -22,16 +22,30 @@ from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, clamp, compare,
 from ranvier.providers.cpu.lower.movement import between, total
 from ranvier.providers.cpu.lower.reduction import wide_type
 from ranvier.providers.cpu.lower.registry import FLOATS, lowers
-from ranvier.providers.cpu.lower.resample import along, settled
+from ranvier.providers.cpu.lower.resample import along, is_channels_last, settled
 from ranvier.providers.cpu.nest_builder import NestBuilder
 
 INT64, FLOAT64 = DType.int64, DType.float64
+_MANY_CHANNELS = 8  # from here on turning an image round is cheaper than gathering from it
 _NOWHERE = -2.0  # stands for a position that is outside of its axis
 Tap = tuple[Expr, Expr]  # along one axis: a safe element, and its weight
 
 
 def both(a: Expr, b: Expr) -> Expr:
     return op("and", a, b, dtype=DType.bool)
+
+
+def channels_last(b: Definitions, image: Value) -> Value:
+    """The image with its channels innermost: one position then serves a vector of them."""
+    shape, dtype = b.shape(image), b.dtype(image)
+    if shape[1] < _MANY_CHANNELS or is_channels_last(b, image):
+        return image
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        nest.prefer((0, *range(2, len(shape)), 1))
+        return nest.load(views[0])
+
+    return b.moved([image], compute, dtype, shape)
 
 
 # -- GridSample -----------------------------------------------------------------------------------------------------
@@ -82,7 +96,12 @@ def grid_sample(n: NodeView, b: Definitions) -> None:
 
         return settled(weighted(taps, sample, []), dtype)
 
-    b.moved([n.input(0), *positions], compute, dtype, out, n.outputs[0])
+    # channels stay innermost while sampling; whoever wants them elsewhere has them turned as a whole
+    turned = n.outputs[0].is_graph_output and shape[1] >= _MANY_CHANNELS
+    sources = [channels_last(b, n.input(0)), *positions]
+    made = b.moved(sources, compute, dtype, out, None if turned else n.outputs[0])
+    if turned:
+        b.identity(made, out=n.outputs[0])
 
 
 def total_weight(taps: Sequence[Tap]) -> Expr:
@@ -287,7 +306,7 @@ def roi_align(n: NodeView, b: Definitions) -> None:
         domain=(*out, ratio, ratio),
         keepdims=False,
         results=[n.outputs[0]],
-        sources=[n.input(0), n.input(2), *positions],
+        sources=[channels_last(b, n.input(0)), n.input(2), *positions],
         gather=gather,
     )
 
