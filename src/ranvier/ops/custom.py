@@ -76,6 +76,12 @@ def unregister_op(domain: str, name: str, *, version: int | None = None) -> None
             _put(key, _registered.pop(key))
 
 
+def is_replaced(domain: str, name: str, version: int) -> bool:
+    """Is the operator at this version somebody's own function?"""
+    found = registry.find(domain, name, version)
+    return found is not None and (domain, name, found.since) in _registered
+
+
 def _put(key: tuple[str, str, int], definition: OpDef | None) -> None:
     """Set or, with None, remove the declaration of one version; readers see the list before or after, never between."""
     domain, name, version = key

@@ -176,6 +176,13 @@ class Bindable(Protocol):
 
 
 @runtime_checkable
+class Narrowable(Protocol):
+    """A compiled kernel of several nodes that can be had for some of them: what a call asks for, and no more."""
+
+    def narrowed(self, part: Subgraph) -> CompiledKernel: ...
+
+
+@runtime_checkable
 class TensorAllocator(Protocol):
     """Memory of one device: 64-byte aligned."""
 

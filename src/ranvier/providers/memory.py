@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,27 @@ from ranvier.providers.base import AllocatorStats
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 _SMALLEST = 4096
+
+
+class _Current(threading.local):
+    reserve: Callable[[int, str], None] | None = None  # counts bytes against the limit of the run in this thread
+
+
+current = _Current()
+
+
+@contextmanager
+def counted(nbytes: int, where: str) -> Iterator[None]:
+    """Within the block, memory that a kernel takes for itself counts for the run; ResourceLimit where it may not."""
+    reserve = current.reserve
+    if reserve is None or not nbytes:
+        yield
+        return
+    reserve(nbytes, where)
+    try:
+        yield
+    finally:
+        reserve(-nbytes, where)
 
 
 class SystemAllocator:

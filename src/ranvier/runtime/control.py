@@ -14,6 +14,7 @@ from ranvier.config import Limits
 from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, NotSupported, ResourceLimit, nearest
 from ranvier.ops.allocation import held_bytes
 from ranvier.ops.pulse import interruptible
+from ranvier.providers import memory
 
 SHRINK_ENTRY = "memory.enable_memory_arena_shrinkage"  # give back, after the run, arenas that no run uses
 RUN_ENTRIES = (SHRINK_ENTRY, "disable_synchronize_execution_providers")  # the second has nothing to act on here
@@ -148,10 +149,11 @@ class running:
         self._interruptible = interruptible(control.check if control.watched else None)
 
     def __enter__(self) -> None:
-        self._before = current.control, current.profiler
+        self._before = current.control, current.profiler, memory.current.reserve
+        memory.current.reserve = self._control.reserve if self._control.watched else None
         current.control, current.profiler = self._control, self._profiler
         self._interruptible.__enter__()
 
     def __exit__(self, *error: object) -> None:
         self._interruptible.__exit__()
-        current.control, current.profiler = self._before
+        current.control, current.profiler, memory.current.reserve = self._before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ranvier.errors import MissingOp, UnsupportedOp
@@ -125,6 +125,18 @@ def subgraph_of(graph: Graph, nodes: Sequence[Node]) -> Subgraph:
         v for n in nodes for v in n.outputs if v in outputs or any(_outside(user, inside, graph) for user, _ in v.uses)
     ]
     return Subgraph(tuple(nodes), tuple(reads), tuple(needed), graph)
+
+
+def narrowed(part: Subgraph, wanted: Container[Value]) -> Subgraph:
+    """The nodes of the part that ``wanted`` depends on."""
+    outputs = tuple(v for v in part.outputs if v in wanted)
+    needed = set(outputs)
+    nodes: list[Node] = []
+    for node in reversed(part.nodes):
+        if any(v in needed for v in node.outputs):
+            needed.update(node.dependencies())
+            nodes.append(node)
+    return Subgraph(tuple(nodes[::-1]), tuple(v for v in part.inputs if v in needed), outputs, part.graph)
 
 
 def _outside(user: Node, inside: set[int], graph: Graph) -> bool:

@@ -15,9 +15,17 @@ from ranvier.errors import InvalidConfig, InvalidValue, KernelError, OutOfMemory
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.allocation import MAX_RANK
-from ranvier.providers.base import BodyRunner, BoundKernel, CompileContext, CompiledKernel, ExecutionProvider, Profiled
+from ranvier.providers.base import (
+    BodyRunner,
+    BoundKernel,
+    CompileContext,
+    CompiledKernel,
+    ExecutionProvider,
+    Narrowable,
+    Profiled,
+)
 from ranvier.runtime.control import RunControl, current
-from ranvier.runtime.partition import Part, Partitioner
+from ranvier.runtime.partition import Part, Partitioner, narrowed
 
 Array = np.ndarray[Any, Any]
 Buffers = Mapping[int, Array]
@@ -184,9 +192,19 @@ def _needed(parts: list[CompiledPart], outputs: Sequence[Value]) -> list[Compile
     needed: list[CompiledPart] = []
     for item in reversed(parts):
         if any(v in wanted for v in item.part.subgraph.outputs):
+            item = _narrowed(item, wanted)
             wanted.update(item.part.subgraph.inputs)
             needed.append(item)
     return needed[::-1]
+
+
+def _narrowed(item: CompiledPart, wanted: set[Value]) -> CompiledPart:
+    """The part with only the nodes that ``wanted`` depends on, where it has others and can be had without them."""
+    whole = item.part.subgraph
+    if all(v in wanted for v in whole.outputs) or not isinstance(item.kernel, Narrowable):
+        return item
+    part = narrowed(whole, wanted)
+    return CompiledPart(Part(item.part.provider, part), item.kernel.narrowed(part))
 
 
 def _located(error: RanvierError) -> bool:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
-from ranvier.errors import InvalidValue
-from ranvier.graph.ir import Value
+from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError, ResourceLimit
+from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.logs import warn_once
 from ranvier.ops import TypeInference, registry
+from ranvier.ops.pulse import pulse
 from ranvier.providers.base import (
     CompileContext,
     KernelStats,
@@ -26,28 +27,53 @@ from ranvier.providers.base import (
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.realise import Packs, Target
-from ranvier.providers.cpu.specialise import Specialised, define
+from ranvier.providers.cpu.specialise import CheckFailed, Specialised, define
+from ranvier.providers.memory import counted
 
 Array = np.ndarray[Any, Any]
 _SMALL = 64  # integer inputs of up to this many elements may decide shapes
+_EXPLAINED = 1e9  # operations and bytes of work that may be done again to say what was wrong with the data
+
+
+class Unlowered:
+    """Shapes that no code was made for, and why; ``flaw``: something here failed that should not have."""
+
+    __slots__ = ("flaw", "reason")
+
+    def __init__(self, reason: Exception) -> None:
+        self.flaw = not isinstance(reason, RanvierError | Declined | NeedsValue)
+        self.reason = f"{type(reason).__name__}: {reason}" if self.flaw else str(reason)
 
 
 class CpuKernel:
     """Thread-safe. ``bind`` gives the specialisation for known shapes; a plain call finds it by its inputs."""
 
-    def __init__(self, part: Subgraph, ctx: CompileContext, target: Target, allocator: TensorAllocator) -> None:
+    def __init__(
+        self,
+        part: Subgraph,
+        ctx: CompileContext,
+        target: Target,
+        allocator: TensorAllocator,
+        packs: Packs | None = None,
+    ) -> None:
         self.part = part
         self.target = target
+        self._ctx = ctx
         self._allocator = allocator
-        self._opsets = ctx.opsets
         self._keep = ctx.config.plan_cache
+        # looked up now: operators that are replaced later stay as they are in this session
+        self._bodies = [(node, registry.get(node.domain, node.op, node.version)) for node in part.nodes]
         self.inputs = tuple(v for v in part.inputs if v.const is None)
         self._positions = [k for k, v in enumerate(part.inputs) if v.const is None]
-        self._packs = Packs()
+        self._packs = packs or Packs()
         self._lock = threading.RLock()
-        self._made: OrderedDict[Any, Specialised | None] = OrderedDict()
+        self._made: OrderedDict[Any, Specialised | Unlowered] = OrderedDict()
         self._keyed: tuple[int, ...] = ()  # of self.inputs: those whose content decides shapes
         self._calls, self._seconds = 0, 0.0
+
+    def narrowed(self, part: Subgraph) -> CpuKernel:
+        """The kernel of some of the part's nodes; prepared constants are shared."""
+        return CpuKernel(part, self._ctx, self.target, self._allocator, self._packs)
 
     # -- shapes known before the call -------------------------------------------------------------------------------
 
@@ -67,16 +93,18 @@ class CpuKernel:
             if made is None:
                 try:
                     made = self._specialise(types, known)
-                except (Declined, NeedsValue):
-                    return None
+                except ResourceLimit:
+                    raise
+                except Exception:
+                    return None  # the call meets the same, and says so if the data is not to blame
                 self._remember(key, made)
-        return Bound(self, made)
+        return Bound(self, made) if isinstance(made, Specialised) else None
 
     def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
         definitions = define(self.part, types, known)
         return Specialised(self.part, self.inputs, definitions, self.target, self._packs)
 
-    def _remember(self, key: Any, made: Specialised | None) -> None:
+    def _remember(self, key: Any, made: Specialised | Unlowered) -> None:
         self._made[key] = made
         while len(self._made) > self._keep:
             self._made.popitem(last=False)
@@ -96,20 +124,24 @@ class CpuKernel:
     def _run(self, inputs: Sequence[Any], outputs: list[Any], profiled: bool) -> list[KernelTime]:
         given = [contiguous(inputs[k]) for k in self._positions]
         made = self._find(given)
-        if made is None:
-            self._interpret(inputs, outputs)
+        if isinstance(made, Unlowered):
+            self._interpret(given, outputs)
+            self._tell(made)
             return []
         results = _fitting(outputs, made)
-        memory = self._allocator.alloc(made.workspace)
+        records: list[KernelTime] = []
         started = time.perf_counter()
-        try:
-            if profiled:
-                records = made.profile(given, results, memory.ctypes.data)
-            else:
-                records = []
-                made.run(given, results, memory.ctypes.data)
-        finally:
-            self._allocator.free(memory)
+        with counted(made.workspace, self.part.label):
+            memory = self._allocator.alloc(made.workspace)
+            try:
+                if profiled:
+                    records = made.profile(given, results, memory.ctypes.data)
+                else:
+                    made.run(given, results, memory.ctypes.data)
+            except CheckFailed as failed:
+                self.explain(given, made, failed)
+            finally:
+                self._allocator.free(memory)
         outputs[:] = results
         self.count(time.perf_counter() - started)
         return records
@@ -118,23 +150,24 @@ class CpuKernel:
         self._calls += 1
         self._seconds += seconds
 
-    def _find(self, given: Sequence[Array]) -> Specialised | None:
+    def _find(self, given: Sequence[Array]) -> Specialised | Unlowered:
         shapes = tuple([(x.dtype, x.shape) for x in given])
         with self._lock:
             key = (shapes, self._content(given))
             if key in self._made:
                 self._made.move_to_end(key)
                 return self._made[key]
+            made: Specialised | Unlowered
             while True:
-                inference = self._infer(given)
                 try:
-                    made: Specialised | None = self._specialise(inference.types, inference.values)
-                except (NeedsValue, Declined) as reason:
-                    if self._key_more(given):
+                    inference = self._infer(given)
+                    made = self._specialise(inference.types, inference.values)
+                except ResourceLimit:
+                    raise
+                except Exception as reason:
+                    if isinstance(reason, NeedsValue | Declined) and self._key_more(given):
                         continue
-                    label = self.part.label
-                    warn_once(f"cpu-interpret-{label}", f"cpu: {label} runs by the reference: {reason}")
-                    made = None
+                    made = Unlowered(reason)
                 break
             self._remember((shapes, self._content(given)), made)
             return made
@@ -163,17 +196,34 @@ class CpuKernel:
             inference.visit(node)
         return inference
 
-    def _interpret(self, inputs: Sequence[Any], outputs: list[Any]) -> None:
-        """The operators' own bodies, for shapes that no lowering takes."""
-        env: dict[Value, Any] = dict(zip(self.part.inputs, inputs))
-        for node in self.part.nodes:
-            definition = registry.get(node.domain, node.op, node.version)
+    # -- the operators' own bodies ----------------------------------------------------------------------------------
+
+    def _interpret(self, given: Sequence[Array], outputs: list[Any]) -> None:
+        """Run node by node as the reference does: for shapes that no lowering takes, and for its errors."""
+        env: dict[Value, Any] = {v: v.const.numpy() for v in self.part.inputs if v.const is not None}
+        env.update(zip(self.inputs, given))
+        kept = set(self.part.outputs)
+        last = {v: node for node in self.part.nodes for v in [*node.inputs, *node.outputs] if v is not None}
+        for node, definition in self._bodies:
+            name = node.name or node.op
+            pulse(f"{node.op} {name!r}")
             wanted = tuple(bool(v.uses) or v.is_graph_output for v in node.outputs)
-            call = registry.Call(wanted, node.version, node=node, opsets=self._opsets)
+            call = registry.Call(wanted, node.version, node=node, opsets=self._ctx.opsets)
             operands = [None if v is None else env[v] for v in node.inputs]
-            with np.errstate(all="ignore"):
-                results = definition.run(operands, node.attrs, call)
+            try:
+                with np.errstate(all="ignore"):
+                    results = definition.run(operands, node.attrs, call)
+            except RanvierError as error:
+                _at(node, error)
+                raise
+            except MemoryError as error:
+                raise OutOfMemory(f"{node.op} {name!r} on cpu: out of memory") from error
+            except Exception as error:
+                message = f"{node.op} {name!r} failed on cpu: {type(error).__name__}: {error}"
+                raise KernelError(message, node=name, op=node.op, provider="cpu") from error
             env.update(zip(node.outputs, results))
+            for value in {v for v in [*node.inputs, *node.outputs] if v is not None and last[v] is node} - kept:
+                env.pop(value, None)
         for k, value in enumerate(self.part.outputs):
             found = env[value]
             buffer = outputs[k]
@@ -182,6 +232,18 @@ class CpuKernel:
             else:
                 outputs[k] = np.array(found)
 
+    def _tell(self, made: Unlowered) -> None:
+        label = self.part.label
+        what = "could not be compiled, which is a flaw" if made.flaw else "runs by the reference"
+        warn_once(f"cpu-interpret-{label}", f"cpu: {label} {what}: {made.reason}")
+
+    def explain(self, given: Sequence[Array], made: Specialised, failed: CheckFailed) -> None:
+        """Raise for data that generated code refused: as the reference says it where finding out costs little."""
+        if sum(each.flops + each.traffic for each in made.launches) < _EXPLAINED:
+            self._interpret([contiguous(x) for x in given], [None] * len(self.part.outputs))
+        node = next((n for n in self.part.nodes if failed.node in (n.name, n.op)), None)
+        raise failed if node is None else _at(node, failed)
+
     # -- about it ---------------------------------------------------------------------------------------------------
 
     def in_place(self, output: int, input: int) -> bool:
@@ -189,7 +251,7 @@ class CpuKernel:
 
     def memory_usage(self) -> MemoryUsage:
         with self._lock:
-            workspace = max((m.workspace for m in self._made.values() if m is not None), default=0)
+            workspace = max((m.workspace for m in self._made.values() if isinstance(m, Specialised)), default=0)
         return MemoryUsage(self._packs.nbytes, workspace)
 
     def stats(self) -> KernelStats:
@@ -205,7 +267,7 @@ class CpuKernel:
 
     def _newest(self) -> Specialised | None:
         with self._lock:
-            return next((m for m in reversed(self._made.values()) if m is not None), None)
+            return next((m for m in reversed(self._made.values()) if isinstance(m, Specialised)), None)
 
     def assembly(self) -> list[str]:
         """The machine code of all kernels of the newest specialisation."""
@@ -233,13 +295,21 @@ class Bound:
         for k, x in enumerate(given):
             if not x.flags.c_contiguous:
                 given[k] = contiguous(x)
-        self.made.run(given, outputs, workspace)
+        try:
+            self.made.run(given, outputs, workspace)
+        except CheckFailed as failed:
+            self.kernel.explain(given, self.made, failed)
 
     def profile(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]
     ) -> list[KernelTime]:
         self._complete(outputs)
-        return self.made.profile([contiguous(inputs[k]) for k in self.positions], outputs, workspace)
+        given = [contiguous(inputs[k]) for k in self.positions]
+        try:
+            return self.made.profile(given, outputs, workspace)
+        except CheckFailed as failed:
+            self.kernel.explain(given, self.made, failed)
+            raise
 
     def _complete(self, outputs: list[Any]) -> None:
         for k, buffer in enumerate(outputs):
@@ -251,6 +321,14 @@ def contiguous(x: Any) -> Array:
     """Row-major without gaps; unlike NumPy's function of that name, a scalar keeps its rank."""
     array = np.asarray(x)
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _at(node: Node, error: RanvierError) -> RanvierError:
+    """The error with the node it came from."""
+    name = node.name or node.op
+    error.node = error.node or name
+    error.add_note(f"while running {node.op} {name!r} on cpu")
+    return error
 
 
 def _fitting(outputs: Sequence[Any], made: Specialised) -> list[Array]:

@@ -12,6 +12,7 @@ from ranvier.devices import CPU, Device, usable_cores
 from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
+from ranvier.ops.custom import is_replaced
 from ranvier.ops.infer import SHAPE_MATH
 from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
 from ranvier.providers.cpu.kernel import CpuKernel
@@ -84,6 +85,8 @@ def reason_against(node: Node) -> str | None:
     lowering = registry.find(node)
     if lowering is None:
         return "no lowering"
+    if is_replaced(node.domain, node.op, node.version):
+        return "a function of the user's own stands for this operator"
     if node.version < lowering.since:
         return f"lowered from version {lowering.since} on, this is {node.version}"
     for value in [*node.inputs, *node.outputs]:

@@ -17,6 +17,7 @@ from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
+from ranvier.ops.allocation import checked_shape
 from ranvier.ops.pulse import watching
 from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
@@ -32,6 +33,10 @@ _ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow
 class Result:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+
+class CheckFailed(InvalidValue):
+    """Generated code met data that an operator refuses."""
 
 
 class Specialised:
@@ -85,7 +90,7 @@ class Specialised:
     def _check(self, arena: int) -> None:
         for offset, message, node in self._checks:
             if ctypes.c_uint8.from_address(arena + offset).value:
-                raise InvalidValue(message, node=node)
+                raise CheckFailed(message, node=node)
 
     def assembly(self) -> list[str]:
         """Machine code of every distinct kernel, for people."""
@@ -140,7 +145,9 @@ def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Va
         definitions.types[value] = _static(value, types, "input")
     for node in part.nodes:
         for value in node.outputs:
-            definitions.types[value] = _static(value, types, node.name or node.op)
+            found = definitions.types[value] = _static(value, types, node.name or node.op)
+            if found.dtype is not None and found.shape is not None:
+                checked_shape(found.shape, found.dtype.numpy, node.op)  # type: ignore[arg-type]
     definitions.known = {v: a for v, a in known.items() if v in definitions.types}
     for node in part.nodes:
         if all(v in definitions.known for v in node.outputs):
