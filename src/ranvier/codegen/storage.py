@@ -108,6 +108,8 @@ class View:
     def expanded(self, shape: tuple[int, ...]) -> View:
         """Broadcast to ``shape`` by NumPy's rule: stride 0 along new and stretched axes."""
         lead = len(shape) - self.rank
+        if lead < 0 or any(have not in (1, want) for have, want in zip(self.shape, shape[lead:])):
+            raise ValueError(f"a tensor of shape {self.shape} does not broadcast to {shape}")
         strides = (0,) * lead + tuple(
             0 if have == 1 and want != 1 else s for have, want, s in zip(self.shape, shape[lead:], self.strides)
         )

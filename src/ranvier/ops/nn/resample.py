@@ -206,6 +206,7 @@ def resize_steps(
     result = list(shape)
     for axis, size in zip(chosen, outputs):
         result[axis] = size
+    checked_shape(result, np.uint8, name)  # before there are tables of positions
     crop = _crop(coordinate_transformation_mode, roi, len(chosen))
     kernel = linear_kernel if mode == "linear" else cubic_kernel(cubic_coeff_a)
     steps: list[AxisSampling] = []

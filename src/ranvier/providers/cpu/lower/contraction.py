@@ -14,7 +14,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, const, mul, op
 from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
@@ -65,7 +65,9 @@ def multiply(
     b: Definitions, x: Value, y: Value, shape: Sequence[int], out: Value | None = None, alpha: float = 1.0
 ) -> Value:
     """x [..., M, K] times y [..., K, N], both of rank 2 or more."""
-    dtype = b.dtype(x)
+    dtype, left, right = b.dtype(x), b.shape(x), b.shape(y)
+    if left[-1] != right[-2] or (left[-2], right[-1]) != tuple(shape[-2:]):
+        raise Declined(f"inner sizes differ in {list(left)} @ {list(right)}")
     if dtype in HALVES:
         wide = [b.pointwise([v], lambda e: cast(e[0], DType.float32), DType.float32) for v in (x, y)]
         product = multiply(b, wide[0], wide[1], shape, None, alpha)

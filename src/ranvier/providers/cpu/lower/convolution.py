@@ -23,6 +23,7 @@ from ranvier.providers.cpu.lower.registry import FLOATS, lowers
 from ranvier.providers.cpu.realise import Realiser
 
 MICROSOFT = "com.microsoft"
+_PHASES = 64  # the largest stride of a transposed convolution: each residue is a convolution of its own
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
@@ -114,6 +115,16 @@ def _array(view: View) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(content(view))
 
 
+def _fits(n: NodeView, group: int, channels: int, made: int) -> None:
+    """Do the operands belong together? Generated code would read beyond them otherwise."""
+    ranks = {n.rank(0), n.rank(1), len(n.out_shape())}
+    sizes = {n.shape(0)[1], channels}
+    bias = n.shape(2) if n.has(2) else (made,)
+    if len(ranks) > 1 or len(sizes) > 1 or group < 1 or channels % group or made % group or bias != (made,):
+        shapes = ", ".join(str(list(n.shape(k))) for k in range(len(n.inputs)) if n.has(k))
+        raise Declined(f"{n.op}: operands of shapes {shapes} in {group} groups do not fit")
+
+
 def _finish(n: NodeView, b: Definitions, product: Value, bias: Value | None, added: Value | None) -> None:
     """Bias, a second summand and an activation, left to fusion as elementwise work."""
     rank, dtype = len(n.out_shape()), n.out_dtype()
@@ -146,6 +157,7 @@ def conv(n: NodeView, b: Definitions) -> None:
     if min(pads, default=0) < 0:
         raise Declined(f"{n.op}: negative pads")
     group = int(n.attr("group", 1))
+    _fits(n, group, n.shape(1)[1] * group, n.shape(1)[0])
     shape = ConvShape.conv(n.shape(0), n.shape(1), strides=strides, dilations=dilations, pads=pads, group=group)
     x, w = _widened(b, n.input(0), n.input(1))
     more = n.has(2) or n.has(3) or n.dtype(0) in HALVES or n.attr("activation")
@@ -169,6 +181,10 @@ def conv_transpose(n: NodeView, b: Definitions) -> None:
     )
     if min(begins, default=0) < 0:
         raise Declined("ConvTranspose: negative pads")
+    if max(strides, default=1) > _PHASES:
+        raise Declined(f"ConvTranspose: strides {strides}")
+    group = int(n.attr("group", 1))
+    _fits(n, group, n.shape(1)[0], n.shape(1)[1] * group)
     # what the end needs, so that the size comes out as the standard says
     ends = tuple(t - b0 - s for t, b0, s in zip(natural, begins, sizes))
     shape = ConvShape.transpose(
@@ -178,7 +194,7 @@ def conv_transpose(n: NodeView, b: Definitions) -> None:
         dilations=dilations,
         pads=(*begins, *ends),
         output_padding=extra,
-        group=int(n.attr("group", 1)),
+        group=group,
     )
     x, w = _widened(b, n.input(0), n.input(1))
     more = n.has(2) or n.dtype(0) in HALVES

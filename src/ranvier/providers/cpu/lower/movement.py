@@ -193,6 +193,8 @@ def constant_of_shape(n: NodeView, b: Definitions) -> None:
 def range_(n: NodeView, b: Definitions) -> None:
     start, step = n.input(0), n.input(2)
     dtype = n.out_dtype()
+    if not n.need(2).any():
+        raise Declined("Range: a step of 0")
 
     def compute(nest: NestBuilder, views: list[View]) -> Expr:
         first, by = (nest.load(v.reshaped(()) or v, (0,)) for v in views)
@@ -353,10 +355,22 @@ def one_hot(n: NodeView, b: Definitions) -> None:
 @lowers("ReverseSequence")
 def reverse_sequence(n: NodeView, b: Definitions) -> None:
     time, batch = int(n.attr("time_axis", 0)), int(n.attr("batch_axis", 1))
+    if {time, batch} != {0, 1} or n.rank(0) < 2 or n.shape(1) != (n.shape(0)[batch],):
+        raise Declined(f"ReverseSequence: {n.shape(0)} along axis {time} by {n.shape(1)} lengths along axis {batch}")
+    steps = n.shape(0)[time]
+
+    def outside(x: list[Expr]) -> RowBody:
+        bad = op("not", between(Size(0), cast(x[0], INT64), Size(steps + 1)), dtype=DType.bool)
+        return RowBody([Reduce("or", bad, DType.bool)], finals={0: Result(0, DType.bool)})
+
+    if n.shape(1)[0]:
+        (flag,) = b.rows([n.input(1)], [0], outside, [(DType.bool, False)], keepdims=False)
+        b.check(flag, f"ReverseSequence: lengths must be in [0, {steps}]")
 
     def compute(nest: NestBuilder, views: list[View]) -> Expr:
         source, lengths = views
         length = cast(nest.load(lengths, _only(batch, len(nest.domain), lengths.strides[0])), INT64)
+        length = op("min", op("max", length, const(0, INT64)), Size(steps))  # memory is safe either way
         step = Index(time)
         inside = compare("lt", step, length)
         back = sub(sub(length, const(1, INT64)), step)

@@ -26,6 +26,8 @@ def transpose(n: NodeView, b: Definitions) -> None:
 @lowers("Expand", values=(1,))
 def expand(n: NodeView, b: Definitions) -> None:
     target = n.out_shape()
+    if np.broadcast_shapes(n.shape(0), n.ints(1)) != target:
+        raise Declined(f"Expand: {n.shape(0)} to {n.ints(1)}")
     b.alias(n.input(0), lambda view: view.expanded(target), target, out=n.outputs[0])
 
 
