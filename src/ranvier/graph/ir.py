@@ -147,17 +147,20 @@ class Node:
             if value is not None:
                 value.uses[self, position] = None
 
-    def subgraphs(self) -> Iterator[Graph]:
+    def subgraphs(self) -> Sequence[Graph]:
         """The graphs among the attributes (bodies of control flow)."""
+        found: list[Graph] = []
         for attr in self.attrs.values():
-            if isinstance(attr, Graph):
-                yield attr
-            elif isinstance(attr, list | tuple) and attr and isinstance(attr[0], Graph):
-                yield from attr
+            kind = type(attr)
+            if kind is Graph:
+                found.append(attr)
+            elif (kind is list or kind is tuple) and attr and type(attr[0]) is Graph:
+                found += attr
+        return found
 
     @property
     def has_subgraphs(self) -> bool:
-        return any(True for _ in self.subgraphs())
+        return bool(self.attrs) and bool(self.subgraphs())
 
     def captures(self) -> list[Value]:
         """Values of enclosing graphs that the subgraphs of this node use, each once, in order of first use."""

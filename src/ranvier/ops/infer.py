@@ -22,6 +22,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Dim, OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import registry
 from ranvier.ops.infer_guard import check_question
+from ranvier.ops.infer_memo import Memo, contents, question, quick_answer
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_proto, type_to_proto
 from ranvier.ops.shape_data import SMALL, propagate_dims, type_from_dims
 
@@ -70,10 +71,15 @@ def complete(node: Node) -> None:
 
 
 class TypeInference:
-    """One walk over a graph; results by value, the graph itself is not changed."""
+    """One walk over a graph; results by value, the graph itself is not changed.
 
-    def __init__(self, dims: Mapping[str, int] | None = None) -> None:
+    ``annotated``: types in the graph are what an earlier walk found, so that results whose types it knows completely
+    are not inferred again where the operands are as they were.
+    """
+
+    def __init__(self, dims: Mapping[str, int] | None = None, *, annotated: bool = False) -> None:
         self.bound = dict(dims or {})
+        self._annotated = annotated
         self.types: dict[Value, Type | None] = {}
         self.values: dict[Value, np.ndarray[Any, Any]] = {}  # exactly known small tensors
         self.dims: dict[Value, tuple[Dim, ...]] = {}  # 0-d and 1-d integer tensors known as dims
@@ -101,22 +107,39 @@ class TypeInference:
             self.values[value] = tensor.numpy()
 
     def visit(self, node: Node) -> None:
-        if any(t is None for t in map(self.types.get, node.dependencies())):
-            for value in node.dependencies():
-                if value not in self.types:
-                    self.know(value)
-        found: Sequence[Type | None] = []
-        try:
-            found = self._infer(node)
-        except Exception as error:  # types are predictions: where a rule fails, the run will say what is wrong
-            self._problem(node, error)
-        for value, inferred in zip(node.outputs, list(found) + [None] * len(node.outputs)):
-            declared = value.type.bind(self.bound) if value.type is not None else None
-            self.types[value] = declared if inferred is None else inferred.merge(declared)
-        try:
-            self._propagate(node)
-        except Exception as error:
-            self._problem(node, error)
+        types = self.types
+        nested = bool(node.attrs) and node.has_subgraphs
+        for value in node.dependencies() if nested else node._inputs:
+            if value is not None and value not in types:
+                self.know(value)
+        if self._annotated and not nested and self._settled_already(node):
+            for value in node.outputs:
+                types[value] = value.type
+        else:
+            found: Sequence[Type | None] = []
+            try:
+                found = self._infer(node)
+            except Exception as error:  # types are predictions: where a rule fails, the run will say what is wrong
+                self._problem(node, error)
+            count = len(found)
+            for k, value in enumerate(node.outputs):
+                inferred = found[k] if k < count else None
+                declared = value.type.bind(self.bound) if value.type is not None else None
+                types[value] = declared if inferred is None else inferred.merge(declared)
+        if node.op in SHAPE_MATH and not node.domain:
+            try:
+                self._propagate(node)
+            except Exception as error:
+                self._problem(node, error)
+
+    def _settled_already(self, node: Node) -> bool:
+        """Are the operands exactly what the graph says, and does it know the results?"""
+        for value in node._inputs:
+            if value is not None:
+                here, there = self.types[value], value.type
+                if here is not there and here != there:
+                    return False
+        return all(type(v.type) is TensorType and v.type.dtype is not None and v.type.is_static for v in node.outputs)
 
     def _problem(self, node: Node, error: Exception) -> None:
         self.problems.append(f"{node.op} {node.name!r}: {error}")
@@ -141,31 +164,23 @@ class TypeInference:
         schema = schema_of(node.domain, node.op, node.version) if node.version else None
         if schema is None:
             return []
+        quick = quick_answer(node, operands)
+        if quick is not None:
+            return quick
         check_question(node, operands)
-        return self._ask_standard(schema, node, operands)
-
-    def _ask_standard(self, schema: Any, node: Node, operands: Sequence[Type | None]) -> Sequence[Type | None]:
-        names = ["" if v is None else f"i{k}" for k, v in enumerate(node.inputs)]
-        results = [f"o{k}" for k in range(len(node.outputs))]
-        message = node_to_proto(node, names, results, _no_graph)
-        given: dict[str, TypeProto] = {}
-        data: dict[str, TensorProto] = {}
-        for name, value, operand in zip(names, node.inputs, operands):
-            if value is None:
-                continue
-            given[name] = _type_proto(operand) if operand is not None else TypeProto()
-            known = self.values.get(value)
-            if known is not None:
-                data[name] = array_tensor(known, name)
-        opset = [OperatorSetIdProto(domain=node.domain, version=node.version)]
-        found = infer_node_outputs(schema, message, given, data, opset_imports=opset, ir_version=onnx.IR_VERSION)
-        types = [type_from_proto(found[r]) if r in found else None for r in results]
-        return [_bound(t, self.bound) for t in types]
+        known = contents(node, self.values)
+        asked = question(node, operands, known)
+        answer = None if asked is None else _MEMO.find(asked)
+        if answer is None:
+            answer = _ask_standard(schema, node, operands, known)
+            if asked is not None:
+                _MEMO.keep(asked, answer)
+        return [_bound(t, self.bound) for t in answer] if self.bound else answer
 
     # -- shape data -------------------------------------------------------------------------------------------------
 
     def _propagate(self, node: Node) -> None:
-        if node.domain or node.op not in SHAPE_MATH or not node.outputs:
+        if not node.outputs:
             return
         if node.op in ("Shape", "Size"):
             operand = self.types.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
@@ -315,6 +330,24 @@ def _size_at(t: Type | None, axis: int) -> Dim:
 
 def _bound(t: Type | None, dims: Mapping[str, int]) -> Type | None:
     return t.bind(dims) if t is not None and dims else t
+
+
+_MEMO = Memo()
+
+
+def _ask_standard(
+    schema: Any, node: Node, operands: Sequence[Type | None], known: Mapping[int, np.ndarray[Any, Any]]
+) -> list[Type | None]:
+    names = ["" if v is None else f"i{k}" for k, v in enumerate(node._inputs)]
+    results = [f"o{k}" for k in range(len(node.outputs))]
+    message = node_to_proto(node, names, results, _no_graph)
+    given = {
+        name: TypeProto() if operand is None else _type_proto(operand) for name, operand in zip(names, operands) if name
+    }
+    data: dict[str, TensorProto] = {names[k]: array_tensor(array, names[k]) for k, array in known.items()}
+    opset = [OperatorSetIdProto(domain=node.domain, version=node.version)]
+    found = infer_node_outputs(schema, message, given, data, opset_imports=opset, ir_version=onnx.IR_VERSION)
+    return [type_from_proto(found[r]) if r in found else None for r in results]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -32,7 +32,7 @@ class FoldShapes:
     breaks: ClassVar[frozenset[str]] = frozenset({"folded"})
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
-        self._visit(graph, TypeInference(), ctx)
+        self._visit(graph, TypeInference(annotated=True), ctx)
         return ctx.changes > 0
 
     def _visit(self, graph: Graph, facts: TypeInference, ctx: PassContext) -> None:

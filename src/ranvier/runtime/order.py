@@ -11,8 +11,16 @@ from ranvier.graph.ir import Graph, Node, Value, topological_order
 def order_for_memory(graph: Graph, nbytes: Callable[[Value], int]) -> list[Node]:
     """A topological order with a low peak of live bytes: the better of the given one and a greedy one."""
     given = topological_order(graph)
-    greedy = _greedy_order(graph, given, nbytes)
-    return min((given, greedy), key=lambda order: peak_bytes(order, graph, nbytes))
+    sizes = {v: nbytes(v) for node in given for v in node.outputs}  # each is asked for many times
+
+    def size(value: Value) -> int:
+        found = sizes.get(value)
+        return nbytes(value) if found is None else found
+
+    greedy = _greedy_order(graph, given, size)
+    if greedy == given:
+        return given
+    return min((given, greedy), key=lambda order: peak_bytes(order, graph, size))
 
 
 def peak_bytes(order: Sequence[Node], graph: Graph, nbytes: Callable[[Value], int]) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from ranvier.codegen.arena import Lifetime, MemoryPlan, plan_memory
 from ranvier.config import SessionConfig
 from ranvier.errors import OutOfMemory, ResourceLimit
+from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
@@ -39,7 +40,8 @@ class _Placed:
 
 
 class Plan:
-    """Thread-safe: each run takes an arena of its own from a small pool."""
+    """Thread-safe: each run takes an arena of its own from a small pool. ``captured``: types of values from around a
+    nested graph."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Plan:
         dims: Mapping[str, int],
         allocator: TensorAllocator,
         config: SessionConfig,
+        captured: Mapping[Value, Type | None] | None = None,
     ) -> None:
         self.program = program
         self.dims = dict(dims)
@@ -56,7 +59,8 @@ class Plan:
         self._lock = threading.Lock()
         self._free: list[_Arena] = []
         self._in_use = 0
-        inference = TypeInference(dims)
+        inference = TypeInference(dims, annotated=True)
+        inference.types.update(captured or {})
         inference.run(program.graph, input_types)
         self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
         self._bound = [self._bind(step, inference) for step in program.steps]
