@@ -76,6 +76,8 @@ def test_features() -> None:
     attrs = {"imputed_value_floats": [1.0, 2.0, 3.0, 4.0], "replaced_value_float": float("nan")}
     check("Imputer", [gaps], attrs, domain=ML)
     check("Imputer", [(x * 3).astype(np.int64)], {"imputed_value_int64s": [7], "replaced_value_int64": 0}, domain=ML)
+    check("ArrayFeatureExtractor", [x, np.array([[3, 0, 3]])], domain=ML)
+    check("ArrayFeatureExtractor", [x[0], np.array([1, 2])], domain=ML)
     for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
         attrs = {"coefficients": numbers(12).tolist(), "intercepts": [0.1, 0.2, 0.3], "targets": 3}
         check("LinearRegressor", [x], {**attrs, "post_transform": transform}, domain=ML)

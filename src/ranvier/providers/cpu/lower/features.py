@@ -6,17 +6,20 @@ import math
 
 import numpy as np
 
-from ranvier.codegen.loops.ir import Expr, Reduce, Result
+from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
+from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, multiply
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.providers.cpu.lower.movement import between, position
 from ranvier.providers.cpu.lower.reduction import softmax
 from ranvier.providers.cpu.lower.registry import FLOATS, NUMERIC, lowers
+from ranvier.providers.cpu.nest_builder import NestBuilder
 
 ML = "ai.onnx.ml"
-FLOAT32, FLOAT64 = DType.float32, DType.float64
+INT64, FLOAT32, FLOAT64 = DType.int64, DType.float32, DType.float64
 
 
 @lowers("Binarizer", domain=ML, dtypes=NUMERIC)
@@ -123,3 +126,28 @@ def linear_regressor(n: NodeView, b: Definitions) -> None:
         softmax(b, b.pointwise(operands, compute, FLOAT32, shape=(rows, targets)), 1, out=n.outputs[0])
     else:
         b.pointwise(operands, compute, FLOAT32, shape=(rows, targets), out=n.outputs[0])
+
+
+@lowers("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(n: NodeView, b: Definitions) -> None:
+    """The features of the last axis that the second operand names; a vector counts as one row."""
+    shape = n.shape(0)
+    count = math.prod(n.shape(1))
+    if not shape or not shape[-1] or not count:
+        raise Declined(f"ArrayFeatureExtractor: {count} of {list(shape)}")
+    size, lead = shape[-1], shape[:-1] or (1,)
+    wanted = b.reshape(n.input(1), (count,))
+
+    def outside(e: list[Expr]) -> RowBody:
+        bad = op("not", between(const(0, INT64), cast(e[0], INT64), Size(size)), dtype=DType.bool)
+        return RowBody([Reduce("or", bad, DType.bool)], finals={0: Result(0, DType.bool)})
+
+    (flag,) = b.rows([wanted], [0], outside, [(DType.bool, False)], keepdims=False)
+    b.check(flag, f"ArrayFeatureExtractor: an index is out of range for {size} features")
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        source, places = views
+        place = position(nest.load(places, (*(0 for _ in lead), places.strides[0])), size)
+        return nest.load(source, (*source.strides[:-1], 0), at=mul(place, Size(source.strides[-1])))
+
+    b.moved([b.reshape(n.input(0), (*lead, size)), wanted], compute, n.dtype(0), (*lead, count), n.outputs[0])
