@@ -66,8 +66,9 @@ class View:
 
     @classmethod
     def constant(cls, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> View:
+        shape = array.shape  # NumPy gives a scalar an axis
         array = np.ascontiguousarray(array)
-        return cls.dense(Storage.constant(array, name), dtype, array.shape)
+        return cls.dense(Storage.constant(array, name), dtype, shape)
 
     @classmethod
     def temporary(cls, dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> View:
