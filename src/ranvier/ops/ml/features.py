@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ranvier.dtypes import DType, of
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
-from ranvier.graph.types import TensorType, Type
+from ranvier.graph.types import Dim, TensorType, Type
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.ml.key_table import key_table
 from ranvier.ops.ml.scores import class_labels, feature_rows, float_array, row_count
@@ -171,6 +172,18 @@ def _(call: TypeCall) -> list[TensorType]:
 @imputer.infer
 def _(call: TypeCall) -> list[Type | None]:
     return [call.type(0)]
+
+
+@array_feature_extractor.infer
+def _(call: TypeCall) -> list[Type | None]:
+    kind, chosen = call.type(0), call.type(1)
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return [TensorType(kind.dtype) if isinstance(kind, TensorType) else None]
+    count: Dim = None
+    if isinstance(chosen, TensorType) and chosen.shape is not None:
+        sizes = [d for d in chosen.shape if isinstance(d, int)]
+        count = math.prod(sizes) if len(sizes) == len(chosen.shape) else None
+    return [TensorType(kind.dtype, (*(kind.shape[:-1] or (1,)), count))]
 
 
 @feature_vectorizer.infer
