@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import grain
 from ranvier.codegen.llvm.integer.dots import multiply_words
@@ -28,6 +28,7 @@ _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "channels", "room"),
     *("kd", "kh", "kw", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw", "block", "first", "last"),
 )
+_UNROLLED = 9  # taps of a kernel whose filters stay in registers
 _TOGETHER = 4  # pixels that share a load of the filter
 _SUMS_BYTES = 16 << 10
 _GOPS = 40.0
@@ -85,13 +86,13 @@ def integer_depthwise(
     tiles = shape.n * shape.out[0] * shape.out[1]
     return [
         Launch(
-            _spec(x.dtype),
+            _spec(x.dtype, _structure(shape)),
             (start_of(x), At(filters), start_of(out), start_of(zero), Code(done.spec), *done.buffers),
             (*in_order(_NAMES, numbers), *done.dims),
             tiles=tiles,
             writes=(out.storage,),
             grain=grain(tiles, shape.flops / _GOPS / 1e3, threads),
-            scratch=block * room * 4,
+            scratch=block * room * 4 + room,
             flops=shape.flops,
             traffic=float(x.nbytes + out.nbytes),
             label="integer depthwise",
@@ -99,27 +100,43 @@ def integer_depthwise(
     ]
 
 
-def _spec(dtype: DType) -> KernelSpec:
-    def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype).emit()
+Structure = tuple[int, int, int]  # kernel height and width, and stride along the width, that code is unrolled for
 
-    return KernelSpec(f"integer depthwise {dtype.name}", ("integer depthwise", dtype.name), emit)
+
+def _structure(shape: ConvShape) -> Structure | None:
+    if shape.kernel[0] > 1 or shape.taps > _UNROLLED or shape.dilations[1:] != (1, 1) or shape.strides[2] > 2:
+        return None
+    return shape.kernel[1], shape.kernel[2], shape.strides[2]
+
+
+def _spec(dtype: DType, structure: Structure | None) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype, structure).emit()
+
+    size = "{}x{} stride {}".format(*structure) if structure else "any"
+    return KernelSpec(f"integer depthwise {dtype.name} {size}", ("integer depthwise", dtype.name, structure), emit)
 
 
 class _Kernel:
     """A tile is a row of output pixels."""
 
-    def __init__(self, frame: Frame, dtype: DType) -> None:
+    def __init__(self, frame: Frame, dtype: DType, structure: Structure | None) -> None:
+        self.structure = structure
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
         self.signed = dtype is DType.int8
         self.filters = frame.buf(_W)
-        self.zero = self.widened(self.f.load("i8", frame.buf(_ZERO)))
+        self.code = self.f.load("i8", frame.buf(_ZERO))
+        self.zero = self.widened(self.code)
+        # a pixel of zero points, for rows above and below the image
+        self.nothing = self.f.gep(self.f.args["scratch"], self.at["block"] * self.at["room"], "i32")
 
     def widened(self, codes: Val) -> Val:
         return self.f.cast(codes, "i32", signed=self.signed)
 
     def emit(self) -> None:
-        f, at = self.f, self.at
+        f, at, lanes = self.f, self.at, self.isa.lanes(4)
+        with f.loop(0, at["room"], lanes) as c:
+            f.store(f.splat(self.code, lanes), f.gep(self.nothing, c))
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             line = f.rem(tile, at["oh"])
             rest = f.div(tile, at["oh"])
@@ -138,65 +155,88 @@ class _Kernel:
     def channels(self, start: Val, stop: Val) -> None:
         """All channels of a run of pixels, sums to scratch."""
         f, at, lanes = self.f, self.at, self.isa.lanes(4)
-        if self.isa.masks:
+        with f.if_else(f.cmp("sge", at["channels"], lanes)) as few:
             with f.loop(0, at["channels"], lanes) as c:
-                self.pixels(start, stop, c, lanes, f.mask_below(lanes, at["channels"] - c))
-            return
-        whole = f.and_(at["channels"], -lanes)
-        with f.loop(0, whole, lanes) as c:
-            self.pixels(start, stop, c, lanes, None)
-        with f.loop(whole, at["channels"]) as c:
-            self.pixels(start, stop, c, 1, None)
+                # the last vector ends with the last channel, and does some of them again
+                self.pixels(start, stop, f.min_(c, at["channels"] - lanes), lanes)
+            few()
+            with f.loop(0, at["channels"]) as c, f.loop(start, stop) as ow:
+                self.sums(ow, start, c, 1)
 
-    def pixels(self, start: Val, stop: Val, c: Val, lanes: int, mask: Val | None) -> None:
-        """Pixels at the borders one by one, those between several at a time."""
+    def pixels(self, start: Val, stop: Val, c: Val, lanes: int) -> None:
+        """Pixels at the borders one by one, those between several at a time (of kernels that code is unrolled for)."""
         f, at = self.f, self.at
         inner = f.min_(f.max_(at["first"], start), stop)
         outer = f.max_(f.min_(at["last"], stop), inner)
-        together = inner + f.and_(outer - inner, -_TOGETHER)
         with f.loop(start, inner) as ow:
-            self.sums(ow, start, c, lanes, mask, 1, inside=False)
-        with f.loop(inner, together, _TOGETHER) as ow:
-            self.sums(ow, start, c, lanes, mask, _TOGETHER, inside=True)
-        with f.loop(together, stop) as ow:
-            self.sums(ow, start, c, lanes, mask, 1, inside=False)
+            self.sums(ow, start, c, lanes)
+        if self.structure is not None:
+            self.inside(inner, outer, start, c, lanes)
+            inner = outer
+        with f.loop(inner, stop) as ow:
+            self.sums(ow, start, c, lanes)
 
-    def sums(self, ow: Val, start: Val, c: Val, lanes: int, mask: Val | None, count: int, inside: bool) -> None:
+    def inside(self, first: Val, last: Val, start: Val, c: Val, lanes: int) -> None:
+        """Pixels whose windows lie inside along the width: filters stay in registers, and neighbours share codes."""
+        assert self.structure is not None
+        f, at, (height, width, stride) = self.f, self.at, self.structure
+        kind = vector("i32", lanes)
+        rows: list[tuple[Val, Val]] = []
+        filters: list[list[Val]] = []
+        for i in range(height):
+            y = self.y0 + i
+            exists = f.cmp("ult", y, at["h"])
+            line = f.gep(self.x, y * at["xh"] + c)
+            rows.append((f.select(exists, line, f.gep(self.nothing, c)), f.select(exists, at["xw"], f.i64(0))))
+            places = [f.gep(self.filters, at["room"] * (i * width + j) + c, "i32") for j in range(width)]
+            filters.append([f.load(kind, place) for place in places])
+
+        def pixels(ow: Val, count: int) -> None:
+            acc = [f.const(kind, 0) for _ in range(count)]
+            x0 = ow * stride - at["pw"]
+            for (line, step), taps in zip(rows, filters):
+                here = f.gep(line, x0 * step)
+                codes: dict[int, Val] = {}
+                for p in range(count):
+                    for j, tap in enumerate(taps):
+                        k = p * stride + j
+                        if k not in codes:
+                            codes[k] = self.load(f.gep(here, step * k), lanes)
+                        acc[p] = self.product(acc[p], codes[k], tap)
+            for p, total in enumerate(acc):
+                f.store(total, f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32"))
+
+        together = first + f.and_(last - first, -_TOGETHER)
+        with f.loop(first, together, _TOGETHER) as ow:
+            pixels(ow, _TOGETHER)
+        with f.loop(together, last) as ow:
+            pixels(ow, 1)
+
+    def sums(self, ow: Val, start: Val, c: Val, lanes: int) -> None:
+        """One pixel anywhere."""
         f, at = self.f, self.at
         kind = vector("i32", lanes)
-        acc: list[Var] = [f.var(kind, f.const(kind, 0)) for _ in range(count)]
-        nothing = f.splat(self.zero, lanes)
+        total, code = f.var(kind, f.const(kind, 0)), f.var(kind)
         x0 = ow * at["sw"] - at["pw"]
         weights = f.var("ptr", f.gep(self.filters, c, "i32"))
-        apart = at["sw"] * at["xw"]
         with f.loop(0, at["kd"]) as kd:
             z = self.z0 + kd * at["dd"]
             deep = f.cmp("ult", z, at["d"])
             with f.loop(0, at["kh"]) as kh:
                 y = self.y0 + kh * at["dh"]
                 there = f.and_(deep, f.cmp("ult", y, at["h"]))
-                line = f.gep(self.x, z * at["xd"] + y * at["xh"] + x0 * at["xw"] + c)
+                line = f.gep(self.x, z * at["xd"] + y * at["xh"] + c)
                 with f.loop(0, at["kw"]) as kw:
-                    filters = f.load(kind, weights.get())
+                    x = x0 + kw * at["dw"]
+                    code.set(f.splat(self.zero, lanes))
+                    with f.if_(f.and_(there, f.cmp("ult", x, at["w"]))):
+                        code.set(self.load(f.gep(line, x * at["xw"]), lanes))
+                    total.set(self.product(total.get(), code.get(), f.load(kind, weights.get())))
                     weights.set(f.gep(weights.get(), at["room"], "i32"))
-                    at_tap = f.gep(line, kw * at["dw"] * at["xw"])
-                    exists = there
-                    if not inside:
-                        exists = f.and_(there, f.cmp("ult", x0 + kw * at["dw"], at["w"]))
-                    codes = [f.var(kind, nothing) for _ in range(count)]
-                    with f.if_(exists):
-                        for p, code in enumerate(codes):
-                            code.set(self.load(f.gep(at_tap, apart * p), lanes, mask))
-                    for total, code in zip(acc, codes):
-                        total.set(self.product(total.get(), code.get(), filters))
-        for p, total in enumerate(acc):
-            target = f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32")
-            f.store(total.get(), target)
+        f.store(total.get(), f.gep(f.args["scratch"], (ow - start) * at["room"] + c, "i32"))
 
-    def load(self, at: Val, lanes: int, mask: Val | None) -> Val:
-        kind = vector("i8", lanes)
-        codes = self.f.load(kind, at, 1) if mask is None else self.f.masked_load(kind, at, mask)
-        return self.widened(codes)
+    def load(self, at: Val, lanes: int) -> Val:
+        return self.widened(self.f.load(vector("i8", lanes), at, 1))
 
     def product(self, total: Val, code: Val, filters: Val) -> Val:
         f = self.f

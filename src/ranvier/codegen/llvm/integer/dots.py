@@ -47,10 +47,11 @@ def multiply_add(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
 
 def multiply_words(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
     """As :func:`multiply_add`, with two 16-bit words in every lane on all processors."""
-    if isa.has("avx512vnni") or isa.has("avxvnni"):
-        kind = vector("i16", 2 * acc.lanes)
-        name = f"llvm.x86.avx512.vpdpwssd.{32 * acc.lanes}"
-        return f.intrinsic(name, acc.type, [acc, f.bitcast(left, kind), f.bitcast(right, kind)])
+    if dot_of(isa) is BYTES:
+        # as text, because the compiler would take the instruction apart again
+        prefix = "" if isa.has("avx512vnni") else "{vex} "
+        operands = ", ".join(f"{v.type} {v.name}" for v in (left, right, acc))
+        return f.emit(acc.type, f'call {acc.type} asm "{prefix}vpdpwssd $2, $1, $0", "=v,v,v,0"({operands})')
     return acc + _words(f, isa, left, right)
 
 

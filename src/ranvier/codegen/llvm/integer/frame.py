@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from ranvier.codegen.launch import At
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
 from ranvier.codegen.llvm.conv.shape import Pixels
-from ranvier.codegen.llvm.gemm.epilogue import Finish, finish
+from ranvier.codegen.llvm.gemm.epilogue import Finish
+from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
-from ranvier.dtypes import DType
 
 PARAMETERS = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
 
@@ -50,7 +50,7 @@ def in_order(names: Sequence[str], numbers: Mapping[str, int]) -> tuple[int, ...
 
 def finish_of(epilogue: Epilogue | None, out: View) -> Finish:
     """The finish kernel of a convolution whose output pixels lie evenly apart."""
-    return finish(epilogue, DType.int32, out.dtype, (Pixels.of(out).w, out.strides[1]))
+    return integer_finish(epilogue, out.dtype, (Pixels.of(out).w, out.strides[1]))
 
 
 def start_of(view: View) -> At:

@@ -7,10 +7,10 @@ import math
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
-from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.problem import Axis, Problem, folded
 from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.integer.dots import shapes_of
+from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import PackedCodes, groups, left_codes, pack_at_run
 from ranvier.codegen.llvm.isa import Isa
@@ -117,7 +117,7 @@ def _launch(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> Launch:
         direct = 0
     elif not isa.masks and p.n % lanes:
         direct -= 1
-    done = finish(p.epilogue, DType.int32, p.out.dtype, p.out_strides) if direct < panels.cut.count else None
+    done = integer_finish(p.epilogue, p.out.dtype, p.out_strides) if direct < panels.cut.count else None
     waiting = tile_bytes if k_blocks > 1 else 0
     scratch = tile_bytes if done is not None or waiting else 0
     item = p.out.dtype.numpy.itemsize

@@ -77,8 +77,8 @@ class _Convolution:
             shape.taps == 1 and shape.group == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
         ) and not any(shape.begin)
 
-    def result(self, out: Value | None) -> Value:
-        """The int32 convolution of what the codes stand for, in units of the scales."""
+    def result(self, out: Value | None, bias: Value | None = None) -> Value:
+        """The int32 convolution of what the codes stand for, in units of the scales, and a bias per filter."""
         b, filters = self.b, (self.shape.cout, *(1,) * self.spatial)
         moved = 0 if self.depthwise else moved_left(b.dtype(self.x))
         left = ZeroPoint(b, self.x_zero, moved, ())
@@ -87,41 +87,58 @@ class _Convolution:
         else:
             single = self.w_zero is None or b.types[self.w_zero].size == 1
             right = ZeroPoint(b, self.w_zero, moved_right(b.dtype(self.w)), () if single else filters)
-        plain = left.is_zero and right.is_zero
+        plain = left.is_zero and right.is_zero and bias is None
         raw = self.raw(out if plain else None)
         if plain:
             return raw
-        uses = [Use(raw)]
-        if not left.is_zero:
-            uses += [left.use(b), self.filter_sums(right.moved)]
+        uses, constant = [Use(raw)], np.zeros((), np.int32)
+        shifts = not left.is_zero
+        if shifts:
+            sums = self.filter_sums(right.moved)
+            array = known(b, sums)
+            if array is not None and left.array is not None:
+                constant, shifts = -left.array * array.reshape(filters), False
+            else:
+                uses += [left.use(b), Use(sums, filters)]
         if not right.is_zero:
             uses += [right.use(b), Use(self.window_sums())]
+        numbers = None if bias is None else known(b, bias)
+        if numbers is not None:
+            constant = constant + numbers.reshape(filters)
+        elif bias is not None:
+            uses.append(Use(bias, filters))
+        if constant.any():
+            uses.append(Use(b.constant(np.asarray(constant, np.int32))))
 
         def compute(e: list[Expr]) -> Expr:
             total, rest = e[0], e[1:]
-            if not left.is_zero:
+            if shifts:
                 total = sub(total, mul(left.number(rest[0]), rest[1]))
                 rest = rest[2:]
-            # window sums are of codes less their zero point, so nothing is taken out twice
-            return total if right.is_zero else sub(total, mul(right.number(rest[0]), rest[1]))
+            if not right.is_zero:
+                # window sums are of codes less their zero point, so nothing is taken out twice
+                total = sub(total, mul(right.number(rest[0]), rest[1]))
+                rest = rest[2:]
+            for term in rest:
+                total = add(total, term)
+            return total
 
         return b.pointwise(uses, compute, INT, shape=self.out_shape, out=out)
 
     # -- sums -------------------------------------------------------------------------------------------------------
 
-    def filter_sums(self, moved: int) -> Use:
+    def filter_sums(self, moved: int) -> Value:
         """One number per output channel: the sum of its filter as the kernels multiply it."""
         b, shape, w, zero = self.b, self.shape, self.weights, self.weights_zero
-        broadcast = (shape.cout, *(1,) * self.spatial)
         count = shape.depth * shape.taps
         if w is not None:
             centre = np.reshape(zero, (-1,)).astype(np.int32) if self.depthwise and zero is not None else -moved
 
             def make() -> Array:
                 total = w.reshape(shape.cout, -1).sum(axis=1, dtype=np.int32)
-                return np.asarray(total - count * np.asarray(centre), np.int32).reshape(broadcast)
+                return np.asarray(total - count * np.asarray(centre), np.int32)
 
-            return Use(b.constant(DERIVED.get([w, zero], ("filters", moved, self.depthwise), make)))
+            return b.constant(DERIVED.get([w, zero], ("filters", moved, self.depthwise), make))
         flat = b.reshape(self.w, (shape.cout, count))
 
         def build(e: list[Expr]) -> RowBody:
@@ -130,7 +147,7 @@ class _Convolution:
                 total = add(total, mul(cast(Size(count), INT), cast(Size(moved), INT)))
             return RowBody([Reduce("sum", cast(e[0], INT), INT)], finals={0: total})
 
-        return Use(b.rows([flat], [1], build, [(INT, False)], keepdims=False)[0], broadcast)
+        return b.rows([flat], [1], build, [(INT, False)], keepdims=False)[0]
 
     def window_sums(self) -> Value:
         """Sums of what lies under the windows, less the zero point, of every group: they broadcast to the result."""
@@ -323,18 +340,16 @@ def qlinear_conv(n: NodeView, b: Definitions) -> None:
         x = b.transpose(x, (0, rank - 1, *range(1, rank - 1)))
     shape = _shape(n, b.shape(x), n.shape(3))
     whole = _Convolution(b, x, n.input(3), n.input(2), n.input(5), shape, rank - 2)
-    total = whole.result(None)
-    per_filter = (shape.cout, *(1,) * (rank - 2))
-    spread = () if int(np.prod(n.shape(4))) == 1 else per_filter
+    total = whole.result(None, n.input(8) if n.has(8) else None)
+    spread = () if int(np.prod(n.shape(4))) == 1 else (shape.cout, *(1,) * (rank - 2))
     scale = product_of_scales(b, (n.input(1), ()), (n.input(4), spread), divisor=n.input(6))
-    target = n.out_dtype()
-    uses = [Use(total), Use(scale), Use(n.input(7), ())]
-    if n.has(8):
-        uses.append(Use(n.input(8), per_filter))
+    target, zero = n.out_dtype(), known(b, n.input(7))
+    uses = [Use(total), Use(scale)]
+    if zero is None or zero.any():
+        uses.append(Use(n.input(7), ()))
 
     def compute(e: list[Expr]) -> Expr:
-        summed = add(e[0], e[3]) if len(e) > 3 else e[0]
-        return saturated(mul(cast(summed, FLOAT), e[1]), e[2], target)
+        return saturated(mul(cast(e[0], FLOAT), e[1]), e[2] if len(e) > 2 else None, target)
 
     made = b.pointwise(uses, compute, target, shape=whole.out_shape, out=None if last else n.outputs[0])
     if last:

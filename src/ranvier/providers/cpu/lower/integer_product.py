@@ -103,18 +103,22 @@ def corrected(
     """
     uses: list[Use] = [Use(raw)]
     places: dict[str, int] = {}
-    for name, use in (
-        ("left", None if left.is_zero else left.use(b)),
-        ("right", None if right.is_zero else right.use(b)),
-        ("rows", None if row_sums is None else Use(row_sums)),
-        ("columns", column_sums),
-    ):
-        if use is not None:
-            places[name] = len(uses)
-            uses.append(use)
+    columns_known = None if column_sums is None or column_sums.shape is not None else known(b, column_sums.value)
+    if columns_known is not None and left.array is not None and right.array is not None:
+        # all that depends on columns alone is one constant
+        constant = -left.array * (columns_known - right.array * np.int32(depth))
+        given = [("constant", Use(b.constant(np.asarray(constant, np.int32))))]
+    else:
+        given = [] if left.is_zero else [("left", left.use(b))]
+        given += [("columns", column_sums)] if column_sums is not None else []
+    given += [] if right.is_zero else [("right", right.use(b))]
+    given += [("rows", Use(row_sums))] if row_sums is not None else []
+    for name, use in given:
+        places[name] = len(uses)
+        uses.append(use)
 
     def compute(e: list[Expr]) -> Expr:
-        total = e[0]
+        total = add(e[0], e[places["constant"]]) if "constant" in places else e[0]
         shift = left.number(e[places["left"]]) if "left" in places else None
         zero = right.number(e[places["right"]]) if "right" in places else None
         if shift is not None:
