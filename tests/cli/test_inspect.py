@@ -55,11 +55,14 @@ def test_level_shows_the_optimized_graph(call_json, tmp_path):
 def test_memory(call, call_json, tmp_path):
     nodes = [helper.make_node("Softplus", [f"v{k}"], [f"v{k + 1}"], name=f"n{k}") for k in range(6)]
     path = save_model(tmp_path / "chain.onnx", nodes, {"v0": ["n", 100]}, {"v6": ["n", 100]})
-    memory = call_json("inspect", path, "--memory", "--set", "n=16", "--level", "none")["memory"]
+    options = ("--set", "n=16", "--level", "none")
+    memory = call_json("inspect", path, "--memory", *options, "--provider", "reference")["memory"]
     assert memory["sizes"] == {"n": 16} and memory["unplanned"] == []
     assert memory["planned"] == 5 and memory["all_tensors_bytes"] == 5 * 16 * 100 * 4
     assert memory["lower_bound_bytes"] <= memory["arena_bytes"] < memory["all_tensors_bytes"]
     assert memory["output_bytes"] == 16 * 100 * 4
+    fused = call_json("inspect", path, "--memory", *options)["memory"]
+    assert fused["arena_bytes"] == 0 and fused["output_bytes"] == 16 * 100 * 4
     assert call_json("inspect", path, "--memory")["memory"]["chosen"] == {"n": 1}
     assert "lower bound" in call("inspect", path, "--memory").stdout
 

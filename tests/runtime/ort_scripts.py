@@ -375,7 +375,13 @@ def write_a_profile(ort: Any, folder: Path) -> Any:
     started = session.get_profiling_start_time_ns() > 0
     off = ort.InferenceSession(linear().SerializeToString())
     beginning = os.path.basename(name).startswith("profile"), name.endswith(".json")
-    return beginning, "MatMul" in kinds, started, off.end_profiling(), off.get_profiling_start_time_ns()
+    return (
+        beginning,
+        any("MatMul" in kind for kind in kinds if kind),
+        started,
+        off.end_profiling(),
+        off.get_profiling_start_time_ns(),
+    )
 
 
 @script

@@ -288,7 +288,7 @@ def test_a_profile_survives_a_change_of_providers(model: bytes, tmp_path: Path) 
     session.run(None, {"x": X})
     session.set_providers(["reference"])
     session.run(None, {"x": X})
-    assert Path(session.end_profiling()).read_text().count('"MatMul"') >= 4
+    assert Path(session.end_profiling()).read_text().count('"op": "MatMul') >= 2
     assert session.end_profiling() == ""
 
 

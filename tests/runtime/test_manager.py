@@ -375,7 +375,7 @@ def test_metrics(paths: list[Path]) -> None:
         assert (found.name, found.runs, found.errors, found.loads, found.evictions) == ("m", 10, 1, 1, 0)
         assert found.last_error.startswith("DTypeMismatch: input 'x': expected float32[n, 256]")
         assert found.weight_bytes == WEIGHTS
-        assert found.arena_bytes > 0
+        assert found.arena_bytes == 0  # one fused kernel: nothing lies between its nodes
         assert 0 < found.seconds_p50 <= found.seconds_p95 <= found.seconds_p99 <= found.seconds_total
         assert found.seconds_mean == pytest.approx(found.seconds_total / 10)
         assert manager.metrics() == {"m": found}

@@ -168,6 +168,7 @@ class Profiler:
     def trace(self) -> dict[str, Any]:
         """The recording in the Trace Event Format."""
         base = min((e.start for e in self.events), default=0)
+        ops = {node.name or node.op: node.op for node in self._session.graph.all_nodes()}
         threads = {ident: k for k, ident in enumerate(dict.fromkeys(e.thread for e in self.events))}
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "ranvier"}}
@@ -196,6 +197,7 @@ class Profiler:
                     "ts": (kernel.start_ns - base) / 1e3,
                     "dur": (kernel.end_ns - kernel.start_ns) / 1e3,
                     "args": {
+                        "op": " + ".join(ops.get(name, name) for name in kernel.label.split(" + ")),
                         "kernel": kernel.kernel,
                         "provider": kernel.provider,
                         "threads": kernel.threads,

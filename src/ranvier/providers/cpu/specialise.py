@@ -15,7 +15,7 @@ from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.program import NativeProgram, Placement
 from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
-from ranvier.graph.ir import Value
+from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.pulse import watching
@@ -155,9 +155,26 @@ def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Va
         lowering = registry.find(node)
         if lowering is None:
             raise Declined(f"{node.op}: no lowering")
+        _check_axes(node, definitions)
         definitions.label = node.name or node.op
         lowering.lower(NodeView(node, definitions), definitions)
     return definitions
+
+
+# operators whose axes count otherwise than those of the first operand, or do not matter
+_OWN_AXES = frozenset({"OneHot", "Flatten", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"})
+
+
+def _check_axes(node: Node, definitions: Definitions) -> None:
+    """Axes that do not exist are left to the reference, which says so: lowerings take them modulo the rank."""
+    first = node.input(0)
+    if first is None or node.op in _OWN_AXES:
+        return
+    rank = max(1, len(definitions.shape(first)))
+    for name in ("axis", "axes"):
+        given = node.attrs.get(name)
+        if given is not None and any(not -rank <= axis < rank for axis in np.atleast_1d(np.asarray(given)).tolist()):
+            raise Declined(f"{node.op}: {name} {given} for rank {rank}")
 
 
 def _static(value: Value, types: Mapping[Value, Type | None], where: str) -> TensorType:

@@ -21,6 +21,8 @@ from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import Type
 from ranvier.logs import logger
+from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.registry import COMPLETE, REGISTRY
 from ranvier.runtime.control import SHRINK_ENTRY, RunOptions
 from ranvier.runtime.ort.binding import IOBinding
 from ranvier.runtime.ort.errors import lacking, raises_ort
@@ -136,12 +138,21 @@ class InferenceSession:
     # -- providers ----------------------------------------------------------------------------------------------------
 
     def get_providers(self) -> list[str]:
-        """The providers in use, by ONNX Runtime's names where it has them."""
-        return [ort_name(provider) for provider in self._session.providers]
+        """The providers in use, by ONNX Runtime's names where it has them.
+
+        A provider that is there only because another's name promises every operator is not told of.
+        """
+        return [ort_name(provider) for provider in self._listed()]
 
     def get_provider_options(self) -> dict[str, dict[str, Any]]:
         given = self._session.config.provider_options
-        return {ort_name(p): dict(given.get(p.name, {})) for p in self._session.providers}
+        return {ort_name(p): dict(given.get(p.name, {})) for p in self._listed()}
+
+    def _listed(self) -> list[ExecutionProvider]:
+        used = self._session.providers
+        completing = {COMPLETE[name] for name in map(ort_name, used) if name in COMPLETE}
+        asked = {REGISTRY.resolve(name) for name in self._session.config.providers if name != "auto"}
+        return [p for p in used if p.name not in completing - asked]
 
     @raises_ort
     def set_providers(
