@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ranvier.config import LEVELS, Level, SessionConfig
 from ranvier.errors import InvalidConfig, InvalidGraph, nearest
-from ranvier.graph.ir import Graph
+from ranvier.graph.ir import Graph, Node
 from ranvier.graph.verify import verify
 from ranvier.logs import logger
-from ranvier.ops.estimate import graph_seconds
+from ranvier.ops.estimate import node_cost, seconds
 from ranvier.passes.base import OptimizationPass, PassContext
 
 LOADED = frozenset({"types"})  # what holds for a graph fresh from a front end
@@ -44,7 +45,8 @@ class PassManager:
         config = config or SessionConfig()
         check = self.check or config.debug > 0
         reports: list[PassReport] = []
-        before = graph_seconds(graph)
+        estimate = _Estimate()
+        before = estimate.seconds(graph)
         for step in self.passes:
             ctx = PassContext(config)
             nodes = len(graph)
@@ -53,7 +55,7 @@ class PassManager:
             elapsed = time.perf_counter() - started
             if check:
                 self._verify(graph, step, reports)
-            after = graph_seconds(graph) if changed else before
+            after = estimate.seconds(graph) if changed else before
             report = PassReport(
                 step.name, elapsed, ctx.changes, nodes, len(graph), before - after, dict(ctx.notes), dict(ctx.declined)
             )
@@ -69,6 +71,29 @@ class PassManager:
         except InvalidGraph as error:
             earlier = ", ".join(r.name for r in done) or "none"
             raise InvalidGraph(f"after pass {step.name!r} (before it: {earlier}): {error}") from error
+
+
+class _Estimate:
+    """Estimated seconds of a graph between passes: most nodes are as they were, and are not looked at again."""
+
+    def __init__(self) -> None:
+        self._known: dict[Node, tuple[list[Any], float]] = {}
+
+    def seconds(self, graph: Graph) -> float:
+        total = 0.0
+        known: dict[Node, tuple[list[Any], float]] = {}
+        for node in graph.all_nodes():
+            # types are never changed in place, so the same objects mean the same sizes
+            now = [None if v is None else v.type for v in node._inputs]
+            now += [v.type for v in node.outputs]
+            now += node.attrs.values()
+            found = self._known.get(node)
+            if found is None or len(found[0]) != len(now) or any(a is not b for a, b in zip(found[0], now)):
+                found = (now, seconds(node_cost(node)))
+            known[node] = found
+            total += found[1]
+        self._known = known
+        return total
 
 
 def _check_order(passes: Iterable[OptimizationPass]) -> None:

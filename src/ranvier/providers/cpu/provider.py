@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,8 +48,7 @@ class CpuProvider:
         return _llvm_problem()
 
     def capability(self) -> ProviderCapability:
-        ops = frozenset(op for _, op in registry.table())
-        return ProviderCapability(ops=ops, dtypes=registry.ALL, notes=f"machine code for {isa.host().key}")
+        return _capability(isa.host().key)
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
         for node in view:
@@ -69,12 +69,16 @@ class CpuProvider:
 
 
 @functools.cache
+def _capability(code: str) -> ProviderCapability:
+    ops = frozenset(op for _, op in registry.table())
+    return ProviderCapability(ops=ops, dtypes=registry.ALL, notes=f"machine code for {code}")
+
+
+@functools.cache
 def _llvm_problem() -> str | None:
-    try:
-        import llvmlite.binding
-    except (ImportError, OSError) as error:
-        return f"llvmlite cannot be loaded: {error}"
-    del llvmlite
+    # only looked for: a process whose kernels are all in the disk cache never loads it
+    if importlib.util.find_spec("llvmlite") is None:
+        return "llvmlite is not installed"
     if isa.architecture() not in {entry.triple for entry in isa.TABLE}:
         return f"no code generation for {isa.architecture()}"
     return None
