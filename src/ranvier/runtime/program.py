@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
-from ranvier.errors import InvalidConfig, InvalidValue, KernelError, OutOfMemory, RanvierError, nearest
+from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, RanvierError, nearest
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.allocation import MAX_RANK
@@ -24,7 +24,7 @@ from ranvier.providers.base import (
     Narrowable,
     Profiled,
 )
-from ranvier.runtime.control import RunControl, current
+from ranvier.runtime.control import RunControl
 from ranvier.runtime.partition import Part, Partitioner, narrowed
 
 Array = np.ndarray[Any, Any]
@@ -61,7 +61,9 @@ def compile_parts(
     """Every part of the graph compiled by its provider; bodies of control flow become programs of their own."""
 
     def body(nested: Graph) -> BodyRunner:
-        return body_runner(nested, providers, config, opsets)
+        from ranvier.runtime.body import Body  # a body is planned like a session, and plans are made of programs
+
+        return Body(Program(nested, compile_parts(nested, providers, config, opsets)), providers[0].allocator(), config)
 
     contexts: dict[str, CompileContext] = {}
     compiled: list[CompiledPart] = []
@@ -221,33 +223,6 @@ def _describe(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
 
 
-_UNPLANNED: Buffers = {}
-
-
-def body_runner(
-    graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, opsets: Mapping[str, int]
-) -> BodyRunner:
-    """Runs a nested graph: shapes may differ at every step of a loop, so its values are not planned in an arena."""
-    program = Program(graph, compile_parts(graph, providers, config, opsets))
-    captures = [(v, program.slots[v]) for v in graph.captured()]
-
-    def run(inputs: Sequence[Any], captured: Mapping[Value, Any]) -> list[Any]:
-        if len(inputs) != len(program.input_slots):
-            raise InvalidValue(f"graph {graph.name!r} takes {len(program.input_slots)} inputs, got {len(inputs)}")
-        env = list(program.template)
-        for slot, given in zip(program.input_slots, inputs):
-            env[slot] = given
-        for value, slot in captures:
-            if value in captured:
-                env[slot] = captured[value]
-        control = current.control or RunControl(None, config.limits)
-        if control.watched and not program.steps:
-            control.check(f"graph {graph.name!r}")
-        return program.run(env, control, _UNPLANNED, {}, current.profiler)
-
-    return run
-
-
 def static_bytes(value_type: Any) -> int | None:
     """Bytes of a planned buffer, or None where the type does not allow one."""
     if not isinstance(value_type, TensorType) or value_type.dtype is None or value_type.dtype.name == "string":
@@ -260,4 +235,4 @@ def static_bytes(value_type: Any) -> int | None:
     return nbytes
 
 
-__all__ = ["Buffers", "CompiledPart", "Prepared", "Program", "Step", "body_runner", "compile_parts", "static_bytes"]
+__all__ = ["Buffers", "CompiledPart", "Prepared", "Program", "Step", "compile_parts", "static_bytes"]

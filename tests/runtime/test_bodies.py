@@ -1,0 +1,128 @@
+"""Bodies of control flow: planned by shapes, the same results whatever happens to those shapes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import ranvier as rv
+from ranvier.runtime.body import Body
+
+RNG = np.random.default_rng(3)
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+
+
+CELL = """
+loops (int64 count, float[B, 5] start, float[5, 5] w) => (float[B, 5] last, float[5, 5] kept, float[N, B, 5] all)
+{
+    yes = Constant <value = bool {1}> ()
+    last, kept, all = Loop <body = step (int64 i, bool c, float[B, 5] h, float[5, 5] v) => (c2, h2, v2, out)
+    {
+        c2 = Identity (c)
+        v2 = Identity (v)
+        m = MatMul (h, v)
+        s = Add (m, start)
+        h2 = Tanh (s)
+        out = Mul (h2, h2)
+    }> (count, yes, start, w)
+}
+"""
+
+GROWING = """
+grows (int64 count, float[K] x) => (float[M] last)
+{
+    yes = Constant <value = bool {1}> ()
+    x_sum = ReduceSum <keepdims = 0> (x)
+    last = Loop <body = step (int64 i, bool c, float[N] h) => (c2, h2)
+    {
+        c2 = Identity (c)
+        t = Add (h, x_sum)
+        h2 = Concat <axis = 0> (t, x)
+    }> (count, yes, x)
+}
+"""
+
+
+def run(model: Any, feeds: dict[str, Any], providers: list[str]) -> list[Any]:
+    with rv.load(model, providers=providers) as session:
+        return list(session.run(feeds).values())
+
+
+def cell(batch: int, count: int) -> dict[str, Any]:
+    start, w = RNG.normal(size=(batch, 5)), RNG.normal(size=(5, 5))
+    return {"count": np.array(count), "start": start.astype(np.float32), "w": w.astype(np.float32)}
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_loop_gives_what_its_steps_give(count: int) -> None:
+    feeds = cell(3, count)
+    last, kept, everything = run(parsed(CELL), feeds, ["cpu", "reference"])
+    h = feeds["start"].astype(np.float64)
+    for k in range(count):
+        h = np.tanh(h @ feeds["w"] + feeds["start"])
+        np.testing.assert_allclose(everything[k], h * h, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(last, h, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(kept, feeds["w"])
+    assert everything.shape[0] == count
+
+
+def test_results_that_are_operands_are_the_callers_own() -> None:
+    feeds = cell(2, 3)
+    with rv.load(parsed(CELL), providers=["cpu", "reference"]) as session:
+        first = session.run(feeds)
+        first["kept"][:] = 0
+        first["last"][:] = 0
+        again = session.run(feeds)
+    np.testing.assert_array_equal(again["kept"], feeds["w"])
+    assert np.any(again["last"])
+
+
+def test_shapes_may_change_at_every_step() -> None:
+    model = parsed(GROWING)
+    x = RNG.normal(size=4).astype(np.float32)
+    (found,) = run(model, {"count": np.array(40), "x": x}, ["cpu", "reference"])
+    expected = x.astype(np.float64)
+    for _ in range(40):
+        expected = np.concatenate((expected + x.sum(dtype=np.float64), x))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_plans_are_made_once_per_set_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    real = Body._made
+
+    def counting(self: Body, values: Any) -> Any:
+        made.append(1)
+        return real(self, values)
+
+    monkeypatch.setattr(Body, "_made", counting)
+    with rv.load(parsed(CELL), providers=["cpu", "reference"]) as session:
+        for batch in (2, 3, 2, 3, 2):
+            session.run(cell(batch, 6))
+    assert len(made) == 2
+
+
+def test_bodies_run_in_several_threads() -> None:
+    feeds = [cell(1 + k % 3, 9) for k in range(12)]
+    with rv.load(parsed(CELL), providers=["cpu", "reference"], threads=1) as session:
+        alone = [session.run(f)["last"] for f in feeds]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda f: session.run(f)["last"], feeds))
+    for a, b in zip(alone, together):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_with_limits_gives_the_same() -> None:
+    feeds = cell(3, 5)
+    with rv.load(parsed(CELL), providers=["cpu", "reference"]) as session:
+        plain = session.run(feeds)["last"]
+        limited = session.run(feeds, options=rv.RunOptions(timeout=60.0))["last"]
+    np.testing.assert_array_equal(plain, limited)
