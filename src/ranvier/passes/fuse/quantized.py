@@ -2,7 +2,8 @@
 
 Exporters write quantized layers as float operators between DequantizeLinear and QuantizeLinear. The same layer on
 codes has exact integer sums and one rounding, so its result is that of the float form up to a tie that rounds the
-other way: at most one step of the result's own scale.
+other way: at most one step of the result's own scale. Layers whose result is not quantized multiply codes all the
+same and scale the sums, which changes the float result by rounding only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.ops.registry import Array
 from ranvier.passes.base import PassContext
-from ranvier.passes.edit import builder, bypass
+from ranvier.passes.edit import builder, bypass, prune
 from ranvier.passes.facts import array_of, dtype_of, only_use, rank_of, scalar_of, shape_of
 
 _BYTES = (DType.int8, DType.uint8)
@@ -57,7 +58,21 @@ class QuantizedFusion:
             for node in list(each):
                 if node.graph is not None and node.op == "QuantizeLinear" and not node.domain:
                     self._layer(node, ctx)
+            for node in list(each):
+                if node.graph is not None and node.op in ("Conv", "Gemm", "MatMul") and not node.domain:
+                    self._sums(node, ctx)
         return ctx.changes > 0
+
+    def _sums(self, node: Node, ctx: PassContext) -> None:
+        try:
+            made = _scaled_sums(node, builder(node, self.name))
+        except _Left as reason:
+            ctx.left(node.op, str(reason))
+            return
+        operands = list(node.inputs)
+        if made is not None and bypass(node, made, self.name):
+            prune(operands)
+            ctx.changed(f"{node.op} on sums")
 
     def _layer(self, last: Node, ctx: PassContext) -> None:
         found = _between(last)
@@ -69,7 +84,9 @@ class QuantizedFusion:
         except _Left as reason:
             ctx.left(node.op, str(reason))
             return
+        operands = list(last.inputs)
         if bypass(last, made, self.name):
+            prune(operands)
             ctx.changed(node.op)
 
 
@@ -173,6 +190,59 @@ def _product(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DT
     if w.axis is not None and (rank != 2 or w.axis != 1):
         raise _Left("the right operand is quantized along another axis than that of the columns")
     return op.node("QLinearMatMul", [*_triple(x, op), *_triple(w, op), *_result(y, target, op)]).output
+
+
+# -- layers with a float result ---------------------------------------------------------------------------------------
+
+
+def _scaled_sums(node: Node, op: GraphOps) -> Value | None:
+    """A layer of an operand and constant weights, both given by codes; None for other layers."""
+    x, w = (_dequantized(node.input(k)) for k in (0, 1))
+    if x is None or w is None or w.codes.const is None:
+        return None
+    if not x.is_single:
+        raise _Left("the operand is quantized along an axis")
+    weights, rank, attrs = w.codes.const.numpy(), rank_of(x.codes), {}
+    columns, bias = weights.ndim - 1, None
+    if node.op == "Gemm":
+        if node.attrs.get("transA", 0) or node.attrs.get("alpha", 1.0) != 1 or node.attrs.get("beta", 1.0) != 1:
+            raise _Left("the product is transposed or scaled")
+        if node.attrs.get("transB", 0):
+            weights, columns = np.ascontiguousarray(weights.T), 0
+    elif node.op == "Conv":
+        columns = 0
+        attrs = {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
+    if node.op != "Conv" and (rank is None or rank < 2 or weights.ndim != 2):
+        raise _Left("an operand is not a matrix, or its rank is not known")
+    depth = weights[0].size if node.op == "Conv" else weights.shape[0]
+    if depth >= _LONGEST:
+        raise _Left("int32 might not hold the sums")
+    if w.axis not in (None, columns):
+        raise _Left("the weights are quantized along another axis than that of the outputs")
+    spread = (-1, *(1,) * (weights.ndim - 2)) if node.op == "Conv" else (-1,)
+    if node.op != "MatMul" and node.input(2) is not None:
+        bias = _numbers(node.input(2))
+        if node.op == "Conv":
+            bias = bias.reshape(spread)
+    codes = w.codes if weights is w.codes.const.numpy() else op.constant(weights)
+    zeros = [_triple(q, op)[2] for q in (x, w)]
+    name = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
+    total = op.node(name, [x.codes, codes, *zeros], attrs).output
+    scale = np.asarray(x.scale * w.scale, np.float32)
+    value = op.Mul(op.Cast(total, to=DType.float32.onnx), op.constant(scale if w.is_single else scale.reshape(spread)))
+    return value if bias is None else op.Add(value, op.constant(bias))
+
+
+def _numbers(value: Value | None) -> Array:
+    """The float32 content of a bias that is constant, or made from constant codes."""
+    array = array_of(value)
+    if array is not None:
+        return array
+    given = _dequantized(value, (DType.int32, *_BYTES))
+    if given is None or given.codes.const is None:
+        raise _Left("the bias is not constant")
+    codes, zero = given.codes.const.numpy().astype(np.float32), given.zero
+    return np.asarray((codes if zero is None else codes - zero.astype(np.float32)) * given.scale, np.float32)
 
 
 # -- codes ------------------------------------------------------------------------------------------------------------
