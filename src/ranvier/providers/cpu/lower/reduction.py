@@ -166,6 +166,12 @@ def softmax(b: Definitions, x: Value, axis: int, log: bool = False, out: Value |
     dtype = b.dtype(x)
     wide = wide_type(dtype)
 
+    def by_steps(e: list[Expr]) -> RowBody:
+        """Softmax of float16 as the standard's function defines it: every step rounds."""
+        weight = op("exp", sub(e[0], Result(0, dtype)))
+        reduces = [Reduce("max", e[0], dtype), Reduce("sum", cast(weight, wide), wide)]
+        return RowBody(reduces, maps={0: div(weight, cast(Result(1, wide), dtype))})
+
     def build(e: list[Expr]) -> RowBody:
         value = cast(e[0], wide)
         shifted = sub(value, Result(0, wide))
@@ -174,7 +180,8 @@ def softmax(b: Definitions, x: Value, axis: int, log: bool = False, out: Value |
         result = sub(shifted, op("log", total)) if log else div(op("exp", shifted), total)
         return RowBody(reduces, maps={0: cast(result, dtype)})
 
-    return b.rows([x], [axis], build, [(dtype, True)], results=[out])[0]
+    body = by_steps if dtype is DType.float16 and not log else build
+    return b.rows([x], [axis], body, [(dtype, True)], results=[out])[0]
 
 
 @lowers("Softmax", "LogSoftmax", dtypes=FLOATS)
