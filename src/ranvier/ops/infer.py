@@ -221,6 +221,9 @@ class TypeInference:
 
     def _if(self, node: Node) -> list[Type | None]:
         branches = [self.run(node.attrs[name]) for name in ("then_branch", "else_branch")]
+        condition = None if node.inputs[0] is None else self.values.get(node.inputs[0])
+        if condition is not None and condition.size == 1:
+            return branches[0 if condition.reshape(()) else 1]
         return [generalise(a, b) for a, b in zip(*branches)]
 
     def _loop(self, node: Node) -> list[Type | None]:

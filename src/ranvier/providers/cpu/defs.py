@@ -14,7 +14,7 @@ ways; fusion and layout only look at these, never at ONNX operators:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +190,7 @@ class Definitions:
     def __init__(self) -> None:
         self.types: dict[Value, TensorType] = {}
         self.known: dict[Value, Array] = {}
+        self.expand: Callable[[Iterable[Node]], None] | None = None  # lowers the nodes of a nested graph too
         self.defs: list[Def] = []
         self.checks: list[Check] = []
         self.label = ""

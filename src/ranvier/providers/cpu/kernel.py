@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import OrderedDict
@@ -12,12 +13,13 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError, ResourceLimit
-from ranvier.graph.ir import Node, Value
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.logs import warn_once
 from ranvier.ops import TypeInference, registry
 from ranvier.ops.pulse import pulse
 from ranvier.providers.base import (
+    BodyRunner,
     CompileContext,
     KernelStats,
     KernelTime,
@@ -69,6 +71,7 @@ class CpuKernel:
         self._lock = threading.RLock()
         self._made: OrderedDict[Any, Specialised | Unlowered] = OrderedDict()
         self._keyed: tuple[int, ...] = ()  # of self.inputs: those whose content decides shapes
+        self._runners: dict[Graph, BodyRunner] = {}  # of branches, for when the part runs node by node
         self._calls, self._seconds = 0, 0.0
 
     def narrowed(self, part: Subgraph) -> CpuKernel:
@@ -203,13 +206,15 @@ class CpuKernel:
         env: dict[Value, Any] = {v: v.const.numpy() for v in self.part.inputs if v.const is not None}
         env.update(zip(self.inputs, given))
         kept = set(self.part.outputs)
-        last = {v: node for node in self.part.nodes for v in [*node.inputs, *node.outputs] if v is not None}
+        last = {v: node for node in self.part.nodes for v in [*node.dependencies(), *node.outputs]}
         for node, definition in self._bodies:
             name = node.name or node.op
             pulse(f"{node.op} {name!r}")
             wanted = tuple(bool(v.uses) or v.is_graph_output for v in node.outputs)
             call = registry.Call(wanted, node.version, node=node, opsets=self._ctx.opsets)
             operands = [None if v is None else env[v] for v in node.inputs]
+            if node.has_subgraphs:
+                call.run = functools.partial(self._nested, {v: env[v] for v in node.captures()})
             try:
                 with np.errstate(all="ignore"):
                     results = definition.run(operands, node.attrs, call)
@@ -222,7 +227,7 @@ class CpuKernel:
                 message = f"{node.op} {name!r} failed on cpu: {type(error).__name__}: {error}"
                 raise KernelError(message, node=name, op=node.op, provider="cpu") from error
             env.update(zip(node.outputs, results))
-            for value in {v for v in [*node.inputs, *node.outputs] if v is not None and last[v] is node} - kept:
+            for value in {v for v in [*node.dependencies(), *node.outputs] if last[v] is node} - kept:
                 env.pop(value, None)
         for k, value in enumerate(self.part.outputs):
             found = env[value]
@@ -231,6 +236,13 @@ class CpuKernel:
                 np.copyto(buffer, found)
             else:
                 outputs[k] = np.array(found)
+
+    def _nested(self, captured: Mapping[Value, Any], graph: Graph, given: Sequence[Any]) -> list[Any]:
+        with self._lock:
+            runner = self._runners.get(graph)
+            if runner is None:
+                runner = self._runners[graph] = self._ctx.body(graph)
+        return runner(given, captured)
 
     def _tell(self, made: Unlowered) -> None:
         label = self.part.label

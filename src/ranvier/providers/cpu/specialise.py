@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,13 +143,30 @@ def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Va
     definitions = Definitions()
     for value in part.inputs:
         definitions.types[value] = _static(value, types, "input")
-    for node in part.nodes:
+    definitions.known = {v: a for v, a in known.items() if v in definitions.types}
+    definitions.expand = lambda nodes: _lower(nodes, definitions, types, known)
+    _lower(part.nodes, definitions, types, known)
+    return definitions
+
+
+def _lower(
+    nodes: Iterable[Node],
+    definitions: Definitions,
+    types: Mapping[Value, Type | None],
+    known: Mapping[Value, Array],
+) -> None:
+    nodes = list(nodes)
+    for node in nodes:
+        for value in node.dependencies():
+            if value not in definitions.types and value.const is not None:
+                definitions.types[value] = _static(value, types, "constant")
         for value in node.outputs:
             found = definitions.types[value] = _static(value, types, node.name or node.op)
             if found.dtype is not None and found.shape is not None:
                 checked_shape(found.shape, found.dtype.numpy, node.op)  # type: ignore[arg-type]
-    definitions.known = {v: a for v, a in known.items() if v in definitions.types}
-    for node in part.nodes:
+            if value in known:
+                definitions.known[value] = known[value]
+    for node in nodes:
         if all(v in definitions.known for v in node.outputs):
             continue
         lowering = registry.find(node)
@@ -158,7 +175,6 @@ def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Va
         _check_axes(node, definitions)
         definitions.label = node.name or node.op
         lowering.lower(NodeView(node, definitions), definitions)
-    return definitions
 
 
 # operators whose axes count otherwise than those of the first operand, or do not matter

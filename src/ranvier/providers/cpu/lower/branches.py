@@ -1,0 +1,46 @@
+"""If whose condition follows from shapes: the branch that is taken becomes part of what is around it."""
+
+from __future__ import annotations
+
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.ops.infer import SHAPE_MATH
+from ranvier.providers.cpu.defs import Definitions, NodeView
+from ranvier.providers.cpu.lower.registry import lowers
+
+_DEEP = 32  # steps of arithmetic between shapes and a condition
+
+
+def _follows_from_shapes(value: Value | None, depth: int = _DEEP) -> bool:
+    if value is None or value.const is not None:
+        return True
+    node = value.producer
+    if node is None or node.domain or node.op not in SHAPE_MATH or not depth:
+        return False
+    return node.op in ("Shape", "Size") or all(_follows_from_shapes(v, depth - 1) for v in node.inputs)
+
+
+def _check(node: Node) -> str | None:
+    from ranvier.providers.cpu.provider import reason_against  # asks the table that this module is part of
+
+    if not _follows_from_shapes(node.input(0)):
+        return "the condition depends on data"
+    for branch in node.subgraphs():
+        for inner in branch:
+            reason = reason_against(inner)
+            if reason is not None:
+                return f"{inner.op} in a branch: {reason}"
+    return None
+
+
+@lowers("If", values=(0,), check=_check)
+def if_(n: NodeView, b: Definitions) -> None:
+    taken = n.need(0).reshape(-1)[0]
+    branch: Graph = n.attrs["then_branch" if taken else "else_branch"]
+    assert b.expand is not None
+    b.expand(branch)
+    for k, (outer, inner) in enumerate(zip(n.outputs, branch.outputs)):
+        if not n.wants(k):
+            continue
+        if inner not in b.types and inner.const is not None:
+            b.types[inner] = inner.const.type
+        b.identity(inner, out=outer)
