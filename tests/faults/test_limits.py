@@ -71,11 +71,35 @@ def test_one_long_node_can_be_cancelled_too() -> None:
     """A recurrent layer over a very long sequence is one node; it looks at the limits at every step."""
     steps = 200_000
     text = "g (float[t, 1, 1] x, float[1, 4, 1] w, float[1, 4, 1] r) => (y) { y = LSTM <hidden_size = 1> (x, w, r) }"
-    with rv.load(model(text), limits=rv.Limits(run_seconds=0.2)) as session:
+    with rv.load(model(text), limits=rv.Limits(run_seconds=0.2), providers=["reference"]) as session:
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             session.run({"x": zeros(steps, 1, 1), "w": zeros(1, 4, 1), "r": zeros(1, 4, 1)})
         assert time.monotonic() - started < 2
+
+
+PRODUCTS = (
+    "g (float[n, n] v0) => (float[n, n] v400) {" + " ".join(f"v{k + 1} = MatMul(v{k}, v0)" for k in range(400)) + " }"
+)
+
+
+def test_generated_code_ends_at_the_limit() -> None:
+    """Four hundred products are one call into native code, which takes seconds; it ends between two of them."""
+    given = {"v0": np.eye(700, dtype=np.float32)}
+    with rv.load(model(PRODUCTS), providers=["cpu"]) as session:
+        session.bind(n=700)
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"limit of 0\.1 s"):
+            session.run(given, options=rv.RunOptions(timeout=0.1))
+        assert time.monotonic() - started < 1.5
+        options = rv.RunOptions()
+        timer = threading.Timer(0.1, lambda: setattr(options, "terminate", True))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(Cancelled, match="was cancelled"):
+            session.run(given, options=options)
+        assert time.monotonic() - started < 1.5
+        timer.join()
 
 
 def test_an_enormous_window_ends_at_the_limit() -> None:

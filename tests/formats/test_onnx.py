@@ -50,7 +50,7 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
     sources = [path, str(path), path.read_bytes(), bytearray(path.read_bytes()), model, io.BytesIO(path.read_bytes())]
     with path.open("rb") as file:
         for source in [*sources, file]:
-            np.testing.assert_allclose(rv.load(source).run({"x": X})["y"], expected(model), rtol=1e-5)
+            np.testing.assert_allclose(rv.load(source).run({"x": X})["y"], expected(model), rtol=1e-5, atol=1e-6)
     assert model == linear(), "the caller's message is not changed"
     for suffix in ("onnxtxt", "textproto", "json"):
         text = tmp_path / f"m.{suffix}"
@@ -94,9 +94,9 @@ def external(tmp_path: Path, **changes: str) -> Path:
 
 def test_external_data_is_mapped(tmp_path: Path) -> None:
     path = external(tmp_path)
-    np.testing.assert_allclose(rv.load(path).run({"x": X})["y"], expected(linear()), rtol=1e-5)
+    np.testing.assert_allclose(rv.load(path).run({"x": X})["y"], expected(linear()), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
-        rv.load(path.read_bytes(), base_dir=tmp_path).run({"x": X})["y"], expected(linear()), rtol=1e-5
+        rv.load(path.read_bytes(), base_dir=tmp_path).run({"x": X})["y"], expected(linear()), rtol=1e-5, atol=1e-6
     )
     with pytest.raises(WeightError, match="base_dir"):
         rv.load(path.read_bytes())
@@ -140,7 +140,9 @@ def test_links_into_a_shared_store_work_when_the_model_is_one_too(tmp_path: Path
     external(store)
     (snapshot / "m.onnx").symlink_to(store / "m.onnx")
     (snapshot / "w.bin").symlink_to(store / "w.bin")
-    np.testing.assert_allclose(rv.load(snapshot / "m.onnx").run({"x": X})["y"], expected(linear()), rtol=1e-5)
+    np.testing.assert_allclose(
+        rv.load(snapshot / "m.onnx").run({"x": X})["y"], expected(linear()), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_wrong_checksum_is_found(tmp_path: Path) -> None:
@@ -152,7 +154,9 @@ def test_saving_with_external_data(tmp_path: Path) -> None:
     graph = onnx_format.read(linear())
     onnx_format.save(graph, tmp_path / "out.onnx", external_data=True)
     assert (tmp_path / "out.onnx.data").stat().st_size == 4 * 512 * 4
-    np.testing.assert_allclose(rv.load(tmp_path / "out.onnx").run({"x": X})["y"], expected(linear()), rtol=1e-5)
+    np.testing.assert_allclose(
+        rv.load(tmp_path / "out.onnx").run({"x": X})["y"], expected(linear()), rtol=1e-5, atol=1e-6
+    )
     onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
 
@@ -248,7 +252,7 @@ def test_initializers_as_inputs() -> None:
         session = rv.load(model)
         assert list(session.inputs) == ["x"]
         assert list(session.optional_inputs) == (["w"] if overridable else [])
-        np.testing.assert_allclose(session.run({"x": X})["y"], expected(model), rtol=1e-5)
+        np.testing.assert_allclose(session.run({"x": X})["y"], expected(model), rtol=1e-5, atol=1e-6)
         if overridable:
             assert session.run({"x": X, "w": np.zeros((4, 512), np.float32)})["y"].sum() == 0
         exported = onnx_format.to_proto(onnx_format.read(model))
@@ -258,7 +262,7 @@ def test_initializers_as_inputs() -> None:
 def test_nodes_out_of_order_still_load() -> None:
     model = linear()
     model.graph.node.append(model.graph.node.pop(0))
-    np.testing.assert_allclose(rv.load(model).run({"x": X})["y"], expected(model), rtol=1e-5)
+    np.testing.assert_allclose(rv.load(model).run({"x": X})["y"], expected(model), rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_that_are_inputs_constants_or_repeated() -> None:
