@@ -14,6 +14,7 @@ from ranvier.passes.fold_affine import FoldAffine
 from ranvier.passes.fold_constants import FoldConstants
 from ranvier.passes.fold_shapes import FoldShapes
 from ranvier.passes.fuse import fusion_passes
+from ranvier.passes.loop_invariants import LoopInvariants
 from ranvier.passes.manager import PassManager, PassReport, passes_for
 from ranvier.passes.modernise import Modernise
 
@@ -25,6 +26,7 @@ def default_passes() -> list[OptimizationPass]:
         Modernise(),
         FoldShapes(),
         FoldConstants(),
+        LoopInvariants(),
         # an inlined branch and a folded target make more shapes known
         FoldShapes(),
         FoldConstants(),
@@ -47,6 +49,7 @@ __all__ = [
     "FoldAffine",
     "FoldConstants",
     "FoldShapes",
+    "LoopInvariants",
     "Modernise",
     "OptimizationPass",
     "PassContext",
