@@ -2,11 +2,13 @@
 
 from ranvier.codegen.llvm.integer.convolution import has_few_pixels, integer_conv, pack_filters
 from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
+from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_left, moved_right, pack_at_run, pack_codes
 from ranvier.codegen.llvm.integer.product import integer_matmul
 
 __all__ = [
     "PackedCodes",
+    "Recurrent",
     "has_few_pixels",
     "integer_conv",
     "integer_depthwise",
@@ -17,4 +19,5 @@ __all__ = [
     "pack_codes",
     "pack_depthwise",
     "pack_filters",
+    "quantized_lstm",
 ]
