@@ -79,6 +79,7 @@ class Alias(Def):
 
     source: Value
     view: Callable[[View], View | None]
+    inverse: Callable[[View], View | None] | None = None  # from the result's memory to the operand's, where one is
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -256,22 +257,33 @@ class Definitions:
         shape: Sequence[int],
         out: Value | None = None,
         dtype: DType | None = None,
+        inverse: Callable[[View], View | None] | None = None,
     ) -> Value:
         result = self._result(out, dtype or self.dtype(source), shape)
-        self._add(Alias((result,), source, view))
+        self._add(Alias((result,), source, view, inverse))
         return result
 
     def reshape(self, source: Value, shape: Sequence[int], out: Value | None = None) -> Value:
         target = tuple(int(d) for d in shape)
-        return self.alias(source, lambda view: view.reshaped(target), target, out)
+        have = self.shape(source)
+        return self.alias(
+            source, lambda view: view.reshaped(target), target, out, inverse=lambda view: view.reshaped(have)
+        )
 
     def transpose(self, source: Value, perm: Sequence[int], out: Value | None = None) -> Value:
         order = tuple(perm)
         have = self.shape(source)
-        return self.alias(source, lambda view: view.transposed(order), [have[p] for p in order], out)
+        back = tuple(order.index(axis) for axis in range(len(order)))
+        return self.alias(
+            source,
+            lambda view: view.transposed(order),
+            [have[p] for p in order],
+            out,
+            inverse=lambda view: view.transposed(back),
+        )
 
     def identity(self, source: Value, out: Value | None = None) -> Value:
-        return self.alias(source, lambda view: view, self.shape(source), out)
+        return self.alias(source, lambda view: view, self.shape(source), out, inverse=lambda view: view)
 
     def moved(
         self,

@@ -21,6 +21,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.providers.cpu.defs import (
     Alias,
     Contraction,
@@ -94,6 +95,7 @@ class Realiser:
         self.done = Realised()
         self._views: dict[Value, View] = {}
         self._label = ""
+        self._looked_at: list[ConstTensor] = []
         for k, value in enumerate(inputs):
             self._views[value] = self._outside(value, "input", k)
         self._outputs: dict[Value, View] = {}
@@ -106,6 +108,7 @@ class Realiser:
                 self._outputs[value] = view
         self._wanted = list(outputs)
         self._slices: dict[Value, tuple[Joined, int]] = {}
+        self._outputs_behind: dict[Value, View] = {}  # results that lie in an output's memory under another shape
 
     def _outside(self, value: Value, kind: Any, k: int) -> View:
         shape, dtype = self.program.shape(value), self.program.dtype(value)
@@ -118,10 +121,14 @@ class Realiser:
     def run(self) -> Realised:
         flags = [check.flag for check in self.program.checks]
         groups = group(self.program, [*self._wanted, *flags])
-        self._plan_joins([d for g in groups for d in g.defs])
+        members = [d for g in groups for d in g.defs]
+        self._plan_joins(members)
+        self._plan_outputs(members)
         for each in groups:
             self._label = _label(each)
             self._realise(each)
+            while self._looked_at:  # weights are packed by now: what a kernel reads as it is comes back by itself
+                self._looked_at.pop().release()
         for value, view in self._outputs.items():
             have = self.view(value)
             if have.storage is not view.storage:
@@ -162,7 +169,8 @@ class Realiser:
         if known is not None:
             return known
         assert value.const is not None, f"{value!r} is used before it is made"
-        return value.const.numpy()
+        self._looked_at.append(value.const)
+        return value.const.raw()
 
     def temporary(self, dtype: DType, shape: Sequence[int], order: tuple[int, ...] | None = None) -> View:
         return View.temporary(dtype, tuple(shape), order)
@@ -178,6 +186,8 @@ class Realiser:
             made = slice_of(whole, joined.axis, start, self.program.shape(value)[joined.axis])
         elif value in self._outputs:
             made = self._outputs[value]
+        elif value in self._outputs_behind:
+            made = self._outputs_behind[value]
         else:
             made = View.temporary(self.program.dtype(value), self.program.shape(value), order)
         self._views[value] = made
@@ -200,6 +210,28 @@ class Realiser:
                     taken.add(source)
                     self._slices[source] = (each, start)
                 start += size
+
+    def _plan_outputs(self, defs: Sequence[Def]) -> None:
+        """Let what only becomes an output by another view (a transpose, a reshape) be written there at once."""
+        own: set[Value] = set()
+        uses: dict[Value, int] = {}
+        for each in defs:
+            if isinstance(each, Pointwise | Moved | Rows | Contraction | Joined | Opaque):
+                own.update(each.outputs)
+            for value in each.operands:
+                uses[value] = uses.get(value, 0) + 1
+        behind = dict(self._outputs)
+        for each in reversed(defs):
+            if not isinstance(each, Alias) or each.inverse is None or each.out not in behind:
+                continue
+            source = each.source
+            if uses[source] > 1 or source in behind or source in self._slices:
+                continue
+            view = each.inverse(behind[each.out])
+            if view is not None:
+                behind[source] = view
+                if source in own:
+                    self._outputs_behind[source] = view
 
     # -- launches ---------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Specialised:
         places, self.workspace = _place(realised)
         self._checks = [(places[flag].offset, message, node) for flag, message, node in realised.checks]
         count = len(inputs)
+        self._keep: list[Array] = []
         for storage in {b.storage for each in self.launches for b in each.buffers if isinstance(b, At)}:
             if storage.kind == "input":
                 places[storage] = Placement(2 + storage.index, 0)
@@ -58,8 +59,9 @@ class Specialised:
                 places[storage] = Placement(2 + count + storage.index, 0)
             elif storage.kind == "const":
                 assert storage.array is not None
-                places[storage] = Placement(_ABSOLUTE, storage.array.ctypes.data)
-        self._keep = [s.array for s in places if s.array is not None]
+                array = storage.array if storage.array.flags.aligned else storage.array.copy()
+                self._keep.append(array)
+                places[storage] = Placement(_ABSOLUTE, array.ctypes.data)
         self.threads = target.threads
         self._isa = target.isa
         self.program = NativeProgram(self.launches, places, target.isa, bases=2 + count + len(part.outputs))
