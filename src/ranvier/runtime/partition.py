@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ranvier.errors import MissingOp, UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.ops import registry
 from ranvier.providers.base import Decline, ExecutionProvider, GraphView, Subgraph
 
 
@@ -100,19 +102,70 @@ def unsupported_ops(graph: Graph, providers: Sequence[ExecutionProvider]) -> lis
     return missing_ops(left, reasons)
 
 
-def _groups(graph: Graph, chosen: dict[int, ExecutionProvider]) -> Iterable[tuple[ExecutionProvider, list[Node]]]:
-    """Runs of consecutive nodes of one provider; single nodes where the provider compiles node by node."""
-    run: list[Node] = []
-    owner: ExecutionProvider | None = None
-    for node in graph:
+def _groups(graph: Graph, chosen: dict[int, ExecutionProvider]) -> list[tuple[ExecutionProvider, list[Node]]]:
+    """Runs of consecutive nodes of one provider; single nodes where the provider compiles node by node.
+
+    Nodes change places where that makes fewer runs: an unrelated node of another provider does not cut a run in two.
+    """
+    given = list(graph)
+    best = _runs(given, chosen)
+    owners = list(dict.fromkeys(chosen[id(node)] for node in given))
+    if len(owners) > 1:
+        for first in owners:
+            found = _runs(_together(given, chosen, first), chosen)
+            if len(found) < len(best):
+                best = found
+    return best
+
+
+def _runs(order: Iterable[Node], chosen: dict[int, ExecutionProvider]) -> list[tuple[ExecutionProvider, list[Node]]]:
+    found: list[tuple[ExecutionProvider, list[Node]]] = []
+    for node in order:
         provider = chosen[id(node)]
-        if run and owner is not None and (provider is not owner or not provider.capability().whole_parts):
-            yield owner, run
-            run = []
-        owner = provider
-        run.append(node)
-    if run and owner is not None:
-        yield owner, run
+        if found and found[-1][0] is provider and provider.capability().whole_parts:
+            found[-1][1].append(node)
+        else:
+            found.append((provider, [node]))
+    return found
+
+
+def _together(given: Sequence[Node], chosen: dict[int, ExecutionProvider], owner: ExecutionProvider) -> list[Node]:
+    """A topological order that stays with a provider while anything of it is ready; else as the nodes were given."""
+    index = {id(node): k for k, node in enumerate(given)}
+    waiting = [0] * len(given)
+    followers: list[list[int]] = [[] for _ in given]
+    effects: int | None = None  # the last node that must not change places with others like it
+    for k, node in enumerate(given):
+        before = {index[id(v.producer)] for v in node.dependencies() if id(v.producer) in index}
+        if _has_effects(node):
+            before |= {effects} if effects is not None else set()
+            effects = k
+        waiting[k] = len(before)
+        for each in before:
+            followers[each].append(k)
+    ready: dict[ExecutionProvider, list[int]] = {}
+    for k, node in enumerate(given):
+        if not waiting[k]:
+            ready.setdefault(chosen[id(node)], []).append(k)
+    order: list[Node] = []
+    while any(ready.values()):
+        if not ready.get(owner):
+            owner = min((p for p, nodes in ready.items() if nodes), key=lambda p: ready[p][0])
+        k = heapq.heappop(ready[owner])
+        order.append(given[k])
+        for follower in followers[k]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready.setdefault(chosen[id(given[follower])], []), follower)
+    return order
+
+
+def _has_effects(node: Node) -> bool:
+    """Does it matter when the node runs: has it effects, does it draw random numbers, or may a body of it?"""
+    if node.has_subgraphs:
+        return any(_has_effects(inner) for body in node.subgraphs() for inner in body)
+    definition = registry.find(node.domain, node.op, node.version)
+    return definition is None or not definition.traits.isdisjoint(("impure", "random"))
 
 
 def subgraph_of(graph: Graph, nodes: Sequence[Node]) -> Subgraph:
