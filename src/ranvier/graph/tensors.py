@@ -19,7 +19,7 @@ from ranvier.graph.types import TensorType
 class ConstTensor:
     """A tensor by type, with its data made once on first need by ``load``."""
 
-    __slots__ = ("_array", "_load", "source", "type")
+    __slots__ = ("_array", "_drop", "_load", "_raw", "source", "type")
 
     def __init__(
         self,
@@ -27,10 +27,13 @@ class ConstTensor:
         shape: tuple[int, ...],
         load: Callable[[], np.ndarray[Any, Any]],
         source: str = "memory",
+        drop: Callable[[], None] | None = None,
     ) -> None:
         self.type = TensorType(dtype, shape)
         self.source = source  # where the bytes come from, for people
         self._load: Callable[[], np.ndarray[Any, Any]] | None = load
+        self._drop = drop  # gives back the memory of data that can be read again
+        self._raw: np.ndarray[Any, Any] | None = None
         self._array: np.ndarray[Any, Any] | None = None
 
     @classmethod
@@ -40,8 +43,8 @@ class ConstTensor:
         tensor = cls.__new__(cls)
         tensor.type = TensorType(dtypes.of(array), array.shape)
         tensor.source = "memory"
-        tensor._load = None
-        tensor._array = _frozen(array)
+        tensor._load = tensor._drop = None
+        tensor._raw = tensor._array = _frozen(array)
         return tensor
 
     @property
@@ -63,11 +66,22 @@ class ConstTensor:
 
     @property
     def is_loaded(self) -> bool:
-        return self._array is not None
+        return self._raw is not None
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The data, read-only; loaded on the first call."""
         array = self._array
+        if array is None:
+            array = self.raw()
+            if not array.flags.aligned:
+                array = _frozen(array.copy())  # BLAS would copy it for every call
+            self._array = array
+        return array
+
+    def raw(self) -> np.ndarray[Any, Any]:
+        """The data as it lies in its file, perhaps at an address that does not suit its type: for those who only
+        make something else of it. The same array whenever asked."""
+        array = self._raw
         if array is None:
             load = self._load
             assert load is not None
@@ -77,9 +91,14 @@ class ConstTensor:
 
                 got = TensorType(dtypes.of(array), array.shape)
                 raise WeightError(f"{self.source}: expected {self.type}, got {got}")
-            self._array = array
+            self._raw = array
             self._load = None
         return array
+
+    def release(self) -> None:
+        """Nobody is expected to look at the data soon: where it is a part of a file, its memory is given back."""
+        if self._drop is not None:
+            self._drop()
 
     def __repr__(self) -> str:
         state = "loaded" if self.is_loaded else f"in {self.source}"

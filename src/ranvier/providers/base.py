@@ -176,6 +176,13 @@ class Bindable(Protocol):
 
 
 @runtime_checkable
+class SelfContained(Protocol):
+    """A compiled kernel with the part's constants in a form of its own: what it is given for them, it ignores."""
+
+    holds_constants: bool
+
+
+@runtime_checkable
 class Narrowable(Protocol):
     """A compiled kernel of several nodes that can be had for some of them: what a call asks for, and no more."""
 

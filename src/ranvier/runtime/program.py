@@ -13,6 +13,7 @@ import numpy as np
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, RanvierError, nearest
 from ranvier.graph.ir import Graph, Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops.allocation import MAX_RANK
 from ranvier.providers.base import (
@@ -23,6 +24,7 @@ from ranvier.providers.base import (
     ExecutionProvider,
     Narrowable,
     Profiled,
+    SelfContained,
 )
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.partition import Part, Partitioner, narrowed
@@ -86,6 +88,11 @@ def provider_options(provider: ExecutionProvider, given: Mapping[str, Any]) -> A
     return provider.Options(**given)
 
 
+def _stand_in(tensor: ConstTensor) -> Array:
+    """An array of the same type and shape without the data, for kernels that do not read it."""
+    return np.broadcast_to(np.zeros((), tensor.dtype.numpy), tensor.shape)
+
+
 class Program:
     """Steps for some outputs of a graph. Immutable; one ``run`` keeps all its state in a list of slots."""
 
@@ -103,9 +110,13 @@ class Program:
             self._slot(value)
         self.template: list[Any] = [None] * len(self.slots)
         constants: set[int] = set()
+        read = set(self.outputs)
+        for item in needed:
+            if not isinstance(item.kernel, SelfContained):
+                read.update(item.part.subgraph.inputs)
         for value, slot in self.slots.items():
             if value.const is not None and value.producer is None:
-                self.template[slot] = value.const.numpy()
+                self.template[slot] = value.const.numpy() if value in read else _stand_in(value.const)
                 constants.add(slot)
         self.input_slots = tuple(self.slots[v] for v in graph.inputs)
         self.output_slots = tuple(self.slots[v] for v in self.outputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from onnx import ModelProto
 from ranvier.config import Limits
 from ranvier.errors import InvalidModel, ResourceLimit
 from ranvier.formats.onnx.scan import Malformed, skeleton
-from ranvier.formats.onnx.weights import WeightFiles
+from ranvier.formats.onnx.weights import FileMap, WeightFiles
 
 _TEXT_FORMATS = {".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson"}
 
@@ -78,7 +77,7 @@ def _from_path(path: Path, limits: Limits, base: WeightFiles | None) -> Source:
             raise InvalidModel(f"model {label} cannot be parsed: {error}") from error
     try:
         with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            data = memoryview(FileMap(file))
     except (OSError, ValueError) as error:
         raise InvalidModel(f"cannot open model {label}: {error}") from error
     return _from_bytes(data, limits, files, label)

@@ -11,7 +11,7 @@ import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from onnx import TensorProto
@@ -24,6 +24,13 @@ from ranvier.ops.allocation import MAX_RANK
 from ranvier.ops.proto import tensor_array
 
 Array = np.ndarray[Any, Any]
+
+
+class FileMap(mmap.mmap):
+    """A file mapped by us for reading only: its pages may be given back at any time and are read again on demand."""
+
+    def __new__(cls, file: BinaryIO) -> FileMap:
+        return super().__new__(cls, file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class WeightFiles:
@@ -48,7 +55,7 @@ class WeightFiles:
             try:
                 with path.open("rb") as file:
                     size = path.stat().st_size
-                    found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+                    found = memoryview(FileMap(file) if size else b"")
             except (OSError, ValueError) as error:
                 raise WeightError(f"cannot map {path.name!r}: {error}") from error
             self._maps[path] = found
@@ -107,7 +114,7 @@ def constant_of(
         return _external(tensor, dtype, shape, files, label)
     if cut is not None:
         _check_length(label, dtype, shape, len(cut))
-        return ConstTensor(dtype, shape, _reader(cut, dtype, shape), "the model file")
+        return ConstTensor(dtype, shape, _reader(cut, dtype, shape), "the model file", _dropper(cut))
     if tensor.HasField("raw_data"):
         raw = tensor.raw_data
         _check_length(label, dtype, shape, len(raw))
@@ -138,7 +145,7 @@ def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: 
     checksum = entries.get("checksum")
     if checksum:
         load = _verified(load, piece, checksum, tensor.name)
-    return ConstTensor(dtype, shape, load, f"file {location!r}")
+    return ConstTensor(dtype, shape, load, f"file {location!r}", _dropper(piece))
 
 
 def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
@@ -164,12 +171,32 @@ def _reader(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> Callable[
             message = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
             return tensor_array(message)
         array = np.frombuffer(data, dtype=np.uint8).view(dtype.numpy).reshape(shape)
-        if sys.byteorder == "big":
-            return array.byteswap()
-        # BLAS copies unaligned operands on every call; copy once instead
-        return array if array.flags.aligned else array.copy()
+        return array.byteswap() if sys.byteorder == "big" else array
 
     return load
+
+
+_WORTH_DROPPING = 1 << 16
+
+
+def _dropper(data: memoryview) -> Callable[[], None] | None:
+    """Gives back the whole pages among some bytes of a file."""
+    mapped = data.obj
+    if len(data) < _WORTH_DROPPING or not isinstance(mapped, FileMap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+
+    def drop() -> None:
+        page = mmap.PAGESIZE
+        start = _address(data) - _address(memoryview(mapped))
+        first, last = -(-start // page) * page, (start + len(data)) // page * page
+        if last > first:
+            mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    return drop
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
 def _verified(load: Callable[[], Array], data: memoryview, checksum: str, name: str) -> Callable[[], Array]:
