@@ -166,6 +166,7 @@ class _Driver:
         self.gathered = f.gep(f.args["scratch"], sums_bytes)
         zero = f.load("i8", self.frame.buf(_ZERO))
         self.zero = self.converted(zero)
+        self.limits()
         for slot, value in (
             (Slot.K, at["k"]),
             (Slot.A_STEP, at["row_bytes"]),
@@ -216,12 +217,55 @@ class _Driver:
             oh.set(f.select(bottom, f.i64(0), below))
             od.set(od.get() + f.cast(bottom, "i64"))
 
+    def limits(self) -> None:
+        """Where windows begin that lie wholly inside the image, and what their runs need."""
+        f, at = self.f, self.at
+        self.length = at["run_taps"] * at["depth"]
+        reach = (
+            at["d"] - (at["kd"] - 1) * at["dd"],
+            at["h"] - (at["kh"] - 1) * at["dh"],
+            at["w"] - (at["across"] - 1) * at["dw"] - (at["run_taps"] - 1),
+        )
+        self.inner = [f.max_(end, 0) for end in reach]
+        if self.isa.masks:
+            lanes = self.isa.lanes(self.item)
+            left = f.cast(f.min_(self.length, lanes), "i8")
+            self.short = f.cmp("sle", self.length, lanes)
+            self.mask = f.cmp("ult", f.lane_ids(lanes, "i8"), f.splat(left, lanes))
+
     def window(self, base: Val, row: Val, z0: Val, y0: Val, x0: Val) -> None:
-        """One row: the runs of taps that lie side by side, cut where they leave the image."""
+        """One row: runs of taps that lie side by side."""
+        f, at = self.f, self.at
+        begins = [f.cmp("ult", start, end) for start, end in zip((z0, y0, x0), self.inner)]
+        start = f.gep(base, z0 * at["xd"] + y0 * at["xh"] + x0 * at["xw"])
+        with f.if_else(f.and_(f.and_(begins[0], begins[1]), begins[2])) as leaves:
+            to = f.var("ptr", row)
+            with f.loop(0, at["kd"]) as kd, f.loop(0, at["kh"]) as kh:
+                line = f.gep(start, kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"])
+                with f.loop(0, at["across"]) as t:
+                    here = to.get()
+                    self.run(here, f.gep(line, t * at["dw"] * at["xw"]))
+                    to.set(f.gep(here, self.length * self.item))
+            leaves()
+            self.border(base, row, z0, y0, x0)
+
+    def run(self, to: Val, source: Val) -> None:
+        """A whole run; a short one is a single load whose mask is known before."""
+        f = self.f
+        if not self.isa.masks:
+            self.copy(to, source, self.length)
+            return
+        with f.if_else(self.short) as longer:
+            codes = f.masked_load(vector("i8", self.isa.lanes(self.item)), source, self.mask)
+            f.store(self.converted(codes), to, 1)
+            longer()
+            self.copy(to, source, self.length)
+
+    def border(self, base: Val, row: Val, z0: Val, y0: Val, x0: Val) -> None:
+        """One row whose runs are cut where they leave the image."""
         f, at = self.f, self.at
         to = f.var("ptr", row)
         taps, depth = at["run_taps"], at["depth"]
-        length = taps * depth
         with f.loop(0, at["kd"]) as kd:
             z = z0 + kd * at["dd"]
             deep = f.cmp("ult", z, at["d"])
@@ -238,8 +282,8 @@ class _Driver:
                     here = to.get()
                     self.fill(here, start)
                     self.copy(f.gep(here, start * self.item), f.gep(line, (x + low) * at["xw"]), stop - start)
-                    self.fill(f.gep(here, stop * self.item), length - stop)
-                    to.set(f.gep(here, length * self.item))
+                    self.fill(f.gep(here, stop * self.item), self.length - stop)
+                    to.set(f.gep(here, self.length * self.item))
 
     def fill(self, to: Val, count: Val) -> None:
         """Zero points; may write past the end, where what follows is written later."""

@@ -37,7 +37,8 @@ def integer_finish(epilogue: Epilogue | None, out: DType, out_strides: tuple[int
     if value.dtype is not out:
         value = Op("cast", (value,), out)
     sizes = list(dict.fromkeys(e for e in walk(value) if isinstance(e, Size)))
-    value = substitute(value, {size: Size(k) for k, size in enumerate(sizes)})
+    if sizes:
+        value = substitute(value, {size: Size(k) for k, size in enumerate(sizes)})
     classes = tuple(o.strides[2] if o.strides[2] in (0, 1) else 2 for o in operands)
     body = _Body(value, out, tuple(o.dtype for o in operands), classes, len(sizes), out_strides[1] == 1)
     dims = [*out_strides]
