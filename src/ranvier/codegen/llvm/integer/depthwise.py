@@ -168,18 +168,16 @@ class _Kernel:
         f, at = self.f, self.at
         inner = f.min_(f.max_(at["first"], start), stop)
         outer = f.max_(f.min_(at["last"], stop), inner)
-        with f.loop(start, inner) as ow:
-            self.sums(ow, start, c, lanes)
-        if self.structure is not None:
-            self.inside(inner, outer, start, c, lanes)
-            inner = outer
-        with f.loop(inner, stop) as ow:
-            self.sums(ow, start, c, lanes)
+        if self.structure is None:
+            with f.loop(start, stop) as ow:
+                self.sums(ow, start, c, lanes)
+            return
+        self.unrolled(self.structure, start, inner, outer, stop, c, lanes)
 
-    def inside(self, first: Val, last: Val, start: Val, c: Val, lanes: int) -> None:
-        """Pixels whose windows lie inside along the width: filters stay in registers, and neighbours share codes."""
-        assert self.structure is not None
-        f, at, (height, width, stride) = self.f, self.at, self.structure
+    def unrolled(self, structure: Structure, start: Val, first: Val, last: Val, stop: Val, c: Val, lanes: int) -> None:
+        """Filters stay in registers, and pixels whose windows lie inside along the width share their codes."""
+        f, at, (height, width, stride) = self.f, self.at, structure
+        nothing = f.gep(self.nothing, c)
         kind = vector("i32", lanes)
         rows: list[tuple[Val, Val]] = []
         filters: list[list[Val]] = []
@@ -187,11 +185,11 @@ class _Kernel:
             y = self.y0 + i
             exists = f.cmp("ult", y, at["h"])
             line = f.gep(self.x, y * at["xh"] + c)
-            rows.append((f.select(exists, line, f.gep(self.nothing, c)), f.select(exists, at["xw"], f.i64(0))))
+            rows.append((f.select(exists, line, nothing), f.select(exists, at["xw"], f.i64(0))))
             places = [f.gep(self.filters, at["room"] * (i * width + j) + c, "i32") for j in range(width)]
             filters.append([f.load(kind, place) for place in places])
 
-        def pixels(ow: Val, count: int) -> None:
+        def pixels(ow: Val, count: int, *, border: bool = False) -> None:
             acc = [f.const(kind, 0) for _ in range(count)]
             x0 = ow * stride - at["pw"]
             for (line, step), taps in zip(rows, filters):
@@ -201,16 +199,21 @@ class _Kernel:
                     for j, tap in enumerate(taps):
                         k = p * stride + j
                         if k not in codes:
-                            codes[k] = self.load(f.gep(here, step * k), lanes)
+                            place = f.gep(here, step * k)
+                            if border:
+                                place = f.select(f.cmp("ult", x0 + k, at["w"]), place, nothing)
+                            codes[k] = self.load(place, lanes)
                         acc[p] = self.product(acc[p], codes[k], tap)
             for p, total in enumerate(acc):
                 f.store(total, f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32"))
 
+        with f.loop(start, first) as ow:
+            pixels(ow, 1, border=True)
         together = first + f.and_(last - first, -_TOGETHER)
         with f.loop(first, together, _TOGETHER) as ow:
             pixels(ow, _TOGETHER)
-        with f.loop(together, last) as ow:
-            pixels(ow, 1)
+        with f.loop(together, stop) as ow:
+            pixels(ow, 1, border=True)
 
     def sums(self, ow: Val, start: Val, c: Val, lanes: int) -> None:
         """One pixel anywhere."""
