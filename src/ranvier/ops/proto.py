@@ -234,6 +234,7 @@ def array_tensor(array: np.ndarray[Any, Any], name: str = "") -> TensorProto:
 # -- nodes ----------------------------------------------------------------------------------------------------------
 
 _SCHEMAS: dict[tuple[str, str, int], Any] = {}
+onnx.defs.has("Identity")  # the first question makes onnx build its table: longer than to read a small model
 
 
 def schema_of(domain: str, op: str, version: int) -> Any:

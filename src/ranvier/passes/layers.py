@@ -82,17 +82,17 @@ class Layer:
         node = self.node
         if self.weights.const is None:
             raise NotFoldable("weights are not constant")
-        given = self.weights.const.numpy()
-        exact = given.astype(np.float64)
+        given = self.weights.const.raw()
         if node.op == "Conv":
-            exact *= gain.reshape(-1, *(1,) * (given.ndim - 1))
+            scaled = _product(given, gain.reshape(-1, *(1,) * (given.ndim - 1)))
         elif node.op == "ConvTranspose":  # [in, out / groups, …]; each group of inputs makes its own outputs
             groups = node.attrs.get("group", 1)
-            grouped = exact.reshape(groups, -1, *given.shape[1:])
-            grouped *= gain.reshape(groups, 1, -1, *(1,) * (given.ndim - 2))
+            grouped = given.reshape(groups, -1, *given.shape[1:])
+            scaled = _product(grouped, gain.reshape(groups, 1, -1, *(1,) * (given.ndim - 2))).reshape(given.shape)
         else:
-            exact *= gain[:, None] if node.attrs.get("transB", 0) else gain
-        return _rounded(exact, given.dtype)
+            scaled = _product(given, gain[:, None] if node.attrs.get("transB", 0) else gain)
+        self.weights.const.release()
+        return scaled
 
     def _bias_per_channel(self) -> Array:
         if self.bias is None or self.bias.const is None:
@@ -147,6 +147,18 @@ def per_channel(value: Value, layer: Layer) -> Array:
     if any(size != 1 for k, size in enumerate(shape) if k != axis) or shape[axis] not in (1, layer.channels):
         raise NotFoldable("other operand differs within a channel")
     return np.broadcast_to(array.reshape(-1), (layer.channels,)).astype(np.float64)
+
+
+def _product(weights: Array, gain: Array) -> Array:
+    """Computed in float64 and rounded once, piece by piece: large weights are not kept in both precisions."""
+    if weights.dtype != np.float32:
+        return _rounded(weights.astype(np.float64) * gain, weights.dtype)
+    with np.errstate(over="ignore"):
+        scaled = np.empty(weights.shape, np.float32)
+        np.multiply(weights, gain, out=scaled, dtype=np.float64, casting="same_kind")
+    if not np.isfinite(scaled).all():
+        raise NotFoldable("a weight would not be finite")
+    return scaled
 
 
 def _rounded(exact: Array, dtype: np.dtype) -> Array:
