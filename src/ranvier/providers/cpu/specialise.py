@@ -180,7 +180,7 @@ def _lower(
 
 
 # operators whose axes count otherwise than those of the first operand, or do not matter
-_OWN_AXES = frozenset({"OneHot", "Flatten", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"})
+_OWN_AXES = frozenset({"OneHot", "Flatten", "Unsqueeze", "QuantizeLinear", "DequantizeLinear", "QLinearConcat"})
 
 
 def _check_axes(node: Node, definitions: Definitions) -> None:
