@@ -15,6 +15,7 @@ from ranvier.passes.fold_constants import FoldConstants
 from ranvier.passes.fold_shapes import FoldShapes
 from ranvier.passes.fuse import fusion_passes
 from ranvier.passes.loop_invariants import LoopInvariants
+from ranvier.passes.loop_products import LoopProducts
 from ranvier.passes.manager import PassManager, PassReport, passes_for
 from ranvier.passes.modernise import Modernise
 
@@ -33,6 +34,7 @@ def default_passes() -> list[OptimizationPass]:
         Cancel(),
         CommonSubexpressions(),
         FoldAffine(),
+        LoopProducts(),
         DeadCode(),
         *fusion_passes(),
         FoldConstants(),
@@ -50,6 +52,7 @@ __all__ = [
     "FoldConstants",
     "FoldShapes",
     "LoopInvariants",
+    "LoopProducts",
     "Modernise",
     "OptimizationPass",
     "PassContext",
