@@ -119,7 +119,7 @@ def _peaks(threads: int) -> Peaks | None:
     from ranvier.codegen.llvm import isa, peaks
 
     try:
-        return peaks.peaks(isa.host(), threads)
+        return peaks.peaks(isa.host(), threads, refresh=True)
     except (RanvierError, RuntimeError, OSError):
         return None
 

@@ -85,4 +85,4 @@ def _share(gflops: float, gbs: float, threads: int) -> str:
 
 @functools.cache
 def _peaks(threads: int) -> Peaks:
-    return peaks(isa.host(), threads)
+    return peaks(isa.host(), threads, refresh=True)  # a busy moment may have left a low figure
