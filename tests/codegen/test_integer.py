@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ranvier.codegen.launch import Code
 from ranvier.codegen.llvm import isa as isas
+from ranvier.codegen.llvm.compiler import assembly
 from ranvier.codegen.llvm.conv import ConvShape
 from ranvier.codegen.llvm.integer import (
     integer_conv,
@@ -20,6 +22,7 @@ from ranvier.codegen.llvm.integer import (
     pack_filters,
 )
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.library import source
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, of
@@ -206,3 +209,21 @@ def test_depthwise(isa: Isa, left: type) -> None:
         Runner(launches, isa, dict(zip([v.storage for v in views], (x, zero, out))), split=2)()
         centred = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
         np.testing.assert_array_equal(out, convolved(x, int(zero[0]), centred, shape, pads[2:]))
+
+
+@pytest.mark.parametrize("name", ["neon", "portable"])
+def test_code_for_other_processors(name: str) -> None:
+    """Kernels for aarch64 compile; nothing here can run them."""
+    isa = isas.named(name, "aarch64")
+    x, zero = last(codes(np.int8, 1, 24, 6, 6)), codes(np.int8, 1)
+    w, thin = codes(np.int8, 8, 24, 3, 3), codes(np.int8, 24, 1, 3, 3)
+    views = [view_of(x), view_of(zero)]
+    shapes = [ConvShape.conv(x.shape, w.shape), ConvShape.conv(x.shape, thin.shape, group=24)]
+    outs = [View.temporary(DType.uint8, (1, s.cout, 4, 4), (0, 2, 3, 1)) for s in shapes]
+    launches = integer_conv(*views, pack_filters(w, isa, shapes[0]), outs[0], shapes[0], isa)
+    filters = pack_depthwise(thin, np.zeros(1, np.int8), isa, shapes[1])
+    launches += integer_depthwise(*views, filters, outs[1], shapes[1], isa)
+    specs = {launch.spec for launch in launches}
+    specs |= {b.spec for launch in launches for b in launch.buffers if isinstance(b, Code)}
+    for spec in specs:
+        assert "ret" in assembly(source(spec, isa), isa)
