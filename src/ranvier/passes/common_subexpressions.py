@@ -5,7 +5,6 @@ A subgraph may use a value of the graph around it, so it also reuses what was co
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Hashable
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from ranvier.passes.edit import builder, sharpen
 from ranvier.passes.facts import is_pure
 
 SMALL = 1 << 16  # bytes; larger constants are compared by identity only
+LONG = 1 << 10  # items of an attribute, likewise
 CROWDED = 256  # uses; a constant with more of them would make each later removal of a use slow
 
 # Where swapping the operands changes no bit. (Of Max and Min it decides which of two zeros or NaNs comes out.)
@@ -46,10 +46,11 @@ class _Scope:
 
     def __init__(self, ctx: PassContext, outer: _Scope | None = None) -> None:
         self.ctx = ctx
-        self.nodes: ChainMap[Hashable, Node] = outer.nodes.new_child() if outer else ChainMap()
-        self.constants: ChainMap[Hashable, Value] = outer.constants.new_child() if outer else ChainMap()
+        # copies, not chains: nested graphs are few and small, look-ups many
+        self.nodes: dict[Hashable, Node] = dict(outer.nodes) if outer else {}
+        self.constants: dict[Hashable, Value] = dict(outer.constants) if outer else {}
         # a constant is named by its content, any other value by itself
-        self.tokens: ChainMap[int, Hashable] = outer.tokens.new_child() if outer else ChainMap()
+        self.tokens: dict[int, Hashable] = dict(outer.tokens) if outer else {}
 
     def visit(self, graph: Graph) -> None:
         self._merge_constants(graph)
@@ -128,7 +129,8 @@ def _frozen(attr: Any) -> Hashable:
         content = tuple(attr.ravel().tolist()) if attr.dtype == object else attr.tobytes()
         return str(attr.dtype), attr.shape, content
     if isinstance(attr, list | tuple):
-        return tuple(map(_frozen, attr))
+        # the nodes of a forest cost more to read than it could save
+        return id(attr) if len(attr) > LONG else tuple(map(_frozen, attr))
     if isinstance(attr, float):
         return attr.hex()
     return type(attr), attr
