@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,7 +75,7 @@ class View:
     def temporary(cls, dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> View:
         """A new temporary; ``order`` lists the axes from outermost to innermost in memory."""
         strides = dense_strides(shape) if order is None else ordered_strides(shape, order)
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         return cls(Storage.temporary(size * dtype.numpy.itemsize), dtype, shape, strides)
 
     @property
@@ -174,7 +175,7 @@ def reshaped_strides(
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Uninitialised memory that starts at a cache line."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)

@@ -21,8 +21,8 @@ _LARGEST = 256  # bytes of an operand's content in a question that is remembered
 
 # Results are like the first operand, whatever that is.
 _LIKE_FIRST = frozenset(
-    """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu
-    Log Mish Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh
+    """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish
+    LeakyRelu Log Mish Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh
     ThresholdedRelu""".split()  # noqa: SIM905
 )
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
@@ -34,7 +34,7 @@ _BLIND = (
     | _ARITHMETIC
     | _COMPARISONS
     | frozenset(
-        """And AveragePool BatchNormalization Cast CastLike Clip Concat Conv ConvInteger ConvTranspose DepthToSpace
+        """And AveragePool BatchNormalization Cast CastLike Concat Conv ConvInteger ConvTranspose DepthToSpace
         DequantizeLinear Dropout DynamicQuantizeLinear Flatten Gather GatherElements Gemm GlobalAveragePool
         GlobalMaxPool GroupNormalization Identity InstanceNormalization LSTM GRU RNN LayerNormalization
         LogSoftmax MatMul MatMulInteger Max MaxPool Mean Min Not Or PRelu Pow QLinearConv QLinearMatMul QuantizeLinear
@@ -53,6 +53,8 @@ def quick_answer(node: Node, operands: Sequence[Type | None]) -> list[Type | Non
     op = node.op
     if op in _LIKE_FIRST:
         return [first]
+    if op == "Conv":
+        return _convolved(first, operands[1] if len(operands) > 1 else None, node.attrs)
     if len(operands) != 2 or node.version < 7 or (op not in _ARITHMETIC and op not in _COMPARISONS):
         return None  # the broadcasting of earlier versions is another one
     second = operands[1]
@@ -82,6 +84,30 @@ def _broadcast(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> tuple[An
             return None
         found[k] = size
     return tuple(found)
+
+
+def _convolved(x: TensorType, w: Type | None, attrs: Mapping[str, Any]) -> list[Type | None] | None:
+    """A convolution whose image and kernel have sizes; the batch may be anything."""
+    if type(w) is not TensorType or x.shape is None or w.shape is None or attrs.get("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    rank = len(x.shape) - 2
+    kernel = w.shape[2:]
+    if rank < 1 or len(kernel) != rank or tuple(attrs.get("kernel_shape") or kernel) != kernel:
+        return None
+    strides = attrs.get("strides") or (1,) * rank
+    dilations = attrs.get("dilations") or (1,) * rank
+    pads = attrs.get("pads") or (0,) * (2 * rank)
+    if len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank:
+        return None
+    sizes: list[Any] = []
+    for k, (size, taps) in enumerate(zip(x.shape[2:], kernel)):
+        if type(size) is not int or type(taps) is not int or strides[k] < 1 or dilations[k] < 1 or taps < 1:
+            return None
+        room = size + pads[k] + pads[rank + k] - (taps - 1) * dilations[k] - 1
+        if room < 0:
+            return None
+        sizes.append(room // strides[k] + 1)
+    return [TensorType(x.dtype, (x.shape[0], w.shape[0], *sizes))]
 
 
 class Memo:

@@ -77,21 +77,22 @@ class _Estimate:
     """Estimated seconds of a graph between passes: most nodes are as they were, and are not looked at again."""
 
     def __init__(self) -> None:
-        self._known: dict[Node, tuple[list[Any], float]] = {}
+        self._known: dict[Node, tuple[list[int], list[Any], float]] = {}
 
     def seconds(self, graph: Graph) -> float:
         total = 0.0
-        known: dict[Node, tuple[list[Any], float]] = {}
+        known: dict[Node, tuple[list[int], list[Any], float]] = {}
         for node in graph.all_nodes():
-            # types are never changed in place, so the same objects mean the same sizes
-            now = [None if v is None else v.type for v in node._inputs]
+            # types are never changed in place, so the same objects (kept, that they stay these) mean the same sizes
+            now: list[Any] = [v.type for v in node._inputs if v is not None]
             now += [v.type for v in node.outputs]
             now += node.attrs.values()
+            marks = list(map(id, now))
             found = self._known.get(node)
-            if found is None or len(found[0]) != len(now) or any(a is not b for a, b in zip(found[0], now)):
-                found = (now, seconds(node_cost(node)))
+            if found is None or found[0] != marks:
+                found = (marks, now, seconds(node_cost(node)))
             known[node] = found
-            total += found[1]
+            total += found[2]
         self._known = known
         return total
 

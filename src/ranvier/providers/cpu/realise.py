@@ -7,6 +7,7 @@ convolution, the operands' order after elementwise work), so layout changes happ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -112,7 +113,7 @@ class Realiser:
 
     def _outside(self, value: Value, kind: Any, k: int) -> View:
         shape, dtype = self.program.shape(value), self.program.dtype(value)
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         storage = Storage(kind, size * dtype.numpy.itemsize, index=k, name=value.name)
         return View.dense(storage, dtype, shape)
 
