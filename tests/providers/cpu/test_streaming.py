@@ -32,3 +32,17 @@ def test_flexible_attention(dtype: Any) -> None:
     q, k, v = numbers(2, 4, 5, 8, dtype=dtype), numbers(2, 2, 7, 8, dtype=dtype), numbers(2, 2, 7, 16, dtype=dtype)
     for attrs in ({}, {"scale": 0.4}):
         check("FlexAttention", [q, k, v], attrs, domain="ai.onnx.preview", **close)
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_linear_attention(rule: str, dtype: Any) -> None:
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype is np.float16 else {"rtol": 1e-4, "atol": 1e-5}
+    q, k, v = numbers(2, 6, 32, dtype=dtype), numbers(2, 6, 16, dtype=dtype), numbers(2, 6, 20, dtype=dtype)
+    past, decay = numbers(2, 2, 8, 10, dtype=dtype), -np.abs(numbers(2, 6, 16, dtype=dtype))
+    beta = np.abs(numbers(2, 6, 2, dtype=dtype)) / dtype(4)
+    operands = [q, k, v, past, decay if "gated" in rule else None, beta if "delta" in rule else None]
+    while operands[-1] is None:
+        operands.pop()
+    attrs = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": rule}
+    check("LinearAttention", operands, attrs, outputs=2, opset=27, **close)
