@@ -23,7 +23,7 @@ from ranvier.runtime.program import Buffers, Program
 Array = np.ndarray[Any, Any]
 _UNPLANNED: Buffers = {}
 _KEEP = 16  # sets of shapes; a loop whose shapes grow goes on without plans
-_MISSES = 4  # sets of shapes in a row that were seen once only: more are not worth a plan
+_MISSES = 4  # sets of shapes in a row that came once only: more are not worth a plan
 
 
 class Body:
@@ -72,6 +72,7 @@ class Body:
             return None
         known, plan = self._newest
         if key == known:
+            self._misses = 0
             return plan
         whole = tuple(key)
         with self._lock:
