@@ -44,13 +44,13 @@ class tensor_limit:
 
 def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tuple[int, ...]:
     """``shape`` as a tuple of ints, or an error when a size is negative or the tensor would pass the limit."""
-    sizes = tuple(int(s) for s in shape)
+    sizes = tuple([int(s) for s in shape])
     if len(sizes) > MAX_RANK:
         raise InvalidValue(f"{what}: {len(sizes)} dimensions; at most {MAX_RANK} are possible")
-    if any(s < 0 for s in sizes):
+    if sizes and min(sizes) < 0:
         raise InvalidValue(f"{what}: negative size in shape {list(sizes)}")
     # an empty tensor counts by its other sizes: bodies make positions along each axis
-    nbytes = math.prod(s or 1 for s in sizes) * np.dtype(dtype).itemsize
+    nbytes = math.prod([s or 1 for s in sizes]) * np.dtype(dtype).itemsize
     if nbytes > _current.tensor_bytes:
         raise ResourceLimit("tensor_bytes", _current.tensor_bytes, nbytes, f"{what} of shape {list(sizes)}")
     return sizes

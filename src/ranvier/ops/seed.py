@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 
 _lock = threading.Lock()
 _shared: np.random.SeedSequence | None = None
+_unseeded: np.random.Generator | None = None  # any number it draws is fresh: making a generator costs more than a draw
 
 
 def set_seed(seed: int | None) -> None:
@@ -18,6 +20,21 @@ def set_seed(seed: int | None) -> None:
 
 
 def fresh_generator() -> np.random.Generator:
-    """The generator of one call of an operator without a seed."""
+    """A generator for one call of an operator without a seed; it may serve other calls, in any thread, too."""
+    global _unseeded
     with _lock:
-        return np.random.default_rng(None if _shared is None else _shared.spawn(1)[0])
+        if _shared is not None:
+            return np.random.default_rng(_shared.spawn(1)[0])
+        if _unseeded is None:
+            _unseeded = np.random.default_rng()
+        return _unseeded
+
+
+def _forget() -> None:
+    """A child of this process must not draw what its parent draws."""
+    global _unseeded
+    _unseeded = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -54,15 +54,15 @@ def multinomial(input: Array, *, dtype: int = 6, sample_size: int = 1, seed: flo
     rows = input.shape[0]
     shape = checked_shape((rows, sample_size), out_dtype, "Multinomial")
     logits = input.astype(np.float64)
-    top = logits.max(axis=1, keepdims=True, initial=-np.inf)
+    top = np.maximum.reduce(logits, axis=1, keepdims=True)
     if not np.isfinite(top).all():  # NaN and +inf spread into the maximum; all -inf leaves nothing to choose
         raise InvalidValue("Multinomial: every row needs a finite largest log-probability, without NaN or inf")
-    cumulative = np.cumsum(np.exp(logits - top), axis=1)
+    cumulative = np.add.accumulate(np.exp(logits - top), axis=1)
     # u < 1 keeps the draw below the row's total, so a class of probability zero is never chosen
     draws = _generator(seed).random(shape) * cumulative[:, -1:]
     result = np.empty(shape, out_dtype)
     for row in range(rows):
-        result[row] = np.searchsorted(cumulative[row], draws[row], side="right")
+        result[row] = cumulative[row].searchsorted(draws[row], "right")
     return result
 
 
