@@ -29,6 +29,7 @@ from ranvier.providers.base import (
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.realise import Packs, Target
+from ranvier.providers.cpu.sources import shape_sources
 from ranvier.providers.cpu.specialise import CheckFailed, Specialised, define
 from ranvier.providers.memory import counted
 
@@ -180,12 +181,15 @@ class CpuKernel:
         return tuple([given[k].tobytes() for k in self._keyed])
 
     def _key_more(self, given: Sequence[Array]) -> bool:
-        """Let the content of small integer inputs decide shapes too; False when it does already."""
-        found = tuple(k for k, x in enumerate(given) if x.dtype.kind in "iub" and x.size <= _SMALL)
-        if found == self._keyed:
-            return False
-        self._keyed = found
-        return True
+        """Let the content of small integer inputs decide shapes too, first of those that operands which decide shapes
+        are made from, then of all; False when it does already."""
+        small = [k for k, x in enumerate(given) if x.dtype.kind in "iub" and x.size <= _SMALL]
+        deciding = shape_sources(self.part.nodes)
+        for found in (tuple(k for k in small if self.inputs[k] in deciding), tuple(small)):
+            if len(found) > len(self._keyed):
+                self._keyed = found
+                return True
+        return False
 
     def _infer(self, given: Sequence[Array]) -> TypeInference:
         inference = TypeInference()
