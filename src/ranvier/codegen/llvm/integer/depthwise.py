@@ -19,7 +19,7 @@ from ranvier.codegen.llvm.integer.dots import multiply_words
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order, start_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import Storage, View
+from ranvier.codegen.storage import Storage, View, aligned_empty
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,8 @@ def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage
     """Filters [channels, 1, *kernel] less their zero points, as [tap][channel] of 32-bit lanes."""
     lanes = isa.lanes(4)
     room = -(-shape.cout // lanes) * lanes
-    packed = np.zeros((shape.taps, room), np.int32)
+    packed = aligned_empty((shape.taps, room), np.dtype(np.int32))
+    packed[...] = 0
     centred = w.astype(np.int32).reshape(shape.cout, shape.taps) - zero.astype(np.int32).reshape(-1, 1)
     packed[:, : shape.cout] = centred.T & 0xFFFF
     return Storage.constant(packed)

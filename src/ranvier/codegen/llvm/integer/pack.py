@@ -19,7 +19,7 @@ from ranvier.codegen.llvm.gemm.pack import pack_launch
 from ranvier.codegen.llvm.integer.dots import dot_of, shapes_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Map, Nest, Op, Operand, Size
-from ranvier.codegen.storage import Storage, View, dense_strides
+from ranvier.codegen.storage import Storage, View, aligned_empty, dense_strides
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -95,7 +95,8 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int) -> PackedCodes:
     words = grouped(b, isa)
     *batch, deep, n = words.shape
     panels = panels_for(rows_hint, n, deep, isa)
-    packed = np.zeros((*batch, panels.packed_elements(deep)), np.int32)
+    packed = aligned_empty((*batch, panels.packed_elements(deep)), np.dtype(np.int32))
+    packed[...] = 0
     for k in range(panels.cut.count):
         first, end = (panels.cut.start(x) * panels.lanes for x in (k, k + 1))
         room = packed[..., first * deep : end * deep].reshape(*batch, deep, end - first)

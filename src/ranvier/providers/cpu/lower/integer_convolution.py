@@ -322,7 +322,7 @@ def _padded(filters: Array, depth: int) -> Array:
 
 
 class _Kept:
-    """Packed data whose start is moved to a cache line when it is first kept."""
+    """Packed data among the others, which say how large they are."""
 
     def __init__(self, storage: Any) -> None:
         self.storage = storage
