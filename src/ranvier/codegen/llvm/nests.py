@@ -6,6 +6,7 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nest_emit import emit_nest
+from ranvier.codegen.llvm.nest_memo import Memo, likeness
 from ranvier.codegen.llvm.schedule import Schedule, schedule
 from ranvier.codegen.llvm.transpose import transpose_launch, transposed_axes
 from ranvier.codegen.loops.ir import Nest
@@ -17,6 +18,18 @@ _ENOUGH = 6  # tiles; with fewer, threads would idle
 
 def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
     """The kernel calls that carry out a nest: usually one, none where there is nothing to do."""
+    key = likeness(nest, isa)
+    found = _MEMO.find(key, nest)
+    if found is None:
+        found = _launches(nest, isa)
+        _MEMO.keep(key, nest, found)
+    return found
+
+
+_MEMO = Memo()
+
+
+def _launches(nest: Nest, isa: Isa) -> list[Launch]:
     normal = normalized(nest)
     if normal is None:
         return []

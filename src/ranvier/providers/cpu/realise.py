@@ -238,7 +238,7 @@ class Realiser:
 
     def add(self, launches: Sequence[Launch]) -> None:
         for each in launches:
-            self.done.launches.append(replace(each, label=self._label))
+            self.done.launches.append(each if each.label == self._label else replace(each, label=self._label))
 
     def copy(self, source: View, target: View) -> None:
         if target.dtype not in DTYPES:
