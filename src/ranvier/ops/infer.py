@@ -17,7 +17,7 @@ import onnx
 from onnx import OperatorSetIdProto, TensorProto, TypeProto
 from onnx.shape_inference import infer_node_outputs
 
-from ranvier.dtypes import DType
+from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Dim, OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import registry
@@ -147,6 +147,8 @@ class TypeInference:
     # -- types ------------------------------------------------------------------------------------------------------
 
     def _infer(self, node: Node) -> Sequence[Type | None]:
+        if node.op == "FlexAttention" and node.has_subgraphs:
+            self._score_graphs(node)
         control = _CONTROL.get(node.op) if node.domain == "" else None
         if control is not None:
             return control(self, node)
@@ -225,6 +227,17 @@ class TypeInference:
         if condition is not None and condition.size == 1:
             return branches[0 if condition.reshape(()) else 1]
         return [generalise(a, b) for a, b in zip(*branches)]
+
+    def _score_graphs(self, node: Node) -> None:
+        """Graphs that change the scores of an attention: what they get is one tensor of scores."""
+        q, k = (self.types.get(v) if v is not None else None for v in node.inputs[:2])
+        if not isinstance(q, TensorType) or not isinstance(k, TensorType) or q.shape is None or k.shape is None:
+            return
+        asked = node.attrs.get("softmax_precision") or 0
+        kind = from_onnx(asked) if asked else DType.float64 if q.dtype is DType.float64 else DType.float32
+        if len(q.shape) == len(k.shape) == 4:
+            for body in node.subgraphs():
+                self.run(body, [TensorType(kind, (*q.shape[:3], k.shape[2]))])
 
     def _loop(self, node: Node) -> list[Type | None]:
         body: Graph = node.attrs["body"]
