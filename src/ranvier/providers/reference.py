@@ -97,6 +97,7 @@ class ReferenceKernel:
         self._wanted = tuple(v in made for v in node.outputs)
         self._positions = [k for k, v in enumerate(node.outputs) if v in made]
         self._opsets = ctx.opsets
+        self._call = self._new_call()
         self._elementwise = "elementwise" in self.definition.traits
         self._calls, self._seconds = 0, 0.0
         self._lock = threading.Lock()
@@ -105,8 +106,9 @@ class ReferenceKernel:
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:
         started = time.perf_counter()
-        call = registry.Call(self._wanted, self.node.version, node=self.node, opsets=self._opsets)
+        call = self._call
         if self._bodies:
+            call = self._new_call()
             captured = {value: inputs[k] for value, k in self._captures}
             call.run = lambda graph, given: self._bodies[id(graph)](given, captured)
         operands = [None if k is None else inputs[k] for k in self._operands]
@@ -130,6 +132,9 @@ class ReferenceKernel:
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - started
+
+    def _new_call(self) -> registry.Call:
+        return registry.Call(self._wanted, self.node.version, node=self.node, opsets=self._opsets)
 
     def in_place(self, output: int, input: int) -> bool:
         if len(self._positions) != 1:

@@ -138,6 +138,11 @@ class _Current(threading.local):
 current = _Current()
 
 
+def is_plain(control: RunControl, profiler: Any) -> bool:
+    """Is there nothing that nested graphs would have to know: no limit, no profiler, no run around this one?"""
+    return profiler is None and not control.watched and current.control is None
+
+
 class running:
     """Within the block, a run's control and profiler are known to nested graphs in this thread."""
 

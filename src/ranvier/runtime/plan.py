@@ -21,7 +21,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, TensorAllocator
-from ranvier.runtime.control import RunControl, running
+from ranvier.runtime.control import RunControl, is_plain, running
 from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 
 Array = np.ndarray[Any, Any]
@@ -194,11 +194,16 @@ class Plan:
                 buffers[slot] = _output(shape, dtype)
             if into is not None:
                 self._offer(into, buffers)
-            with running(control, profiler), tensor_limit(self._limits.tensor_bytes):
-                results = program.run(env, control, buffers, self.dims, profiler, kernels)
+            with tensor_limit(self._limits.tensor_bytes):
+                if is_plain(control, profiler):
+                    results = program.run(env, control, buffers, self.dims, None, kernels)
+                else:
+                    with running(control, profiler):
+                        results = program.run(env, control, buffers, self.dims, profiler, kernels)
         finally:
             self._give(held)
-        return [self._handed_out(r, k, results) for k, r in enumerate(results)]
+        self._hand_out(results)
+        return results
 
     def _offer(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> None:
         """Let outputs of known size be written straight into the caller's memory where it fits."""
@@ -209,13 +214,13 @@ class Plan:
             if target.shape == planned.shape and target.dtype == planned.dtype and target.flags.writeable:
                 buffers[slot] = target
 
-    def _handed_out(self, result: Any, position: int, results: Sequence[Any]) -> Any:
-        """A copy where an output is an input, a constant or another output: callers may write into what they get."""
-        if not isinstance(result, np.ndarray):
-            return result
-        slot = self.program.output_slots[position]
-        repeated = any(result is other for other in results[:position])
-        return result.copy() if repeated or slot in self._given else result
+    def _hand_out(self, results: list[Any]) -> None:
+        """Copy what is an input, a constant or another output: callers may write into what they get."""
+        seen: set[int] = set()
+        for k, (slot, result) in enumerate(zip(self.program.output_slots, results)):
+            if (slot in self._given or id(result) in seen) and isinstance(result, np.ndarray):
+                results[k] = result.copy()
+            seen.add(id(result))
 
     def _take(self) -> _Arena:
         with self._lock:

@@ -196,7 +196,7 @@ class Session:
         profilers = self._profilers
         if not profilers and self._printer is None:
             if self._unlimited is not None and names is self.output_names and not self.signature.defaults:
-                self._recent = _Recent(self.signature.required, values, plan, names)
+                self._recent = _Recent(self.signature.required, values, plan, names, self._unlimited)
             return dict(zip(names, plan.run(values, control, None, targets)))
         started = time.perf_counter_ns()
         results = plan.run(values, control, _Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
@@ -344,13 +344,22 @@ class Session:
 class _Recent:
     """The plan of the last call, for the next one with the same types: nothing has to be looked up then."""
 
-    __slots__ = ("_expected", "_names", "_plan")
+    __slots__ = ("_control", "_expected", "_names", "_plan")
 
-    def __init__(self, required: Sequence[str], values: Sequence[Any], plan: Plan, names: tuple[str, ...]) -> None:
-        # an array with a type of its own making is compared by the slower way, every time
+    def __init__(
+        self,
+        required: Sequence[str],
+        values: Sequence[Any],
+        plan: Plan,
+        names: tuple[str, ...],
+        control: RunControl,
+    ) -> None:
+        # an array with a type of its own making is compared by the slower way, every time, and objects are looked at
         self._expected = [
-            (n, x.dtype, x.shape) if type(x) is np.ndarray else (n, None, None) for n, x in zip(required, values)
+            (n, x.dtype, x.shape) if type(x) is np.ndarray and x.dtype != object else (n, None, None)
+            for n, x in zip(required, values)
         ]
+        self._control = control
         self._plan = plan
         self._names = names
 
@@ -365,7 +374,9 @@ class _Recent:
                 return None
             values.append(x)
         results = self._plan.run_directly(values)
-        return None if results is None else dict(zip(self._names, results))
+        if results is None:
+            results = self._plan.run(values, self._control, None)
+        return dict(zip(self._names, results))
 
 
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
