@@ -34,7 +34,7 @@ from ranvier.providers.cpu.specialise import CheckFailed, Specialised, define
 from ranvier.providers.memory import counted
 
 Array = np.ndarray[Any, Any]
-_SMALL = 64  # integer inputs of up to this many elements may decide shapes
+_SMALL = 64  # inputs of up to this many elements may decide shapes
 _EXPLAINED = 1e9  # operations and bytes of work that may be done again to say what was wrong with the data
 
 
@@ -181,11 +181,12 @@ class CpuKernel:
         return tuple([given[k].tobytes() for k in self._keyed])
 
     def _key_more(self, given: Sequence[Array]) -> bool:
-        """Let the content of small integer inputs decide shapes too, first of those that operands which decide shapes
-        are made from, then of all; False when it does already."""
-        small = [k for k, x in enumerate(given) if x.dtype.kind in "iub" and x.size <= _SMALL]
+        """Let the content of small inputs decide shapes too, first of those that operands which decide shapes
+        are made from, then of all integers; False when it does already."""
+        small = [k for k, x in enumerate(given) if x.size <= _SMALL]
         deciding = shape_sources(self.part.nodes)
-        for found in (tuple(k for k in small if self.inputs[k] in deciding), tuple(small)):
+        sources = tuple(k for k in small if self.inputs[k] in deciding)
+        for found in (sources, tuple(k for k in small if k in sources or given[k].dtype.kind in "iub")):
             if len(found) > len(self._keyed):
                 self._keyed = found
                 return True
@@ -231,6 +232,9 @@ class CpuKernel:
             except Exception as error:
                 message = f"{node.op} {name!r} failed on cpu: {type(error).__name__}: {error}"
                 raise KernelError(message, node=name, op=node.op, provider="cpu") from error
+            if len(results) < len(node.outputs) and any(wanted[len(results) :]):
+                message = f"{node.op}: gave {len(results)} results, output {len(results)} is used"
+                raise _at(node, InvalidValue(message, op=node.op))
             env.update(zip(node.outputs, results))
             for value in {v for v in [*node.dependencies(), *node.outputs] if last[v] is node} - kept:
                 env.pop(value, None)

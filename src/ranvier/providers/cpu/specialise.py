@@ -21,6 +21,7 @@ from ranvier.ops.allocation import checked_shape
 from ranvier.ops.pulse import watching
 from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
+from ranvier.providers.cpu.fits import fits
 from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.realise import Packs, Realised, Realiser, Target
 from ranvier.providers.cpu.watch import Watch
@@ -174,25 +175,11 @@ def _lower(
         lowering = registry.find(node)
         if lowering is None:
             raise Declined(f"{node.op}: no lowering")
-        _check_axes(node, definitions)
         definitions.label = node.name or node.op
-        lowering.lower(NodeView(node, definitions), definitions)
-
-
-# operators whose axes count otherwise than those of the first operand, or do not matter
-_OWN_AXES = frozenset({"OneHot", "Flatten", "Unsqueeze", "QuantizeLinear", "DequantizeLinear", "QLinearConcat"})
-
-
-def _check_axes(node: Node, definitions: Definitions) -> None:
-    """Axes that do not exist are left to the reference, which says so: lowerings take them modulo the rank."""
-    first = node.input(0)
-    if first is None or node.op in _OWN_AXES:
-        return
-    rank = max(1, len(definitions.shape(first)))
-    for name in ("axis", "axes"):
-        given = node.attrs.get(name)
-        if given is not None and any(not -rank <= axis < rank for axis in np.atleast_1d(np.asarray(given)).tolist()):
-            raise Declined(f"{node.op}: {name} {given} for rank {rank}")
+        view = NodeView(node, definitions)
+        if not fits(view):
+            raise Declined(f"{node.op}: operands that do not fit")
+        lowering.lower(view, definitions)
 
 
 def _static(value: Value, types: Mapping[Value, Type | None], where: str) -> TensorType:

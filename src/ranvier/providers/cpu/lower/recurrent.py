@@ -9,15 +9,18 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import fourier
 from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent, supported
+from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower.exprs import HALVES, cast
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
+from ranvier.providers.cpu.lower.exprs import HALVES, cast, clamp, op
+from ranvier.providers.cpu.lower.movement import between
 from ranvier.providers.cpu.lower.registry import FLOATS, lowers
 from ranvier.providers.cpu.realise import Realiser
 
 _LAYERS = ("LSTM", "GRU", "RNN")
+_LENGTHS = 4
 _OPERANDS = 8  # X, W, R, B, sequence_lens, initial_h, initial_c, P
 
 
@@ -38,6 +41,8 @@ def layer(n: NodeView, b: Definitions) -> None:
             continue
         places[k] = len(sources)
         value = n.input(k)
+        if k == _LENGTHS:
+            value = _lengths(n, b, value, n.shape(0)[1 if n.attr("layout", 0) else 0])
         if b.dtype(value) in HALVES:
             value = b.pointwise([value], lambda e: cast(e[0], DType.float32), DType.float32)
         sources.append(value)
@@ -58,6 +63,24 @@ def layer(n: NodeView, b: Definitions) -> None:
         return
     for k, value in zip(wanted, b.opaque(sources, realise, shapes)):
         b.pointwise([value], lambda e: cast(e[0], dtype), dtype, out=n.outputs[k])
+
+
+def _lengths(n: NodeView, b: Definitions, lengths: Value, steps: int) -> Value:
+    """Lengths of sequences within their bounds; others end the run with an error, and memory is safe before that."""
+    dtype = b.dtype(lengths)
+
+    def outside(x: list[Expr]) -> RowBody:
+        beyond = op("not", between(Size(0), cast(x[0], DType.int64), Size(steps + 1)), dtype=DType.bool)
+        return RowBody([Reduce("or", beyond, DType.bool)], finals={0: Result(0, DType.bool)})
+
+    def within(x: list[Expr]) -> Expr:
+        return cast(clamp(cast(x[0], DType.int64), Size(0), Size(steps)), dtype)
+
+    if 0 in b.shape(lengths):
+        return lengths
+    (flag,) = b.rows([lengths], [0], outside, [(DType.bool, False)], keepdims=False)
+    b.check(flag, f"{n.op}: sequence_lens must lie in 0 to {steps}")
+    return b.pointwise([lengths], within, dtype)
 
 
 def _real_floats(node: Node) -> str | None:
