@@ -28,9 +28,9 @@ from ranvier.providers.base import (
     TensorAllocator,
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
-from ranvier.providers.cpu.realise import Packs, Target
 from ranvier.providers.cpu.sources import shape_sources
 from ranvier.providers.cpu.specialise import CheckFailed, Specialised, define
+from ranvier.providers.cpu.target import Packs, Target
 from ranvier.providers.memory import counted
 
 Array = np.ndarray[Any, Any]

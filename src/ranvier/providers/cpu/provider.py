@@ -18,7 +18,7 @@ from ranvier.ops.infer import SHAPE_MATH
 from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
 from ranvier.providers.cpu.kernel import CpuKernel
 from ranvier.providers.cpu.lower import registry
-from ranvier.providers.cpu.realise import Target
+from ranvier.providers.cpu.target import Target
 from ranvier.providers.memory import SystemAllocator
 
 

@@ -8,16 +8,15 @@ convolution, the operands' order after elementwise work), so layout changes happ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.elements import DTYPES
-from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result, Stage
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -37,44 +36,9 @@ from ranvier.providers.cpu.defs import (
 )
 from ranvier.providers.cpu.groups import Group, group
 from ranvier.providers.cpu.nest_builder import NestBuilder, memory_order
+from ranvier.providers.cpu.target import Packs, Realised, Target
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
-
-
-class Packs:
-    """Constants in the form kernels want them: made once, shared by all specialisations of a partition."""
-
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = make()
-        return cast(T, found)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(int(getattr(made, "nbytes", 0)) for made in self._made.values())
-
-
-@dataclass
-class Realised:
-    """Launches in order, where the outputs are, and which results may take over an operand's memory."""
-
-    launches: list[Launch] = field(default_factory=list)
-    reuse: dict[Storage, list[Storage]] = field(default_factory=dict)
-    checks: list[tuple[Storage, str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What code is made for."""
-
-    isa: Isa
-    threads: int
-    winograd: bool = True
 
 
 class Realiser:
@@ -96,7 +60,7 @@ class Realiser:
         self.done = Realised()
         self._views: dict[Value, View] = {}
         self._label = ""
-        self._looked_at: list[ConstTensor] = []
+        self._tensors: dict[int, ConstTensor] = {}  # by the identity of their arrays
         for k, value in enumerate(inputs):
             self._views[value] = self._outside(value, "input", k)
         self._outputs: dict[Value, View] = {}
@@ -128,8 +92,7 @@ class Realiser:
         for each in groups:
             self._label = _label(each)
             self._realise(each)
-            while self._looked_at:  # weights are packed by now: what a kernel reads as it is comes back by itself
-                self._looked_at.pop().release()
+            self._release(each)
         for value, view in self._outputs.items():
             have = self.view(value)
             if have.storage is not view.storage:
@@ -170,8 +133,17 @@ class Realiser:
         if known is not None:
             return known
         assert value.const is not None, f"{value!r} is used before it is made"
-        self._looked_at.append(value.const)
-        return value.const.raw()
+        found = value.const.raw()
+        self._tensors[id(found)] = value.const
+        return found
+
+    def _release(self, each: Group) -> None:
+        """Weights are packed when their group is done; what a kernel reads as it is comes back by itself."""
+        for value in (v for d in each.defs if not isinstance(d, Alias) for v in d.operands):
+            view = self._views.get(value)
+            tensor = self._tensors.get(id(view.storage.array)) if view is not None else None
+            if tensor is not None:
+                tensor.release()
 
     def temporary(self, dtype: DType, shape: Sequence[int], order: tuple[int, ...] | None = None) -> View:
         return View.temporary(dtype, tuple(shape), order)

@@ -23,7 +23,8 @@ from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
 from ranvier.providers.cpu.fits import fits
 from ranvier.providers.cpu.lower import registry
-from ranvier.providers.cpu.realise import Packs, Realised, Realiser, Target
+from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.providers.cpu.watch import Watch
 
 Array = np.ndarray[Any, Any]
