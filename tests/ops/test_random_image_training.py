@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import ml_dtypes
@@ -61,6 +62,28 @@ def test_like_takes_the_shape_and_the_type():
     assert evaluate("RandomUniformLike", np.zeros((2, 3), np.int32), dtype=DType.float64.onnx).dtype == np.float64
     assert evaluate("RandomNormal", shape=()).shape == ()
     assert evaluate("Bernoulli", np.full((3, 2), 0.5), dtype=DType.bool.onnx).dtype == bool
+
+
+def test_few_classes_and_many_are_chosen_alike():
+    logits = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
+    logits[1, 2] = -np.inf
+    few = evaluate("Multinomial", logits, sample_size=5, seed=4.0)
+    padded = np.pad(logits, ((0, 0), (0, 100)), constant_values=-np.inf)
+    assert np.array_equal(few, evaluate("Multinomial", padded, sample_size=5, seed=4.0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_a_child_process_draws_other_numbers():
+    evaluate("RandomUniform", shape=(4,))  # whatever draws is there before the fork
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, evaluate("RandomUniform", shape=(4,)).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 16) != evaluate("RandomUniform", shape=(4,)).tobytes()
+    os.close(reading)
+    os.close(writing)
 
 
 @settings(max_examples=30, deadline=None)

@@ -163,15 +163,32 @@ class OpDef:
         self, inputs: Sequence[Any], attrs: Mapping[str, Any], call: Call, out: Array | None = None
     ) -> tuple[Any, ...]:
         """The outputs of the reference as a tuple; NumPy scalars become 0-d arrays."""
-        keywords = dict(attrs)
-        if self.attributes is not None and not self.attributes.issuperset(keywords):
-            unknown = sorted(set(keywords) - self.attributes)
+        self.check(len(inputs), attrs)
+        return self.apply(inputs, attrs, call, out)
+
+    def check(self, inputs: int, attrs: Mapping[str, Any]) -> None:
+        """For operators that no schema describes, the body's signature is what a node is checked against."""
+        if self.attributes is not None and not self.attributes.issuperset(attrs):
+            unknown = sorted(set(attrs) - self.attributes)
             raise InvalidValue(f"{self.name}: unknown attribute {', '.join(map(repr, unknown))}", op=self.name)
-        self._check_call(len(inputs), keywords)
-        if self.takes_ctx:
-            keywords["ctx"] = call
-        if self.takes_out:
-            keywords["out"] = out
+        if inputs < self.least_inputs or (self.most_inputs is not None and inputs > self.most_inputs):
+            most = "or more" if self.most_inputs is None else f"to {self.most_inputs}"
+            raise InvalidValue(f"{self.name}: takes {self.least_inputs} {most} inputs, got {inputs}", op=self.name)
+        if not self.required.issubset(attrs):
+            missing = sorted(self.required - attrs.keys())
+            raise InvalidValue(f"{self.name}: attribute {', '.join(map(repr, missing))} is missing", op=self.name)
+
+    def apply(
+        self, inputs: Sequence[Any], attrs: Mapping[str, Any], call: Call, out: Array | None = None
+    ) -> tuple[Any, ...]:
+        """As ``run``, for a node that was checked."""
+        keywords = attrs
+        if self.takes_ctx or self.takes_out:
+            keywords = dict(attrs)
+            if self.takes_ctx:
+                keywords["ctx"] = call
+            if self.takes_out:
+                keywords["out"] = out
         if out is None and "elementwise" in self.traits:
             check_broadcast(inputs, self.name)
         result = self.body(*inputs, **keywords)
@@ -179,15 +196,6 @@ class OpDef:
         for each in results:
             check_result(each, self.name)
         return tuple([np.asarray(r) if isinstance(r, np.generic) else r for r in results])
-
-    def _check_call(self, inputs: int, attrs: Mapping[str, Any]) -> None:
-        """For operators that no schema describes, the body's signature is what a node is checked against."""
-        if inputs < self.least_inputs or (self.most_inputs is not None and inputs > self.most_inputs):
-            most = "or more" if self.most_inputs is None else f"to {self.most_inputs}"
-            raise InvalidValue(f"{self.name}: takes {self.least_inputs} {most} inputs, got {inputs}", op=self.name)
-        if not self.required.issubset(attrs):
-            missing = sorted(self.required - attrs.keys())
-            raise InvalidValue(f"{self.name}: attribute {', '.join(map(repr, missing))} is missing", op=self.name)
 
     @property
     def full_name(self) -> str:

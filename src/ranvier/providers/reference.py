@@ -98,6 +98,7 @@ class ReferenceKernel:
         self._positions = [k for k, v in enumerate(node.outputs) if v in made]
         self._opsets = ctx.opsets
         self._call = self._new_call()
+        self._checked = False
         self._elementwise = "elementwise" in self.definition.traits
         self._calls, self._seconds = 0, 0.0
         self._lock = threading.Lock()
@@ -113,8 +114,11 @@ class ReferenceKernel:
             call.run = lambda graph, given: self._bodies[id(graph)](given, captured)
         operands = [None if k is None else inputs[k] for k in self._operands]
         out = outputs[0] if outputs and self._positions[0] == 0 else None
+        if not self._checked:  # what is wrong with a node is said when it runs, and looked for once
+            self.definition.check(len(operands), self._attrs)
+            self._checked = True
         with np.errstate(all="ignore"):
-            results = self.definition.run(operands, self._attrs, call, out)
+            results = self.definition.apply(operands, self._attrs, call, out)
         for k, position in enumerate(self._positions):
             if position >= len(results):
                 name = self.definition.name

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from ranvier.ops.seed import fresh_generator
 
 _FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 _INDICES = frozenset({DType.int32, DType.int64})
+_FEW = 64
 _NUMBERS = frozenset(d for d in DType if d in _FLOATS or d is DType.bool or (d.is_integer and not d.is_packed))
 
 
@@ -53,17 +57,38 @@ def multinomial(input: Array, *, dtype: int = 6, sample_size: int = 1, seed: flo
         raise ShapeMismatch(f"Multinomial: expected input of shape [batch, classes > 0], got {list(input.shape)}")
     rows = input.shape[0]
     shape = checked_shape((rows, sample_size), out_dtype, "Multinomial")
-    logits = input.astype(np.float64)
+    draws = _generator(seed).random(shape)
+    choose = _choose_of_few if input.size + draws.size <= _FEW else _choose
+    return np.array(choose(input.astype(np.float64), draws), out_dtype).reshape(shape)
+
+
+def _choose(logits: Array, draws: Array) -> Array:
     top = np.maximum.reduce(logits, axis=1, keepdims=True)
-    if not np.isfinite(top).all():  # NaN and +inf spread into the maximum; all -inf leaves nothing to choose
-        raise InvalidValue("Multinomial: every row needs a finite largest log-probability, without NaN or inf")
+    _require_distribution(np.isfinite(top).all())  # NaN and inf spread into the maximum
     cumulative = np.add.accumulate(np.exp(logits - top), axis=1)
     # u < 1 keeps the draw below the row's total, so a class of probability zero is never chosen
-    draws = _generator(seed).random(shape) * cumulative[:, -1:]
-    result = np.empty(shape, out_dtype)
-    for row in range(rows):
+    draws = draws * cumulative[:, -1:]
+    result = np.empty(draws.shape, np.int64)
+    for row in range(len(logits)):
         result[row] = cumulative[row].searchsorted(draws[row], "right")
     return result
+
+
+def _choose_of_few(logits: Array, draws: Array) -> list[list[int]]:
+    """As ``_choose`` in plain numbers: for a few of them the calls into NumPy would take most of the time."""
+    chosen = []
+    for row, wanted in zip(logits.tolist(), draws.tolist()):
+        top = max(row)
+        cumulative = list(accumulate([exp(x - top) for x in row]))
+        total = cumulative[-1]
+        _require_distribution(total >= 1)  # the largest alone makes 1, and NaN and inf leave NaN
+        chosen.append([bisect_right(cumulative, u * total) for u in wanted])
+    return chosen
+
+
+def _require_distribution(holds: bool | np.bool_) -> None:
+    if not holds:
+        raise InvalidValue("Multinomial: every row needs a finite largest log-probability, without NaN or inf")
 
 
 @op("Bernoulli", since=15, traits=("random",))
