@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class Runner:
             scratch = aligned(launch.scratch + 64)
             self._keep += [bufs, dims, scratch]
             cuts = [launch.tiles * k // split for k in range(split + 1)]
-            ranges = [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]
+            ranges = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
             function = _SIGNATURE(self.kernels[launch.spec].address)
             self._calls.append((function, bufs.ctypes.data, dims.ctypes.data, ranges, scratch.ctypes.data))
 
