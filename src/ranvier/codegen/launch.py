@@ -31,6 +31,13 @@ class KernelSpec:
     key: tuple[object, ...]
     emit: Callable[[Module, str, Isa], None] = field(compare=False, hash=False)
 
+    def __hash__(self) -> int:
+        """Worked out once: keys are deep, and every launch looks its kernels up."""
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash(self.key)
+        return found
+
 
 @dataclass(frozen=True)
 class At:

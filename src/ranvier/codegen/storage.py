@@ -51,7 +51,7 @@ class Storage:
         return f"<{self.kind} {self.name or self.index} {self.nbytes}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # never changed; frozen, it would take three times as long to make one
 class View:
     """A tensor in memory: element type, shape, strides and offset in elements (strides may be 0 or negative)."""
 

@@ -26,6 +26,9 @@ from ranvier.dtypes import DType
 
 Scalar = int | float | bool
 
+# Nobody changes an expression, an operand or a stage; they are not declared frozen because making one would take three
+# times as long, and a model is made of tens of thousands.
+
 
 class Expr:
     """A scalar expression evaluated at every point."""
@@ -34,7 +37,7 @@ class Expr:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Const(Expr):
     """A number that is part of the code."""
 
@@ -42,7 +45,7 @@ class Const(Expr):
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Size(Expr):
     """An int64 that depends on shapes: passed at run time, so code does not depend on it."""
 
@@ -50,7 +53,7 @@ class Size(Expr):
     dtype: DType = DType.int64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Index(Expr):
     """The position along an axis of the nest, an int64."""
 
@@ -58,7 +61,7 @@ class Index(Expr):
     dtype: DType = DType.int64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Load(Expr):
     """The element of an operand at this point."""
 
@@ -66,7 +69,7 @@ class Load(Expr):
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Result(Expr):
     """What stage number ``stage`` reduced to; in the epilogue of a contraction, ``Result(0)`` is the accumulator."""
 
@@ -74,7 +77,7 @@ class Result(Expr):
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Op(Expr):
     """An operation of :data:`OPERATIONS` on expressions; ``dtype`` is that of its result."""
 
@@ -110,7 +113,7 @@ OPERATIONS: dict[str, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Operand:
     """How a nest addresses one tensor: ``view``'s first element plus strides times indices, in elements."""
 
@@ -129,7 +132,7 @@ class Operand:
 Fold = Literal["sum", "prod", "max", "min", "and", "or", "argmax", "argmin", "argmax_last", "argmin_last"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Reduce:
     """Fold ``value`` over the row axes; ``Result(k)`` of this stage has ``dtype`` (int64 for arg…)."""
 
@@ -138,21 +141,21 @@ class Reduce:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Map:
     """Store expressions at every point of all axes: (operand, value) pairs."""
 
     stores: tuple[tuple[int, Expr], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Final:
     """Store expressions once per outer point."""
 
     stores: tuple[tuple[int, Expr], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Scan:
     """Walk the (single) row axis, carrying ``fold`` of ``value``; store the carry at every point."""
 
