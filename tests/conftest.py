@@ -3,6 +3,7 @@ not compile again, and parallel workers share what one of them made."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,3 +22,27 @@ def kernel_cache() -> Iterator[Path]:
         patch.setenv(cache.FOLDER, os.environ.get(cache.FOLDER) or str(KERNELS))
         patch.setenv(cache.LIMIT, "4G")  # all instruction sets and the whole suite; pruning would only cost time
         yield Path(os.environ[cache.FOLDER])
+
+
+class _Flaws(logging.Handler):
+    """What the CPU provider could not compile although it should: the user gets the reference's result and a warning,
+    a test must not pass like that."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "which is a flaw" in record.getMessage():
+            self.found.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def no_flaws() -> Iterator[None]:
+    handler = _Flaws()
+    logging.getLogger("ranvier").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("ranvier").removeHandler(handler)
+    assert not handler.found

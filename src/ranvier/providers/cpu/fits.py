@@ -101,6 +101,12 @@ def _depth(n: NodeView) -> bool:
     return n.rank(0) == 4 and size > 0 and n.shape(0)[1] % (size * size) == 0
 
 
+@_rule("Range")
+def _range(n: NodeView) -> bool:
+    first, limit, step = (float(n.need(k).reshape(())) for k in range(3))
+    return math.isfinite(first) and math.isfinite(limit) and math.isfinite(step) and step != 0
+
+
 @_rule("Split")
 def _split(n: NodeView) -> bool:
     sizes = n.axes(1, "split")
@@ -153,8 +159,14 @@ def _gather_nd(n: NodeView) -> bool:
 
 
 def _filters(n: NodeView, k: int) -> bool:
-    kernel = n.shape(k)[2:]
-    given = n.attr("kernel_shape")
+    """Are the filters of the image's rank, with sizes as said and, for each group, the image's channels?"""
+    filters, kernel = n.shape(k), n.shape(k)[2:]
+    given, group = n.attr("kernel_shape"), int(n.attr("group", 1))
+    if n.rank(0) != len(filters) or group < 1:
+        return False
+    channels = filters[0] if n.op == "ConvTranspose" else filters[1] * group
+    if n.shape(0)[1] != channels or filters[0] % group:
+        return False
     return bool(kernel) and 0 not in kernel and (given is None or tuple(given) == kernel)
 
 
@@ -163,12 +175,12 @@ def _filters(n: NodeView, k: int) -> bool:
 def _conv(n: NodeView) -> bool:
     if n.op == "DeformConv" and not _is(n, 3, n.shape(1)[0]):
         return False
-    return n.rank(0) == n.rank(1) and _filters(n, 1)
+    return _filters(n, 1)
 
 
 @_rule("ConvInteger")
 def _conv_integer(n: NodeView) -> bool:
-    return n.rank(0) == n.rank(1) and _filters(n, 1) and _single(n, 2) and _per_filter(n, 3, n.shape(1)[0])
+    return _filters(n, 1) and _single(n, 2) and _per_filter(n, 3, n.shape(1)[0])
 
 
 @_rule("QLinearConv")
@@ -176,12 +188,7 @@ def _qlinear_conv(n: NodeView) -> bool:
     filters = n.shape(3)[0]
     singles = all(_single(n, k) for k in (1, 2, 6, 7))
     return (
-        n.rank(0) == n.rank(3)
-        and _filters(n, 3)
-        and singles
-        and _per_filter(n, 4, filters)
-        and _per_filter(n, 5, filters)
-        and _is(n, 8, filters)
+        _filters(n, 3) and singles and _per_filter(n, 4, filters) and _per_filter(n, 5, filters) and _is(n, 8, filters)
     )
 
 
@@ -191,6 +198,11 @@ def _single(n: NodeView, k: int) -> bool:
 
 def _per_filter(n: NodeView, k: int, filters: int) -> bool:
     return _single(n, k) or n.shape(k) == (filters,)
+
+
+@_rule("MaxUnpool")
+def _unpool(n: NodeView) -> bool:
+    return n.shape(0) == n.shape(1) and _is(n, 2, n.rank(0))
 
 
 @_rule("MaxPool", "AveragePool", "LpPool")
@@ -330,8 +342,8 @@ def _attention(n: NodeView) -> bool:
 
 
 def _mask(mask: Shape, scores: Shape) -> bool:
-    """A mask may end early: what it does not mention is forbidden."""
-    if len(mask) > 4 or (mask and mask[-1] > scores[-1]):
+    """A mask may end early: what it does not mention is forbidden, so that a single column is not one for all."""
+    if len(mask) > 4 or (mask and (mask[-1] > scores[-1] or mask[-1] == 1 != scores[-1])):
         return False
     return all(m in (1, s) for m, s in zip(mask[-2::-1], scores[-2::-1]))
 
@@ -353,3 +365,9 @@ def _rotary(n: NodeView) -> bool:
 @_rule("DFT")
 def _dft(n: NodeView) -> bool:
     return n.rank(0) > 1 and n.shape(0)[-1] in (1, 2) and 0 not in n.shape(0) and 0 not in n.out_shape()
+
+
+@_rule("STFT")
+def _stft(n: NodeView) -> bool:
+    signal = n.shape(0)
+    return (len(signal) == 2 or (len(signal) == 3 and signal[2] in (1, 2))) and (not n.has(2) or n.rank(2) == 1)
