@@ -65,6 +65,7 @@ class Plan:
         self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
         self._bound = [self._bind(step, inference) for step in program.steps]
         self._given = self._sources()
+        self._lent = [k for k, slot in enumerate(program.output_slots) if slot in self._given]
         self._workspaces: dict[int, int] = {}  # offset in the arena by step
         self.unplanned: list[int] = []  # slots whose size is known only when they are computed
         self.placed, self.memory = self._place()
@@ -216,11 +217,15 @@ class Plan:
 
     def _hand_out(self, results: list[Any]) -> None:
         """Copy what is an input, a constant or another output: callers may write into what they get."""
-        seen: set[int] = set()
-        for k, (slot, result) in enumerate(zip(self.program.output_slots, results)):
-            if (slot in self._given or id(result) in seen) and isinstance(result, np.ndarray):
-                results[k] = result.copy()
-            seen.add(id(result))
+        for k in self._lent:
+            if isinstance(results[k], np.ndarray):
+                results[k] = results[k].copy()
+        if len(set(map(id, results))) < len(results):
+            seen: set[int] = set()
+            for k, result in enumerate(results):
+                if id(result) in seen and isinstance(result, np.ndarray):
+                    results[k] = result.copy()
+                seen.add(id(result))
 
     def _take(self) -> _Arena:
         with self._lock:
