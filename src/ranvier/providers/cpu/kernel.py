@@ -256,7 +256,8 @@ class CpuKernel:
     def _tell(self, made: Unlowered) -> None:
         label = self.part.label
         what = "could not be compiled, which is a flaw" if made.flaw else "runs by the reference"
-        warn_once(f"cpu-interpret-{label}", f"cpu: {label} {what}: {made.reason}")
+        key = f"{self.part.nodes[0].op} {made.reason}" if made.flaw else label
+        warn_once(f"cpu-interpret-{key}", f"cpu: {label} {what}: {made.reason}")
 
     def explain(self, given: Sequence[Array], made: Specialised, failed: CheckFailed) -> None:
         """Raise for data that generated code refused: as the reference says it where finding out costs little."""
