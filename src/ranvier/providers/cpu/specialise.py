@@ -179,7 +179,7 @@ def _lower(
         definitions.label = node.name or node.op
         view = NodeView(node, definitions)
         if not fits(view):
-            raise Declined(f"{node.op}: operands that do not fit")
+            raise InvalidValue(f"{node.op}: operands that do not fit", op=node.op)
         lowering.lower(view, definitions)
 
 

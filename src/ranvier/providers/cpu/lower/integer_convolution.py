@@ -223,7 +223,10 @@ class _Convolution:
         zero = self.x_zero
         if zero is None:
             zero = b.constant(np.zeros((), b.dtype(self.x).numpy))
-        filters = self.w if self.weights is not None else self._matrix()
+        if self.weights is None:
+            filters = self._matrix()
+        else:  # of an input whose content is known, what is known
+            filters = self.w if self.w.const is not None else b.constant(self.weights, b.dtype(self.w))
 
         def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
             image = views[0]

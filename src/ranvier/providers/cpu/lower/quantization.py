@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -136,8 +137,8 @@ class Parameters:
 
     def use(self, value: Value) -> Use | Value:
         """The parameter as an operand that broadcasts to the tensor."""
-        if self.single:
-            return Use(value, ())
+        if self.single or (not self.block and math.prod(self.b.shape(value)) == 1):
+            return Use(value, ())  # one zero point beside many scales too
         if not self.block:
             return Use(value, (self.shape[self.axis], *(1,) * (len(self.shape) - self.axis - 1)))
         axis, block = self.axis, self.block
