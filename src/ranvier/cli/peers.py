@@ -62,6 +62,9 @@ class RanvierRunner:
     @staticmethod
     def prepare() -> None:
         importlib.import_module("ranvier.runtime.session")  # what ``ranvier.load`` imports when it is first used
+        registry = importlib.import_module("ranvier.providers.registry").REGISTRY
+        for name in registry.available():
+            registry.get(name).capability()  # which brings in what the provider is made of
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self._session.run(inputs)

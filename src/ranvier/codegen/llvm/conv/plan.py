@@ -21,7 +21,7 @@ from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import View, aligned_empty
 from ranvier.dtypes import DType
 
 _NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
@@ -82,7 +82,7 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> P
     vectors = best_tile(shape.width, isa, dtype.numpy.itemsize).vectors
     cut = panels_of(shape, vectors, isa, dtype.numpy.itemsize)
     flat = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
-    packed = np.empty((shape.group, cut.group_elements()), dtype.numpy)
+    packed = aligned_empty((shape.group, cut.group_elements()), dtype.numpy)
     pack_panels(packed, flat.reshape(shape.group, cut.depth, shape.width), cut)
     return packed_constant("gemm", packed, dtype, vectors)
 

@@ -6,6 +6,7 @@ rounding error for m = 4, and their squares and products are exact in float32.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def filter_matrix(m: int) -> Array:
     return np.array([*rows, [0.0, 0.0, 1.0]])
 
 
+@functools.cache
 def filter_transform(m: int, dtype: Any) -> Array:
     """The matrix that takes the nine taps of a kernel to its (m + 2)² transformed values."""
     g = filter_matrix(m)

@@ -24,7 +24,7 @@ from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.gemm.tiles import tile_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import View, aligned_empty
 from ranvier.dtypes import DType
 
 _FIELDS = (
@@ -37,6 +37,7 @@ _CODES_FROM = 3  # position of the micro-kernels among the buffers: after x, w, 
 # more where the weights come from further away and should be used often once they are here.
 _NEAR_SMALL, _NEAR_LARGE = 256 << 10, 1200 << 10
 _SMALL_WEIGHTS = 768 << 10
+_ALONE = 768  # columns of a product with the filter transform
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: int) -> Packed:
@@ -49,12 +50,14 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     taps = np.zeros((9, shape.cin, ((cut.count - 1) * vectors + cut.rest) * cut.lanes), dtype.numpy)
     taps[:, :, : shape.cout] = moved.transpose(1, 0, 2)
     matrix = filter_transform(m, dtype.numpy)
-    packed = np.empty((m + 2) ** 2 * cut.group_elements(), dtype.numpy)
+    packed = aligned_empty(((m + 2) ** 2 * cut.group_elements(),), dtype.numpy)
     at = 0
     for k in range(cut.count):
         piece = np.ascontiguousarray(taps[:, :, k * cut.columns : (k + 1) * cut.columns]).reshape(9, -1)
         size = len(matrix) * piece.shape[1]
-        np.matmul(matrix, piece, out=packed[at : at + size].reshape(len(matrix), -1))
+        target = packed[at : at + size].reshape(len(matrix), -1)
+        for c in range(0, piece.shape[1], _ALONE):  # so few at a time that BLAS wakes no threads
+            np.matmul(matrix, piece[:, c : c + _ALONE], out=target[:, c : c + _ALONE])
         at += size
     return packed_constant(f"winograd{m}", packed, dtype, vectors)
 
