@@ -11,6 +11,7 @@ import onnx.parser
 import pytest
 
 import ranvier as rv
+from ranvier.providers.cpu.defs import Declined
 from ranvier.providers.cpu.kernel import CpuKernel
 
 RNG = np.random.default_rng(8)
@@ -74,7 +75,7 @@ def test_a_part_with_branches_runs_node_by_node_too(shape: tuple[int, int]) -> N
     x, w = RNG.normal(size=shape).astype(np.float32), RNG.normal(size=shape[1]).astype(np.float32)
 
     def declined(*_: Any) -> None:
-        raise ValueError("not today")
+        raise Declined("not today")
 
     with (
         rv.load(parsed(NESTED), providers=["cpu", "reference"]) as session,

@@ -6,11 +6,29 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage
 
 T = TypeVar("T")
+
+
+class Same:
+    """An array as part of a key: equal to itself only, and kept alive, so that no other can come to stand in its
+    place in memory and be taken for it."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray[Any, Any] | None) -> None:
+        self.array = array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.array is other.array
+
+    def __hash__(self) -> int:
+        return id(self.array)
 
 
 class Packs:

@@ -19,6 +19,7 @@ from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, const, mul, op
 from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -57,7 +58,7 @@ def _rows_class(m: int) -> int:
 
 def packed_b(r: Realiser, b: View, m: int) -> PackedB:
     hint = _rows_class(m)
-    key = ("b", id(b.storage.array), b.offset, b.shape, b.strides, hint)
+    key = ("b", Same(b.storage.array), b.offset, b.shape, b.strides, hint)
     return r.packs.get(key, lambda: pack_b(content(b), r.isa, rows_hint=hint))
 
 

@@ -21,6 +21,7 @@ from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, content, folded
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast
 from ranvier.providers.cpu.lower.registry import FLOATS, lowers
 from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same
 
 MICROSOFT = "com.microsoft"
 _PHASES = 64  # the largest stride of a transposed convolution: each residue is a convolution of its own
@@ -87,13 +88,13 @@ def convolve(
         if transposed:
             if not constant:
                 return kernels.conv_transpose_dynamic(image, weights, target, shape, r.isa, **how)
-            key = ("transposed", id(weights.storage.array), weights.offset, weights.strides, shape)
+            key = ("transposed", Same(weights.storage.array), weights.offset, weights.strides, shape)
             phases = r.packs.get(key, lambda: kernels.pack_transposed(_array(weights), r.isa, shape))
             return kernels.conv_transpose(image, phases, target, shape, r.isa, **how)
         if not constant:
             return kernels.conv_dynamic(image, weights, target, shape, r.isa, **how)
         kind = kernels.packing(shape, r.isa, winograd=r.target.winograd)
-        place = ("conv", kind, id(weights.storage.array), weights.offset, weights.strides)
+        place = ("conv", kind, Same(weights.storage.array), weights.offset, weights.strides)
         packed = r.packs.get(
             place, lambda: kernels.pack_weights(_array(weights), r.isa, shape, winograd=r.target.winograd)
         )

@@ -49,6 +49,7 @@ from ranvier.providers.cpu.lower.quantization import BYTES, DERIVED, saturated
 from ranvier.providers.cpu.lower.registry import Check, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -260,7 +261,7 @@ class _Convolution:
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
         if self.depthwise:
             centre = np.asarray(self.weights_zero)
-            key = ("depthwise codes", id(filters.storage.array), filters.offset, centre.tobytes())
+            key = ("depthwise codes", Same(filters.storage.array), filters.offset, centre.tobytes())
             kept = r.packs.get(key, lambda: _Kept(pack_depthwise(_array(filters), centre, isa, shape)))
             return integer_depthwise(image, zero, kept.storage, target, shape, isa, **how)
         before: list[Launch] = []
@@ -269,7 +270,7 @@ class _Convolution:
             shape = replace(shape, cin=_THIN)
         if self.weights is not None:
             few = has_few_pixels(shape)
-            place = ("filter codes", id(filters.storage.array), filters.offset, shape.group, shape.depth, few)
+            place = ("filter codes", Same(filters.storage.array), filters.offset, shape.group, shape.depth, few)
             packed = r.packs.get(place, lambda: pack_filters(_padded(_array(filters), shape.depth), isa, shape))
         else:
             packed, packing = pack_at_run(filters, shape.pixels, isa, r.threads)

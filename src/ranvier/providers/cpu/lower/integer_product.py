@@ -26,6 +26,7 @@ from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, sub
 from ranvier.providers.cpu.lower.quantization import BYTES, DERIVED, quantized_dynamically, saturated
 from ranvier.providers.cpu.lower.registry import FLOATS, Check, lowers
 from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -135,7 +136,7 @@ def corrected(
 
 def packed_codes(r: Realiser, w: View, m: int) -> PackedCodes:
     hint = 1 if m <= 1 else 8 if m <= 16 else 256
-    key = ("codes", id(w.storage.array), w.offset, w.shape, w.strides, hint)
+    key = ("codes", Same(w.storage.array), w.offset, w.shape, w.strides, hint)
     return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint))
 
 

@@ -20,6 +20,7 @@ from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT, Q
 from ranvier.providers.cpu.lower.quantization import DERIVED, quantized_dynamically
 from ranvier.providers.cpu.lower.registry import lowers
 from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 _CONSTANT = (1, 2, 3, 8, 9, 10, 11)  # weights, bias, scales and zero points
@@ -74,7 +75,7 @@ def dynamic_quantize_lstm(n: NodeView, b: Definitions) -> None:
     def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
         weights = views[1]
         few = batch <= 16
-        key = ("lstm codes", id(weights.storage.array), weights.offset, few)
+        key = ("lstm codes", Same(weights.storage.array), weights.offset, few)
         packed = r.packs.get(
             key, lambda: pack_codes(np.ascontiguousarray(content(weights)), r.isa, rows_hint=1 if few else 256)
         )
