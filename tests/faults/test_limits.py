@@ -102,10 +102,30 @@ def test_generated_code_ends_at_the_limit() -> None:
         timer.join()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_long_kernel_ends_at_the_limit(threads: int) -> None:
+    given = {"x": np.ones((3000, 3000), np.float32)}
+    with rv.load(model("g (float[n, n] x) => (y) { y = MatMul(x, x) }"), providers=["cpu"], threads=threads) as session:
+        session.run({"x": np.ones((64, 64), np.float32)})
+        session.bind(n=3000)
+        started = time.monotonic()
+        session.run(given)
+        whole = time.monotonic() - started
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            session.run(given, options=rv.RunOptions(timeout=whole / 10))
+        assert time.monotonic() - started < whole * 0.7
+
+
 def test_an_enormous_window_ends_at_the_limit() -> None:
     text = "g (float[1, 1, 4] x) => (y) { y = MaxPool <kernel_shape = [50000000], pads = [25000000, 25000000]> (x) }"
-    with rv.load(model(text), limits=rv.Limits(run_seconds=0.2)) as session, pytest.raises(DeadlineExceeded):
+    limits = rv.Limits(run_seconds=0.2)
+    with rv.load(model(text), limits=limits, providers=["reference"]) as session, pytest.raises(DeadlineExceeded):
         session.run({"x": zeros(1, 1, 4)})
+    with rv.load(model(text)) as session:  # generated code knows where the window meets data
+        started = time.monotonic()
+        assert session.run({"x": zeros(1, 1, 4)})["y"].tolist() == [[[0.0] * 5]]
+        assert time.monotonic() - started < 5
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------

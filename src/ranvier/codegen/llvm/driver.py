@@ -26,7 +26,7 @@ from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 1  # of the code below: part of its key
+VERSION = 2  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK, HEAD_WORDS = range(11)
@@ -44,6 +44,7 @@ STEP = 256  # the open step: its words, then those below
 STEP_SCRATCH = STEP + 8 * STEP_WORDS
 STEP_STRIDE = STEP_SCRATCH + 8
 STEP_LIMIT = STEP_STRIDE + 8  # threads allowed, the caller among them
+STEP_ABORT = STEP_LIMIT + 8  # the address of the run's abort flag, or 0
 LOCK = 384  # held by the caller whose program runs
 LAST_END = 392  # when the last run ended; the holder of the lock writes it
 SLEEPERS = 512
@@ -104,18 +105,27 @@ def _emit_share(m: Module, symbol: str) -> str:
         left = _low(f, ticket)
         w.until(f.cmp("eq", left, 0))
         # relaxed reads of what may be overwritten meanwhile: the exchange below tells whether it was
-        kernel, buffers, dims, tiles, grain, chunks, _, scratch, stride, limit = (
-            atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 3)
+        kernel, buffers, dims, tiles, grain, chunks, _, scratch, stride, limit, abort = (
+            atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 4)
         )
         w.until(f.cmp("uge", slot, limit))
         _, taken = atomics.compare_exchange(f, f.gep(pool, TICKET), ticket, ticket - 1, "acq_rel", "monotonic")
         with f.if_(taken):
             begin = (chunks - left) * grain
             end = f.min_(begin + grain, tiles)
-            _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)
+            with f.if_(f.cmp("eq", _aborted(f, abort), 0)):  # else the chunk only counts as done
+                _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)
             count.set(count.get() + 1)
     f.ret(count.get())
     return name
+
+
+def _aborted(f: Fn, abort: Val) -> Val:
+    """What the abort flag holds; 0 where the run has none."""
+    found = f.var("i32", 0)
+    with f.if_(f.cmp("ne", abort, 0)):
+        found.set(atomics.load(f, "i32", atomics.pointer(f, abort), "monotonic"))
+    return found.get()
 
 
 def _call(f: Fn, kernel: Val, buffers: Val, dims: Val, begin: Val, end: Val, scratch: Val) -> None:
@@ -305,9 +315,7 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
     index = f.var("i64", 0)
     with f.while_() as w:
         w.only(f.cmp("slt", index.get(), steps))
-        with f.if_(f.cmp("ne", abort, 0)):
-            flag = atomics.load(f, "i32", atomics.pointer(f, abort), "monotonic")
-            w.until(f.cmp("ne", flag, 0))
+        w.until(f.cmp("ne", _aborted(f, abort), 0))
         step = f.gep(table, index.get() * (8 * STEP_WORDS))
         kernel, buffers, dims, tiles, grain, chunks, work = (_word(f, step, k) for k in range(STEP_WORDS))
         buffers = block_at + buffers
@@ -317,11 +325,18 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
             f.store(system.emit_now(f, clock), times)
         threads = f.var("i64", 1)
         with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
-            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, work, scratch, stride, limit]
+            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, work, scratch, stride, limit, abort]
             threads.set(f.call(together, "i64", given))
             other()
-            with f.if_(f.cmp("sgt", tiles, 0)):
-                _call(f, kernel, buffers, dims, f.i64(0), tiles, scratch)
+            # a run that may be aborted goes by chunks here too
+            part = f.select(f.cmp("eq", abort, 0), tiles, f.max_(grain, 1))
+            begin = f.var("i64", 0)
+            with f.while_() as go:
+                go.only(f.cmp("slt", begin.get(), tiles))
+                go.until(f.cmp("ne", _aborted(f, abort), 0))
+                end = f.min_(begin.get() + part, tiles)
+                _call(f, kernel, buffers, dims, begin.get(), end, scratch)
+                begin.set(end)
         with f.if_(timed):
             f.store(system.emit_now(f, clock), f.gep(times, 8))
             f.store(threads.get(), f.gep(times, 16))
@@ -330,10 +345,11 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
 
 
 def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
-    """``i64 together(pool, step…, scratch, stride, threads)``: open a step, see it through; returns who took part."""
+    """``i64 together(pool, step…, scratch, stride, threads, abort)``: open a step and see it through; returns how many
+    took part."""
     share = _emit_share(m, symbol)
     name = f"{symbol}_together"
-    words = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "scratch", "stride", "threads")
+    words = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "scratch", "stride", "threads", "abort")
     f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True)
     pool_at, chunks = f.args["pool"], f.args["chunks"]
     pool = atomics.pointer(f, pool_at)

@@ -157,7 +157,8 @@ class NativeProgram:
         """Run all steps; returns how many were done (fewer than there are where ``abort`` said so).
 
         ``inputs`` and ``outputs`` are lists of arrays that nobody changes meanwhile; ``arena`` is the address of
-        the temporaries. ``abort`` is the address of an int32: nonzero ends the run before the next step.
+        the temporaries. ``abort`` is the address of an int32: nonzero ends the run before the next step, and lets the
+        step under way go without the chunks of work that nobody has begun; it counts as done.
         ``times`` (int64, one row per step) receives start and end in nanoseconds of ``time.perf_counter_ns`` and the
         number of threads that took part. ``threads`` is a limit, not a promise: the pool has as many as there are
         cores, and works for one run at a time.
