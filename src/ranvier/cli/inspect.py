@@ -176,16 +176,18 @@ def memory_facts(model: str, setup: Setup, output: Output) -> dict[str, Any]:
                 sizes.shape(value.name, value.type)
         plan = session.bind(**sizes.sizes)
         names = {slot: value.name for value, slot in plan.program.slots.items()}
-        memory = plan.memory
+        memory, inside = plan.memory, plan.inside()
+        # one partition is the whole run: then its own plan is the plan
+        whole = inside[0] if len(inside) == 1 and not plan.placed else memory
         return {
             "level": session.config.optimization,
             "sizes": sizes.sizes,
             "chosen": sizes.chosen,
             "arena_bytes": memory.arena,
-            "all_tensors_bytes": memory.total,
-            "lower_bound_bytes": memory.lower_bound,
-            "planned": len(plan.placed),
-            "took_over": memory.shared,
+            "all_tensors_bytes": whole.total,
+            "lower_bound_bytes": whole.lower_bound,
+            "planned": len(plan.placed) + sum(len(each.offsets) for each in inside),
+            "took_over": memory.shared + sum(each.shared for each in inside),
             "output_bytes": plan.output_bytes(),
             "unplanned": [names[slot] for slot in plan.unplanned],
         }

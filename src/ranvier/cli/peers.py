@@ -116,7 +116,7 @@ class OpenVinoRunner:
         except RuntimeError:  # some models do not allow that
             compiled = core.compile_model(model, "CPU", choices)
             self._sizes = "symbolic"
-        self.version = openvino.__version__
+        self.version = openvino.__version__.partition("-")[0]  # the rest names a commit
         self._request = compiled.create_infer_request()
         # an output may have gone by several names in the file, of which the model's interface is one
         self._names = [sorted(each.get_names()) for each in compiled.outputs]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from ranvier.codegen.arena import MemoryPlan
 from ranvier.config import SessionConfig
 from ranvier.devices import Device
 from ranvier.dtypes import DType
@@ -157,6 +158,7 @@ class BoundKernel(Protocol):
     """A kernel for types that are known: called with the address of ``workspace`` bytes from the plan's arena."""
 
     workspace: int
+    memory: MemoryPlan  # what lies where in the workspace
 
     def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None: ...
 

@@ -174,6 +174,10 @@ class Plan:
         if self._limits.memory_bytes is not None and needed > self._limits.memory_bytes:
             raise ResourceLimit("memory_bytes", self._limits.memory_bytes, needed, "planned buffers and outputs")
 
+    def inside(self) -> list[MemoryPlan]:
+        """What the bound kernels placed in their workspaces, which are part of the arena."""
+        return [bound.memory for bound in self._bound if bound is not None]
+
     def output_bytes(self) -> int:
         return sum(static_bytes(self.types.get(slot)) or 0 for slot in set(self.program.output_slots))
 

@@ -300,13 +300,14 @@ class CpuKernel:
 class Bound:
     """A kernel for shapes that are known: takes the plan's memory."""
 
-    __slots__ = ("kernel", "made", "positions", "workspace")
+    __slots__ = ("kernel", "made", "memory", "positions", "workspace")
 
     def __init__(self, kernel: CpuKernel, made: Specialised) -> None:
         self.kernel = kernel
         self.made = made
         self.positions = kernel._positions
         self.workspace = made.workspace
+        self.memory = made.memory
 
     def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None:
         """As a compiled kernel, but ``workspace`` is the address of ``self.workspace`` bytes."""

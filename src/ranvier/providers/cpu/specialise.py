@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.arena import ALIGNMENT, Lifetime, plan_memory
+from ranvier.codegen.arena import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.program import NativeProgram, Placement
@@ -50,7 +50,8 @@ class Specialised:
         realised = Realiser(definitions, inputs, part.outputs, target, packs).run()
         self.launches: list[Launch] = realised.launches
         self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
-        places, self.workspace = _place(realised)
+        places, self.memory = _place(realised)
+        self.workspace = -(-self.memory.arena // ALIGNMENT) * ALIGNMENT
         self._checks = [(places[flag].offset, message, node) for flag, message, node in realised.checks]
         count = len(inputs)
         self._keep: list[Array] = []
@@ -114,7 +115,7 @@ class Specialised:
         return "\n".join(lines)
 
 
-def _place(realised: Realised) -> tuple[dict[Storage, Placement], int]:
+def _place(realised: Realised) -> tuple[dict[Storage, Placement], MemoryPlan]:
     """Offsets in the arena for all temporaries: each lives from the launch that first touches it to the last."""
     first: dict[Storage, int] = {}
     last: dict[Storage, int] = {}
@@ -138,8 +139,7 @@ def _place(realised: Realised) -> tuple[dict[Storage, Placement], int]:
         for s in storages
     ]
     plan = plan_memory(lifetimes)
-    size = -(-plan.arena // ALIGNMENT) * ALIGNMENT
-    return {s: Placement(_ARENA, offset) for s, offset in zip(storages, plan.offsets)}, size
+    return {s: Placement(_ARENA, offset) for s, offset in zip(storages, plan.offsets)}, plan
 
 
 def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Definitions:
