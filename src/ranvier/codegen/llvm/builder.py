@@ -192,9 +192,6 @@ class Fn:
             return self.const(element, 0)
         return Val(self, vector(element, lanes), f"<{', '.join(f'{element} {i}' for i in range(lanes))}>")
 
-    def undef(self, kind: str) -> Val:
-        return Val(self, kind, "poison")
-
     def zero(self, kind: str) -> Val:
         return Val(self, kind, "null" if kind == "ptr" else "zeroinitializer")
 

@@ -139,10 +139,6 @@ class NativeProgram:
         self._reference = ctypes.byref(head)
         self._function = _function(True)[1] if system.objects_readable() else None
 
-    def workspace_bytes(self, threads: int) -> int:
-        """Memory that a run by so many threads needs besides the arena; the calling thread keeps it."""
-        return self._pointers + threads * self._stride
-
     def run(
         self,
         inputs: list[np.ndarray[Any, Any]],

@@ -207,10 +207,6 @@ def rounded_up(f: Fn, value: Val, multiple: int) -> Val:
     return f.and_(value + (multiple - 1), -multiple)
 
 
-def ceil_div(f: Fn, value: Val, by: Val | int) -> Val:
-    return f.div(value + (by - 1), by, signed=False)
-
-
 # 2^r for r in [0, 1) and in [-1/2, 1/2]: relative minimax fits in float64, error 1.9e-9
 _POWER_FLOOR = (
     *(1.000000001855777, 0.6931469838424666, 0.24022983625084404, 0.055483342088603116),

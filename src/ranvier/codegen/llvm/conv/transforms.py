@@ -17,10 +17,6 @@ Array = np.ndarray[Any, Any]
 _POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.6875, 1.375)}
 
 
-def size_of_tile(m: int) -> int:
-    return m + 2
-
-
 def filter_matrix(m: int) -> Array:
     """G: a kernel row of three taps becomes m + 2 values."""
     positive = _POINTS[m]
