@@ -1,0 +1,25 @@
+"""Which provider runs which node: asking the providers, weighing their answers, and cutting the graph into parts."""
+
+from __future__ import annotations
+
+from ranvier.runtime.partition.partitioner import (
+    Part,
+    Partitioner,
+    Partitioning,
+    Placement,
+    missing_ops,
+    narrowed,
+    subgraph_of,
+    unsupported_ops,
+)
+
+__all__ = [
+    "Part",
+    "Partitioner",
+    "Partitioning",
+    "Placement",
+    "missing_ops",
+    "narrowed",
+    "subgraph_of",
+    "unsupported_ops",
+]
