@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ranvier import capi, errors
-    from ranvier.config import Limits, SessionConfig
+    from ranvier.config import Limits, MemoryConfig, SessionConfig
     from ranvier.dlpack import from_dlpack, to_dlpack
     from ranvier.dtypes import DType
     from ranvier.ops.custom import register_op, unregister_op
@@ -66,7 +66,7 @@ _SUBMODULES = ("capi", "errors")
 
 # module -> the public names that live there
 _HOMES = {
-    "config": ("Limits", "SessionConfig"),
+    "config": ("Limits", "MemoryConfig", "SessionConfig"),
     "dlpack": ("from_dlpack", "to_dlpack"),
     "dtypes": ("DType",),
     "ops.custom": ("register_op", "unregister_op"),
@@ -168,6 +168,7 @@ __all__ = [
     "InvalidGraph",
     "InvalidProtobuf",
     "Limits",
+    "MemoryConfig",
     "ModelLoadCanceled",
     "ModelLoaded",
     "ModelMetadata",

@@ -1,0 +1,129 @@
+"""The options of a session. Where they come from is told in :mod:`ranvier.config.resolve`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from ranvier.config.memory import MemoryConfig
+from ranvier.config.rules import Checked, Choice, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
+from ranvier.errors import InvalidConfig
+
+Level = Literal["none", "basic", "aggressive"]
+LEVELS: tuple[Level, ...] = ("none", "basic", "aggressive")
+PRECISIONS = ("float32",)
+FALLBACKS = ("on", "off")
+
+
+@dataclass(frozen=True)
+class Limits(Checked):
+    """What a model may take. ``None`` means no limit. Crossing one raises ResourceLimit before the damage is done."""
+
+    model_bytes: int | None = None  # size of the model file, external data not counted
+    tensor_bytes: int | None = 1 << 34  # any single tensor, while loading or running
+    graph_depth: int | None = 64  # nesting of subgraphs and functions
+    graph_nodes: int | None = 1_000_000  # nodes in all graphs together
+    run_seconds: float | None = None  # wall time of one run; checked between nodes
+    memory_bytes: int | None = None  # planned buffers and live tensors of one run
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "model_bytes": Positive(),
+        "tensor_bytes": Positive(),
+        "graph_depth": Positive(),
+        "graph_nodes": Positive(),
+        "run_seconds": Positive(whole=False),
+        "memory_bytes": Positive(),
+    }
+
+
+class _Bounds(Rule):
+    """Bounds of symbolic dimensions: ``{"batch": (1, 8), "length": (1, None)}``."""
+
+    def check(self, value: Any) -> Mapping[str, tuple[int, int | None]]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be a mapping from names of dimensions to (least, most), got {value!r}")
+        return {name: _bounds(name, pair) for name, pair in value.items()}
+
+
+def _bounds(name: Any, pair: Any) -> tuple[int, int | None]:
+    low, high = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
+    if not isinstance(name, str) or not isinstance(low, int) or not isinstance(high, int | None) or low < 0:
+        raise ValueError(f"must give (least, most) for each dimension, got {pair!r} for {name!r}")
+    if high is not None and high < low:
+        raise ValueError(f"of {name!r} are empty: from {low} to {high}")
+    return low, high
+
+
+@dataclass(frozen=True)
+class SessionConfig(Checked):
+    """Everything a session is made with."""
+
+    providers: tuple[str, ...] = ("auto",)
+    provider_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    optimization: Level = "basic"
+    disabled_passes: tuple[str, ...] = ()
+    precision: str = "float32"
+    threads: int | None = None  # for providers that run threads; the reference leaves them to NumPy
+    fold_limit: int = 1 << 24  # constant folding makes no constant larger than this many bytes
+    plan_cache: int = 16  # how many shapes keep their plan
+    symbol_bounds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    fallback: str = "on"  # "off": only the first provider may run anything, and an absent one raises
+    debug: int = 0
+    name: str = ""
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "providers": Names(empty=False),
+        "provider_options": OptionsByName(),
+        "optimization": Choice(LEVELS),
+        "disabled_passes": Names(),
+        "precision": Choice(PRECISIONS),
+        "threads": Whole(1, optional=True),
+        "fold_limit": Whole(0, unit="bytes"),
+        "plan_cache": Whole(1),
+        "symbol_bounds": _Bounds(),
+        "limits": Instance(Limits),
+        "memory": Instance(MemoryConfig),
+        "fallback": Choice(FALLBACKS),
+        "debug": Whole(0, 4),
+        "name": Text(),
+    }
+
+    @classmethod
+    def default(cls) -> SessionConfig:
+        """The built-in defaults with what the environment sets laid over them."""
+        return cls.make(environment())
+
+
+def _level(text: str) -> str:
+    return text.lower()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+_ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "RANVIER_PROVIDERS": ("providers", _names),
+    "RANVIER_OPTIMIZATION": ("optimization", _level),
+    "RANVIER_THREADS": ("threads", int),
+    "RANVIER_DEBUG": ("debug", int),
+}
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Session options that environment variables set; a malformed value raises and names the variable."""
+    env = os.environ if env is None else env
+    found: dict[str, Any] = {}
+    for variable, (option, parse) in _ENVIRONMENT.items():
+        text = env.get(variable)
+        if not text:
+            continue
+        try:
+            found[option] = parse(text)
+        except ValueError:
+            raise InvalidConfig(f"environment variable {variable}: {text!r} is not a valid value") from None
+    return found
