@@ -6,7 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier.codegen.storage import Storage, View, aligned_copy, dense_strides, ordered_strides, reshaped_strides
+from ranvier.codegen.storage import (
+    Storage,
+    View,
+    aligned_copy,
+    dense_strides,
+    ordered_strides,
+    reshaped_strides,
+    row_major,
+)
 from ranvier.dtypes import DType
 
 
@@ -61,3 +69,34 @@ def test_packed_constants_start_at_a_cache_line() -> None:
     packed = Storage.packed(shifted)
     assert packed.array is not None
     assert packed.array.ctypes.data % 64 == 0
+
+
+def test_row_major_copies_only_what_lies_otherwise() -> None:
+    scalar = np.array(3.0, np.float32)
+    assert row_major(scalar) is scalar  # not an axis more
+    assert row_major(2.5).shape == ()
+    dense = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+    dense.flags.writeable = False
+    assert row_major(dense, aligned=True) is dense  # known by its identity, also where nobody may write to it
+    for strided in (dense.T, dense[:, ::2], dense[::-1], np.broadcast_to(dense[0, 0], (3, 4))):
+        made = row_major(strided)
+        assert made.flags.c_contiguous
+        np.testing.assert_array_equal(made, strided)
+
+
+def test_row_major_moves_elements_to_their_alignment_only_when_asked() -> None:
+    shifted = np.frombuffer(bytes(range(17)), np.int32, offset=1)
+    assert not shifted.flags.aligned
+    assert row_major(shifted) is shifted
+    made = row_major(shifted, aligned=True)
+    assert made.flags.aligned
+    np.testing.assert_array_equal(made, shifted)
+
+
+def test_constants_keep_their_shape() -> None:
+    for array in (np.array(1.5, np.float32), np.ones((0, 3), np.float32), np.ones((2, 3), np.float32).T):
+        view = View.constant(array, DType.float32)
+        assert view.shape == array.shape
+        assert view.is_dense
+        assert view.storage.array is not None
+        np.testing.assert_array_equal(view.storage.array, array)

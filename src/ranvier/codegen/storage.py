@@ -67,9 +67,7 @@ class View:
 
     @classmethod
     def constant(cls, array: np.ndarray[Any, Any], dtype: DType, name: str = "") -> View:
-        shape = array.shape  # NumPy gives a scalar an axis
-        array = np.ascontiguousarray(array)
-        return cls.dense(Storage.constant(array, name), dtype, shape)
+        return cls.dense(Storage.constant(row_major(array), name), dtype, array.shape)
 
     @classmethod
     def temporary(cls, dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> View:
@@ -171,6 +169,18 @@ def reshaped_strides(
         left //= d
         step *= d
     return tuple(reversed(found))
+
+
+def row_major(x: Any, *, aligned: bool = False) -> np.ndarray[Any, Any]:
+    """Without gaps and with the last axis innermost: the array itself where it lies so, also where it is read-only.
+
+    Unlike with NumPy's function for it, a scalar keeps its rank. ``aligned``: elements start at multiples of their
+    size too, as generated code expects them; weights in a file may not, and most are packed before code reads them.
+    """
+    array = np.asarray(x)
+    if not array.flags.c_contiguous:
+        return np.ascontiguousarray(array)
+    return array.copy() if aligned and not array.flags.aligned else array
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

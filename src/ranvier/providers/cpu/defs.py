@@ -23,7 +23,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import View, row_major
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.tensors import ConstTensor
@@ -204,9 +204,7 @@ class Definitions:
         return value
 
     def constant(self, array: Any, dtype: DType | None = None) -> Value:
-        array = np.ascontiguousarray(array)
-        if array.ndim == 0 or array.shape != np.shape(array):
-            array = np.asarray(array)
+        array = row_major(array)
         tensor = ConstTensor.of(array)
         value = Value("", TensorType(dtype or dtypes.of(array), array.shape))
         value.const = tensor

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen.storage import row_major
 from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError, ResourceLimit
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType, Type
@@ -29,7 +30,7 @@ from ranvier.providers.base import (
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.sources import shape_sources
-from ranvier.providers.cpu.specialise import CheckFailed, Specialised, define
+from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised, define
 from ranvier.providers.cpu.target import Packs, Target
 from ranvier.providers.memory import counted
 
@@ -127,13 +128,13 @@ class CpuKernel:
         return self._run(inputs, outputs, profiled=True)
 
     def _run(self, inputs: Sequence[Any], outputs: list[Any], profiled: bool) -> list[KernelTime]:
-        given = [contiguous(inputs[k]) for k in self._positions]
+        given = [row_major(inputs[k], aligned=True) for k in self._positions]
         made = self._find(given)
         if isinstance(made, Unlowered):
             self._interpret(given, outputs)
             self._tell(made)
             return []
-        results = _fitting(outputs, made)
+        results = [_writable(given, result) for given, result in zip(outputs, made.results)]
         records: list[KernelTime] = []
         started = time.perf_counter()
         with counted(made.workspace, self.part.label):
@@ -262,7 +263,7 @@ class CpuKernel:
     def explain(self, given: Sequence[Array], made: Specialised, failed: CheckFailed) -> None:
         """Raise for data that generated code refused: as the reference says it where finding out costs little."""
         if sum(each.flops + each.traffic for each in made.launches) < _EXPLAINED:
-            self._interpret([contiguous(x) for x in given], [None] * len(self.part.outputs))
+            self._interpret(given, [None] * len(self.part.outputs))
         node = next((n for n in self.part.nodes if failed.node in (n.name, n.op)), None)
         raise failed if node is None else _at(node, failed)
 
@@ -316,8 +317,9 @@ class Bound:
 
     def call(self, given: list[Array], outputs: list[Array], workspace: int) -> None:
         for k, x in enumerate(given):
-            if not x.flags.c_contiguous:
-                given[k] = contiguous(x)
+            flags = x.flags
+            if not (flags.c_contiguous and flags.aligned):
+                given[k] = row_major(x, aligned=True)
         try:
             self.made.run(given, outputs, workspace)
         except CheckFailed as failed:
@@ -327,7 +329,7 @@ class Bound:
         self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]
     ) -> list[KernelTime]:
         self._complete(outputs)
-        given = [contiguous(inputs[k]) for k in self.positions]
+        given = [row_major(inputs[k], aligned=True) for k in self.positions]
         try:
             return self.made.profile(given, outputs, workspace)
         except CheckFailed as failed:
@@ -335,15 +337,7 @@ class Bound:
             raise
 
     def _complete(self, outputs: list[Any]) -> None:
-        for k, buffer in enumerate(outputs):
-            if buffer is None or not buffer.flags.c_contiguous:
-                outputs[k] = np.empty(self.made.results[k].shape, self.made.results[k].dtype)
-
-
-def contiguous(x: Any) -> Array:
-    """Row-major without gaps; unlike NumPy's function of that name, a scalar keeps its rank."""
-    array = np.asarray(x)
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        outputs[:] = [_writable(given, result) for given, result in zip(outputs, self.made.results)]
 
 
 def _at(node: Node, error: RanvierError) -> RanvierError:
@@ -354,16 +348,8 @@ def _at(node: Node, error: RanvierError) -> RanvierError:
     return error
 
 
-def _fitting(outputs: Sequence[Any], made: Specialised) -> list[Array]:
-    results: list[Array] = []
-    for given, result in zip(outputs, made.results):
-        fits = (
-            isinstance(given, np.ndarray)
-            and given.shape == result.shape
-            and given.dtype == result.dtype
-            and given.flags.c_contiguous
-        )
-        if given is not None and not fits and not isinstance(given, np.ndarray):
-            raise InvalidValue("outputs must be arrays")
-        results.append(given if fits else np.empty(result.shape, result.dtype))
-    return results
+def _writable(buffer: Array | None, result: Result) -> Array:
+    """Where generated code writes a result: the caller's buffer where it is just such memory, or new memory."""
+    if buffer is not None and buffer.shape == result.shape and buffer.dtype == result.dtype and buffer.flags.carray:
+        return buffer
+    return np.empty(result.shape, result.dtype)
