@@ -10,11 +10,11 @@ import pytest
 
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nests import launches
-from ranvier.codegen.loops.fold import copy, elementwise
 from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Map, Nest, Op, Operand, Size
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from tests.codegen import harness
+from tests.codegen.nest_makers import copy, elementwise
 from tests.codegen.nest_oracle import check, strided
 
 Array = np.ndarray[Any, Any]

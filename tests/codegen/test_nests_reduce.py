@@ -11,7 +11,6 @@ import pytest
 
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nests import launches
-from ranvier.codegen.loops.fold import reduction
 from ranvier.codegen.loops.ir import (
     Const,
     Expr,
@@ -32,6 +31,7 @@ from ranvier.codegen.loops.ir import (
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from tests.codegen import harness
+from tests.codegen.nest_makers import reduction
 from tests.codegen.nest_oracle import check, strided
 from tests.codegen.test_nests import data, output
 

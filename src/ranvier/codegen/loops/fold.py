@@ -1,15 +1,13 @@
-"""What folds start from, and small constructors of common nests."""
+"""What folds start from and give, and what stages evaluate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from ranvier.codegen.loops.ir import Expr, Fold, Load, Map, Nest, Op, Operand, Reduce, Scalar, Scan, Stage
-from ranvier.codegen.loops.ir import Final as FinalStage
-from ranvier.codegen.storage import View
+from ranvier.codegen.loops.ir import Expr, Fold, Reduce, Scalar, Scan, Stage
 from ranvier.dtypes import DType
 
 
@@ -34,50 +32,6 @@ def identity(fold: Fold, dtype: DType) -> Scalar:
 def is_arg(fold: Fold) -> bool:
     """Whether the fold gives a position rather than a value."""
     return fold.startswith("arg")
-
-
-def elementwise(out: View, inputs: Sequence[View], value: Callable[..., Expr], label: str = "") -> Nest:
-    """``out[...] = value(inputs[0][...], …)`` with NumPy's broadcasting of the inputs to the output's shape."""
-    operands = [Operand(v.expanded(out.shape), v.expanded(out.shape).strides) for v in inputs]
-    operands.append(Operand(out, out.strides))
-    loads = [Load(k, v.dtype) for k, v in enumerate(inputs)]
-    return Nest(out.shape, tuple(operands), (Map(((len(inputs), value(*loads)),)),), label=label)
-
-
-def copy(out: View, source: View, label: str = "") -> Nest:
-    """``out[...] = source[...]``, converted where the element types differ."""
-
-    def same(x: Expr) -> Expr:
-        return x if source.dtype is out.dtype else Op("cast", (x,), out.dtype)
-
-    return elementwise(out, [source], same, label)
-
-
-def reduction(
-    out: View,
-    source: View,
-    axes: Sequence[int],
-    fold: Fold,
-    *,
-    before: Callable[[Expr], Expr] | None = None,
-    after: Callable[[Expr], Expr] | None = None,
-    label: str = "",
-) -> Nest:
-    """``out = after(fold over axes of before(source))``; ``out`` has size 1 along the axes (reshape it to that)."""
-    from ranvier.codegen.loops.ir import Result
-
-    load: Expr = Load(0, source.dtype)
-    value = before(load) if before else load
-    dtype = DType.int64 if is_arg(fold) else value.dtype
-    result: Expr = Result(0, dtype)
-    strides = tuple(0 if a in axes else s for a, s in enumerate(out.strides))
-    return Nest(
-        source.shape,
-        (Operand(source, source.strides), Operand(out, strides)),
-        (Reduce(fold, value, dtype), FinalStage(((1, after(result) if after else result),))),
-        frozenset(axes),
-        label,
-    )
 
 
 def expressions(stage: Stage) -> Iterator[Expr]:

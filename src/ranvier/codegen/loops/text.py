@@ -28,11 +28,13 @@ _INFIX |= {"bitand": "&", "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>"}
 def text(nest: Nest) -> str:
     """The nest as a small program.
 
-    >>> from ranvier.codegen.loops.fold import elementwise
     >>> from ranvier.codegen.storage import View
     >>> from ranvier.dtypes import DType
     >>> a, out = View.temporary(DType.float32, (4, 8)), View.temporary(DType.float32, (4, 8))
-    >>> print(text(elementwise(out, [a], lambda x: Op("mul", (x, x), x.dtype), label="square")))
+    >>> x = Load(0, a.dtype)
+    >>> square = Map(((1, Op("mul", (x, x), x.dtype)),))
+    >>> operands = (Operand(a, a.strides), Operand(out, out.strides))
+    >>> print(text(Nest((4, 8), operands, (square,), label="square")))
     # square
     t0 = float32 temp[i0*8 + i1]
     t1 = float32 temp[i0*8 + i1]
