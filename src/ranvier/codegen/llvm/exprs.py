@@ -36,6 +36,8 @@ _PREDICATES = {  # name -> (float, signed, unsigned)
     "gt": ("ogt", "sgt", "ugt"),
     "ge": ("oge", "sge", "uge"),
 }
+# floats and integers alike
+ARITHMETIC: dict[str, Callable[[Fn, Val, Val], Val]] = {"add": Fn.add, "sub": Fn.sub, "mul": Fn.mul}
 _LLVM_UNARY = {"sqrt": "sqrt", "abs": "fabs"}
 _VMATH_UNARY = frozenset(
     {
@@ -169,32 +171,28 @@ class ExprEmitter:
             by_float, by_signed, by_unsigned = _PREDICATES[name]
             predicate = by_float if args[0].is_float else by_signed if is_signed(dtype) else by_unsigned
             return f.cmp(predicate, args[0], args[1])
-        if args[0].is_float:
-            return float_operation(f, isa, name, args, expr)
         if dtype is DType.bool:
             return _bool_operation(f, name, args)
+        if name in ARITHMETIC:
+            return ARITHMETIC[name](f, args[0], args[1])
+        if name == "neg":
+            return f.neg(args[0])
+        if args[0].is_float:
+            return _float_operation(f, isa, name, args, expr)
         return _int_operation(f, name, args, is_signed(dtype))
 
 
-def float_operation(f: Fn, isa: Isa, name: str, args: list[Val], expr: Op | None = None) -> Val:
+def _float_operation(f: Fn, isa: Isa, name: str, args: list[Val], expr: Op) -> Val:
     """An operation on float or double registers; ``expr`` shows which operands are constants."""
     a = args[0]
     b = args[1] if len(args) > 1 else a
     match name:
-        case "add":
-            return f.add(a, b)
-        case "sub":
-            return f.sub(a, b)
-        case "mul":
-            return f.mul(a, b)
         case "div":
             return f.div(a, b)
         case "fma":
             return f.fma(a, b, args[2])
         case "min" | "max":
             return float_extreme(f, name, a, b, _constant(expr, 0), _constant(expr, 1))
-        case "neg":
-            return f.neg(a)
         case "reciprocal":
             return f.div(f.const(a.type, 1.0), a)
         case "rsqrt":
@@ -225,10 +223,8 @@ def float_operation(f: Fn, isa: Isa, name: str, args: list[Val], expr: Op | None
     raise NotSupported(f"no operation {name!r} on floats")
 
 
-def _constant(expr: Op | None, position: int) -> float | None:
+def _constant(expr: Op, position: int) -> float | None:
     """The value of a constant operand that is not NaN."""
-    if expr is None or position >= len(expr.args):
-        return None
     arg = expr.args[position]
     if isinstance(arg, Const) and arg.value == arg.value:
         return float(arg.value)
@@ -289,12 +285,6 @@ def _int_operation(f: Fn, name: str, args: list[Val], signed: bool) -> Val:
     a = args[0]
     b = args[1] if len(args) > 1 else a
     match name:
-        case "add":
-            return f.add(a, b)
-        case "sub":
-            return f.sub(a, b)
-        case "mul":
-            return f.mul(a, b)
         case "fma":
             return f.add(f.mul(a, b), args[2])
         case "div":
@@ -307,8 +297,6 @@ def _int_operation(f: Fn, name: str, args: list[Val], signed: bool) -> Val:
             return f.min_(a, b, signed=signed)
         case "max":
             return f.max_(a, b, signed=signed)
-        case "neg":
-            return f.neg(a)
         case "abs":
             return f.max_(a, f.neg(a)) if signed else a
         case "sign":

@@ -6,12 +6,13 @@ import math
 
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.elements import is_signed, register_type
-from ranvier.codegen.llvm.exprs import float_extreme
+from ranvier.codegen.llvm.exprs import ARITHMETIC, float_extreme
 from ranvier.codegen.loops.fold import identity, is_arg
 from ranvier.codegen.loops.ir import Fold
 from ranvier.dtypes import DType
 
 _MAX_INDEX = (1 << 63) - 1
+_STEPS = {"sum": "add", "prod": "mul"}  # of numbers, one at a time or all lanes at once
 
 
 class Accumulator:
@@ -128,11 +129,10 @@ class Accumulator:
         return best
 
     def _reduction(self) -> str:
-        name = {"sum": "add", "prod": "mul", "and": "and", "or": "or"}.get(self.fold)
         if self.dtype is DType.bool:
             return "and" if self.fold in ("and", "prod", "min") else "or"
-        if name is not None:
-            return name
+        if self.fold in _STEPS:
+            return _STEPS[self.fold]
         extreme = "max" if "max" in self.fold else "min"
         return ("s" if is_signed(self.dtype) else "u") + extreme
 
@@ -141,15 +141,8 @@ def combine(f: Fn, fold: Fold, dtype: DType, a: Val, b: Val) -> Val:
     """One step of a fold that gives a value."""
     if dtype is DType.bool:
         return f.and_(a, b) if fold in ("and", "prod", "min") else f.or_(a, b)
-    match fold:
-        case "sum":
-            return f.add(a, b)
-        case "prod":
-            return f.mul(a, b)
-        case "and":
-            return f.and_(a, b)
-        case "or":
-            return f.or_(a, b)
+    if fold in _STEPS:
+        return ARITHMETIC[_STEPS[fold]](f, a, b)
     name = "max" if "max" in fold else "min"
     if a.is_float:
         return float_extreme(f, name, a, b)
