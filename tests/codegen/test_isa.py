@@ -17,6 +17,8 @@ from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import source
 from ranvier.codegen.storage import Storage
+from ranvier.devices import cpu_features
+from ranvier.devices.surroundings import Surroundings
 from ranvier.errors import InvalidConfig, NotSupported
 from tests.codegen import emulated
 from tests.codegen.harness import ISAS
@@ -69,21 +71,17 @@ def here_names() -> set[str]:
 
 
 def test_features_of_an_arm_machine(tmp_path, monkeypatch):
-    listing = tmp_path / "cpuinfo"
-    listing.write_text("processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd asimdhp asimddp sve i8mm bf16\n")
-    found = isa._linux_features(str(listing))
-    assert {"neon", "fullfp16", "dotprod", "sve", "i8mm", "bf16"} <= set(found)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd asimdhp asimddp sve i8mm bf16\n"
+    )
+    found = cpu_features(Surroundings(root=tmp_path))
+    assert {"neon", "fullfp16", "dotprod", "sve", "i8mm", "bf16"} <= found
     monkeypatch.setattr(isa, "architecture", lambda: "aarch64")
-    monkeypatch.setattr(isa, "host_features", lambda: found)
+    monkeypatch.setattr(isa, "host_features", lambda: dict.fromkeys(found, True))
     best = isa.available()[0]
     assert best.name == "neon" and best.extensions == {"fullfp16", "dotprod", "sve", "i8mm", "bf16"}
     assert "+i8mm" in best.features and best.has("sve")
-
-
-def test_features_that_cannot_be_read(tmp_path):
-    assert isa._linux_features(str(tmp_path / "absent")) == {}
-    (tmp_path / "odd").write_bytes(b"\xff\xfe no flags here")
-    assert isa._linux_features(str(tmp_path / "odd")) == {}
 
 
 def test_an_older_machine_gets_less(monkeypatch):

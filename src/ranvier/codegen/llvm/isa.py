@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ranvier.devices import cpu_features
 from ranvier.errors import InvalidConfig, NotSupported, nearest
 
 VARIABLE = "RANVIER_CPU_ISA"
@@ -71,23 +72,6 @@ def architecture() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
-# What Linux calls the features whose LLVM name is another one.
-_LINUX_NAMES = {
-    "abm": "lzcnt",
-    "bmi1": "bmi",
-    "avx_vnni": "avxvnni",
-    "avx512_vnni": "avx512vnni",
-    "avx512_bf16": "avx512bf16",
-    "avx512_fp16": "avx512fp16",
-    "amx_tile": "amx-tile",
-    "amx_int8": "amx-int8",
-    "amx_bf16": "amx-bf16",
-    "asimd": "neon",
-    "asimddp": "dotprod",
-    "asimdhp": "fullfp16",
-}
-
-
 @functools.cache
 def host_features() -> Mapping[str, bool]:
     """Features of this machine by LLVM's names.
@@ -95,25 +79,11 @@ def host_features() -> Mapping[str, bool]:
     Linux says what the processor has and the system lets programs use; LLVM is asked elsewhere, because loading it
     only to look would cost more than all cached kernels of a model.
     """
-    if sys.platform == "linux" and (found := _linux_features()):
-        return found
+    if sys.platform == "linux" and (found := cpu_features()):
+        return dict.fromkeys(found, True)
     import llvmlite.binding as llvm
 
     return dict(llvm.get_host_cpu_features())
-
-
-def _linux_features(path: str = "/proc/cpuinfo") -> dict[str, bool]:
-    """Flags of the first processor listed."""
-    try:
-        with open(path, "rb") as file:  # a part: on large machines the whole takes the kernel milliseconds
-            text = file.read(16384).decode(errors="replace")
-    except OSError:
-        return {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return {_LINUX_NAMES.get(flag, flag): True for flag in value.split()}
-    return {}
 
 
 @functools.cache
