@@ -13,7 +13,10 @@ PACKAGE = Path(ranvier.__file__).parent
 # from the top down; a name is a module or a package
 LAYERS = (
     ("errors",),
-    ("config", "dtypes", "logs", "devices"),
+    ("dtypes", "logs", "rules"),
+    ("devices",),
+    ("config",),
+    ("memory",),
     ("dlpack",),
     ("interop",),
     ("graph",),
@@ -30,7 +33,7 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SHARED_BY_PROVIDERS = {"base", "registry", "memory"}
+SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant"}
 
 
 def modules() -> list[Path]:

@@ -27,14 +27,19 @@ def setup(preset: str = "normal") -> None:
     logger.setLevel(PRESETS[preset])
 
 
-def warn_once(key: str, message: str) -> bool:
-    """Warn the first time a key is seen in this process; True when it did."""
+def warn_once(key: str, message: str, *, stderr: bool = False) -> bool:
+    """Warn the first time a key is seen in this process; True when it did.
+
+    Where nobody listens to the log the message goes to stderr; with ``stderr`` it goes there even when it is logged
+    somewhere else.
+    """
     with _lock:
         if key in _said:
             return False
         _said.add(key)
     logger.warning(message)
-    if not logger.hasHandlers() or not any(not isinstance(h, logging.NullHandler) for h in _handlers()):
+    listening = [h for h in _handlers() if not isinstance(h, logging.NullHandler)]
+    if not listening or (stderr and not any(getattr(h, "stream", None) is sys.stderr for h in listening)):
         print(f"ranvier: warning: {message}", file=sys.stderr)
     return True
 

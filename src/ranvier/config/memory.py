@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ranvier.config.rules import Checked, Choice, Flag, Rule, Whole
 from ranvier.errors import InvalidConfig
+from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
 Growth = Literal["static", "dynamic", "incremental"]
 GROWTHS: tuple[Growth, ...] = ("static", "dynamic", "incremental")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from ranvier.config.memory import MemoryConfig
-from ranvier.config.rules import Checked, Choice, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
 from ranvier.errors import InvalidConfig
+from ranvier.rules import Checked, Choice, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
 
 Level = Literal["none", "basic", "aggressive"]
 LEVELS: tuple[Level, ...] = ("none", "basic", "aggressive")

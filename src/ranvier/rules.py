@@ -187,8 +187,19 @@ class Instance(Rule):
 Config = TypeVar("Config", bound="Checked")
 
 
+class _Named(type):
+    """Makes an option set only from names it has."""
+
+    def __call__(cls, *values: Any, **given: Any) -> Any:
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        for name in given:
+            if name not in names:
+                raise InvalidConfig(f"{cls.__name__}: unknown option {name!r}{nearest(name, names)}")
+        return super().__call__(*values, **given)
+
+
 @dataclass(frozen=True)
-class Checked:
+class Checked(metaclass=_Named):
     """Base of all option sets: each field has a rule, and unknown names raise with the nearest known one."""
 
     RULES: ClassVar[Mapping[str, Rule]] = {}
@@ -199,22 +210,11 @@ class Checked:
 
     @classmethod
     def make(cls: type[Config], options: Mapping[str, Any] | None = None, **more: Any) -> Config:
-        given = {**(options or {}), **more}
-        cls.known(given)
-        return cls(**given)
+        return cls(**{**(options or {}), **more})
 
     def updated(self: Config, **changes: Any) -> Config:
         """A copy with some options changed, validated again."""
-        self.known(changes)
         return replace(self, **changes)
-
-    @classmethod
-    def known(cls, given: Mapping[str, Any]) -> None:
-        """InvalidConfig for a name that is no option here."""
-        names = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in names:
-                raise InvalidConfig(f"{cls.__name__}: unknown option {name!r}{nearest(name, names)}")
 
 
 __all__ = [
