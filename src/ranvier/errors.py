@@ -67,16 +67,53 @@ class ProviderUnavailable(RanvierError):
         return f"provider {self.provider!r} is not available: {self.reason}"
 
 
+class ProviderFailed(RanvierError, RuntimeError):
+    """A provider could not do its part of a run. ``transient``: the same may work when it is tried again."""
+
+    def __init__(self, provider: str, reason: str, *, transient: bool = False) -> None:
+        super().__init__(provider, reason)
+        self.provider = provider
+        self.reason = reason
+        self.transient = transient
+
+    def __str__(self) -> str:
+        return f"provider {self.provider!r} failed: {self.reason}"
+
+
+class WorkerLost(ProviderFailed):
+    """The process or machine behind a provider is gone, and what it held with it."""
+
+
+class ProviderTimeout(ProviderFailed, TimeoutError):
+    """A provider gave no answer in the time it is allowed."""
+
+
 class DeviceMismatch(RanvierError):
     """A buffer lives on another device than the one it is used on."""
 
 
-class OutOfMemory(RanvierError, MemoryError):
-    """An allocation failed; ``requested`` is the number of bytes asked for, where known."""
+class InvalidBuffer(RanvierError, ValueError):
+    """A buffer was given to an allocator that does not have it in use: freed twice, or another one's."""
 
-    def __init__(self, message: str, *, requested: int | None = None) -> None:
+
+class OutOfMemory(RanvierError, MemoryError):
+    """Memory that was asked for cannot be had. Where known: ``part`` names who asked, ``requested`` is the number of
+    bytes, ``in_use`` what is held already, and ``capacity`` what there may be in all."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        part: str = "",
+        requested: int | None = None,
+        in_use: int | None = None,
+        capacity: float | None = None,
+    ) -> None:
         super().__init__(message)
+        self.part = part
         self.requested = requested
+        self.in_use = in_use
+        self.capacity = capacity
 
 
 class KernelError(RanvierError, RuntimeError):
@@ -102,6 +139,25 @@ class ResourceLimit(RanvierError):
     def __str__(self) -> str:
         where = f" ({self.what})" if self.what else ""
         return f"limit {self.limit!r} reached{where}: allowed {_number(self.allowed)}, needed {_number(self.actual)}"
+
+
+class MemoryLimit(ResourceLimit, OutOfMemory):
+    """A limit on memory that the options set was reached, so it is out of memory by somebody's wish: ``part`` asked
+    for ``requested`` bytes beside ``in_use``, and ``allowed`` is the limit."""
+
+    def __init__(self, limit: str, allowed: float, actual: int, what: str = "", *, part: str = "", requested: int = 0):
+        RanvierError.__init__(self, limit, allowed, actual, what)
+        self.limit = limit
+        self.allowed = self.capacity = allowed
+        self.actual = actual
+        self.what = what or part
+        self.part = part or what
+        self.requested = requested
+        self.in_use = actual - requested
+
+    def __str__(self) -> str:
+        asked = f"; asked for {_number(self.requested)}" if self.requested else ""
+        return f"{super().__str__()}{asked}"
 
 
 class Cancelled(RanvierError):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from ranvier.codegen.arena import MemoryPlan
-from ranvier.config import SessionConfig
+from ranvier.config import MemoryConfig, SessionConfig
 from ranvier.devices import Device
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
@@ -195,9 +195,13 @@ class Narrowable(Protocol):
 class TensorAllocator(Protocol):
     """Memory of one device: 64-byte aligned."""
 
-    def alloc(self, nbytes: int) -> Array: ...
+    def alloc(self, nbytes: int, part: str = "") -> Array:
+        """A buffer; OutOfMemory, which names ``part``, where there is no room."""
+        ...
 
-    def free(self, buffer: Array) -> None: ...
+    def free(self, buffer: Array) -> None:
+        """Give back what ``alloc`` gave, the same object; InvalidBuffer for anything else."""
+        ...
 
     def copy(self, source: Array, target: Array) -> None: ...
 
@@ -206,13 +210,53 @@ class TensorAllocator(Protocol):
     def stats(self) -> AllocatorStats: ...
 
 
+@runtime_checkable
+class PooledAllocator(TensorAllocator, Protocol):
+    """An allocator that can be had with a pool of one's own."""
+
+    @property
+    def secure(self) -> bool: ...
+
+    def configured(self, config: MemoryConfig, limit: int | None = None, name: str = "") -> PooledAllocator: ...
+
+    def on_pressure(self, release: Callable[[], object]) -> None: ...
+
+    def close(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class AllocatorStats:
-    """Bytes in use now, at most, and kept for reuse."""
+    """Bytes in use now, at most, and kept for reuse; taken from the system in all. How many requests there were, and
+    how many of them failed."""
 
     active: int
     peak: int
     cached: int
+    reserved: int = 0
+    allocations: int = 0
+    failures: int = 0
+
+
+@runtime_checkable
+class OwnMemory(Protocol):
+    """A provider whose kernels work on tensors in a memory of its own: they are given such tensors and make such.
+
+    The plan moves arrays in and results out, several at a time. Both ways, and the kernels too, may return before the
+    work is done; only an array that ``download`` returned is there.
+    """
+
+    def upload(self, arrays: Sequence[Array]) -> list[Any]: ...
+
+    def download(self, tensors: Sequence[Any]) -> list[Array]: ...
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A provider whose options matter before it compiles: for what it claims, or for the device it speaks to."""
+
+    def configure(self, options: Any) -> ExecutionProvider:
+        """The provider with these options."""
+        ...
 
 
 class ExecutionProvider(Protocol):

@@ -30,7 +30,7 @@ from ranvier.providers.base import (
     ProviderCapability,
     Subgraph,
 )
-from ranvier.providers.memory import SystemAllocator
+from ranvier.providers.memory import PoolAllocator
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ class ReferenceProvider:
 
     def __init__(self) -> None:
         self.device: Device = CPU
-        self._allocator = SystemAllocator()
+        self._allocator = PoolAllocator(name=self.name)
 
     def available(self) -> str | None:
         return None
@@ -66,7 +66,7 @@ class ReferenceProvider:
         (node,) = part.nodes
         return ReferenceKernel(node, part, ctx)
 
-    def allocator(self) -> SystemAllocator:
+    def allocator(self) -> PoolAllocator:
         return self._allocator
 
     def close(self) -> None:

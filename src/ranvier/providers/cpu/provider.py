@@ -19,7 +19,7 @@ from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, Pr
 from ranvier.providers.cpu.kernel import CpuKernel
 from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.target import Target
-from ranvier.providers.memory import SystemAllocator
+from ranvier.providers.memory import PoolAllocator
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CpuProvider:
 
     def __init__(self) -> None:
         self.device: Device = CPU
-        self._allocator = SystemAllocator()
+        self._allocator = PoolAllocator(name=self.name)
 
     def available(self) -> str | None:
         return _llvm_problem()
@@ -61,7 +61,7 @@ class CpuProvider:
         threads = min(ctx.config.threads or usable_cores(), 64)
         return CpuKernel(part, ctx, Target(chosen, threads, options.winograd), self._allocator)
 
-    def allocator(self) -> SystemAllocator:
+    def allocator(self) -> PoolAllocator:
         return self._allocator
 
     def close(self) -> None:

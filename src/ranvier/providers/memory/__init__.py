@@ -1,0 +1,36 @@
+"""Memory for providers: pools over private, shared, mapped or a device's own memory."""
+
+from __future__ import annotations
+
+from ranvier.providers.memory.counting import counted, current
+from ranvier.providers.memory.pool import ALIGNMENT, PoolAllocator
+from ranvier.providers.memory.sources import (
+    HostRegion,
+    MappedSource,
+    MemoryKind,
+    Region,
+    SharedHandle,
+    SharedSource,
+    Source,
+    SystemSource,
+    attach,
+)
+
+SystemAllocator = PoolAllocator  # with all that may be given left out: private memory of this process
+
+__all__ = [
+    "ALIGNMENT",
+    "HostRegion",
+    "MappedSource",
+    "MemoryKind",
+    "PoolAllocator",
+    "Region",
+    "SharedHandle",
+    "SharedSource",
+    "Source",
+    "SystemAllocator",
+    "SystemSource",
+    "attach",
+    "counted",
+    "current",
+]
