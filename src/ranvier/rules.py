@@ -65,10 +65,13 @@ class Text(Rule):
         return value
 
 
+@dataclass(frozen=True)
 class Flag(Rule):
-    def check(self, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"must be True or False, got {value!r}")
+    optional: bool = False
+
+    def check(self, value: Any) -> bool | None:
+        if not isinstance(value, bool) and not (value is None and self.optional):
+            raise ValueError(f"must be True or False{' or None' if self.optional else ''}, got {value!r}")
         return value
 
     def parse(self, text: str) -> bool:

@@ -54,6 +54,7 @@ class GpuInfo:
     capability: tuple[int, int] | None = None
     driver: str = ""
     problem: str = ""
+    hidden: bool = False  # from this process, by somebody's wish
 
     @property
     def usable(self) -> bool:
