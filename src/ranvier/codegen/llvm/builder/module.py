@@ -1,0 +1,60 @@
+"""Functions, and the compilation unit they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.codegen.llvm.builder.control import Control
+from ranvier.codegen.llvm.builder.types import literal
+from ranvier.codegen.llvm.builder.values import Val
+
+
+class Module:
+    """One compilation unit: functions, and what they declare."""
+
+    def __init__(self) -> None:
+        self.functions: list[Fn] = []
+        self.declared: dict[str, str] = {}
+        self.globals: list[str] = []
+
+    def function(
+        self, name: str, params: Sequence[tuple[str, str]], ret: str = "void", *, internal: bool = False
+    ) -> Fn:
+        """A new function; ``params`` are (type, name) pairs. ``ptr`` parameters are assumed not to alias."""
+        made = Fn(self, name, params, ret, internal)
+        self.functions.append(made)
+        return made
+
+    def declare(self, name: str, ret: str, args: Sequence[str]) -> None:
+        self.declared[name] = f"declare {ret} @{name}({', '.join(args)})"
+
+    def table(self, name: str, element: str, values: Sequence[int | float]) -> str:
+        """A constant array; returns its name, a ``ptr``."""
+        items = ", ".join(f"{element} {literal(element, v)}" for v in values)
+        self.globals.append(f"@{name} = internal constant [{len(values)} x {element}] [{items}], align 64")
+        return f"@{name}"
+
+    def __str__(self) -> str:
+        parts = [*self.globals, *(str(f) for f in self.functions), *self.declared.values()]
+        return "\n\n".join(parts) + "\n"
+
+
+class Fn(Control):
+    """One function, written from top to bottom."""
+
+    def __init__(
+        self, module: Module, name: str, params: Sequence[tuple[str, str]], ret: str = "void", internal: bool = False
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.name = name
+        self.ret_type = ret
+        self._params = list(params)
+        self._internal = internal
+        self.args = {n: Val(self, t, f"%{n}") for t, n in params}
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{t} noalias %{n}" if t == "ptr" else f"{t} %{n}" for t, n in self._params)
+        linkage = "internal " if self._internal else ""
+        body = "\n".join(["entry:", *self._entry, *self._lines])
+        return f"define {linkage}{self.ret_type} @{self.name}({params}) nounwind {{\n{body}\n}}"
