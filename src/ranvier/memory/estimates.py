@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue
 
@@ -13,13 +14,16 @@ _LINE = 64  # buffers begin on multiples of this
 _TILE = 64 * 64  # scores one thread of a fused attention kernel keeps at a time
 
 
-def estimate_tensor(shape: Iterable[int], dtype: DType | str, *, aligned: bool = False) -> int:
-    """Bytes of a tensor's elements; ``aligned``: rounded up as a buffer of it is."""
+def estimate_tensor(shape: Iterable[int], dtype: DType | str, *, aligned: bool = False, packed: bool = False) -> int:
+    """Bytes of a tensor's elements in memory; ``aligned``: rounded up as a buffer of it is; ``packed``: as files and
+    quantized kernels hold it, with several elements of less than a byte in one."""
     sizes = tuple(shape)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise InvalidValue(f"estimate_tensor: sizes must be whole numbers of 0 or more, got {list(sizes)}")
-    nbytes = DType(dtype).nbytes(math.prod(sizes))
+    found = dtypes.of(dtype)
+    count = math.prod(sizes)
+    nbytes = -(-count * found.bits // 8) if packed and found.is_packed else found.nbytes(count)
     return -(-nbytes // _LINE) * _LINE if aligned else nbytes
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ _LARGEST_STEP = 16 << 20  # where doubling ends; larger requests get chunks of t
 _STEPS = 8  # incremental chunks are rounded up by at most this part of themselves, so that similar sizes share them
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     buffer: Any
     chunk: int
     start: int
