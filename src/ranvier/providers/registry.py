@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import threading
 from collections.abc import Callable, Sequence
@@ -92,7 +93,9 @@ class ProviderRegistry:
                     raise ProviderUnavailable(name, "this installation has no such provider")
                 try:
                     made = factory()
-                except ImportError as error:
+                except ModuleNotFoundError as error:
+                    if _is_ours(error.name or ""):
+                        raise  # a flaw of this installation, and nothing a provider may lack
                     raise ProviderUnavailable(name, f"its library is missing ({error})") from error
                 self._made[resolved] = made
         reason = made.available()
@@ -155,7 +158,22 @@ class ProviderRegistry:
             self._discovered = True
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 if entry.name not in self._factories:
-                    self.register(entry.name, lambda entry=entry: entry.load()())  # type: ignore[misc]
+                    self.register(entry.name, functools.partial(_plugin, entry))
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _plugin(entry: importlib.metadata.EntryPoint) -> ExecutionProvider:
+    """A provider of another package. One that cannot be imported must not keep the others from working."""
+    try:
+        made: ExecutionProvider = entry.load()()
+    except ImportError as error:
+        reason = f"{entry.value} cannot be imported ({error})"
+        warn_once(f"provider {entry.name}", f"provider {entry.name!r}: {reason}")
+        raise ProviderUnavailable(entry.name, reason) from error
+    return made
 
 
 def _reference() -> ExecutionProvider:
