@@ -6,7 +6,6 @@ addresses known here, and a few instructions at the start that call every kernel
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import struct
 import subprocess
@@ -21,7 +20,7 @@ from ranvier.codegen.llvm import compiler
 from ranvier.codegen.llvm.isa import Isa, named
 from ranvier.codegen.llvm.library import source, symbol_of
 from ranvier.codegen.storage import Storage
-from tests.codegen.harness import POISON, Array
+from tests.codegen.harness import POISON, Array, ranges_of
 
 NEON = named("neon", "aarch64")
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
@@ -85,9 +84,8 @@ class _Program:
         bufs = self._append(struct.pack(f"<{len(pointers)}q", *pointers))
         dims = self._append(struct.pack(f"<{len(launch.dims)}q", *launch.dims))
         scratch = self._append(bytes([POISON]) * (launch.scratch + 64))
-        cuts = [launch.tiles * k // split for k in range(split + 1)]
         function = self._functions[symbol_of(launch.spec, self._isa)]
-        self._calls += [(function, [bufs, dims, a, b, scratch]) for a, b in itertools.pairwise(cuts) if a < b]
+        self._calls += [(function, [bufs, dims, a, b, scratch]) for a, b in ranges_of(launch, split)]
 
     def run(self) -> dict[Storage, bytes]:
         code: list[int] = []

@@ -39,6 +39,16 @@ def view_of(array: Array, kind: str = "input", index: int = 0) -> View:
     return View(storage, dtypes.of(array), array.shape, tuple(s // item for s in array.strides))
 
 
+def ranges_of(launch: Launch, split: int) -> list[tuple[int, int]]:
+    """The tiles of a launch in one range over all rounds, or every round in so many of its own."""
+    tiles = launch.tiles
+    if split == 1:
+        return [(0, tiles * launch.rounds)] if tiles else []
+    cuts = [tiles * k // split for k in range(split + 1)]
+    ranges = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
+    return [(r * tiles + a, r * tiles + b) for r in range(launch.rounds) for a, b in ranges]
+
+
 class Runner:
     """Launches bound to memory; call it to run them all. ``split`` cuts each launch's tiles into that many ranges."""
 
@@ -62,8 +72,7 @@ class Runner:
             dims = np.array(launch.dims or (0,), np.int64)
             scratch = aligned(launch.scratch + 64)
             self._keep += [bufs, dims, scratch]
-            cuts = [launch.tiles * k // split for k in range(split + 1)]
-            ranges = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
+            ranges = ranges_of(launch, split)
             function = _SIGNATURE(self.kernels[launch.spec].address)
             self._calls.append((function, bufs.ctypes.data, dims.ctypes.data, ranges, scratch.ctypes.data))
 

@@ -60,6 +60,23 @@ def _emit_mix(m: Module, symbol: str, isa: Isa) -> None:
 COUNT = KernelSpec("count", ("test count", 1), _emit_count)
 # out[tile] = a[(tile * step + start) % size] + 3 * b[tile]
 MIX = KernelSpec("mix", ("test mix", 1), _emit_mix)
+
+
+def _emit_ladder(m: Module, symbol: str, isa: Isa) -> None:
+    f = _kernel(m, symbol)
+    out = f.load("ptr", f.args["bufs"])
+    width, step = (f.load("i64", f.gep(f.args["dims"], 8 * k)) for k in range(2))
+    with f.loop(f.args["begin"], f.args["end"]) as tile:
+        level = f.div(tile, width)
+        place = tile - level * width
+        below = f.gep(out, level * width, "i64")
+        other = f.load("i64", f.gep(below, f.rem(place * step + level, width), "i64"))
+        f.store(f.load("i64", f.gep(below, place, "i64")) * 3 + other + 1, f.gep(below, width + place, "i64"))
+    f.ret()
+
+
+# out[k + 1, j] = 3 * out[k, j] + out[k, (j * step + k) % width] + 1: round k needs all of the round before
+LADDER = KernelSpec("ladder", ("test ladder", 1), _emit_ladder)
 ISA = host()
 
 
@@ -67,6 +84,18 @@ def counting(
     out: Storage, tiles: int, *, amount: int = 1, effort: int = 0, flops: float = BIG, grain: int = 1
 ) -> Launch:
     return Launch(COUNT, (At(out),), (amount, effort), tiles, (out,), grain=grain, scratch=64, flops=flops)
+
+
+def climbing(out: Storage, width: int, rounds: int, *, step: int = 5, flops: float = BIG, grain: int = 1) -> Launch:
+    return Launch(LADDER, (At(out),), (width, step), width, (out,), grain=grain, flops=flops * rounds, rounds=rounds)
+
+
+def climbed(first: Array, rounds: int, *, step: int = 5) -> Array:
+    rows = [first]
+    places = np.arange(len(first))
+    for k in range(rounds):
+        rows.append(3 * rows[-1] + rows[-1][(places * step + k) % len(first)] + 1)
+    return np.stack(rows)
 
 
 class Mixer:

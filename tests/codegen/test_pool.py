@@ -20,7 +20,7 @@ from ranvier.codegen.llvm import program as programs
 from ranvier.codegen.llvm.pool import Pool
 from ranvier.codegen.llvm.program import NativeProgram
 from ranvier.codegen.storage import Storage
-from tests.codegen.programs import ISA, Mixer, counting, placed, run_mixer
+from tests.codegen.programs import ISA, Mixer, climbed, climbing, counting, placed, run_mixer
 
 Array = np.ndarray[Any, Any]
 
@@ -119,6 +119,62 @@ def test_one_program_on_many_callers(four: Pool) -> None:
         each.join()
     threading.excepthook = before
     assert not errors
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_a_round_begins_when_the_one_before_is_done(four: Pool, threads: int) -> None:
+    for width in (1, 2, 3, 31, 32, 100, 1000):
+        for grain in (1, 7):
+            rounds = 40
+            out = Storage("output", 8 * width * (rounds + 1))
+            program = NativeProgram([climbing(out, width, rounds, grain=grain)], placed([out]), ISA, bases=3)
+            made = np.zeros((rounds + 1, width), np.int64)
+            made[0] = np.arange(width)
+            want = climbed(made[0], rounds)
+            flag = np.zeros(1, np.int32)
+            for abort in (0, int(flag.ctypes.data)):
+                made[1:] = -1
+                program.run([], [made], 0, threads=threads, pool=four, abort=abort)
+                np.testing.assert_array_equal(made, want)
+
+
+def test_rounds_of_many_callers_and_of_workers_that_come_late(four: Pool) -> None:
+    """One caller has the pool, the others climb alone; workers fall asleep between the steps and join midway."""
+    width, rounds = 24, 300
+    out = Storage("output", 8 * width * (rounds + 1))
+    steps = [climbing(out, width, rounds), climbing(out, width, rounds, step=7)]
+    program = NativeProgram(steps, placed([out]), ISA, bases=3)
+    failures: list[BaseException] = []
+
+    def climb() -> None:
+        try:
+            for k in range(30):
+                made = np.full((rounds + 1, width), -1)
+                made[0] = np.arange(width) + k
+                program.run([], [made], 0, threads=2 + k % 3, pool=four)
+                np.testing.assert_array_equal(made, climbed(made[0], rounds, step=7))
+                time.sleep(0.0005 * (k % 3))
+        except BaseException as error:
+            failures.append(error)
+
+    callers = [threading.Thread(target=climb) for _ in range(3)]
+    for each in callers:
+        each.start()
+    for each in callers:
+        each.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_abort_ends_a_step_between_its_rounds(four: Pool, threads: int) -> None:
+    """The step's own first round sets the flag: its output is where the flag lies."""
+    width, rounds = 4, 50
+    out = Storage("output", 8 * width * (rounds + 1))
+    program = NativeProgram([climbing(out, width, rounds)], placed([out]), ISA, bases=3)
+    made = np.zeros((rounds + 1, width), np.int64)
+    assert program.run([], [made], 0, threads=threads, pool=four, abort=int(made[3].ctypes.data)) == 1
+    assert made[2].all() and made[3].any() and not made[4:].any()
+    assert four._words[driver.LOCK // 8] == 0
 
 
 def test_workers_take_part(four: Pool) -> None:

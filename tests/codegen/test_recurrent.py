@@ -11,7 +11,7 @@ import pytest
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.isa import Isa, named
-from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent, supported
+from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, lower, recurrent, supported
 from ranvier.codegen.llvm.recurrent.cells import GATES, Kind
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -168,6 +168,45 @@ def test_directions_lengths_and_states(isa: Isa, kind: Kind, direction: str) -> 
         arrays["initial_c"] = rng.standard_normal((directions, 5, 19)).astype(np.float32)
         arrays["peepholes"] = rng.standard_normal((directions, 57)).astype(np.float32)
     check_against_reference(isa, kind, arrays, direction=direction)
+
+
+@each_isa
+@pytest.mark.parametrize("kind", [*KINDS, "GRU linear"])
+@pytest.mark.parametrize(("directions", "batch", "hidden"), [(1, 1, 70), (2, 1, 70), (1, 19, 6), (2, 9, 40), (1, 3, 1)])
+def test_threads_that_share_every_step_change_nothing(
+    isa: Isa, kind: str, directions: int, batch: int, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles are panels then, with a round per phase of a step; here they run in the worst order, one by one."""
+    linear = kind.endswith("linear")
+    name: Kind = "GRU" if linear else kind  # type: ignore[assignment]
+    layer = Layer(name, "forward" if directions == 1 else "bidirectional", linear_before_reset=linear)
+    arrays: dict[str, Array | None] = {**weights(20, name, directions, 5, batch, 4, hidden)}
+    arrays["initial_h"] = np.random.default_rng(21).standard_normal((directions, batch, hidden)).astype(np.float32)
+    for lengths in (None, np.random.default_rng(22).integers(0, 6, batch).astype(np.int32)):
+        arrays["lengths"] = lengths
+        alone = computed(isa, layer, arrays)
+        with monkeypatch.context() as patched:
+            patched.setattr(lower, "_SHARED_NS", 0)
+            shared = [computed(isa, layer, arrays, threads=5, split=split) for split in (1, 64)]
+        with monkeypatch.context() as patched:
+            patched.setattr(lower, "_ROUND_NS", 0)
+            by_rounds = computed(isa, layer, arrays, split=2)
+        for found in (*shared, by_rounds):
+            for have, want in zip(found, alone):
+                assert (have is None) == (want is None)
+                if have is not None and want is not None:
+                    np.testing.assert_array_equal(have, want)
+
+
+def test_large_steps_are_shared_and_long_loops_have_rounds() -> None:
+    def loop(hidden: int, steps: int, threads: int) -> Launch:
+        given = {name: view_of(a) for name, a in weights(23, "LSTM", 1, steps, 1, 4, hidden).items()}
+        return recurrent(Layer("LSTM"), Operands(**given), Results(), ISAS[0], threads=threads)[-1]
+
+    assert (loop(16, 9, 4).tiles, loop(16, 9, 4).rounds) == (1, 1)
+    assert (loop(256, 9, 1).tiles, loop(256, 9, 1).rounds) == (1, 1)
+    assert loop(256, 9, 4).tiles >= 8 and loop(256, 9, 4).rounds == 11
+    assert loop(256, 4000, 1).rounds >= 10  # a run can be aborted
 
 
 @each_isa

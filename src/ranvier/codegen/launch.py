@@ -68,3 +68,7 @@ class Launch:
     flops: float = 0.0  # work, for scheduling (is it worth a second thread?) and for profiles
     traffic: float = 0.0  # bytes moved, likewise
     label: str = ""  # the nodes it stands for
+    # A step in rounds: the kernel is called with ranges that cover [0, rounds * tiles), and no tile of round k, which
+    # are [k * tiles, (k + 1) * tiles), is begun before all of round k - 1 are done. A range may hold several rounds:
+    # its tiles are to be worked on in order.
+    rounds: int = 1

@@ -11,6 +11,12 @@ way to sleep, not yet awake — costs nothing but its help, and it needs no perm
 description first and takes its chunk after, and the swap fails if the opening is another by then, whatever was read.
 So the caller may return, and its memory may go, while workers are still looking.
 
+A step of several **rounds** (the time steps of a recurrent layer) is opened once per round: the caller begins the next
+when all chunks of the one before are done. Whoever comes late joins at whatever round there is, and if nobody comes the
+caller goes through all of them alone, so rounds need no particular number of threads to get to their end. Every round
+reads the same constants as the last one, part by part; so that a thread finds its part in its own cache, a ticket of
+such a step holds one bit per chunk, and each thread prefers the chunks around its own place.
+
 Order of memory: a worker's results become visible by its (releasing) addition to DONE, which the caller reads
 (acquiring) before it opens the next step by a releasing store that workers acquire. Sleeping needs more: the caller
 stores the ticket and then reads SLEEPERS, the worker adds to SLEEPERS and then reads the ticket, all sequentially
@@ -26,11 +32,13 @@ from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 2  # of the code below: part of its key
+VERSION = 3  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK, HEAD_WORDS = range(11)
-KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, STEP_WORDS = range(8)
+KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, ROUNDS, STEP_WORDS = range(9)
+# TILES and CHUNKS are those of one round. A step of several rounds has at most ROUND_CHUNKS of the latter.
+ROUND_CHUNKS = 31
 # WORK: nanoseconds of big steps from this one to the end of the program, for one thread, roughly. HEAD_WORK: in all.
 # A call: what one run needs besides its program.
 GIVEN, GIVEN_COUNT, ARENA, WORKSPACE, POOL, THREADS, ABORT, TIMES, CALL_WORDS = range(9)
@@ -45,6 +53,7 @@ STEP_SCRATCH = STEP + 8 * STEP_WORDS
 STEP_STRIDE = STEP_SCRATCH + 8
 STEP_LIMIT = STEP_STRIDE + 8  # threads allowed, the caller among them
 STEP_ABORT = STEP_LIMIT + 8  # the address of the run's abort flag, or 0
+STEP_FIRST = STEP_ABORT + 8  # the first tile of the open round
 LOCK = 384  # held by the caller whose program runs
 LAST_END = 392  # when the last run ended; the holder of the lock writes it
 SLEEPERS = 512
@@ -105,14 +114,21 @@ def _emit_share(m: Module, symbol: str) -> str:
         left = _low(f, ticket)
         w.until(f.cmp("eq", left, 0))
         # relaxed reads of what may be overwritten meanwhile: the exchange below tells whether it was
-        kernel, buffers, dims, tiles, grain, chunks, _, scratch, stride, limit, abort = (
-            atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 4)
+        kernel, buffers, dims, tiles, grain, chunks, _, rounds, scratch, stride, limit, abort, first = (
+            atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 5)
         )
         w.until(f.cmp("uge", slot, limit))
-        _, taken = atomics.compare_exchange(f, f.gep(pool, TICKET), ticket, ticket - 1, "acq_rel", "monotonic")
+        chunk, less = f.var("i64", chunks - left), f.var("i64", 1)
+        with f.if_(f.cmp("sgt", rounds, 1)):
+            place = f.div(slot * chunks, limit, signed=False)
+            later = f.and_(left, f.shl(f.i64(-1), place))
+            mine = f.select(f.cmp("ne", later, 0), later, left)
+            chunk.set(f.intrinsic("llvm.cttz.i64", "i64", [mine, f.const("i1", 1)]))
+            less.set(f.and_(mine, f.i64(0) - mine))
+        _, taken = atomics.compare_exchange(f, f.gep(pool, TICKET), ticket, ticket - less.get(), "acq_rel", "monotonic")
         with f.if_(taken):
-            begin = (chunks - left) * grain
-            end = f.min_(begin + grain, tiles)
+            begin = first + chunk.get() * grain
+            end = f.min_(begin + grain, first + tiles)
             with f.if_(f.cmp("eq", _aborted(f, abort), 0)):  # else the chunk only counts as done
                 _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)
             count.set(count.get() + 1)
@@ -317,7 +333,7 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
         w.only(f.cmp("slt", index.get(), steps))
         w.until(f.cmp("ne", _aborted(f, abort), 0))
         step = f.gep(table, index.get() * (8 * STEP_WORDS))
-        kernel, buffers, dims, tiles, grain, chunks, work = (_word(f, step, k) for k in range(STEP_WORDS))
+        kernel, buffers, dims, tiles, grain, chunks, work, rounds = (_word(f, step, k) for k in range(STEP_WORDS))
         buffers = block_at + buffers
         timed = f.cmp("ne", stamps, 0)
         times = f.gep(atomics.pointer(f, stamps), index.get() * (8 * TIME_WORDS))
@@ -325,16 +341,17 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
             f.store(system.emit_now(f, clock), times)
         threads = f.var("i64", 1)
         with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
-            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, work, scratch, stride, limit, abort]
+            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, work, rounds, scratch, stride, limit, abort]
             threads.set(f.call(together, "i64", given))
             other()
             # a run that may be aborted goes by chunks here too
-            part = f.select(f.cmp("eq", abort, 0), tiles, f.max_(grain, 1))
+            whole = tiles * rounds
+            part = f.select(f.cmp("eq", abort, 0), whole, f.max_(grain, 1))
             begin = f.var("i64", 0)
             with f.while_() as go:
-                go.only(f.cmp("slt", begin.get(), tiles))
+                go.only(f.cmp("slt", begin.get(), whole))
                 go.until(f.cmp("ne", _aborted(f, abort), 0))
-                end = f.min_(begin.get() + part, tiles)
+                end = f.min_(begin.get() + part, whole)
                 _call(f, kernel, buffers, dims, begin.get(), end, scratch)
                 begin.set(end)
         with f.if_(timed):
@@ -345,31 +362,41 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
 
 
 def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
-    """``i64 together(pool, step…, scratch, stride, threads, abort)``: open a step and see it through; returns how many
-    took part."""
+    """``i64 together(pool, step…, scratch, stride, threads, abort)``: open a step, round by round, and see it through;
+    returns how many took part."""
     share = _emit_share(m, symbol)
     name = f"{symbol}_together"
-    words = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "scratch", "stride", "threads", "abort")
+    step = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "rounds")
+    words = (*step, "scratch", "stride", "threads", "abort")
     f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True)
-    pool_at, chunks = f.args["pool"], f.args["chunks"]
+    pool_at, chunks, rounds = (f.args[n] for n in ("pool", "chunks", "rounds"))
     pool = atomics.pointer(f, pool_at)
     for k, word in enumerate(words):
         atomics.store(f, f.args[word], f.gep(pool, STEP + 8 * k), "monotonic")
-    atomics.store(f, f.i64(0), f.gep(pool, DONE), "monotonic")
-    ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
-    atomics.store(f, f.or_(ticket, _LOW) + 1 + chunks, f.gep(pool, TICKET), "seq_cst")
-    start = _now(f, pool)
-    f.call(wake, "void", [pool_at, f.args["threads"], f.args["work"], start])
-    mine = f.call(share, "i64", [pool_at, f.i64(0)])
-    end = _now(f, pool)
-    # others need about as long for a chunk as this thread, unless they were suspended
-    patience = f.div(end - start, f.max_(mine, 1), signed=False) * 2 + _PATIENCE_NS
-    done = f.var("i64", 0)
-    with f.while_() as w:
-        done.set(atomics.load(f, "i64", f.gep(pool, DONE), "acquire"))
-        w.until(f.cmp("eq", _low(f, done.get()), chunks - mine))
-        atomics.pause(f, isa)
-        with f.if_(f.cmp("ugt", _now(f, pool) - end, patience)):
-            _give_way(f, pool)
-    f.ret(f.lshr(done.get(), 32) + 1)
+    free = f.select(f.cmp("sgt", rounds, 1), f.shl(f.i64(1), chunks) - 1, chunks)
+    most, number = f.var("i64", 0), f.var("i64", 0)
+    with f.while_() as each:
+        atomics.store(f, number.get() * f.args["tiles"], f.gep(pool, STEP_FIRST), "monotonic")
+        atomics.store(f, f.i64(0), f.gep(pool, DONE), "monotonic")
+        ticket = atomics.load(f, "i64", f.gep(pool, TICKET), "monotonic")
+        atomics.store(f, f.or_(ticket, _LOW) + 1 + free, f.gep(pool, TICKET), "seq_cst")
+        start = _now(f, pool)
+        with f.if_(f.cmp("eq", number.get(), 0)):
+            f.call(wake, "void", [pool_at, f.args["threads"], f.args["work"], start])
+        mine = f.call(share, "i64", [pool_at, f.i64(0)])
+        end = _now(f, pool)
+        # others need about as long for a chunk as this thread, unless they were suspended
+        patience = f.div(end - start, f.max_(mine, 1), signed=False) * 2 + _PATIENCE_NS
+        done = f.var("i64", 0)
+        with f.while_() as w:
+            done.set(atomics.load(f, "i64", f.gep(pool, DONE), "acquire"))
+            w.until(f.cmp("eq", _low(f, done.get()), chunks - mine))
+            atomics.pause(f, isa)
+            with f.if_(f.cmp("ugt", _now(f, pool) - end, patience)):
+                _give_way(f, pool)
+        most.set(f.max_(most.get(), f.lshr(done.get(), 32)))
+        number.set(number.get() + 1)
+        each.until(f.cmp("sge", number.get(), rounds))
+        each.until(f.cmp("ne", _aborted(f, f.args["abort"]), 0))
+    f.ret(most.get() + 1)
     return name

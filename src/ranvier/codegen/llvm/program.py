@@ -23,6 +23,7 @@ from ranvier.devices import usable_cores
 FLOPS_PER_NS = 100.0
 BYTES_PER_NS = 10.0
 SERIAL_NS = 20_000  # a step shorter than this stays on one thread
+ROUND_NS = 10_000  # so does one whose rounds are shorter than this: other threads are awake, but each is waited for
 CHUNK_NS = 4_000  # what a thread takes at a time should last this long where there is enough
 CHUNKS_PER_THREAD = 8
 _SCRATCH_ALIGN = 128
@@ -226,6 +227,7 @@ def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], di
         row[driver.BUFFERS] = 8 * buffers
         row[driver.DIMS] = dims_at + 8 * dims
         row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
+        row[driver.ROUNDS] = launch.rounds
         row[driver.WORK] = int(estimated_ns(launch)) if chunks > 1 else 0
         buffers += len(launch.buffers)
         dims += len(launch.dims)
@@ -245,8 +247,11 @@ def chunked(launch: Launch, cores: int) -> tuple[int, int]:
     make taking one cheap.
     """
     tiles, span = launch.tiles, estimated_ns(launch)
-    if tiles <= 1 or cores < 2 or span < SERIAL_NS:
+    if tiles <= 1 or cores < 2 or span < SERIAL_NS or span < ROUND_NS * launch.rounds:
         return max(1, tiles), min(1, tiles)
+    if launch.rounds > 1:
+        grain = max(launch.grain, -(-tiles // min(driver.ROUND_CHUNKS, CHUNKS_PER_THREAD * cores)))
+        return grain, -(-tiles // grain)
     long_enough = math.ceil(tiles * CHUNK_NS / span)
     fair = tiles // (CHUNKS_PER_THREAD * cores)
     grain = max(1, launch.grain, min(long_enough, fair), tiles >> 30)

@@ -19,6 +19,12 @@ from ranvier.codegen.loops.ir import Epilogue, Load, Op, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 
+# What one core does in a step, roughly: recurrent weights mostly come from its second cache.
+_FLOPS_PER_NS = 60.0
+_BYTES_PER_NS = 40.0
+_SHARED_NS = 6_000  # phases shorter than this are not worth the meeting of threads after each
+_ROUND_NS = 2e6  # a run can be aborted about this often
+_FEW_ROWS = 4  # fewer sequences than this are not worth reading the weights for
 _BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -119,25 +125,35 @@ class _Plan:
     row_block: int
     tile_rows: int
     arrangement: Arrangement
+    shared: bool  # threads share every step
+    moment_ns: float  # how long a phase of a step takes one thread, roughly
 
     @classmethod
     def of(cls, layer: Layer, given: Operands, wanted: Results, isa: Isa, threads: int) -> _Plan:
         steps_, batch = given.x.shape[:2] if layer.layout == 0 else given.x.shape[1::-1]
         hidden = given.r.shape[2]
         phases = phases_of(layer.kind, layer.linear_before_reset)
-        lanes = isa.lanes(given.x.dtype.numpy.itemsize)
-        # sequences are split over threads as far as directions leave some idle; few sequences share the weights better
-        tiles = max(1, min(threads // len(layer.backwards), batch // 4))
+        dtype = given.x.dtype.numpy
+        lanes = isa.lanes(dtype.itemsize)
+        directions, gates = len(layer.backwards), max(map(len, phases))
+        weights = directions * GATES[layer.kind] * hidden * hidden
+        step_ns = max(2.0 * weights * batch / _FLOPS_PER_NS, weights * dtype.itemsize / _BYTES_PER_NS)
+        shared = threads > directions and step_ns / len(phases) >= _SHARED_NS
+        # whole sequences are split over threads as far as directions leave some idle; few share the weights better
+        tiles = 1 if shared else max(1, min(threads // directions, batch // _FEW_ROWS))
         tile_rows = -(-max(batch, 1) // tiles)
-        gates = max(map(len, phases))
         most = most_vectors(min(tile_rows, 6), isa)
         unit_vectors = max(1, min(most // gates, -(-hidden // lanes)))
+        arrangement = Arrangement(hidden, lanes, unit_vectors, phases)
+        if shared:  # few units and many sequences: both are split
+            parts = max(1, min(-(-2 * threads // max(1, directions * arrangement.panels)), batch // _FEW_ROWS))
+            tile_rows = -(-batch // parts)
         block = most_rows(unit_vectors * gates, isa)
         block = -(-tile_rows // -(-tile_rows // block))
-        if tiles > 1:  # only the last tile may leave rows over
+        if tile_rows < batch:  # only the last tile may leave rows over
             tile_rows = -(-tile_rows // block) * block
-        arrangement = Arrangement(hidden, lanes, unit_vectors, phases)
-        return cls(layer, given, wanted, isa, threads, steps_, batch, hidden, block, tile_rows, arrangement)
+        sizes = (steps_, batch, hidden, block, tile_rows)
+        return cls(layer, given, wanted, isa, threads, *sizes, arrangement, shared, step_ns / len(phases))
 
     @property
     def directions(self) -> int:
@@ -263,6 +279,9 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
     y_step, y_direction, y_row = y_strides[:3] if layer.layout == 0 else (y_strides[1], y_strides[2], y_strides[0])
     input_step, input_row = inputs.strides[:2] if layer.layout == 0 else inputs.strides[1::-1]
     batch_tiles = -(-plan.batch // plan.tile_rows)
+    parts, part_panels = (arrangement.panels, 1) if plan.shared else (1, arrangement.panels)
+    moments = plan.steps * len(arrangement.phases) + 2
+    span = 1 if plan.shared else max(1, round(_ROUND_NS / max(1.0, plan.moment_ns)))
     numbers = {
         "steps": plan.steps,
         "hidden": plan.hidden,
@@ -270,6 +289,10 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
         "panels": arrangement.panels,
         "unit_vectors": arrangement.unit_vectors,
         "row_block": plan.row_block,
+        "parts": parts,
+        "part_panels": part_panels,
+        "moments": moments,
+        "span": span,
         "batch": plan.batch,
         "batch_tiles": batch_tiles,
         "tile_rows": plan.tile_rows,
@@ -292,26 +315,29 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
     outside = (given.lengths, given.initial_h, given.initial_c, y, wanted.y_h, wanted.y_c)
     buffers: list[At | Code] = [At(inputs.storage), At(weights), At(extra)]
     buffers += [At(inputs.storage) if v is None else At(v.storage, v.offset * v.dtype.numpy.itemsize) for v in outside]
-    buffers += _codes(plan, cell)
-    widest = max(arrangement.width(p) for p in range(len(arrangement.phases)))
     item = plan.dtype.numpy.itemsize
-    scratch = plan.tile_rows * (steps.STATES * arrangement.padded + widest) * item
+    group_bytes = steps.STATES * plan.tile_rows * arrangement.padded * item
+    state = Storage.temporary(plan.directions * batch_tiles * group_bytes)
+    buffers += [At(state), *_codes(plan, cell)]
+    widest = max(arrangement.width(p) for p in range(len(arrangement.phases)))
+    scratch = plan.tile_rows * widest * item
     # directions with different functions are different code
     for first, count in (
         [(0, plan.directions)] if len(set(functions)) == 1 else [(d, 1) for d in range(plan.directions)]
     ):
-        numbers["first_direction"] = first
+        numbers["first_direction"], numbers["groups"] = first, count * batch_tiles
         launches.append(
             Launch(
                 steps.spec(replace(cell, activations=functions[first])),
                 tuple(buffers),
                 tuple(numbers[n] for n in steps.DIMS),
-                tiles=count * batch_tiles,
-                writes=tuple(v.storage for v in (y, wanted.y_h, wanted.y_c) if v is not None),
+                tiles=count * batch_tiles * parts,
+                writes=(state, *(v.storage for v in (y, wanted.y_h, wanted.y_c) if v is not None)),
                 scratch=scratch,
                 flops=2.0 * count * plan.steps * plan.batch * per_direction,
                 traffic=float(count * plan.steps * per_direction * item),
                 label=layer.kind,
+                rounds=-(-moments // span),
             )
         )
     return launches

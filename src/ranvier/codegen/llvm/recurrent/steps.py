@@ -1,8 +1,13 @@
 """The time loop of a recurrent layer as one kernel.
 
-A tile is one direction of some sequences; everything a step needs (the state, the products of one panel of units)
-lies in scratch, and the recurrent weights stream through the caches panel by panel. Within a panel the gates of a
-unit stand together, so a unit is finished before the next panel is read.
+The loop is a row of *moments*: the first fetches the initial state, the last hands out the final one, and those
+between are the phases of all steps in order. A *group* is one direction of some sequences, and owns a state. Within it
+the recurrent weights stream through the caches panel by panel; in a panel the gates of a unit stand together, so a unit
+is finished before the next panel is read.
+
+A moment needs all units of the one before, so threads may share the panels of a moment but not go ahead: such a launch
+has a round per moment, and its tiles are the panels. Where groups are enough for all threads, or steps too short to
+share, a tile is a whole group, and a round lasts many moments, only so that a run can be aborted in between.
 """
 
 from __future__ import annotations
@@ -16,10 +21,11 @@ from ranvier.codegen.llvm.recurrent.cells import Cell, Units, emit_units
 
 BUFFERS = (
     *("inputs", "weights", "extra", "lengths", "first_hidden", "first_memory", "y", "y_hidden", "y_memory"),
-    *("product_0", "last_product_0", "product_1", "last_product_1"),
+    *("state", "product_0", "last_product_0", "product_1", "last_product_1"),
 )
 DIMS = (
     *("steps", "hidden", "padded", "panels", "unit_vectors", "row_block"),
+    *("groups", "parts", "part_panels", "moments", "span"),
     *("batch", "batch_tiles", "tile_rows", "first_direction", "backwards"),
     *("input_step", "input_row", "input_direction", "weight_direction", "weight_phase", "extra_direction"),
     *("has_first_hidden", "has_first_memory", "has_y", "has_y_hidden", "has_y_memory"),
@@ -33,7 +39,7 @@ def spec(cell: Cell) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         _Steps(module, symbol, isa, cell).emit()
 
-    return KernelSpec(f"{cell.kind.lower()} {cell.element}", ("recurrent", *cell.key), emit)
+    return KernelSpec(f"{cell.kind.lower()} {cell.element}", ("recurrent", 2, *cell.key), emit)
 
 
 class _Steps:
@@ -44,32 +50,61 @@ class _Steps:
     def emit(self) -> None:
         frame, f = self.frame, self.f
         with f.loop(frame.begin, frame.end) as tile:
-            direction = f.div(tile, frame["batch_tiles"], signed=False)
-            self.first = (tile - direction * frame["batch_tiles"]) * frame["tile_rows"]
-            self.rows = f.min_(frame["batch"] - self.first, frame["tile_rows"])
-            self.direction = direction + frame["first_direction"]
-            self.backwards = f.cmp("ne", f.and_(f.lshr(frame["backwards"], self.direction), 1), 0)
-            area = frame["tile_rows"] * frame["padded"]
-            hidden, following, self.memory, self.reset = (
-                frame.at(frame.scratch, (area, k)) if k else frame.scratch for k in range(STATES)
-            )
-            self.products = frame.at(frame.scratch, (area, STATES))
-            self.inputs = frame.at(frame.buffer("inputs"), (self.direction, frame["input_direction"]))
-            self.weights = frame.at(frame.buffer("weights"), (self.direction, frame["weight_direction"]))
-            self.extra = frame.at(frame.buffer("extra"), (self.direction, frame["extra_direction"]))
-            self.now, self.next = f.var("ptr", hidden), f.var("ptr", following)
-            self._begin("first_hidden", hidden)
-            self._begin("first_memory", self.memory)
-            longest = f.var("i64", 0)
+            round_ = f.div(tile, frame["groups"] * frame["parts"], signed=False)
+            place = tile - round_ * (frame["groups"] * frame["parts"])
+            group = f.div(place, frame["parts"], signed=False)
+            self._group(group)
+            self.panel = (place - group * frame["parts"]) * frame["part_panels"]
+            self.past_panel = f.min_(self.panel + frame["part_panels"], frame["panels"])
+            wide = frame["unit_vectors"] * self.lanes
+            self.unit, self.past_unit = self.panel * wide, self.past_panel * wide
+            self.longest = f.var("i64", 0)
             with f.loop(0, self.rows) as r:
-                longest.set(f.max_(longest.get(), self._length(r)))
-            with f.loop(0, longest.get()) as t:
-                self._step(t)
-            self._finish("y_hidden", self.now.get())
+                self.longest.set(f.max_(self.longest.get(), self._length(r)))
+            start = round_ * frame["span"]
+            with f.loop(start, f.min_(start + frame["span"], frame["moments"])) as moment:
+                self._moment(moment)
+        f.ret()
+
+    def _group(self, group: Val) -> None:
+        frame, f = self.frame, self.f
+        direction = f.div(group, frame["batch_tiles"], signed=False)
+        self.first = (group - direction * frame["batch_tiles"]) * frame["tile_rows"]
+        self.rows = f.min_(frame["batch"] - self.first, frame["tile_rows"])
+        self.direction = direction + frame["first_direction"]
+        self.backwards = f.cmp("ne", f.and_(f.lshr(frame["backwards"], self.direction), 1), 0)
+        area = frame["tile_rows"] * frame["padded"]
+        own = frame.at(frame.buffer("state"), (group, area * STATES))
+        self.hidden = [own, frame.at(own, (area, 1))]
+        self.memory, self.reset = frame.at(own, (area, 2)), frame.at(own, (area, 3))
+        self.products = frame.scratch
+        self.inputs = frame.at(frame.buffer("inputs"), (self.direction, frame["input_direction"]))
+        self.weights = frame.at(frame.buffer("weights"), (self.direction, frame["weight_direction"]))
+        self.extra = frame.at(frame.buffer("extra"), (self.direction, frame["extra_direction"]))
+
+    def _moment(self, moment: Val) -> None:
+        frame, f = self.frame, self.f
+        with f.if_(f.cmp("eq", moment, 0)):
+            self._begin("first_hidden", self.hidden[0])
+            self._begin("first_memory", self.memory)
+        with f.if_(f.cmp("eq", moment, frame["moments"] - 1)):
+            self._finish("y_hidden", self._state_at(self.longest.get()))
             self._finish("y_memory", self.memory)
             if self.cell.lengths:
                 self._pad(f.zero(frame.kind))
-        f.ret()
+        phases = len(self.cell.phases)
+        t = f.div(moment - 1, phases)
+        with f.if_(f.and_(f.cmp("sgt", moment, 0), f.cmp("slt", t, self.longest.get()))):
+            for phase in range(phases):
+                if phases == 1:
+                    self._phase(phase, t)
+                else:
+                    with f.if_(f.cmp("eq", moment - 1 - t * phases, phase)):
+                        self._phase(phase, t)
+
+    def _state_at(self, t: Val) -> Val:
+        """The hidden state before step ``t``."""
+        return self.f.select(self.f.cmp("eq", self.f.and_(t, 1), 0), *self.hidden)
 
     def _length(self, r: Val) -> Val:
         """Steps of a sequence."""
@@ -91,8 +126,8 @@ class _Steps:
     def _begin(self, name: str, target: Val) -> None:
         """An initial state, zeros where there is none and past the last unit."""
         frame, f = self.frame, self.f
-        with f.loop(0, self.rows * frame["padded"], self.lanes) as j:
-            f.store(f.zero(frame.kind), frame.at(target, (j, 1)))
+        with f.loop(0, self.rows) as r, f.loop(self.unit, self.past_unit, self.lanes) as j:
+            f.store(f.zero(frame.kind), frame.at(target, (r, frame["padded"]), (j, 1)))
         with f.if_(f.cmp("ne", frame[f"has_{name}"], 0)), f.loop(0, self.rows) as r:
             self._copy(self._state_row(name, r), frame.at(target, (r, frame["padded"])), None)
 
@@ -104,17 +139,18 @@ class _Steps:
             self._copy(frame.at(source, (r, frame["padded"])), self._state_row(name, r), some)
 
     def _copy(self, source: Val, target: Val, where: Val | None) -> None:
-        """One row of hidden units; zeros instead of it where the condition does not hold."""
+        """One row of this tile's units; zeros instead of it where the condition does not hold."""
         frame, f, lanes = self.frame, self.f, self.lanes
-        whole = f.and_(frame["hidden"], -lanes)
+        end = f.min_(self.past_unit, frame["hidden"])
+        whole = f.and_(end, -lanes)  # tiles begin with whole vectors
 
         def chosen(x: Val) -> Val:
             return x if where is None else f.select(f.splat(where, lanes), x, f.zero(frame.kind))
 
-        with f.loop(0, whole, lanes) as j:
+        with f.loop(self.unit, whole, lanes) as j:
             f.store(chosen(f.load(frame.kind, frame.at(source, (j, 1)))), frame.at(target, (j, 1)))
-        with f.if_(f.cmp("slt", whole, frame["hidden"])):
-            mask = f.mask_below(lanes, frame["hidden"] - whole)
+        with f.if_(f.cmp("slt", whole, end)):
+            mask = f.mask_below(lanes, end - whole)
             part = chosen(f.masked_load(frame.kind, frame.at(source, (whole, 1)), mask))
             f.masked_store(part, frame.at(target, (whole, 1)), mask)
 
@@ -124,17 +160,16 @@ class _Steps:
         back = f.max_(self._length(r) - 1 - t, 0) if self.cell.lengths else self.frame["steps"] - 1 - t
         return f.select(self.backwards, back, t)
 
-    def _step(self, t: Val) -> None:
+    def _phase(self, phase: int, t: Val) -> None:
         frame, f = self.frame, self.f
-        for phase in range(len(self.cell.phases)):
-            with f.loop(0, frame["panels"]) as p:
-                self._panel(phase, t, p)
-        now, following = self.now.get(), self.next.get()
-        self.now.set(following)
-        self.next.set(now)
+        self.now, self.next = self._state_at(t), self._state_at(t + 1)
+        with f.loop(self.panel, self.past_panel) as p:
+            self._panel(phase, t, p)
+        if phase < len(self.cell.phases) - 1:
+            return
         with f.if_(f.cmp("ne", frame["has_y"], 0)), f.loop(0, self.rows) as r:
             target = self._y_row(r, self._position(r, t))
-            source = frame.at(following, (r, frame["padded"]))
+            source = frame.at(self.next, (r, frame["padded"]))
             if not self.cell.lengths:
                 self._copy(source, target, None)
             else:
@@ -151,8 +186,9 @@ class _Steps:
         frame, f, lanes = self.frame, self.f, self.lanes
         with f.if_(f.cmp("ne", frame["has_y"], 0)), f.loop(0, self.rows) as r:
             length = self._length(r)
-            with f.loop(length, frame["steps"]) as t, f.loop(0, frame["hidden"], lanes) as j:
-                mask = f.mask_below(lanes, frame["hidden"] - j)
+            end = f.min_(self.past_unit, frame["hidden"])
+            with f.loop(length, frame["steps"]) as t, f.loop(self.unit, end, lanes) as j:
+                mask = f.mask_below(lanes, end - j)
                 f.masked_store(nothing, frame.at(self._y_row(r, t), (j, 1)), mask)
 
     def _panel(self, phase: int, t: Val, p: Val) -> None:
@@ -164,7 +200,7 @@ class _Steps:
         before = f.i64(0) if phase == 0 else frame["padded"] * len(self.cell.phases[0])
         weights = frame.at(self.weights, (frame["weight_phase"], phase)) if phase else self.weights
         weights = frame.at(weights, (p, width * frame["hidden"]))
-        state = self.now.get() if phase == 0 else self.reset
+        state = self.now if phase == 0 else self.reset
         block = frame["row_block"]
         whole = self.rows - f.rem(self.rows, block, signed=False)
 
@@ -193,7 +229,7 @@ class _Steps:
                 def gate(base: Val, g: int) -> Val:
                     return f.load(frame.kind, frame.at(base, (f.i64(g * lanes), 1)))
 
-                states = (self.now.get(), self.next.get(), self.memory, self.reset)
+                states = (self.now, self.next, self.memory, self.reset)
                 hidden, following, memory, reset = (frame.at(x, (own, 1)) for x in states)
                 units = Units(
                     sums=[gate(sums, g) for g in range(gates)],
