@@ -22,6 +22,7 @@ from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, TensorAllocator
 from ranvier.runtime.control import RunControl, is_plain, running
+from ranvier.runtime.outputs import blocks
 from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 
 Array = np.ndarray[Any, Any]
@@ -117,7 +118,7 @@ class Plan:
         return set(range(len(self.program.template))) - written
 
     def _planned_type(self, slot: int) -> TensorType | None:
-        found = self.types.get(slot)
+        found = self.types.get(slot) if slot not in self.program.moved else None
         return found if isinstance(found, TensorType) and static_bytes(found) is not None else None
 
     def _place(self) -> tuple[list[_Placed], MemoryPlan]:
@@ -274,6 +275,6 @@ class Plan:
 
 def _output(shape: Any, dtype: np.dtype[Any]) -> Array:
     try:
-        return np.empty(shape, dtype)
+        return blocks.empty(tuple(shape), dtype)
     except (MemoryError, ValueError) as error:
         raise OutOfMemory(f"cannot allocate an output of shape {list(shape)} of {dtype}") from error
