@@ -194,7 +194,7 @@ def test_a_static_pool_that_cannot_be_had() -> None:
 
 
 def test_more_than_the_machine_has_left_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "memory_left", lambda read: 100 * MB)
+    monkeypatch.setattr(room_module, "memory_left", lambda around: 100 * MB)
     made = PoolAllocator(name="cpu")
     with pytest.raises(OutOfMemory, match="arena of m: 209,715,200 bytes asked for, 104,857,600 are left") as caught:
         made.alloc(200 * MB, "arena of m")

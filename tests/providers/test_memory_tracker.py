@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ranvier.devices import NumaNode, memory_left, resident_memory
+from ranvier.devices.surroundings import Surroundings
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, InvalidValue, MemoryLimit, OutOfMemory
 from ranvier.memory import (
     LARGE,
     MemoryHolding,
     MemoryTracker,
-    NumaNode,
-    Topology,
     check_room,
     estimate_attention,
     estimate_tensor,
-    memory_left,
     numa,
     place,
-    resident_bytes,
 )
+from ranvier.memory.numa import Placement
+from ranvier.providers.memory import PoolAllocator, SystemSource, sources
 
 MB = 1 << 20
 
@@ -185,100 +186,120 @@ def test_heads_that_share_keys() -> None:
 
 # -- what is left -----------------------------------------------------------------------------------------------------
 
-
 MEMINFO = "MemTotal: 1000000 kB\nMemFree: 5 kB\nMemAvailable: 400000 kB\nSwapFree: 1000 kB\n"
 
 
+def machine(root: Path, files: dict[str, str]) -> Surroundings:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Surroundings(root=root, physical_memory=lambda: None)
+
+
 @pytest.mark.parametrize(
-    ("contents", "left"),
+    ("files", "left"),
     [
-        ({"/proc/meminfo": MEMINFO}, 401000 << 10),
+        ({}, None),
+        ({"proc/meminfo": MEMINFO}, 401000 << 10),
         (
             {
-                "/proc/meminfo": MEMINFO,
-                "/sys/fs/cgroup/memory.max": "1000000\n",
-                "/sys/fs/cgroup/memory.current": "700000\n",
-                "/sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 50000\n",
+                "proc/meminfo": MEMINFO,
+                "sys/fs/cgroup/memory.max": "1000000\n",
+                "sys/fs/cgroup/memory.current": "700000\n",
+                "sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 50000\n",
             },
             350_000,
         ),
         (
             {
-                "/proc/meminfo": MEMINFO,
-                "/sys/fs/cgroup/memory.max": "max\n",
-                "/sys/fs/cgroup/memory.current": "7\n",
-                "/proc/self/cgroup": "1:name=x:/a\n0::/user/job\n",
-                "/sys/fs/cgroup/user/memory.max": "900000",
-                "/sys/fs/cgroup/user/memory.current": "100000",
-                "/sys/fs/cgroup/user/job/memory.max": "500000",
-                "/sys/fs/cgroup/user/job/memory.current": "100000",
+                "proc/meminfo": MEMINFO,
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "7\n",
+                "proc/self/cgroup": "1:name=x:/a\n0::/user/job\n",
+                "sys/fs/cgroup/user/memory.max": "900000",
+                "sys/fs/cgroup/user/memory.current": "100000",
+                "sys/fs/cgroup/user/job/memory.max": "500000",
+                "sys/fs/cgroup/user/job/memory.current": "100000",
             },
             400_000,
         ),
         (
             {
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "600000",
-                "/sys/fs/cgroup/memory/memory.usage_in_bytes": "650000",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "600000",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "650000",
             },
             0,
         ),
     ],
 )
-def test_what_is_left(contents: dict[str, str], left: int) -> None:
-    assert memory_left(lambda path: contents.get(path, "")) == left
+def test_what_is_left(files: dict[str, str], left: int | None, tmp_path: Path) -> None:
+    assert memory_left(machine(tmp_path, files)) == left
+
+
+def test_a_system_that_only_knows_its_size(tmp_path: Path) -> None:
+    around = Surroundings(root=tmp_path, physical_memory=lambda: 1 << 50)
+    assert 0 < (memory_left(around) or 0) < 1 << 50
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc/self/statm").write_text("99 10 1")
+    assert memory_left(around) == (1 << 50) - 10 * mmap.PAGESIZE
 
 
 def test_what_is_left_here() -> None:
     left = memory_left()
     assert left is None or left > 0
-    assert resident_bytes() > MB
+    assert resident_memory() > MB
     check_room(LARGE - 1, "anything")
 
 
-def test_large_requests_are_looked_at() -> None:
-    def read(path: str) -> str:
-        return {"/proc/meminfo": f"MemAvailable: {200 << 10} kB", "/proc/self/statm": "99 10 1"}.get(path, "")
-
-    check_room(160 * MB, "arena", read)
+def test_large_requests_are_looked_at(tmp_path: Path) -> None:
+    files = {"proc/meminfo": f"MemAvailable: {200 << 10} kB", "proc/self/statm": "99 10 1"}
+    around = machine(tmp_path, files)
+    check_room(160 * MB, "arena", around)
     with pytest.raises(OutOfMemory, match="arena: 188,743,680 bytes asked for, 209,715,200 are left") as caught:
-        check_room(180 * MB, "arena", read)
+        check_room(180 * MB, "arena", around)
     error = caught.value
-    assert (error.part, error.requested) == ("arena", 180 * MB)
-    assert error.capacity == (error.in_use or 0) + 200 * MB
+    assert (error.part, error.requested, error.in_use) == ("arena", 180 * MB, 10 * mmap.PAGESIZE)
+    assert error.capacity == 10 * mmap.PAGESIZE + 200 * MB
 
 
 # -- where memory lies ------------------------------------------------------------------------------------------------
 
-TWO = Topology((NumaNode(0, frozenset({0, 1})), NumaNode(1, frozenset({2, 3}))))
-
-
-def test_two_nodes_are_read(tmp_path: Path) -> None:
-    for index, cpus in ((0, "0-3,8\n"), (1, "4-7\n"), (10, "\n")):
-        (tmp_path / f"node{index}").mkdir()
-        (tmp_path / f"node{index}" / "cpulist").write_text(cpus)
-    found = numa.read_topology(str(tmp_path))
-    assert [node.index for node in found.nodes] == [0, 1, 10]
-    assert found.nodes[0].cpus == {0, 1, 2, 3, 8} and found.nodes[2].cpus == set()
-    assert (found.node_of(5), found.node_of(99), found.mask) == (1, 0, 0b10000000011)
-    assert numa.read_topology(str(tmp_path / "absent")) == Topology()
+TWO = (NumaNode(0, (0, 1), None), NumaNode(1, (2, 3), None))
 
 
 def test_memory_is_asked_for_near_the_thread_or_everywhere() -> None:
-    calls: list[tuple[int, int, int, int]] = []
+    calls: list[tuple[int, ...]] = []
 
     def bind(*call: int) -> int:
-        calls.append(call)  # type: ignore[arg-type]
+        calls.append(call)
         return 0
 
     assert place(4096 * 10 + 5, 4096 * 4, nodes=TWO, bind=bind, cpu=lambda: 3)
     assert place(4096 * 10, 4096 * 2, "interleave", nodes=TWO, bind=bind)
-    assert calls == [(4096 * 11, 4096 * 3, 1, 0b10), (4096 * 10, 4096 * 2, 3, 0b11)]
+    assert place(4096 * 10, 4096 * 2, nodes=TWO, bind=bind, cpu=lambda: 77)  # a core of no node
+    assert calls == [(4096 * 11, 4096 * 3, 1, 0b10), (4096 * 10, 4096 * 2, 3, 0b11), (4096 * 10, 4096 * 2, 1, 0b01)]
     assert not place(4096 * 10 + 5, 4096, nodes=TWO, bind=bind)  # no whole page
-    assert not place(4096 * 10, 4096 * 2, nodes=Topology(), bind=bind)  # one node
+    assert not place(4096 * 10, 4096 * 2, nodes=TWO[:1], bind=bind)
     assert not place(4096 * 10, 4096 * 2, nodes=TWO, bind=lambda *call: errno.EPERM)
-    assert len(calls) == 2
+    assert len(calls) == 3
     with pytest.raises(InvalidConfig, match="placement cannot be 'far'"):
         place(0, 0, "far")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("placement", ["local", "interleave"])
+def test_a_pool_places_its_chunks_where_there_are_several_nodes(
+    placement: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(sources, "topology", lambda: TWO)
+    monkeypatch.setattr(sources, "place", lambda *call: calls.append(call))
+    pool = PoolAllocator(source=SystemSource(placement))
+    buffer = pool.alloc(1000)
+    assert calls == [(buffer.ctypes.data, MB, placement)]
+    calls.clear()
+    monkeypatch.setattr(sources, "topology", lambda: TWO[:1])
+    PoolAllocator(source=SystemSource(placement)).alloc(1000)
+    assert calls == []
 
 
 def test_the_system_takes_the_call_or_says_why_not() -> None:

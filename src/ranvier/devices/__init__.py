@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier.devices.choose import DeviceConfig, detect_devices, forced, get_device, warn_of_unusable_gpus
-from ranvier.devices.host import cpu_features, machine_info, usable_cores, usable_memory
+from ranvier.devices.host import cpu_features, machine_info, memory_left, resident_memory, usable_cores, usable_memory
 from ranvier.devices.kinds import CPU, Device, DeviceInfo, GpuInfo, MachineInfo, NumaNode
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "forced",
     "get_device",
     "machine_info",
+    "memory_left",
+    "resident_memory",
     "usable_cores",
     "usable_memory",
     "warn_of_unusable_gpus",

@@ -5,6 +5,7 @@ The files of the system are read without trust: one that is absent or makes no s
 
 from __future__ import annotations
 
+import mmap
 import platform
 import re
 
@@ -98,6 +99,50 @@ def usable_memory(around: Surroundings | None = None) -> int | None:
     return min((number for number in found if number), default=None)
 
 
+def memory_left(around: Surroundings | None = None) -> int | None:
+    """Bytes that can still be taken: what the system calls available, or less where a container's limit is near."""
+    around = around or Surroundings()
+    found = [_left(around, g, "memory.max", "memory.current", "inactive_file") for g in _groups(around, "")]
+    for group in _groups(around, "memory"):
+        found.append(_left(around, group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+    system = _fields(around.read("proc/meminfo", 65536))
+    if "MemAvailable:" in system:
+        found.append((system["MemAvailable:"] + system.get("SwapFree:", 0)) * 1024)
+    known = [left for left in found if left is not None]
+    if known:
+        return max(0, min(known))
+    usable = usable_memory(around)
+    return None if usable is None else max(0, usable - resident_memory(around))
+
+
+def resident_memory(around: Surroundings | None = None) -> int:
+    """Bytes of this process that are in memory now; where the system does not say, the most there ever were, or 0."""
+    around = around or Surroundings()
+    words = around.read("proc/self/statm", 256).split()
+    if len(words) > 1 and words[1].isascii() and words[1].isdigit():
+        return int(words[1]) * mmap.PAGESIZE
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if around.system == "darwin" else peak * 1024
+
+
+def _left(around: Surroundings, group: str, limit: str, usage: str, reclaimable: str) -> int | None:
+    allowed, used = around.number(f"{group}/{limit}"), around.number(f"{group}/{usage}")
+    if allowed is None or used is None:
+        return None
+    # pages of files count as used, and go as soon as somebody needs the memory
+    return allowed - used + _fields(around.read(f"{group}/memory.stat", 65536)).get(reclaimable, 0)
+
+
+def _fields(text: str) -> dict[str, int]:
+    """The first number of each line, by its first word."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isascii() and row[1].isdigit()}
+
+
 def numa_nodes(around: Surroundings) -> tuple[NumaNode, ...]:
     """Nodes with the cores this process may use; one with everything where the system tells of none."""
     allowed = around.affinity()
@@ -179,8 +224,10 @@ __all__ = [
     "cpu_features",
     "cpu_quota",
     "machine_info",
+    "memory_left",
     "numa_nodes",
     "processor_name",
+    "resident_memory",
     "usable_cores",
     "usable_memory",
     "vector_features",

@@ -12,11 +12,12 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from ranvier.devices import NumaNode
+from ranvier.devices.host import numa_nodes
+from ranvier.devices.surroundings import Surroundings
 from ranvier.errors import InvalidConfig
 from ranvier.logs import logger
 
@@ -29,44 +30,10 @@ _PAGE = 4096
 Bind = Callable[[int, int, int, int], int]  # address, bytes, mode, mask of nodes → 0 or an error's number
 
 
-@dataclass(frozen=True)
-class NumaNode:
-    """Cores and the memory next to them."""
-
-    index: int
-    cpus: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The nodes of a machine; one where nothing is known."""
-
-    nodes: tuple[NumaNode, ...] = (NumaNode(0, frozenset()),)
-
-    @property
-    def mask(self) -> int:
-        return sum(1 << node.index for node in self.nodes)
-
-    def node_of(self, cpu: int) -> int:
-        return next((node.index for node in self.nodes if cpu in node.cpus), self.nodes[0].index)
-
-
-def read_topology(root: str = "/sys/devices/system/node") -> Topology:
-    """The nodes with memory that a system describes under ``root``."""
-    nodes = []
-    for folder in sorted(Path(root).glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        try:
-            cpus = _cpus((folder / "cpulist").read_text())
-        except (OSError, ValueError):
-            continue
-        nodes.append(NumaNode(int(folder.name[4:]), cpus))
-    return Topology(tuple(nodes)) if nodes else Topology()
-
-
 @functools.cache
-def topology() -> Topology:
+def topology() -> tuple[NumaNode, ...]:
     """This machine's nodes, looked up once."""
-    return read_topology()
+    return numa_nodes(Surroundings())
 
 
 def place(
@@ -74,7 +41,7 @@ def place(
     nbytes: int,
     placement: Placement = "local",
     *,
-    nodes: Topology | None = None,
+    nodes: Sequence[NumaNode] | None = None,
     bind: Bind | None = None,
     cpu: Callable[[], int] | None = None,
 ) -> bool:
@@ -83,16 +50,18 @@ def place(
     if placement not in PLACEMENTS:
         raise InvalidConfig(f"placement cannot be {placement!r} (known: {', '.join(PLACEMENTS)})")
     nodes = topology() if nodes is None else nodes
-    if len(nodes.nodes) < 2:
+    if len(nodes) < 2:
         return False
     start = -(-address // _PAGE) * _PAGE
     length = (address + nbytes) // _PAGE * _PAGE - start
     if length <= 0:
         return False
     if placement == "interleave":
-        mode, mask = _INTERLEAVE, nodes.mask
+        mode, mask = _INTERLEAVE, sum(1 << node.index for node in nodes)
     else:
-        mode, mask = _PREFERRED, 1 << nodes.node_of((cpu or current_cpu)())
+        here = (cpu or current_cpu)()
+        near = next((node.index for node in nodes if here in node.cores), nodes[0].index)
+        mode, mask = _PREFERRED, 1 << near
     code = (bind or _mbind)(start, length, mode, mask)
     if code:
         logger.info("memory stays where it is first touched: mbind says %s", errno.errorcode.get(code, code))
@@ -135,12 +104,3 @@ def _syscall() -> Callable[..., int] | None:
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     return call
-
-
-def _cpus(text: str) -> frozenset[int]:
-    """``0-3,8`` as numbers."""
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)

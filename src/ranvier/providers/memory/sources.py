@@ -82,7 +82,7 @@ class SystemSource:
 
     def reserve(self, nbytes: int, alignment: int) -> HostRegion:
         region = HostRegion(np.empty(nbytes + alignment, np.uint8), nbytes, alignment)
-        if len(topology().nodes) > 1:
+        if len(topology()) > 1:
             place(region.address, nbytes, self._placement)
         return region
 
