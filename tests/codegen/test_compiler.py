@@ -74,7 +74,6 @@ b:
 
 @pytest.mark.parametrize("target", ISAS, ids=lambda i: i.key)
 def test_what_people_read(target):
-    assert "rv" not in compiler.optimized_ir(function("f"), target)
     assert "f:" in compiler.assembly(function("f"), target)
 
 

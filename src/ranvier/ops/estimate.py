@@ -63,7 +63,3 @@ def graph_cost(graph: Graph) -> Cost:
 def seconds(cost: Cost, nodes: int = 1) -> float:
     """A nominal time for some work: whichever of arithmetic and traffic takes longer, plus dispatch."""
     return max(cost.flops / FLOPS_PER_SECOND, cost.bytes / BYTES_PER_SECOND) + nodes * SECONDS_PER_NODE
-
-
-def graph_seconds(graph: Graph) -> float:
-    return sum(seconds(node_cost(node)) for node in graph.all_nodes())

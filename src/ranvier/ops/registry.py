@@ -113,7 +113,6 @@ class OpDef:
         "takes_ctx",
         "takes_out",
         "traits",
-        "vjp_rule",
     )
 
     def __init__(self, body: Body, name: str, domain: str, since: int, traits: frozenset[str]) -> None:
@@ -138,7 +137,6 @@ class OpDef:
         self.most_inputs = len(operands) if not variadic else None
         self.infer_rule: Callable[[TypeCall], Sequence[Type | None]] | None = None
         self.cost_rule: Callable[[TypeCall], Cost] | None = None
-        self.vjp_rule: Callable[..., Any] | None = None
 
     # the slots beside the reference; each is used as a decorator
 
@@ -148,10 +146,6 @@ class OpDef:
 
     def cost(self, rule: Callable[[TypeCall], Cost]) -> Callable[[TypeCall], Cost]:
         self.cost_rule = rule
-        return rule
-
-    def vjp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        self.vjp_rule = rule
         return rule
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:

@@ -169,11 +169,6 @@ def assembly(text: str, isa: Isa, *, level: int = 2) -> str:
     return _emitted(text, isa, level, as_object=False).decode()
 
 
-def optimized_ir(text: str, isa: Isa, *, level: int = 2) -> str:
-    with _machine(isa) as machine, _optimized(text, machine, level) as module:
-        return str(module)
-
-
 @functools.cache
 def _jit() -> Any:
     return _llvm().create_lljit_compiler(use_jit_link=False, suppress_errors=False)

@@ -6,7 +6,6 @@ the best of :data:`TABLE` that the host supports, unless ``RANVIER_CPU_ISA`` nam
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import platform
@@ -84,19 +83,6 @@ def host_features() -> Mapping[str, bool]:
     import llvmlite.binding as llvm
 
     return dict(llvm.get_host_cpu_features())
-
-
-@functools.cache
-def request_amx() -> bool:
-    """Ask Linux for the tile registers, once; True when granted.
-
-    Threads inherit the permission from the thread that makes them, so ask before a pool starts; and only where
-    tiles are going to be used, because each context switch of a thread that has them saves 8 kB more.
-    """
-    if sys.platform != "linux" or not host_features().get("amx-tile"):
-        return False
-    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
 
 
 def available() -> list[Isa]:

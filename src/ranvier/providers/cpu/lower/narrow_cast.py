@@ -50,11 +50,6 @@ class Small:
         """The code of the largest finite number."""
         return self.sign - {"none": 1, "nan": 2, "ieee": (1 << self.mantissa) + 1, "fnuz": 1}[self.special]
 
-    @property
-    def largest_number(self) -> float:
-        fraction = 1 + (self.largest & ((1 << self.mantissa) - 1)) / (1 << self.mantissa)
-        return float(fraction * 2.0 ** ((self.largest >> self.mantissa) - self.bias))
-
 
 FORMATS: dict[DType, Small] = {
     DType.float8_e4m3fn: Small(4, 3, 7, "nan"),
