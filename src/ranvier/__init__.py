@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ranvier import capi, errors
-    from ranvier.config import Limits, MemoryConfig, SessionConfig
+    from ranvier.config import Limits, MemoryConfig, ProviderConfig, SessionConfig
+    from ranvier.devices import Device, DeviceConfig, DeviceInfo, detect_devices
     from ranvier.dlpack import from_dlpack, to_dlpack
     from ranvier.dtypes import DType
     from ranvier.ops.custom import register_op, unregister_op
@@ -66,7 +67,8 @@ _SUBMODULES = ("capi", "errors")
 
 # module -> the public names that live there
 _HOMES = {
-    "config": ("Limits", "MemoryConfig", "SessionConfig"),
+    "config": ("Limits", "MemoryConfig", "ProviderConfig", "SessionConfig"),
+    "devices": ("Device", "DeviceConfig", "DeviceInfo", "detect_devices"),
     "dlpack": ("from_dlpack", "to_dlpack"),
     "dtypes": ("DType",),
     "ops.custom": ("register_op", "unregister_op"),
@@ -157,6 +159,9 @@ def __dir__() -> list[str]:
 __all__ = [
     "Backend",
     "DType",
+    "Device",
+    "DeviceConfig",
+    "DeviceInfo",
     "EPFail",
     "ExecutionMode",
     "ExecutionOrder",
@@ -177,6 +182,7 @@ __all__ = [
     "NodeArg",
     "OrtDevice",
     "OrtValue",
+    "ProviderConfig",
     "RunOptions",
     "RuntimeException",
     "Session",
@@ -185,6 +191,7 @@ __all__ = [
     "SessionOptions",
     "__version__",
     "capi",
+    "detect_devices",
     "disable_telemetry_events",
     "enable_telemetry_events",
     "errors",

@@ -25,7 +25,7 @@ def amount(text: str) -> float | int | None:
         return None
     match = _AMOUNT.fullmatch(folded)
     if match is None:
-        raise ValueError("a limit is a number such as 30, 0.5, 512M or 4G, or none")
+        raise ValueError(f"must be a number such as 30, 0.5, 512M or 4G, or none, got {text!r}")
     if "." not in match[1]:
         return int(match[1]) * _FACTORS[match[2]]
     number = float(match[1]) * _FACTORS[match[2]]
@@ -36,7 +36,7 @@ def flag(text: str) -> bool:
     """True for 1, true, yes, on; False for 0, false, no, off; ValueError for anything else."""
     found = _FLAGS.get(text.strip().lower())
     if found is None:
-        raise ValueError("must be one of 1, true, yes, on, 0, false, no, off")
+        raise ValueError(f"must be one of 1, true, yes, on, 0, false, no, off, got {text!r}")
     return found
 
 
@@ -81,8 +81,11 @@ class Flag(Rule):
 @dataclass(frozen=True)
 class Choice(Rule):
     known: tuple[str, ...]
+    optional: bool = False
 
-    def check(self, value: Any) -> str:
+    def check(self, value: Any) -> str | None:
+        if value is None and self.optional:
+            return None
         if not isinstance(value, str) or value not in self.known:
             hint = nearest(value, self.known) if isinstance(value, str) else f" (known: {', '.join(self.known)})"
             raise ValueError(f"cannot be {value!r}{hint}")
@@ -180,9 +183,10 @@ class Instance(Rule):
     """An option set within another."""
 
     kind: type[Checked]
+    optional: bool = False
 
     def check(self, value: Any) -> Any:
-        if not isinstance(value, self.kind):
+        if not isinstance(value, self.kind) and not (value is None and self.optional):
             raise ValueError(f"must be a {self.kind.__name__}, got {type(value).__name__}")
         return value
 

@@ -72,8 +72,7 @@ def command(
     collected = collect(graph, feed, setup.dims(graph))
     if note := collected.note():
         output.note(note)
-    options = {**setup.changes(), "limits": dict(setup.limits)}
-    options.pop("threads", None)
+    options = setup.plain()
     with tempfile.TemporaryDirectory(prefix="ranvier-bench-") as folder, contextlib.ExitStack() as stack:
         task = Task(str(Path(model).resolve()), Path(folder), threads)
         task.write_inputs(collected.values)

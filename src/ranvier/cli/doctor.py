@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import time
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,15 +14,18 @@ import numpy as np
 
 from ranvier.cli import exit_codes
 from ranvier.cli.cache import cache_facts
-from ranvier.cli.options import with_output
+from ranvier.cli.options import Sources, source_options, with_output
 from ranvier.cli.providers import provider_facts
 from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
 from ranvier.cli.versions import package_version, ranvier_version
 from ranvier.codegen.llvm import cache, isa
-from ranvier.config import SessionConfig, environment
-from ranvier.devices import machine_info
+from ranvier.config import SessionConfig
+from ranvier.config.files import VARIABLE as CONFIG_VARIABLE
+from ranvier.config.resolve import PRESET_VARIABLE, VARIABLES
+from ranvier.devices import DeviceInfo, GpuInfo, MachineInfo, detect_devices, machine_info
+from ranvier.devices.choose import CUDA_DEVICE, FORCE_CPU
 from ranvier.dtypes import DType
-from ranvier.errors import RanvierError
+from ranvier.errors import RanvierError, nearest
 from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
@@ -33,6 +36,10 @@ _REQUIRED = ("numpy", "onnx", "ml_dtypes", "llvmlite", "click", "rich")
 _OPTIONAL = ("pillow", "onnxruntime", "openvino", "torch", "triton")
 _PREFIX = "RANVIER_"
 _OTHER_VARIABLES = {  # that set no option of a session
+    PRESET_VARIABLE: "names the preset",
+    CONFIG_VARIABLE: "names the file with options",
+    **dict.fromkeys(FORCE_CPU, "chooses the CPU over CUDA"),
+    **dict.fromkeys(CUDA_DEVICE, "chooses the GPU"),
     isa.VARIABLE: "forces the instruction set of generated code",
     cache.SWITCH: "switches the kernel cache",
     cache.FOLDER: "places the kernel cache",
@@ -41,20 +48,26 @@ _OTHER_VARIABLES = {  # that set no option of a session
 
 
 @click.command()
+@source_options
+@click.option("--probe", is_flag=True, help="Import torch, which takes seconds, to be certain of the GPUs.")
 @with_output
-def command(output: Output) -> None:
+def command(output: Output, sources: Sources, probe: bool) -> None:
     """Check this installation; exit code 1 when something that should work does not."""
-    variables, config, problem = environment_facts()
+    resolved = sources.resolve(collect=True)
+    devices, trouble = device_facts(probe)
     data: dict[str, Any] = {
         "versions": {"ranvier": ranvier_version(), "python": platform.python_version()}
         | {name: package_version(name) for name in (*_REQUIRED, *_OPTIONAL)},
         "machine": machine_info(),
+        "devices": devices,
         "code": code_facts(),
-        "environment": variables,
-        "options": config,
+        "environment": environment_facts([*resolved.problems, trouble]),
+        "preset": resolved.preset,
+        "files": resolved.files,
+        "options": resolved.settings,
         "providers": [check_provider(name) for name in REGISTRY.names()],
     }
-    problems = [text for text in (problem, data["code"]["problem"]) if text]
+    problems = [*resolved.problems, *(text for text in (trouble, data["code"]["problem"]) if text)]
     problems += [
         f"package {name} is missing" for name in _REQUIRED if data["versions"][name] is None and not _found(name)
     ]
@@ -74,43 +87,36 @@ def _found(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-# -- the environment ------------------------------------------------------------------------------------------------
+# -- the machine and the environment --------------------------------------------------------------------------------
 
 
-def environment_facts() -> tuple[dict[str, str], list[dict[str, Any]], str]:
-    """Ranvier's environment variables with what each does, every option with its origin, and what is wrong."""
-    variables: dict[str, str] = {}
-    origin: dict[str, str] = {}
-    problem = ""
-    for name in sorted(os.environ):
-        if not name.startswith(_PREFIX):
-            continue
-        try:
-            found = environment({name: os.environ[name]})
-        except RanvierError as error:
-            variables[name], problem = f"invalid: {error}", str(error)
-            continue
-        variables[name] = f"sets {', '.join(found)}" if found else _effect(name)
-        origin.update(dict.fromkeys(found, name))
+def device_facts(probe: bool) -> tuple[DeviceInfo | None, str]:
+    """What the machine has, and what is wrong with the variables that choose from it."""
     try:
-        config = SessionConfig.default()
+        return detect_devices(probe=probe), ""
     except RanvierError as error:
-        config, problem = SessionConfig(), str(error)
-    options = [
-        {"option": f.name, "value": getattr(config, f.name), "origin": origin.get(f.name, "default")}
-        for f in fields(config)
-        if f.name != "limits"
-    ]
-    options += [
-        {"option": f"limits.{f.name}", "value": getattr(config.limits, f.name), "origin": "default"}
-        for f in fields(config.limits)
-    ]
-    return variables, options, problem
+        return None, str(error)
+
+
+def environment_facts(problems: Sequence[str]) -> dict[str, str]:
+    """Ranvier's environment variables, and older names of some, with what each does or what is wrong with it."""
+    wrong = {name: text for text in problems for name in os.environ if f"variable {name}:" in text}
+    found = {}
+    for name in sorted(os.environ):
+        if name in wrong:
+            found[name] = f"invalid: {wrong[name]}"
+        elif name.startswith(_PREFIX) or name in _OTHER_VARIABLES:
+            found[name] = _effect(name)
+    return found
 
 
 def _effect(variable: str) -> str:
-    known = _OTHER_VARIABLES.get(variable) if os.environ[variable] else None
-    return known or "unknown or empty, has no effect"
+    if not os.environ[variable].strip():
+        return "empty, has no effect"
+    if variable in VARIABLES:
+        return f"sets {VARIABLES[variable]}"
+    hint = nearest(variable, [*VARIABLES, *_OTHER_VARIABLES])
+    return _OTHER_VARIABLES.get(variable) or f"unknown, has no effect{hint if 'did you mean' in hint else ''}"
 
 
 # -- generated code -------------------------------------------------------------------------------------------------
@@ -183,18 +189,8 @@ def run_small_graph(provider: str) -> tuple[float, float]:
 
 
 def _show(output: Output, data: dict[str, Any]) -> None:
-    machine = data["machine"]
     output.heading("machine")
-    output.show(
-        facts(
-            [
-                ("system", machine.platform),
-                ("processor", machine.model_name or machine.machine),
-                ("cores", f"{machine.cores} usable of {machine.cores_present}"),
-                ("memory", f"{bytes_text(machine.memory_bytes)} usable"),
-            ]
-        )
-    )
+    output.show(facts(_machine_lines(data["machine"], data["devices"])))
     output.heading("generated code")
     output.show(facts(_code_lines(data["code"])))
     output.heading("versions")
@@ -203,7 +199,7 @@ def _show(output: Output, data: dict[str, Any]) -> None:
     output.show(
         table(
             ["!option", "value", "!from"],
-            [(o["option"], _option_text(o["value"]), o["origin"]) for o in data["options"]],
+            [(s.option, _option_text(s.value), s.origin) for s in data["options"]],
         )
     )
     for name, effect in data["environment"].items():
@@ -224,6 +220,37 @@ def _show(output: Output, data: dict[str, Any]) -> None:
         output.show(*(f"problem: {text}" for text in data["problems"]))
     else:
         output.show("everything works")
+
+
+def _machine_lines(machine: MachineInfo, devices: DeviceInfo | None) -> list[tuple[str, str]]:
+    lines = [
+        ("system", machine.platform),
+        ("processor", machine.model_name or machine.machine),
+        ("cores", f"{machine.cores} usable of {machine.cores_present}"),
+        ("memory", f"{bytes_text(machine.memory_bytes)} usable"),
+    ]
+    if devices is None:
+        return lines
+    if devices.quota is not None:
+        lines.append(("quota", f"{devices.quota:g} processors"))
+    lines.append(("features", " ".join(devices.features)))
+    if len(devices.numa) > 1:
+        lines += [(f"node {n.index}", f"{len(n.cores)} cores, {bytes_text(n.memory_bytes)}") for n in devices.numa]
+    lines += [("gpu", _gpu_text(gpu)) for gpu in devices.gpus] or [("gpu", "none")]
+    if devices.forced is not None:
+        lines.append(("forced", f"{devices.forced} by {devices.forced_by}"))
+    return lines
+
+
+def _gpu_text(gpu: GpuInfo) -> str:
+    parts = [gpu.name if gpu.device is None else f"{gpu.device} {gpu.name}"]
+    if gpu.memory_bytes is not None:
+        parts.append(bytes_text(gpu.memory_bytes))
+    if gpu.capability is not None:
+        parts.append(f"compute capability {gpu.capability[0]}.{gpu.capability[1]}")
+    if gpu.driver:
+        parts.append(f"driver {gpu.driver}")
+    return ", ".join([*parts, *([f"cannot be used: {gpu.problem}"] if gpu.problem else [])])
 
 
 def _code_lines(code: dict[str, Any]) -> list[tuple[str, str]]:

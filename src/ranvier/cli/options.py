@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ranvier.cli.render import Output
+from ranvier.rules import amount
 
 if TYPE_CHECKING:
     from ranvier.cli.inputs import InputRequest
-    from ranvier.config import SessionConfig
+    from ranvier.config import Resolved, SessionConfig
     from ranvier.graph.ir import Graph
     from ranvier.runtime.session import Session
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 LEVEL_NAMES = ("none", "basic", "aggressive")
-_FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def _stacked(function: Function, options: list[Callable[[Any], Any]]) -> Function:
@@ -115,30 +115,39 @@ def _size(text: str) -> int:
     return int(text)
 
 
-def _amount(text: str) -> float | int | None:
-    """A number, with k, M, G or T for powers of 1024; ``none`` for no limit."""
-    if text.lower() == "none":
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.lower())
-    if match is None:
-        raise ValueError("a limit is a number such as 30, 0.5, 512M or 4G, or none")
-    number = float(match[1]) * _FACTORS[match[2]]
-    return int(number) if number.is_integer() else number
-
-
 SIZE = Assignment("dim=size", _size)
-LIMIT = Assignment("name=value", _amount)
+LIMIT = Assignment("name=value", amount)
+OPTION = Assignment("name=value", str)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where options come from beside the ones with a name of their own on the command line."""
+
+    preset: str | None = None
+    file: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+    def resolve(self, given: Mapping[str, Any] | None = None, *, collect: bool = False) -> Resolved:
+        """The options in effect, those ``given`` before all others."""
+        from ranvier.config import resolve
+        from ranvier.config.leaves import read_text
+
+        read = {name: read_text(name, text) for name, text in self.options}
+        said = {**read, **(given or {})}
+        return resolve(said, preset=self.preset, file=self.file, origin="command line", collect=collect)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How to make a session: what the options say, laid over the environment and the defaults."""
+    """How to make a session: what the options say, laid over what every other source says."""
 
     providers: tuple[str, ...] = ()
     level: str | None = None
     threads: int | None = None
     limits: tuple[tuple[str, float | None], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
+    sources: Sources = field(default_factory=Sources)
 
     def changes(self) -> dict[str, Any]:
         """The session options given on the command line, as plain data."""
@@ -146,11 +155,15 @@ class Setup:
         found: dict[str, Any] = {"providers": tuple(names), "optimization": self.level, "threads": self.threads}
         return {name: value for name, value in found.items() if value}
 
-    def config(self) -> SessionConfig:
-        from ranvier.config import Limits, SessionConfig
+    def resolved(self) -> Resolved:
+        return self.sources.resolve({**self.changes(), "limits": dict(self.limits)})
 
-        limits = Limits.make(dict(self.limits))
-        return SessionConfig.default().updated(limits=limits, **self.changes())
+    def config(self) -> SessionConfig:
+        return self.resolved().config
+
+    def plain(self) -> dict[str, Any]:
+        """Every option that some source sets, as data for another process."""
+        return {s.option: s.value for s in self.resolved().settings if s.origin != "default"}
 
     def open(self, model: Any, output: Output) -> Session:
         """The session; a note on stderr while it takes long."""
@@ -176,8 +189,10 @@ def session_options(function: Function) -> Function:
     """Options of everything that makes a session; they arrive together as ``setup``."""
 
     @functools.wraps(function)
-    def wrapper(*args: Any, providers: Any, level: Any, threads: Any, limits: Any, sizes: Any, **kwargs: Any) -> Any:
-        return function(*args, setup=Setup(providers, level, threads, limits, sizes), **kwargs)
+    def wrapper(
+        *args: Any, providers: Any, level: Any, threads: Any, limits: Any, sizes: Any, sources: Sources, **kwargs: Any
+    ) -> Any:
+        return function(*args, setup=Setup(providers, level, threads, limits, sizes, sources), **kwargs)
 
     options: list[Callable[[Any], Any]] = [
         click.option(
@@ -211,6 +226,33 @@ def session_options(function: Function) -> Function:
             multiple=True,
             metavar="DIM=SIZE",
             help="Size of a symbolic dimension; repeatable.",
+        ),
+    ]
+    return _stacked(source_options(wrapper), options)  # type: ignore[return-value]
+
+
+def source_options(function: Function) -> Function:
+    """Options that say where other options come from; they arrive together as ``sources``."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, preset: Any, file: Any, single: Any, **kwargs: Any) -> Any:
+        return function(*args, sources=Sources(preset, file, single), **kwargs)
+
+    options: list[Callable[[Any], Any]] = [
+        click.option("--preset", metavar="NAME", help="Options that suit a kind of machine: edge, cloud or none."),
+        click.option(
+            "--config",
+            "file",
+            metavar="FILE",
+            help="Read options from this TOML file and no other; off: from none.",
+        ),
+        click.option(
+            "--option",
+            "single",
+            type=OPTION,
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Any option, such as memory.pool_size=64M or provider_options.cpu.winograd=false; repeatable.",
         ),
     ]
     return _stacked(wrapper, options)  # type: ignore[return-value]

@@ -47,23 +47,21 @@ def installed(name: str) -> bool:
 
 
 class RanvierRunner:
-    """This runtime. ``options`` are those of a session, with limits as plain data."""
+    """This runtime. ``options`` are those of a session, one by one, as plain data."""
 
     def __init__(self, model: str, threads: int, options: Mapping[str, Any], shapes: Shapes) -> None:
         from ranvier.cli.versions import ranvier_version
-        from ranvier.config import Limits, SessionConfig
+        from ranvier.config import SessionConfig
         from ranvier.runtime.session import Session
 
-        changes = {"threads": threads, **options}
-        limits = Limits.make(changes.pop("limits", {}))
         self.version = ranvier_version()
-        self._session = Session(model, SessionConfig.default().updated(limits=limits, **changes))
+        self._session = Session(model, SessionConfig.default(**{**options, "threads": threads}))
 
     @staticmethod
     def prepare() -> None:
         importlib.import_module("ranvier.runtime.session")  # what ``ranvier.load`` imports when it is first used
         registry = importlib.import_module("ranvier.providers.registry").REGISTRY
-        for name in registry.available():
+        for name in registry.available(auto=True):
             registry.get(name).capability()  # which brings in what the provider is made of
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

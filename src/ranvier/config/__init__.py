@@ -1,4 +1,4 @@
-"""Options: frozen dataclasses, validated when they are made.
+"""Options: frozen dataclasses, validated when they are made, and the sources they come from.
 
 An unknown name raises with the nearest known one; a value out of range raises with the range.
 """
@@ -6,17 +6,23 @@ An unknown name raises with the nearest known one; a value out of range raises w
 from __future__ import annotations
 
 from ranvier.config.memory import GROWTHS, Growth, MemoryConfig
-from ranvier.config.session import FALLBACKS, LEVELS, PRECISIONS, Level, Limits, SessionConfig, environment
+from ranvier.config.provider import PRESETS, ProviderConfig
+from ranvier.config.resolve import Resolved, Setting, resolve
+from ranvier.config.session import FALLBACKS, LEVELS, PRECISIONS, Level, Limits, SessionConfig
 
 __all__ = [
     "FALLBACKS",
     "GROWTHS",
     "LEVELS",
     "PRECISIONS",
+    "PRESETS",
     "Growth",
     "Level",
     "Limits",
     "MemoryConfig",
+    "ProviderConfig",
+    "Resolved",
     "SessionConfig",
-    "environment",
+    "Setting",
+    "resolve",
 ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from ranvier.config.memory import MemoryConfig
-from ranvier.errors import InvalidConfig
 from ranvier.rules import Checked, Choice, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
 
 Level = Literal["none", "basic", "aggressive"]
@@ -26,7 +24,7 @@ class Limits(Checked):
     graph_depth: int | None = 64  # nesting of subgraphs and functions
     graph_nodes: int | None = 1_000_000  # nodes in all graphs together
     run_seconds: float | None = None  # wall time of one run; checked between nodes
-    memory_bytes: int | None = None  # planned buffers and live tensors of one run
+    memory_bytes: int | None = None  # one run: weights in the form it uses, planned buffers, outputs, live tensors
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "model_bytes": Positive(),
@@ -93,37 +91,8 @@ class SessionConfig(Checked):
     }
 
     @classmethod
-    def default(cls) -> SessionConfig:
-        """The built-in defaults with what the environment sets laid over them."""
-        return cls.make(environment())
+    def default(cls, *, preset: str | None = None, **options: Any) -> SessionConfig:
+        """These options, laid over what the environment, files, and a preset set; see :mod:`ranvier.config.resolve`."""
+        from ranvier.config.resolve import resolve  # which puts together the sets of this module
 
-
-def _level(text: str) -> str:
-    return text.lower()
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-_ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "RANVIER_PROVIDERS": ("providers", _names),
-    "RANVIER_OPTIMIZATION": ("optimization", _level),
-    "RANVIER_THREADS": ("threads", int),
-    "RANVIER_DEBUG": ("debug", int),
-}
-
-
-def environment(env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Session options that environment variables set; a malformed value raises and names the variable."""
-    env = os.environ if env is None else env
-    found: dict[str, Any] = {}
-    for variable, (option, parse) in _ENVIRONMENT.items():
-        text = env.get(variable)
-        if not text:
-            continue
-        try:
-            found[option] = parse(text)
-        except ValueError:
-            raise InvalidConfig(f"environment variable {variable}: {text!r} is not a valid value") from None
-    return found
+        return resolve(options, preset=preset).config

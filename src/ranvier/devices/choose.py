@@ -138,7 +138,7 @@ def _force_cpu(environ: Mapping[str, str]) -> tuple[bool, str]:
             try:
                 return flag(text), name
             except ValueError as error:
-                raise InvalidConfig(f"environment variable {name}: {error}, got {text!r}") from None
+                raise InvalidConfig(f"environment variable {name}: {error}") from None
     return False, ""
 
 

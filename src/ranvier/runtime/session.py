@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
-from ranvier.config import SessionConfig
+from ranvier.config import ProviderConfig, SessionConfig, resolve
 from ranvier.errors import InvalidConfig, InvalidInput, ResourceLimit, SessionClosed, UnsupportedOp, nearest
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph, Value
@@ -38,6 +38,7 @@ from ranvier.runtime.preparing import preparing
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import Program, compile_parts
 from ranvier.runtime.report import NodeReport, Report
+from ranvier.runtime.settings import check_providers, effective
 from ranvier.runtime.signature import Signature
 
 _TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
@@ -58,12 +59,13 @@ class Session:
     def __init__(
         self,
         model: Any,
-        config: SessionConfig | None = None,
+        config: SessionConfig | ProviderConfig | None = None,
         *,
         base_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.config = config or SessionConfig.default()
+        self.config = effective(config)
         self.providers, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
+        check_providers(self.config, self.providers)
         clock = _Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
         _apply_bounds(self.graph, self.config.symbol_bounds)
@@ -433,13 +435,21 @@ def _apply_bounds(graph: Graph, bounds: Mapping[str, tuple[int, int | None]]) ->
         symbol.lo, symbol.hi = low, high
 
 
-def load(model: Any, *, base_dir: str | os.PathLike[str] | None = None, **options: Any) -> Session:
+def load(
+    model: Any,
+    *,
+    base_dir: str | os.PathLike[str] | None = None,
+    config: SessionConfig | ProviderConfig | None = None,
+    preset: str | None = None,
+    **options: Any,
+) -> Session:
     """A session for a model given as a path, bytes, a file object or a ``ModelProto``.
 
     ``options`` are those of :class:`~ranvier.config.SessionConfig`: ``providers``, ``optimization``, ``threads``,
-    ``limits`` … Environment variables set what is not given.
+    ``limits`` …; they win over ``config``. What neither says is set by environment variables, by a file
+    ``ranvier.toml`` and by the preset, ``"edge"`` or ``"cloud"``; see :mod:`ranvier.config.resolve`.
     """
-    return Session(model, SessionConfig.default().updated(**options), base_dir=base_dir)
+    return Session(model, resolve(options, config=config, preset=preset).config, base_dir=base_dir)
 
 
 __all__ = ["Session", "load"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import platform
+from typing import overload
 
+from ranvier import devices
+from ranvier.devices import Device, DeviceConfig
 from ranvier.errors import InvalidConfig
 from ranvier.logs import logger
 from ranvier.ops import seed as op_seed
@@ -38,9 +41,16 @@ def set_seed(seed: int) -> None:
     op_seed.set_seed(seed)
 
 
-def get_device() -> str:
-    """Where values live: always the host."""
-    return "CPU"
+@overload
+def get_device() -> str: ...
+@overload
+def get_device(config: DeviceConfig) -> Device: ...
+def get_device(config: DeviceConfig | None = None) -> str | Device:
+    """With a configuration, the device it leads to: CUDA where that can be used, else the CPU.
+
+    Without one, ONNX Runtime's question where values live: always in the host's memory, ``"CPU"``.
+    """
+    return "CPU" if config is None else devices.get_device(config)
 
 
 def get_version_string() -> str:

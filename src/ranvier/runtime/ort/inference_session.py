@@ -55,7 +55,8 @@ class InferenceSession:
 
     ``providers`` are names, or pairs of a name and its options, in order of preference; ONNX Runtime's names and
     Ranvier's are both understood. Without them, everything the machine has is used. Keyword arguments are options of
-    :class:`~ranvier.config.SessionConfig`, and ONNX Runtime's ``disabled_optimizers`` and ``enable_fallback``.
+    :class:`~ranvier.config.SessionConfig`, ``preset``, and ONNX Runtime's ``disabled_optimizers`` and
+    ``enable_fallback``.
     """
 
     @raises_ort
@@ -99,7 +100,7 @@ class InferenceSession:
             self._changes.pop("provider_options", None)
 
     def _load(self) -> _AdaptedSession:
-        return _AdaptedSession(self._model, self._options.config().updated(**self._changes), self._options)
+        return _AdaptedSession(self._model, self._options.config(self._changes), self._options)
 
     def _reload(self) -> None:
         old, new = self._session, self._load()
@@ -319,7 +320,7 @@ def _wrapped(result: Any, declared: Type | None) -> OrtValue:
 
 def _changes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a session as options of SessionConfig."""
-    known = [f.name for f in fields(SessionConfig) if f.name not in ("providers", "provider_options")]
+    known = [f.name for f in fields(SessionConfig) if f.name not in ("providers", "provider_options")] + ["preset"]
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name == "disabled_optimizers":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ranvier.config import SessionConfig
+from ranvier.config import SessionConfig, resolve
 from ranvier.errors import InvalidConfig, NotSupported, nearest
 from ranvier.logs import logger
 from ranvier.runtime.ort.errors import lacking, raises_ort
@@ -100,8 +100,8 @@ class SessionOptions:
     """Options of an :class:`InferenceSession`, by ONNX Runtime's names and by Ranvier's.
 
     Every option of :class:`~ranvier.config.SessionConfig` (``precision``, ``limits``, ``optimization``,
-    ``disabled_passes`` …) is an attribute here too and wins over ONNX Runtime's word for the same thing. A name that
-    neither has raises InvalidConfig.
+    ``disabled_passes`` …) is an attribute here too and wins over ONNX Runtime's word for the same thing. ``preset``
+    names a set of defaults. A name that neither has raises InvalidConfig.
     """
 
     intra_op_num_threads: int = 0  # 0: as many as the machine has to offer
@@ -120,6 +120,7 @@ class SessionOptions:
     enable_cpu_mem_arena: bool = True
     use_deterministic_compute: bool = False  # no effect: runs are deterministic
     use_per_session_threads: bool = True
+    preset: str = ""  # Ranvier's: options for a kind of machine, used where no other source sets them
 
     def __init__(self) -> None:
         put = object.__setattr__
@@ -137,7 +138,7 @@ class SessionOptions:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:
-            return self._own.get(name, getattr(SessionConfig.default(), name))
+            return self._own[name] if name in self._own else getattr(self.config(), name)
         raise lacking("SessionOptions", name, _LACKING)
 
     @raises_ort
@@ -218,8 +219,8 @@ class SessionOptions:
     def entry(self, key: str) -> str | None:
         return self._entries.get(key)
 
-    def config(self) -> SessionConfig:
-        """The session's configuration: the environment's defaults, then what was set here."""
+    def config(self, more: Mapping[str, Any] | None = None) -> SessionConfig:
+        """The session's configuration: ``more``, then what was set here, then every other source of options."""
         changes: dict[str, Any] = {}
         if self.intra_op_num_threads > 0:
             changes["threads"] = self.intra_op_num_threads
@@ -232,7 +233,7 @@ class SessionOptions:
         fold_limit = self.entry(FOLD_LIMIT_ENTRY)
         if fold_limit is not None:
             changes["fold_limit"] = _number(FOLD_LIMIT_ENTRY, fold_limit)
-        return SessionConfig.default().updated(**{**changes, **self._own})
+        return SessionConfig.default(**{"preset": self.preset or None, **changes, **self._own, **(more or {})})
 
     def __repr__(self) -> str:
         given = {**{k: v for k, v in self.__dict__.items() if k in _ORT_NAMES}, **self._own}
@@ -287,6 +288,8 @@ def _checked(name: str, value: Any) -> Any:
     text = getattr(value, "__fspath__", lambda: value)()
     if not isinstance(text, str):
         raise InvalidConfig(f"SessionOptions: {name} must be text, got {type(value).__name__}")
+    if name == "preset" and text:
+        resolve(preset=text, environ={}, file="off")  # an unknown one is told where it is set
     return text
 
 

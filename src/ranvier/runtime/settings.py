@@ -1,0 +1,37 @@
+"""The options a session is made with: put together, and those of its providers checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ranvier.config import ProviderConfig, SessionConfig, resolve
+from ranvier.devices import warn_of_unusable_gpus
+from ranvier.errors import InvalidConfig
+from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.program import provider_options
+
+
+def effective(config: SessionConfig | ProviderConfig | None) -> SessionConfig:
+    """A whole configuration as it is; a partial one, or none, laid over the other sources of options."""
+    return config if isinstance(config, SessionConfig) else resolve(config=config).config
+
+
+def check_providers(config: SessionConfig, providers: Sequence[ExecutionProvider]) -> None:
+    """Told before a model is loaded: options that a provider does not take, and a GPU that cannot be used."""
+    _check_options(config.provider_options, {provider.name: provider for provider in providers})
+    if "auto" in config.providers:
+        warn_of_unusable_gpus()
+
+
+def _check_options(given: Mapping[str, Mapping[str, Any]], used: Mapping[str, ExecutionProvider]) -> None:
+    for name, options in given.items():
+        own = REGISTRY.resolve(name)
+        if own != name:
+            raise InvalidConfig(f"provider_options: {name!r} is another name of {own!r}; give its options under that")
+        if name in used:
+            provider_options(used[name], options)
+
+
+__all__ = ["check_providers", "effective"]
