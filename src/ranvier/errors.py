@@ -98,7 +98,9 @@ class InvalidBuffer(RanvierError, ValueError):
 
 class OutOfMemory(RanvierError, MemoryError):
     """Memory that was asked for cannot be had. Where known: ``part`` names who asked, ``requested`` is the number of
-    bytes, ``in_use`` what is held already, and ``capacity`` what there may be in all."""
+    bytes, ``in_use`` what is held already, ``capacity`` what there may be in all, and ``provider`` who ran."""
+
+    provider: str = ""
 
     def __init__(
         self,

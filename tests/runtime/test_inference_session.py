@@ -321,7 +321,7 @@ def test_arenas_are_given_back_when_a_run_asks_for_it(model: bytes) -> None:
     options = rv.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     session.run(None, {"x": X})
-    plans = list(session.session._plans.values())
+    plans = session.session._compiled.plans()
     assert any(plan._free for plan in plans)
     session.run(None, {"x": X}, options)
     assert not any(plan._free for plan in plans)

@@ -81,7 +81,7 @@ def test_every_size_gets_a_plan_and_old_ones_go() -> None:
         for rows in (1, 2, 3, 4, 5, 1, 0):
             given = x(rows)
             np.testing.assert_allclose(session.run({"x": given})["y"], np.maximum(given @ W, 0), rtol=1e-5, atol=1e-6)
-        assert len(session._plans) == 3
+        assert len(session._compiled.plans()) == 3
         assert session.bind(n=8).output_bytes() == 8 * (3 + 4) * 4
         with pytest.raises(InvalidConfig, match="no dimension 'm'"):
             session.bind(m=8)
@@ -226,7 +226,7 @@ def test_the_report_says_where_everything_ran() -> None:
 
 def test_sizes_known_at_load_are_prepared_at_load() -> None:
     session = rv.load(model("g (float[2,4] x) => (float[2,3] y) { y = MatMul(x, w) }", w=W))
-    assert "generate" in session.report.seconds and len(session._plans) == 1
+    assert "generate" in session.report.seconds and len(session._compiled.plans()) == 1
 
 
 def test_what_one_provider_declines_the_next_one_takes() -> None:

@@ -42,21 +42,27 @@ class ProviderRegistry:
         self._factories: dict[str, Factory] = {}
         self._aliases: dict[str, str] = {}
         self._made: dict[str, ExecutionProvider] = {}
+        self._by_name_only: set[str] = set()
         self._discovered = False
 
-    def register(self, name: str, factory: Factory, aliases: Sequence[str] = (), *, first: bool = False) -> None:
-        """Add a provider; the factory runs when it is first used."""
+    def register(
+        self, name: str, factory: Factory, aliases: Sequence[str] = (), *, first: bool = False, auto: bool = True
+    ) -> None:
+        """Add a provider; the factory runs when it is first used. Without ``auto`` only its name brings it in."""
         with self._lock:
             if name in self._factories:
                 raise InvalidConfig(f"provider {name!r} is already registered")
             self._factories = {name: factory, **self._factories} if first else {**self._factories, name: factory}
             self._aliases.update(dict.fromkeys(aliases, name))
+            if not auto:
+                self._by_name_only.add(name)
 
     def unregister(self, name: str) -> None:
         with self._lock:
             if name not in self._factories:
                 raise InvalidConfig(f"no provider {name!r}{nearest(name, self._factories)}")
             del self._factories[name]
+            self._by_name_only.discard(name)
             self._aliases = {a: n for a, n in self._aliases.items() if n != name}
             made = self._made.pop(name, None)
         if made is not None:
@@ -103,10 +109,12 @@ class ProviderRegistry:
             raise ProviderUnavailable(name, reason)
         return made
 
-    def available(self) -> list[str]:
-        """Names of providers that can be used here, in order."""
+    def available(self, *, auto: bool = False) -> list[str]:
+        """Names of providers that can be used here, in order; with ``auto`` those that nobody has to ask for."""
         found = []
         for name in self.names():
+            if auto and name in self._by_name_only:
+                continue
             try:
                 self.get(name)
             except ProviderUnavailable as error:
@@ -120,15 +128,15 @@ class ProviderRegistry:
     ) -> tuple[list[ExecutionProvider], list[ProviderUnavailable]]:
         """The providers of a session in order of preference, and those that were asked for and are absent.
 
-        ``auto`` stands for everything available. A listed provider that cannot be had is passed over with one
-        warning when another listed one can; when none can, the first error is raised. Without ``fallback`` the
-        first absent one raises, and there is one provider only.
+        ``auto`` stands for everything available that need not be asked for by name. A listed provider that cannot be
+        had is passed over with one warning when another listed one can; when none can, the first error is raised.
+        Without ``fallback`` the first absent one raises, and there is one provider only.
         """
         chosen: dict[str, ExecutionProvider] = {}
         errors: list[ProviderUnavailable] = []
         for name in wanted:
             if name == "auto":
-                chosen.update({n: self.get(n) for n in self.available() if n not in chosen})
+                chosen.update({n: self.get(n) for n in self.available(auto=True) if n not in chosen})
                 continue
             try:
                 provider = self.get(name)
@@ -188,6 +196,13 @@ def _cpu() -> ExecutionProvider:
     return CpuProvider()
 
 
+def _sim() -> ExecutionProvider:
+    from ranvier.providers.sim.provider import SimProvider
+
+    return SimProvider()
+
+
 REGISTRY = ProviderRegistry()
 REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
 REGISTRY.register("reference", _reference, ("numpy",))
+REGISTRY.register("sim", _sim, auto=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import Limits
-from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, NotSupported, ResourceLimit, nearest
+from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, MemoryLimit, NotSupported, nearest
 from ranvier.ops.allocation import held_bytes
 from ranvier.ops.pulse import interruptible
 from ranvier.providers import memory
@@ -87,6 +88,12 @@ class RunControl:
         self._held: dict[int, weakref.ref[Any]] = {}
         self.watched = options is not None or self._deadline is not None or self._allowed is not None
 
+    def again(self) -> RunControl:
+        """For another attempt at the same run: the time goes on, the memory starts anew."""
+        made = copy.copy(self)
+        made._live, made._held = 0, {}
+        return made
+
     def check(self, where: str) -> None:
         if self._options is not None and self._options.terminate:
             raise Cancelled(f"the run was cancelled at {where}")
@@ -94,21 +101,23 @@ class RunControl:
             raise DeadlineExceeded(f"the run passed its limit of {self._seconds:g} s at {where}")
 
     def reserve(self, nbytes: int, where: str) -> None:
-        """Count bytes for the whole run; ResourceLimit when they pass the memory limit."""
+        """Count bytes for the whole run; MemoryLimit when they pass the limit."""
         self._live += nbytes
-        self._check_memory(where)
+        self._check_memory(where, nbytes)
 
     def hold(self, result: Any, where: str) -> None:
         """Count a tensor, or the tensors of a sequence, for as long as anybody refers to it."""
         if self._allowed is None:
             return
+        added = 0
         for array in _arrays(result):
             key = id(array)
             if key not in self._held:  # a value that is passed through counts once
                 nbytes = held_bytes(array)
                 self._held[key] = weakref.ref(array, self._forget(key, nbytes))
                 self._live += nbytes
-        self._check_memory(where)
+                added += nbytes
+        self._check_memory(where, added)
 
     def _forget(self, key: int, nbytes: int) -> Callable[[Any], None]:
         def forget(_: Any) -> None:
@@ -117,9 +126,9 @@ class RunControl:
 
         return forget
 
-    def _check_memory(self, where: str) -> None:
-        if self._allowed is not None and self._live > self._allowed:
-            raise ResourceLimit("memory_bytes", self._allowed, self._live, where)
+    def _check_memory(self, where: str, added: int) -> None:
+        if added > 0 and self._allowed is not None and self._live > self._allowed:
+            raise MemoryLimit("memory_bytes", self._allowed, self._live, where, part=where, requested=added)
 
 
 def _arrays(x: Any) -> Iterator[np.ndarray[Any, Any]]:

@@ -15,12 +15,13 @@ import numpy as np
 
 from ranvier.codegen.arena import Lifetime, MemoryPlan, plan_memory
 from ranvier.config import SessionConfig
-from ranvier.errors import OutOfMemory, ResourceLimit
+from ranvier.errors import MemoryLimit, OutOfMemory, ResourceLimit
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
+from ranvier.memory import check_room
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
-from ranvier.providers.base import Bindable, BoundKernel, TensorAllocator
+from ranvier.providers.base import Bindable, BoundKernel, SelfContained, TensorAllocator
 from ranvier.runtime.control import RunControl, is_plain, running
 from ranvier.runtime.outputs import blocks
 from ranvier.runtime.program import Prepared, Program, Step, static_bytes
@@ -57,6 +58,8 @@ class Plan:
         self.dims = dict(dims)
         self._allocator = allocator
         self._limits = config.limits
+        self._secure = config.memory.secure
+        self._keep = 0 if self._secure else _KEEP_ARENAS  # what waits is not freed, and would not be zeroed
         self._lock = threading.Lock()
         self._free: list[_Arena] = []
         self._in_use = 0
@@ -64,6 +67,7 @@ class Plan:
         inference.types.update(captured or {})
         inference.run(program.graph, input_types)
         self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
+        self._check_packing()
         self._bound = [self._bind(step, inference) for step in program.steps]
         self._given = self._sources()
         self._lent = [k for k, slot in enumerate(program.output_slots) if slot in self._given]
@@ -82,7 +86,7 @@ class Plan:
         """The kernel, where the inputs stand and its workspace's offset, when one bound kernel is the whole program
         and makes exactly the outputs: then nothing has to be looked after between the call and the kernel."""
         steps, outputs = self.program.steps, self.program.output_slots
-        if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs):
+        if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
             return None
         where = {slot: k for k, slot in enumerate(self.program.input_slots)}
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
@@ -171,9 +175,47 @@ class Plan:
             if allowed is not None and nbytes is not None and nbytes > allowed:
                 name = next(v.name for v, s in self.program.slots.items() if s == slot)
                 raise ResourceLimit("tensor_bytes", allowed, nbytes, f"value {name!r}: {known}")
-        needed = self.memory.arena + self.output_bytes()
-        if self._limits.memory_bytes is not None and needed > self._limits.memory_bytes:
-            raise ResourceLimit("memory_bytes", self._limits.memory_bytes, needed, "planned buffers and outputs")
+        allowed = self._limits.memory_bytes
+        if allowed is None:
+            return
+        weights, buffers = self.weight_bytes(), self.memory.arena + self.output_bytes()
+        if weights + buffers > allowed:
+            largest = self._largest()
+            what = f"weights, planned buffers and outputs; most of it for {largest}"
+            raise MemoryLimit("memory_bytes", allowed, weights + buffers, what, part=largest, requested=buffers)
+
+    def _check_packing(self) -> None:
+        """Before kernels put weights into a form of their own: is there room for them?"""
+        for item in self.program.parts:
+            if isinstance(item.kernel, SelfContained) and not item.kernel.memory_usage().constants:
+                nbytes = sum(v.const.nbytes for v in item.part.subgraph.inputs if v.const is not None)
+                check_room(nbytes, f"weights of {item.part.subgraph.label!r} on {item.part.provider.name}")
+
+    def weight_bytes(self) -> int:
+        """Weights in the form in which the run uses them: packed by a kernel, or as they are in the model."""
+        packed = 0
+        plain: dict[Value, int] = {}
+        for item in self.program.parts:
+            constants = item.kernel.memory_usage().constants
+            packed += constants
+            if not constants:
+                plain.update((v, v.const.nbytes) for v in item.part.subgraph.inputs if v.const is not None)
+        return packed + sum(plain.values())
+
+    def _largest(self) -> str:
+        """What takes the most of the memory of a run, for people."""
+        steps = self.program.steps
+        named = {slot: value.name for value, slot in self.program.slots.items()}
+        found = [(p.nbytes, f"value {named.get(p.slot, '')!r}") for p in self.placed]
+        for step, bound in zip(steps, self._bound):
+            if bound is not None:
+                found.append((bound.workspace, f"buffers of {step.label!r} on {step.provider}"))
+        for slot in set(self.program.output_slots):
+            found.append((static_bytes(self.types.get(slot)) or 0, f"output {named.get(slot, '')!r}"))
+        for item in self.program.parts:
+            where = f"{item.part.subgraph.label!r} on {item.part.provider.name}"
+            found.append((item.kernel.memory_usage().constants, f"packed weights of {where}"))
+        return max(found)[1] if found else "nothing"
 
     def inside(self) -> list[MemoryPlan]:
         """What the bound kernels placed in their workspaces, which are part of the arena."""
@@ -194,10 +236,10 @@ class Plan:
         _, views, kernels, _ = held
         try:
             if control.watched:
-                control.reserve(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
+                self._reserve(control)
             buffers = dict(views)
             for slot, dtype, shape in self._fresh:
-                buffers[slot] = _output(shape, dtype)
+                buffers[slot] = np.empty(shape, dtype) if self._secure else _output(shape, dtype)
             if into is not None:
                 self._offer(into, buffers)
             with tensor_limit(self._limits.tensor_bytes):
@@ -210,6 +252,11 @@ class Plan:
             self._give(held)
         self._hand_out(results)
         return results
+
+    def _reserve(self, control: RunControl) -> None:
+        if self._limits.memory_bytes is not None:
+            control.reserve(self.weight_bytes(), "weights")
+            control.reserve(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
 
     def _offer(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> None:
         """Let outputs of known size be written straight into the caller's memory where it fits."""
@@ -237,7 +284,7 @@ class Plan:
             if self._free:
                 self._in_use += 1
                 return self._free.pop()
-        arena = self._allocator.alloc(self.memory.arena)
+        arena = self._allocator.alloc(self.memory.arena, f"arena of {self.program.graph.name!r}")
         views = {p.slot: arena[p.offset : p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in self.placed}
         start = arena.ctypes.data
         kernels = [
@@ -251,7 +298,7 @@ class Plan:
     def _give(self, held: _Arena) -> None:
         with self._lock:
             self._in_use -= 1
-            if len(self._free) < _KEEP_ARENAS:
+            if len(self._free) < self._keep:
                 self._free.append(held)
                 return
         self._allocator.free(held[0])

@@ -27,7 +27,8 @@ from ranvier.providers.base import (
     SelfContained,
 )
 from ranvier.runtime.control import RunControl
-from ranvier.runtime.partition import Part, Partitioner, narrowed
+from ranvier.runtime.partition import Blocked, Part, Partitioner, narrowed
+from ranvier.runtime.transfer import HOST, TransferKernel, space_of
 
 Array = np.ndarray[Any, Any]
 Buffers = Mapping[int, Array]
@@ -48,9 +49,30 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class _Call:
+    """A step before it is known which slots nobody reads afterwards."""
+
+    kernel: CompiledKernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    label: str
+    op: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledPart:
     part: Part
     kernel: CompiledKernel
+
+
+class PartFailed(Exception):
+    """A provider could not compile a part; never leaves the runtime."""
+
+    def __init__(self, part: Part, error: Exception) -> None:
+        super().__init__(part, error)
+        self.part = part
+        self.error = error
 
 
 def compile_parts(
@@ -59,23 +81,34 @@ def compile_parts(
     config: SessionConfig,
     opsets: Mapping[str, int],
     parts: Sequence[Part] | None = None,
+    blocked: Blocked | None = None,
 ) -> list[CompiledPart]:
-    """Every part of the graph compiled by its provider; bodies of control flow become programs of their own."""
+    """Every part of the graph compiled by its provider; bodies of control flow become programs of their own.
+
+    PartFailed tells which part could not be; ``blocked`` keeps nodes from providers that failed before.
+    """
 
     def body(nested: Graph) -> BodyRunner:
         from ranvier.runtime.body import Body  # a body is planned like a session, and plans are made of programs
 
-        return Body(Program(nested, compile_parts(nested, providers, config, opsets)), providers[0].allocator(), config)
+        inside = compile_parts(nested, providers, config, opsets, None, blocked)
+        return Body(Program(nested, inside), providers[0].allocator(), config)
 
     contexts: dict[str, CompileContext] = {}
     compiled: list[CompiledPart] = []
-    for part in Partitioner(providers).partition(graph).parts if parts is None else parts:
+    for part in Partitioner(providers, blocked).partition(graph).parts if parts is None else parts:
         provider = part.provider
         ctx = contexts.get(provider.name)
         if ctx is None:
             options = provider_options(provider, config.provider_options.get(provider.name, {}))
             ctx = contexts[provider.name] = CompileContext(config, options, body, opsets)
-        compiled.append(CompiledPart(part, provider.compile(part.subgraph, ctx)))
+        try:
+            kernel = provider.compile(part.subgraph, ctx)
+        except PartFailed:
+            raise  # of a nested graph
+        except Exception as error:
+            raise PartFailed(part, error) from error
+        compiled.append(CompiledPart(part, kernel))
     return compiled
 
 
@@ -101,18 +134,16 @@ class Program:
         self.outputs = tuple(graph.outputs if outputs is None else outputs)
         needed = _needed(list(parts), self.outputs)
         self.slots: dict[Value, int] = {}
+        self._elsewhere: dict[tuple[Value, str], int] = {}  # slots of values in another memory than the host's
+        self.moved: set[int] = set()  # slots that a transfer fills: what it brings has memory of its own
         for value in [*graph.inputs, *graph.captured()]:
             self._slot(value)
-        for item in needed:
-            for value in [*item.part.subgraph.inputs, *item.part.subgraph.outputs]:
-                self._slot(value)
-        for value in self.outputs:
-            self._slot(value)
-        self.template: list[Any] = [None] * len(self.slots)
+        calls = self._calls(needed)
+        self.template: list[Any] = [None] * (len(self.slots) + len(self._elsewhere))
         constants: set[int] = set()
         read = set(self.outputs)
         for item in needed:
-            if not isinstance(item.kernel, SelfContained):
+            if not isinstance(item.kernel, SelfContained) and space_of(item.part.provider) == HOST:
                 read.update(item.part.subgraph.inputs)
         for value, slot in self.slots.items():
             if value.const is not None and value.producer is None:
@@ -120,39 +151,76 @@ class Program:
                 constants.add(slot)
         self.input_slots = tuple(self.slots[v] for v in graph.inputs)
         self.output_slots = tuple(self.slots[v] for v in self.outputs)
-        self.steps = self._steps(needed, constants)
+        self.steps = self._steps(calls, constants)
         self.parts = tuple(needed)
 
     def _slot(self, value: Value) -> int:
-        return self.slots.setdefault(value, len(self.slots))
+        return self.slots.setdefault(value, len(self.slots) + len(self._elsewhere))
 
-    def _steps(self, parts: Sequence[CompiledPart], constants: set[int]) -> tuple[Step, ...]:
-        last: dict[int, int] = {}
-        for k, item in enumerate(parts):
+    def _place(self, value: Value, space: str) -> int:
+        """The slot of a value in a memory."""
+        if space == HOST:
+            return self._slot(value)
+        return self._elsewhere.setdefault((value, space), len(self.slots) + len(self._elsewhere))
+
+    def _calls(self, parts: Sequence[CompiledPart]) -> list[_Call]:
+        """The kernels to call, in order, with transfers where a value is needed in a memory it is not in."""
+        calls: list[_Call] = []
+        providers = {space_of(item.part.provider): item.part.provider for item in parts}
+        spaces: dict[Value, list[str]] = {}  # the memories a value is in, the one it was made in first
+
+        def bring(values: Iterable[Value], space: str) -> None:
+            missing: dict[str, list[Value]] = {}
+            for value in dict.fromkeys(values):
+                found = spaces.setdefault(value, [HOST])
+                if space not in found:
+                    missing.setdefault(HOST if HOST in found else found[0], []).append(value)
+            for source, moving in missing.items():
+                if source != HOST and space != HOST:  # from device to device by way of the host
+                    bring(moving, HOST)
+                    source = HOST
+                kernel = TransferKernel(providers[space if source == HOST else source], inward=source == HOST)
+                before = tuple(self._place(v, source) for v in moving)
+                after = tuple(self._place(v, space) for v in moving)
+                calls.append(_Call(kernel, before, after, kernel.label, "transfer", kernel.provider))
+                self.moved.update(after)
+                for value in moving:
+                    spaces[value].append(space)
+
+        for item in parts:
             sub = item.part.subgraph
-            for value in [*sub.inputs, *sub.outputs]:
-                last[self.slots[value]] = k
+            space = space_of(item.part.provider)
+            if space == HOST:
+                bring(sub.inputs, HOST)
+            else:
+                bring((v for v in sub.inputs if v.const is None or v.producer is not None), space)
+            for value in sub.outputs:
+                spaces[value] = [space]
+            inputs = tuple(
+                self._place(v, space) if space in spaces.get(v, (HOST,)) else self._slot(v) for v in sub.inputs
+            )
+            outputs = tuple(self._place(v, space) for v in sub.outputs)
+            op = sub.nodes[0].op if len(sub.nodes) == 1 else f"{len(sub.nodes)} nodes"
+            calls.append(_Call(item.kernel, inputs, outputs, sub.label, op, item.part.provider.name))
+        bring(self.outputs, HOST)
+        for value in self.outputs:
+            self._slot(value)
+        return calls
+
+    def _steps(self, calls: Sequence[_Call], constants: set[int]) -> tuple[Step, ...]:
+        last: dict[int, int] = {}
+        for k, call in enumerate(calls):
+            for slot in (*call.inputs, *call.outputs):
+                last[slot] = k
         kept = constants | set(self.output_slots)
         ending: dict[int, list[int]] = {}
         for slot, k in last.items():
             if slot not in kept:
                 ending.setdefault(k, []).append(slot)
-        steps: list[Step] = []
-        for k, item in enumerate(parts):
-            sub = item.part.subgraph
-            op = sub.nodes[0].op if len(sub.nodes) == 1 else f"{len(sub.nodes)} nodes"
-            steps.append(
-                Step(
-                    item.kernel,
-                    tuple(self.slots[v] for v in sub.inputs),
-                    tuple(self.slots[v] for v in sub.outputs),
-                    tuple(ending.get(k, ())),
-                    sub.label,
-                    op,
-                    item.part.provider.name,
-                )
-            )
-        return tuple(steps)
+        return tuple(
+            Step(call.kernel, call.inputs, call.outputs, tuple(ending.get(k, ())), call.label, call.op, call.provider)
+            for k, call in enumerate(calls)
+        )
 
     def run(
         self,
@@ -180,10 +248,14 @@ class Program:
             except RanvierError as error:
                 if not _located(error):
                     error.node = error.node or step.label
+                    if isinstance(error, OutOfMemory | KernelError):
+                        error.provider = error.provider or step.provider
                     error.add_note(f"while running {step.op} {step.label!r} on {step.provider}")
                 raise
             except MemoryError as error:
-                raise OutOfMemory(f"{step.op} {step.label!r} on {step.provider}: out of memory") from error
+                problem = OutOfMemory(f"{step.op} {step.label!r} on {step.provider}: out of memory")
+                problem.provider = step.provider
+                raise problem from error
             except RecursionError as error:
                 raise _failed(step, error, inputs) from None
             except Exception as error:
@@ -246,4 +318,4 @@ def static_bytes(value_type: Any) -> int | None:
     return nbytes
 
 
-__all__ = ["Buffers", "CompiledPart", "Prepared", "Program", "Step", "compile_parts", "static_bytes"]
+__all__ = ["Buffers", "CompiledPart", "PartFailed", "Prepared", "Program", "Step", "compile_parts", "static_bytes"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,23 +20,33 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.config import ProviderConfig, SessionConfig, resolve
-from ranvier.errors import InvalidConfig, InvalidInput, ResourceLimit, SessionClosed, UnsupportedOp, nearest
+from ranvier.errors import (
+    InvalidConfig,
+    InvalidInput,
+    RanvierError,
+    ResourceLimit,
+    SessionClosed,
+    UnsupportedOp,
+    nearest,
+)
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import passes_for
-from ranvier.providers.base import KernelTime
+from ranvier.providers.base import Configurable, ExecutionProvider, KernelTime
 from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
+from ranvier.runtime.fallback import FAILURES, Condition, Recovery
 from ranvier.runtime.order import order_for_memory
-from ranvier.runtime.partition import Partitioner, Partitioning, unsupported_ops
+from ranvier.runtime.partition import Partitioning, unsupported_ops
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import preparing
 from ranvier.runtime.profile import Profiler
-from ranvier.runtime.program import Program, compile_parts
+from ranvier.runtime.program import CompiledPart, provider_options
 from ranvier.runtime.report import NodeReport, Report
 from ranvier.runtime.settings import check_providers, effective
 from ranvier.runtime.signature import Signature
@@ -64,7 +74,10 @@ class Session:
         base_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.config = effective(config)
-        self.providers, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
+        chain, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
+        self.providers = [_configured(provider, self.config) for provider in chain]
+        self._own = [made for made, shared in zip(self.providers, chain) if made is not shared]
+        self._ending = weakref.finalize(self, _close_all, self._own)
         check_providers(self.config, self.providers)
         clock = _Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
@@ -83,14 +96,12 @@ class Session:
                 verify(self.graph)
         clock.lap("optimize")
         with self._preparing("compiling it"):
-            partitioning = Partitioner(self.providers).partition(self.graph)
-            self._parts = compile_parts(self.graph, self.providers, self.config, self.graph.opsets, partitioning.parts)
+            self._compiled = Compiled(self.graph, self.providers, self.config)
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
         self._outputs = dict(zip(self.output_names, self.graph.outputs))
-        self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
-        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._recovery = Recovery(self.providers, self._compiled_for)
         self._lock = threading.Lock()
         self._profilers: tuple[Profiler, ...] = ()
         self._recent: _Recent | None = None
@@ -98,7 +109,9 @@ class Session:
         self._closed = False
         control = RunControl(None, self.config.limits)
         self._unlimited = None if control.watched else control
-        self.report = self._report(partitioning, loaded, reports, clock.laps, [str(error) for error in absent])
+        fallbacks = [*map(str, absent), *self._compiled.fallbacks]
+        self._fallbacks = fallbacks
+        self.report = self._report(self._compiled.partitioning, loaded, reports, clock.laps, fallbacks)
         if self.config.debug >= 1:
             show_report(self.report)
         if self.config.debug >= 2:
@@ -114,6 +127,14 @@ class Session:
 
     def _preparing(self, step: str) -> AbstractContextManager[None]:
         return preparing(self.config.name or self.graph.name, step, self.config.limits.tensor_bytes)
+
+    @property
+    def _parts(self) -> list[CompiledPart]:
+        return self._compiled.parts
+
+    def _compiled_for(self, providers: Sequence[ExecutionProvider]) -> Compiled:
+        with self._preparing("compiling it again"):
+            return Compiled(self.graph, providers, self.config)
 
     def _report(
         self,
@@ -184,27 +205,86 @@ class Session:
         """
         recent = self._recent
         if recent is not None and outputs is None and options is None and into is None:
-            found = recent.run(inputs)
+            try:
+                found = recent.run(inputs)
+            except FAILURES:
+                found = self._recent = None  # the longer way tells who failed, and what to do about it
             if found is not None:
                 return found
         self._check_open()
         names = self.output_names if outputs is None else self._selected(outputs)
-        values, plan = self._recall(inputs, names)
+        control = self._unlimited if options is None and self._unlimited else RunControl(options, self.config.limits)
+        compiled, without = self._compiled, frozenset[str]()
+        if self._recovery.troubled:
+            without = self._recovery.left_out()
+            compiled = (self._recovery.variant(without) if without else None) or compiled
+        try:
+            results = self._attempt(compiled, inputs, names, control, into)
+        except FAILURES as error:
+            return self._recovered(error, inputs, names, options, into, compiled, without)
+        if self._recovery.troubled:
+            self._recovery.worked(compiled)
+        return dict(zip(names, results))
+
+    def _attempt(
+        self,
+        compiled: Compiled,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        names: tuple[str, ...],
+        control: RunControl,
+        into: Mapping[str, Any] | None,
+    ) -> list[Any]:
+        """The outputs, from one run over one set of providers."""
+        values, plan = self._recall(compiled, inputs, names)
         if plan is None:
             values, dims = self.signature.bind(self.signature.named(inputs))
-            plan = self._plan(values, dims, names)
-        control = self._unlimited if options is None and self._unlimited else RunControl(options, self.config.limits)
+            plan = self._plan(compiled, values, dims, names)
         targets = None if into is None else [into.get(name) for name in names]
         profilers = self._profilers
         if not profilers and self._printer is None:
-            if self._unlimited is not None and names is self.output_names and not self.signature.defaults:
+            if (
+                self._unlimited is not None
+                and compiled is self._compiled
+                and names is self.output_names
+                and not self.signature.defaults
+                and not self._recovery.troubled
+            ):
                 self._recent = _Recent(self.signature.required, values, plan, names, self._unlimited)
-            return dict(zip(names, plan.run(values, control, None, targets)))
+            return plan.run(values, control, None, targets)
         started = time.perf_counter_ns()
         results = plan.run(values, control, _Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
         for profiler in profilers:
             profiler.span(self.report.model or "run", started, time.perf_counter_ns())
+        return results
+
+    def _recovered(
+        self,
+        error: RanvierError,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        names: tuple[str, ...],
+        options: RunOptions | None,
+        into: Mapping[str, Any] | None,
+        compiled: Compiled,
+        without: frozenset[str],
+    ) -> dict[str, Any]:
+        """The outputs in spite of a failure, by the providers that are left."""
+        if self.config.fallback == "off":
+            raise error
+        self._recent = None
+        control = RunControl(options, self.config.limits)
+        results = self._recovery.run(
+            error,
+            compiled,
+            without,
+            lambda other: self._attempt(other, inputs, names, control.again(), into),
+        )
+        self.report.fallbacks = [*self._fallbacks, *(f"{t} ({n} times)" for t, n in self._recovery.events.items())]
         return dict(zip(names, results))
+
+    @property
+    def health(self) -> dict[str, Condition]:
+        """How each provider did in this session: failures, requests that others finished, and who is left out."""
+        return self._recovery.conditions()
 
     __call__ = run
 
@@ -223,9 +303,9 @@ class Session:
         shapes = tuple(
             (t.dtype.numpy, t.shape) if isinstance(t, TensorType) and t.dtype is not None else None for t in types
         )
-        return self._planned(shapes, types, dims, self.output_names)
+        return self._compiled.plan(shapes, types, dims, self.output_names)
 
-    def _recall(self, inputs: Any, names: tuple[str, ...]) -> tuple[list[Any], Plan | None]:
+    def _recall(self, compiled: Compiled, inputs: Any, names: tuple[str, ...]) -> tuple[list[Any], Plan | None]:
         """The plan of an earlier call with the same names, element types and shapes: it was checked then."""
         required = self.signature.required
         if type(inputs) is not dict or len(inputs) != len(required) or self.signature.defaults:
@@ -233,45 +313,14 @@ class Session:
         values = [inputs.get(name) for name in required]
         if not all(type(x) is np.ndarray and x.dtype != object for x in values):
             return [], None  # what they hold must be looked at every time
-        key = (_key(values), names)
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is not None:
-                self._plans.move_to_end(key)
-        return values, plan
+        return values, compiled.recall((_key(values), names))
 
-    def _plan(self, values: Sequence[Any], dims: dict[str, int], names: tuple[str, ...]) -> Plan:
+    def _plan(self, compiled: Compiled, values: Sequence[Any], dims: dict[str, int], names: tuple[str, ...]) -> Plan:
         types = [
             TensorType(dtypes.of(x), x.shape) if isinstance(x, np.ndarray) else v.type
             for v, x in zip(self.signature.inputs, values)
         ]
-        return self._planned(_key(values), types, dims, names)
-
-    def _planned(
-        self, shapes: Any, types: Sequence[Type | None], dims: Mapping[str, int], names: tuple[str, ...]
-    ) -> Plan:
-        key = (shapes, names)
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is not None:
-                self._plans.move_to_end(key)
-                return plan
-            program = self._programs.get(names)
-        with self._preparing("planning a run"):
-            if program is None:
-                program = Program(self.graph, self._parts, [self._outputs[n] for n in names])
-            made = Plan(program, types, dims, self.providers[-1].allocator(), self.config)
-        dropped: list[Plan] = []
-        with self._lock:
-            self._programs.setdefault(names, program)
-            plan = self._plans.setdefault(key, made)
-            while len(self._plans) > self.config.plan_cache:
-                dropped.append(self._plans.popitem(last=False)[1])
-            while len(self._programs) > self.config.plan_cache:
-                self._programs.popitem(last=False)
-        for old in dropped:
-            old.close()
-        return plan
+        return compiled.plan(_key(values), types, dims, names)
 
     def _selected(self, outputs: Sequence[str]) -> tuple[str, ...]:
         for name in outputs:
@@ -283,17 +332,13 @@ class Session:
 
     def memory(self) -> SessionMemory:
         """Bytes the session holds now: weights, and arenas that wait for a run or are in one."""
-        with self._lock:
-            plans = list(self._plans.values())
-        kernels = sum(item.kernel.memory_usage().constants for item in self._parts)
-        held = [plan.arenas() for plan in plans]
+        kernels = self._compiled.constant_bytes()
+        held = [plan.arenas() for plan in self._compiled.plans()]
         return SessionMemory(self.graph.constant_bytes() + kernels, sum(w for w, _ in held), sum(u for _, u in held))
 
     def trim(self) -> None:
         """Give back the arenas that no run uses, and what the providers keep for reuse."""
-        with self._lock:
-            plans = list(self._plans.values())
-        for plan in plans:
+        for plan in self._compiled.plans():
             plan.close()
         for provider in self.providers:
             provider.allocator().trim()
@@ -321,11 +366,9 @@ class Session:
         with self._lock:
             self._closed = True
             self._recent = None
-            plans = list(self._plans.values())
-            self._plans.clear()
-            self._programs.clear()
-        for plan in plans:
-            plan.close()
+        self._compiled.close()
+        self._recovery.close()
+        self._ending()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -341,6 +384,19 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.report.model!r} on {', '.join(self.report.providers)}>"
+
+
+def _close_all(providers: Sequence[ExecutionProvider]) -> None:
+    for provider in providers:
+        provider.close()
+
+
+def _configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionProvider:
+    """The provider as this session's options want it."""
+    given = config.provider_options.get(provider.name)
+    if given is None or not isinstance(provider, Configurable):
+        return provider
+    return provider.configure(provider_options(provider, given))
 
 
 class _Recent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ranvier.runtime.partition.partitioner import (
+    Blocked,
     Part,
     Partitioner,
     Partitioning,
@@ -14,6 +15,7 @@ from ranvier.runtime.partition.partitioner import (
 )
 
 __all__ = [
+    "Blocked",
     "Part",
     "Partitioner",
     "Partitioning",

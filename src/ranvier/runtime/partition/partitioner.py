@@ -10,6 +10,7 @@ from ranvier.errors import MissingOp, UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops import registry
 from ranvier.providers.base import Decline, ExecutionProvider, GraphView, Subgraph
+from ranvier.runtime.transfer import HOST, space_of
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,15 @@ class Partitioning:
     transfers: list[tuple[Value, str, str]] = field(default_factory=list)  # (value, from device, to device)
 
 
+Blocked = dict[tuple[str, int], str]  # (provider, identity of a node) -> why it does not get the node
+
+
 class Partitioner:
     """Asks the providers in their order of preference; a node goes to the first that takes it."""
 
-    def __init__(self, providers: Sequence[ExecutionProvider]) -> None:
+    def __init__(self, providers: Sequence[ExecutionProvider], blocked: Blocked | None = None) -> None:
         self.providers = list(providers)
+        self.blocked = blocked or {}
 
     def partition(self, graph: Graph) -> Partitioning:
         """Assign every node of ``graph`` (not of nested graphs: whoever runs the outer node runs them)."""
@@ -74,6 +79,10 @@ class Partitioner:
                     declined.setdefault(id(answer.node), []).append((provider.name, answer.reason))
                     continue
                 for node in answer.nodes:
+                    reason = self.blocked.get((provider.name, id(node)))
+                    if reason is not None:
+                        declined.setdefault(id(node), []).append((provider.name, reason))
+                        continue
                     chosen[id(node)] = provider
                     notes[id(node)] = answer.note
         return chosen, notes, declined
@@ -201,14 +210,19 @@ def _outside(user: Node, inside: set[int], graph: Graph) -> bool:
 
 
 def _transfers(graph: Graph, chosen: dict[int, ExecutionProvider]) -> list[tuple[Value, str, str]]:
-    found: list[tuple[Value, str, str]] = []
+    """Values that are needed in another memory than the one they are made in; inputs and outputs are on the host."""
+    found: dict[tuple[Value, str, str], None] = {}
+
+    def made_in(value: Value) -> str:
+        producer = value.producer
+        return HOST if producer is None or id(producer) not in chosen else space_of(chosen[id(producer)])
+
     for node in graph:
-        target = str(chosen[id(node)].device)
+        target = space_of(chosen[id(node)])
         for value in node.dependencies():
-            producer = value.producer
-            if producer is None or id(producer) not in chosen:
-                continue
-            source = str(chosen[id(producer)].device)
-            if source != target and (value, source, target) not in found:
-                found.append((value, source, target))
-    return found
+            if made_in(value) != target and (value.const is None or value.producer is not None):
+                found[value, made_in(value), target] = None
+    for value in graph.outputs:
+        if made_in(value) != HOST:
+            found[value, made_in(value), HOST] = None
+    return list(found)

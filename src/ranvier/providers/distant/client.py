@@ -1,0 +1,224 @@
+"""A provider whose kernels run in another process: parts are shipped once, tensors stay there until somebody here
+needs their contents.
+
+Nothing waits before it must: putting tensors, running a part and dropping tensors are sent off, and an error comes
+out when the results are fetched. A worker that dies takes its tensors along; the next use starts or reaches another
+one and ships the parts again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ranvier.devices import Device
+from ranvier.errors import WorkerLost
+from ranvier.formats import onnx as onnx_format
+from ranvier.graph.extract import extract
+from ranvier.graph.ir import Node
+from ranvier.graph.types import TensorType
+from ranvier.ops import registry
+from ranvier.providers.base import (
+    Claim,
+    CompileContext,
+    Decline,
+    GraphView,
+    KernelStats,
+    MemoryUsage,
+    ProviderCapability,
+    Subgraph,
+)
+from ranvier.providers.distant.channel import Channel
+from ranvier.providers.distant.link import Link
+from ranvier.providers.distant.wire import Array, Message
+from ranvier.providers.memory import PoolAllocator
+
+PROTOCOL = 1
+_START = 60.0  # seconds that a worker may take until it is there: it has a runtime to import
+
+
+class DistantTensor:
+    """A tensor at the other end of a link; it is dropped there when nobody here refers to it any more."""
+
+    __slots__ = ("__weakref__", "_made", "_position", "link", "number")
+
+    def __init__(self, link: Link, number: int, made: Future[Message], position: int) -> None:
+        self.link = link
+        self.number = number
+        self._made = made  # the answer that says its type, or why there is none
+        self._position = position
+        weakref.finalize(self, link.forget, number).atexit = False
+
+    def described(self) -> tuple[str, list[int]]:
+        """Element type and shape; waits until the tensor has been made."""
+        dtype, shape = self.link.wait(self._made, "run").fields["tensors"][self._position]
+        return dtype, shape
+
+    def check(self) -> None:
+        """Wait until it has been made; raise what went wrong."""
+        self.link.wait(self._made, "run")
+
+
+class DistantProvider(ABC):
+    """Common to all providers of this kind; a subclass says how the other end is reached."""
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    Options: ClassVar[type]
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.device: Device = self._device()
+        self._allocator = PoolAllocator(name=self.name)
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._closed = False
+
+    @abstractmethod
+    def _device(self) -> Device: ...
+
+    @abstractmethod
+    def _open(self) -> Channel:
+        """Reach the other end; ProviderUnavailable or ProviderFailed where it cannot be reached."""
+
+    @abstractmethod
+    def _timeout(self) -> float | None:
+        """Seconds that an answer may take."""
+
+    def _refuses(self, node: Node) -> str | None:
+        """Why the other end would not take a node, beyond what holds for all of this kind."""
+        return None
+
+    def available(self) -> str | None:
+        return None
+
+    def capability(self) -> ProviderCapability:
+        return ProviderCapability(memory=("device",), notes=f"runs in another process, {self.device}")
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
+        for node in view:
+            reason = _unshippable(node) or self._refuses(node)
+            yield Claim((node,)) if reason is None else Decline(node, reason)
+
+    def compile(self, part: Subgraph, ctx: CompileContext) -> DistantKernel:
+        kernel = DistantKernel(self, part, ctx)
+        kernel.ship(self.link())
+        return kernel
+
+    def allocator(self) -> PoolAllocator:
+        return self._allocator
+
+    def link(self) -> Link:
+        """The connection, made when it is first needed and again after it broke."""
+        with self._lock:
+            if self._closed:
+                raise WorkerLost(self.name, "the provider was shut down")
+            link = self._link
+            if link is None or not link.usable:
+                link = self._link = Link(self._open(), self.name, self._timeout())
+                link.ask("hello", {"protocol": PROTOCOL}, at_least=_START)
+            return link
+
+    def upload(self, arrays: Sequence[Array]) -> list[DistantTensor]:
+        link = self.link()
+        numbers = [link.next_number() for _ in arrays]
+        made = link.post("put", {"tensors": numbers}, arrays)
+        return [DistantTensor(link, number, made, k) for k, number in enumerate(numbers)]
+
+    def download(self, tensors: Sequence[DistantTensor]) -> list[Array]:
+        if not tensors:
+            return []
+        link = tensors[0].link
+        for tensor in tensors:
+            tensor.check()
+        return link.ask("get", {"tensors": [t.number for t in tensors]}).tensors
+
+    def statistics(self) -> dict[str, Any]:
+        """What the other end says about its memory and its work."""
+        return self.link().ask("statistics", {}).fields
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._allocator.trim()
+
+
+class DistantKernel:
+    """A part that was shipped as a small model of its own."""
+
+    def __init__(self, provider: DistantProvider, part: Subgraph, ctx: CompileContext) -> None:
+        self._provider = provider
+        taken = extract(part.nodes, part.inputs, part.outputs, name=part.label, opsets=ctx.opsets)
+        self._model = onnx_format.to_proto(taken).SerializeToString()
+        self.source = str(taken)
+        self._positions = [k for k, v in enumerate(part.inputs) if v.const is None or v.producer is not None]
+        self._outputs = len(part.outputs)
+        self._constants = sum(v.const.nbytes for v in part.inputs if v.const is not None)
+        self._lock = threading.Lock()
+        self._shipped: tuple[Link, int] | None = None
+        self._calls, self._seconds = 0, 0.0
+
+    def ship(self, link: Link) -> int:
+        """Make the other end load the part; its number there."""
+        with self._lock:
+            if self._shipped is not None and self._shipped[0] is link:
+                return self._shipped[1]
+            number = link.next_number()
+            link.ask("load", {"part": number}, [np.frombuffer(self._model, np.uint8)])
+            self._shipped = (link, number)
+            weakref.finalize(self, link.forget, number).atexit = False
+            return number
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
+    ) -> None:
+        started = time.perf_counter()
+        link = self._provider.link()
+        part = self.ship(link)
+        given = [inputs[k] for k in self._positions]
+        if any(tensor.link is not link for tensor in given):
+            raise WorkerLost(self._provider.name, "what it held went with the worker before", transient=True)
+        numbers = [link.next_number() for _ in range(self._outputs)]
+        fields = {"part": part, "inputs": [t.number for t in given], "outputs": numbers}
+        made = link.post("run", fields)
+        outputs[:] = [DistantTensor(link, number, made, k) for k, number in enumerate(numbers)]
+        with self._lock:
+            self._calls += 1
+            self._seconds += time.perf_counter() - started
+
+    def in_place(self, output: int, input: int) -> bool:
+        return False
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage(constants=self._constants)
+
+    def stats(self) -> KernelStats:
+        with self._lock:
+            return KernelStats(self._calls, self._seconds)
+
+
+def _unshippable(node: Node) -> str | None:
+    definition = registry.find(node.domain, node.op, node.version)
+    if definition is None:
+        return "no operator of this name is declared"
+    if not definition.traits.isdisjoint(("impure", "random")):
+        return "its result depends on more than its operands"
+    for value in [*node.dependencies(), *node.outputs]:
+        if value.type is None:
+            if value.uses or value.is_graph_output:
+                return f"the type of {value.name!r} is not known"
+        elif not isinstance(value.type, TensorType):
+            return f"{value.name!r} is a {value.type}"
+        elif value.type.dtype is None or value.type.dtype.name == "string":
+            return f"{value.name!r} is of {value.type.dtype or 'an unknown element type'}"
+    return None

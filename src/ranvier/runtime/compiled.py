@@ -1,0 +1,116 @@
+"""A graph placed on some providers and compiled for them, with the plans of the shapes it has met.
+
+A session has one of these, and others where a provider had to be left out. A part that its provider fails to compile
+goes to the next provider that takes its nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig, InvalidGraph, InvalidModel, ResourceLimit, UnsupportedOp
+from ranvier.graph.ir import Graph
+from ranvier.graph.types import Type
+from ranvier.logs import warn_once
+from ranvier.providers.base import ExecutionProvider
+from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
+from ranvier.runtime.plan import Plan
+from ranvier.runtime.preparing import preparing
+from ranvier.runtime.program import CompiledPart, PartFailed, Program, compile_parts
+
+# what another provider would meet as well
+_OF_THE_MODEL = (InvalidModel, InvalidGraph, InvalidConfig, UnsupportedOp, ResourceLimit)
+
+
+class Compiled:
+    """Parts of a graph on ``providers``. Thread-safe; plans and programs are kept up to a bound."""
+
+    def __init__(self, graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> None:
+        self.graph = graph
+        self.providers = list(providers)
+        self._config = config
+        self.fallbacks: list[str] = []  # what could not be compiled where it was meant to be
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._outputs = {v.name: v for v in graph.outputs}
+        self.partitioning: Partitioning
+        self.parts: list[CompiledPart]
+        self._compile()
+
+    def _compile(self) -> None:
+        blocked: Blocked = {}
+        while True:
+            self.partitioning = Partitioner(self.providers, blocked).partition(self.graph)
+            try:
+                self.parts = compile_parts(
+                    self.graph, self.providers, self._config, self.graph.opsets, self.partitioning.parts, blocked
+                )
+                return
+            except PartFailed as failure:
+                error, part = failure.error, failure.part
+                if self._config.fallback == "off" or isinstance(error, _OF_THE_MODEL):
+                    raise error from None
+                name = part.provider.name
+                reason = f"failed to compile it ({type(error).__name__}: {error})"
+                for node in part.subgraph.nodes:
+                    blocked[name, id(node)] = reason
+                text = f"{name} {reason}: {part.subgraph.label}"
+                self.fallbacks.append(text)
+                warn_once(f"compile {text}", f"{text}; it goes to the next provider")
+                try:
+                    Partitioner(self.providers, blocked).partition(part.subgraph.graph)
+                except UnsupportedOp:
+                    raise error from None  # nobody else takes it: what went wrong is the answer
+
+    def recall(self, key: Any) -> Plan | None:
+        """The plan of an earlier call with the same shapes and outputs."""
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self._plans.move_to_end(key)
+        return plan
+
+    def plan(self, shapes: Any, types: Sequence[Type | None], dims: Mapping[str, int], names: tuple[str, ...]) -> Plan:
+        """The plan for these types of inputs and names of outputs, made where there is none yet."""
+        key = (shapes, names)
+        found = self.recall(key)
+        if found is not None:
+            return found
+        with self._lock:
+            program = self._programs.get(names)
+        with preparing(self._config.name or self.graph.name, "planning a run", self._config.limits.tensor_bytes):
+            if program is None:
+                program = Program(self.graph, self.parts, [self._outputs[n] for n in names])
+            made = Plan(program, types, dims, self.providers[-1].allocator(), self._config)
+        dropped: list[Plan] = []
+        with self._lock:
+            self._programs.setdefault(names, program)
+            plan = self._plans.setdefault(key, made)
+            while len(self._plans) > self._config.plan_cache:
+                dropped.append(self._plans.popitem(last=False)[1])
+            while len(self._programs) > self._config.plan_cache:
+                self._programs.popitem(last=False)
+        for old in dropped:
+            old.close()
+        return plan
+
+    def plans(self) -> list[Plan]:
+        with self._lock:
+            return list(self._plans.values())
+
+    def constant_bytes(self) -> int:
+        """Bytes of weights that kernels hold in a form of their own."""
+        return sum(item.kernel.memory_usage().constants for item in self.parts)
+
+    def close(self) -> None:
+        with self._lock:
+            plans = list(self._plans.values())
+            self._plans.clear()
+            self._programs.clear()
+        for plan in plans:
+            plan.close()
