@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import InvalidValue, ResourceLimit
+from ranvier.memory import LARGE, check_room
 
 DEFAULT_TENSOR_BYTES = 1 << 34
 MAX_RANK = 64  # of a NumPy array
@@ -53,6 +54,8 @@ def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tup
     nbytes = math.prod([s or 1 for s in sizes]) * np.dtype(dtype).itemsize
     if nbytes > _current.tensor_bytes:
         raise ResourceLimit("tensor_bytes", _current.tensor_bytes, nbytes, f"{what} of shape {list(sizes)}")
+    if nbytes >= LARGE:
+        check_room(nbytes, what)
     return sizes
 
 

@@ -158,6 +158,7 @@ class BoundKernel(Protocol):
     """A kernel for types that are known: called with the address of ``workspace`` bytes from the plan's arena."""
 
     workspace: int
+    constants: int  # bytes of weights it reads, in the form it wants them
     memory: MemoryPlan  # what lies where in the workspace
 
     def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None: ...

@@ -274,7 +274,7 @@ class SessionManager:
         for session in closing:
             session.close()
             session.trim()
-        return None if self._memory_limit is None else self._memory_limit - nbytes
+        return self._memory_limit
 
     def _victims(self, name: str, nbytes: int, others: list[_Entry]) -> list[_Entry]:
         """Which idle models must go, the least recently used first; ResourceLimit where all of them are not enough."""
@@ -379,7 +379,7 @@ class _ManagedSession(Session):
         return graph
 
     def _limited(self, graph: Graph, config: SessionConfig) -> SessionConfig:
-        """Ask for room; the configuration then says that the buffers of one run must fit beside the weights."""
+        """Ask for room; the configuration then says that weights and the buffers of one run must fit into it."""
         allowed = self._reserve(graph)
         if allowed is None:
             return config

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.memory import check_room
+
 Array = np.ndarray[Any, Any]
 FROM_BYTES = 256 << 10  # smaller ones are the allocator's business: it keeps those by itself
 LIMIT_BYTES = 128 << 20  # of blocks that wait
@@ -57,6 +59,8 @@ class Blocks:
         if nbytes < FROM_BYTES or dtype.kind in "OV":
             return np.empty(shape, dtype)
         block = self._take(nbytes)
+        if block is None:
+            check_room(nbytes, f"an output of {nbytes:,} bytes")
         return np.asarray(_Lease(np.empty(nbytes, np.uint8) if block is None else block, self, shape, dtype))
 
     def _take(self, nbytes: int) -> Array | None:

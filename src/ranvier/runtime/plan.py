@@ -193,10 +193,11 @@ class Plan:
 
     def weight_bytes(self) -> int:
         """Weights in the form in which the run uses them: packed by a kernel, or as they are in the model."""
+        bound = {id(s.kernel): b.constants for s, b in zip(self.program.steps, self._bound) if b is not None}
         packed = 0
         plain: dict[Value, int] = {}
         for item in self.program.parts:
-            constants = item.kernel.memory_usage().constants
+            constants = bound.get(id(item.kernel)) or item.kernel.memory_usage().constants
             packed += constants
             if not constants:
                 plain.update((v, v.const.nbytes) for v in item.part.subgraph.inputs if v.const is not None)
@@ -210,11 +211,9 @@ class Plan:
         for step, bound in zip(steps, self._bound):
             if bound is not None:
                 found.append((bound.workspace, f"buffers of {step.label!r} on {step.provider}"))
+                found.append((bound.constants, f"weights of {step.label!r} on {step.provider}"))
         for slot in set(self.program.output_slots):
             found.append((static_bytes(self.types.get(slot)) or 0, f"output {named.get(slot, '')!r}"))
-        for item in self.program.parts:
-            where = f"{item.part.subgraph.label!r} on {item.part.provider.name}"
-            found.append((item.kernel.memory_usage().constants, f"packed weights of {where}"))
         return max(found)[1] if found else "nothing"
 
     def inside(self) -> list[MemoryPlan]:

@@ -301,13 +301,14 @@ class CpuKernel:
 class Bound:
     """A kernel for shapes that are known: takes the plan's memory."""
 
-    __slots__ = ("kernel", "made", "memory", "positions", "workspace")
+    __slots__ = ("constants", "kernel", "made", "memory", "positions", "workspace")
 
     def __init__(self, kernel: CpuKernel, made: Specialised) -> None:
         self.kernel = kernel
         self.made = made
         self.positions = kernel._positions
         self.workspace = made.workspace
+        self.constants = made.constants
         self.memory = made.memory
 
     def __call__(self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]) -> None:

@@ -65,6 +65,7 @@ class Specialised:
                 array = storage.array if storage.array.flags.aligned else storage.array.copy()
                 self._keep.append(array)
                 places[storage] = Placement(_ABSOLUTE, array.ctypes.data)
+        self.constants = sum(array.nbytes for array in self._keep)
         self.threads = target.threads
         self._isa = target.isa
         self.program = NativeProgram(self.launches, places, target.isa, bases=2 + count + len(part.outputs))
