@@ -50,6 +50,8 @@ class DType(Enum):
     numpy: np.dtype[Any]
     bits: int
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's own hash is a call in Python
+
     @property
     def onnx(self) -> int:
         return int(self.value)

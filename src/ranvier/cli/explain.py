@@ -8,7 +8,9 @@ import click
 
 from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, seconds_text, table
-from ranvier.passes.manager import PassReport
+from ranvier.formats import onnx as onnx_format
+from ranvier.passes import default_passes
+from ranvier.passes.manager import PassReport, passes_for
 from ranvier.runtime.report import NodeReport, Report
 
 _GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
@@ -23,6 +25,7 @@ def command(output: Output, model: str, every_node: bool | None, setup: Setup) -
     """Show what the optimizer did to MODEL and where every node runs, and why."""
     with setup.open(model, output) as session:
         report = session.report
+    report.passes = _estimated_passes(model, setup)
     if output.json:
         output.emit({"model": model, "providers": report.providers, **report.to_dict()})
         return
@@ -30,6 +33,13 @@ def command(output: Output, model: str, every_node: bool | None, setup: Setup) -
     single = len(report.nodes) <= _GROUPED_FROM if every_node is None else every_node
     _show_placement(output, report, single=single)
     _show_summary(output, report)
+
+
+def _estimated_passes(model: str, setup: Setup) -> list[PassReport]:
+    """What the passes do and gain; a session does not estimate the latter, so they run once more."""
+    config = setup.config()
+    graph = onnx_format.read(model, limits=config.limits)
+    return passes_for(config.optimization, default_passes(), config.disabled_passes).run(graph, config, estimated=True)
 
 
 def _show_passes(output: Output, report: Report) -> None:

@@ -24,7 +24,8 @@ KNOWN: dict[str, tuple[str, str]] = {
 class Runner(Protocol):
     """One runtime with one model loaded on the CPU."""
 
-    version: str
+    @property
+    def version(self) -> str: ...
 
     def __init__(self, model: str, threads: int, options: Mapping[str, Any], shapes: Shapes) -> None: ...
 
@@ -50,12 +51,16 @@ class RanvierRunner:
     """This runtime. ``options`` are those of a session, one by one, as plain data."""
 
     def __init__(self, model: str, threads: int, options: Mapping[str, Any], shapes: Shapes) -> None:
-        from ranvier.cli.versions import ranvier_version
         from ranvier.config import SessionConfig
         from ranvier.runtime.session import Session
 
-        self.version = ranvier_version()
         self._session = Session(model, SessionConfig.default(**{**options, "threads": threads}))
+
+    @property
+    def version(self) -> str:
+        from ranvier.cli.versions import ranvier_version
+
+        return ranvier_version()
 
     @staticmethod
     def prepare() -> None:

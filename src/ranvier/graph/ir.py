@@ -72,6 +72,7 @@ class Node:
     """One call of an operator.
 
     ``version`` is the ``since_version`` of the operator's definition, so a node means the same wherever it is moved.
+    Bodies of control flow are among ``attrs`` from the start; attributes that come later are other ones.
     ``origin`` names the rule or pass that made the node; it is empty for nodes of the loaded model.
     """
 
@@ -160,7 +161,9 @@ class Node:
 
     @property
     def has_subgraphs(self) -> bool:
-        return bool(self.attrs) and bool(self.subgraphs())
+        """Asked all the time, and false nearly always: a graph remembers whether a node with bodies ever came in."""
+        graph = self.graph
+        return (graph is None or graph._nested) and bool(self.attrs) and bool(self.subgraphs())
 
     def captures(self) -> list[Value]:
         """Values of enclosing graphs that the subgraphs of this node use, each once, in order of first use."""
@@ -173,7 +176,7 @@ class Node:
     def dependencies(self) -> list[Value]:
         """Everything that must exist before this node runs: its operands and what its subgraphs capture."""
         operands = [v for v in self._inputs if v is not None]
-        return operands + self.captures() if self.attrs and self.has_subgraphs else operands
+        return operands + self.captures() if self.has_subgraphs else operands
 
     def __repr__(self) -> str:
         operands = ", ".join("_" if v is None else str(v) for v in self._inputs)
@@ -196,6 +199,7 @@ class Graph:
         "_last",
         "_length",
         "_names",
+        "_nested",
         "constants",
         "defaults",
         "doc",
@@ -221,6 +225,7 @@ class Graph:
         self._last: Node | None = None
         self._length = 0
         self._names = 0
+        self._nested = False  # a node with graphs among its attributes was put here, so one may still be
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -262,7 +267,9 @@ class Graph:
             for attr in attrs.values():
                 if type(attr) is Graph:
                     attr.parent = node
-                elif type(attr) is list and attr and type(attr[0]) is Graph:
+                    self._nested = True
+                elif type(attr) in (list, tuple) and attr and type(attr[0]) is Graph:
+                    self._nested = True
                     for body in attr:
                         body.parent = node
         if before is None:  # `insert`, without its checks: this is the hot path of every front end
@@ -283,6 +290,7 @@ class Graph:
         if node.graph is not None:
             raise InvalidGraph(f"node {node.name!r} ({node.op}) is already in a graph")
         node.graph = self
+        self._nested = self._nested or node.has_subgraphs
         if before is None:
             node._prev, node._next = self._last, None
             if self._last is None:
@@ -377,6 +385,9 @@ class Graph:
 
     def all_nodes(self) -> Iterator[Node]:
         """Nodes of this graph and of all nested ones."""
+        if not self._nested:
+            yield from self
+            return
         for node in self:
             yield node
             for body in node.subgraphs():
@@ -385,7 +396,7 @@ class Graph:
     def all_graphs(self) -> Iterator[Graph]:
         """This graph, then the nested ones."""
         yield self
-        for node in self:
+        for node in self if self._nested else ():
             for body in node.subgraphs():
                 yield from body.all_graphs()
 
@@ -447,14 +458,16 @@ class Graph:
         nodes = list(nodes)
         if len(nodes) != self._length or len({id(n) for n in nodes}) != len(nodes):
             raise InvalidGraph(f"graph {self.name!r}: the new order does not hold each node once")
-        self._first = self._last = None
-        self._length = 0
         for node in nodes:
             if node.graph is not self:
                 raise InvalidGraph(f"node {node.name!r} is not in graph {self.name!r}")
-            node.graph = None
+        before: Node | None = None
         for node in nodes:
-            self.insert(node)
+            node._prev, node._next = before, None
+            if before is not None:
+                before._next = node
+            before = node
+        self._first, self._last = nodes[0] if nodes else None, before
 
     def _outputs_hold(self, value: Value) -> bool:
         return any(v is value for v in self.outputs)

@@ -75,7 +75,12 @@ class TensorType(Type):
     @property
     def is_static(self) -> bool:
         """True when every dimension is a number."""
-        return self.shape is not None and all(type(d) is int for d in self.shape)
+        if self.shape is None:
+            return False
+        for dim in self.shape:  # noqa: SIM110 - asked of every value many times, and a generator is slow to start
+            if type(dim) is not int:
+                return False
+        return True
 
     @property
     def size(self) -> int | None:
@@ -95,12 +100,12 @@ class TensorType(Type):
         return None if size is None or self.dtype is None else self.dtype.nbytes(size)
 
     def bind(self, dims: Mapping[str, int]) -> TensorType:
-        if self.shape is None or not any(isinstance(d, Symbol) for d in self.shape):
+        if not dims or self.shape is None or not any(type(d) is Symbol for d in self.shape):
             return self
         return TensorType(self.dtype, tuple(dims.get(d.name, d) if isinstance(d, Symbol) else d for d in self.shape))
 
     def merge(self, other: Type | None) -> Type:
-        if not isinstance(other, TensorType):
+        if other is self or not isinstance(other, TensorType):
             return self
         shape = self.shape
         if shape is None:

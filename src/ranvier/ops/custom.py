@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import inspect
 import threading
@@ -87,9 +86,9 @@ def _put(key: tuple[str, str, int], definition: OpDef | None) -> None:
     domain, name, version = key
     versions = [d for d in registry._OPS.get((domain, name), ()) if d.since != version]
     if definition is not None:
-        bisect.insort(versions, definition, key=lambda d: d.since)
+        versions.append(definition)
     if versions:
-        registry._OPS[domain, name] = versions
+        registry.replace(domain, name, versions)
     else:
         registry.forget(domain, name)
 

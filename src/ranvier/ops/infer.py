@@ -22,9 +22,10 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Dim, OptionalType, SequenceType, TensorType, Type
 from ranvier.ops import registry
 from ranvier.ops.infer_guard import check_question
-from ranvier.ops.infer_memo import Memo, contents, question, quick_answer
+from ranvier.ops.infer_memo import Memo, contents, question
+from ranvier.ops.infer_plain import quick_answer
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_from_proto, type_to_proto
-from ranvier.ops.shape_data import SMALL, propagate_dims, type_from_dims
+from ranvier.ops.shape_data import SMALL, propagate_dims, takes_part, type_from_dims
 
 NEWEST = onnx.defs.onnx_opset_version()
 _ATTEMPTS = 4  # walks through a loop's body in search of types that stay the same
@@ -103,7 +104,7 @@ class TypeInference:
             return
         self.types[value] = value.type.bind(self.bound) if value.type is not None else None
         tensor = value.const
-        if tensor is not None and tensor.size <= SMALL and tensor.dtype is not DType.string:
+        if tensor is not None and takes_part(tensor):
             self.values[value] = tensor.numpy()
 
     def visit(self, node: Node) -> None:
@@ -166,7 +167,7 @@ class TypeInference:
         schema = schema_of(node.domain, node.op, node.version) if node.version else None
         if schema is None:
             return []
-        quick = quick_answer(node, operands)
+        quick = quick_answer(node, operands, self.values)
         if quick is not None:
             return quick
         check_question(node, operands)

@@ -200,6 +200,7 @@ class OpDef:
 
 
 _OPS: dict[tuple[str, str], list[OpDef]] = {}  # (domain, name) -> definitions by rising `since`
+_found: dict[tuple[str, str, int | None], OpDef | None] = {}  # answers of ``find`` since the last declaration
 TRAITS = frozenset({"elementwise", "commutative", "random", "impure", "view"})
 
 
@@ -224,12 +225,15 @@ def op(name: str, *, since: int = 1, domain: str = "", traits: Iterable[str] = (
 
 
 def _insert(definition: OpDef) -> None:
-    versions = _OPS.setdefault((definition.domain, definition.name), [])
-    for k, known in enumerate(versions):
-        if known.since == definition.since:
-            versions[k] = definition
-            return
-    bisect.insort(versions, definition, key=lambda d: d.since)
+    known = _OPS.get((definition.domain, definition.name), [])
+    replace(definition.domain, definition.name, [*(d for d in known if d.since != definition.since), definition])
+
+
+def replace(domain: str, name: str, definitions: Iterable[OpDef]) -> None:
+    """Let these, each for another ``since``, be all that is declared of an operator."""
+    global _found
+    _OPS[domain, name] = sorted(definitions, key=lambda d: d.since)
+    _found = {}  # after the change: who looked before it keeps what was found in the old one
 
 
 def normal_domain(domain: str) -> str:
@@ -243,11 +247,23 @@ _fallbacks: list[Fallback] = []
 
 def add_fallback(fallback: Fallback) -> None:
     """Ask ``fallback(domain, name, version)`` for operators that have no declaration."""
+    global _found
     _fallbacks.append(fallback)
+    _found = {}
 
 
 def find(domain: str, name: str, version: int | None = None) -> OpDef | None:
     """The declaration that defines ``name`` at ``version`` (newest when None), or None."""
+    memo = _found
+    key = (domain, name, version)
+    try:
+        return memo[key]
+    except KeyError:
+        found = memo[key] = _look_up(domain, name, version)
+        return found
+
+
+def _look_up(domain: str, name: str, version: int | None) -> OpDef | None:
     versions = _OPS.get((domain, name))
     if versions is not None:
         at = len(versions) if version is None else bisect.bisect_right(versions, version, key=lambda d: d.since)
@@ -275,7 +291,9 @@ def declared() -> list[OpDef]:
 
 def forget(domain: str, name: str) -> None:
     """Remove a user's operator again (used by tests and by `register_op(..., replace=True)`)."""
+    global _found
     _OPS.pop((normal_domain(domain), name), None)
+    _found = {}
 
 
 def evaluate(

@@ -12,13 +12,23 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.dtypes import of as dtype_of
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import Dim, TensorType
 
 if TYPE_CHECKING:
     from ranvier.ops.infer import TypeInference
 
 Dims = tuple[Dim, ...]
+_COUNTING = frozenset({DType.int64, DType.int32, DType.bool})
 SMALL = 1024  # tensors of up to this many elements take part in the propagation of values
+_FEW = 64  # likewise, of types that no shape is made of: scales of a Resize, bounds of a Range
+
+
+def takes_part(tensor: ConstTensor) -> bool:
+    """May a shape follow from this constant? Most are weights, and reading them all would take long."""
+    if tensor.dtype in _COUNTING:
+        return tensor.size <= SMALL
+    return tensor.size <= _FEW and tensor.dtype is not DType.string
 
 
 def known_dims(inference: TypeInference, value: Value | None) -> Dims | None:

@@ -15,8 +15,8 @@ from ranvier.config import Level
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Dim, Shape, TensorType
-from ranvier.ops.infer import SMALL, TypeInference
-from ranvier.ops.shape_data import known_dims
+from ranvier.ops.infer import TypeInference
+from ranvier.ops.shape_data import known_dims, takes_part
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder, bypass, into_constants
 from ranvier.passes.facts import is_pure, shape_of
@@ -53,7 +53,7 @@ class FoldShapes:
         """Every operand is shape data or a small constant; the latter may have been made by this pass."""
         for value in node._inputs:
             if value is not None and value not in facts.values and value not in facts.dims:
-                if value.const is None or value.const.size > SMALL:
+                if value.const is None or not takes_part(value.const):
                     return False
                 facts.know(value)
         return bool(node._inputs)

@@ -86,7 +86,6 @@ class ReferenceKernel:
     def __init__(self, node: Node, part: Subgraph, ctx: CompileContext) -> None:
         self.node = node
         self.definition = registry.get(node.domain, node.op, node.version)
-        self.source = _source(self.definition)
         self._attrs = dict(node.attrs)
         # where each operand stands among the part's inputs; None for an optional one that was left out
         where = {value: k for k, value in enumerate(part.inputs)}
@@ -136,6 +135,10 @@ class ReferenceKernel:
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - started
+
+    @property
+    def source(self) -> str:
+        return _source(self.definition)
 
     def _new_call(self) -> registry.Call:
         return registry.Call(self._wanted, self.node.version, node=self.node, opsets=self._opsets)

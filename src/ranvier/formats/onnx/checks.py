@@ -18,32 +18,50 @@ _OPTIONAL = _KNOWN | {0}
 _ELEMENT_TYPES = {"to": _KNOWN, "dtype": _OPTIONAL, "output_dtype": _OPTIONAL, "output_datatype": _OPTIONAL}
 
 
+class _Demands:
+    """What a schema says about a node, as plain data: asking the schema itself copies it every time."""
+
+    __slots__ = ("attributes", "inputs", "outputs", "required")
+
+    def __init__(self, schema: Any) -> None:
+        known = schema.attributes
+        self.inputs = (schema.min_input, schema.max_input)
+        self.outputs = (schema.min_output, schema.max_output)
+        self.attributes = {name: int(entry.type) for name, entry in known.items()}
+        self.required = [name for name, entry in known.items() if entry.required]
+
+
+_DEMANDS: dict[tuple[str, str, int], _Demands] = {}
+
+
 def check_node(node: NodeProto, schema: Any) -> None:
     """Counts of operands and results, and the attributes, against the standard's schema."""
+    key = (schema.domain, schema.name, schema.since_version)
+    demands = _DEMANDS.get(key)
+    if demands is None:
+        demands = _DEMANDS[key] = _Demands(schema)
     given = len(node.input)
-    if not schema.min_input <= given <= schema.max_input:
-        wanted = _range(schema.min_input, schema.max_input)
-        raise InvalidModel(f"{label_of(node)}: takes {wanted} inputs, got {given}")
+    low, high = demands.inputs
+    if not low <= given <= high:
+        raise InvalidModel(f"{label_of(node)}: takes {_range(low, high)} inputs, got {given}")
     if "" in node.input:
         _check_left_out(node, schema)
-    if not schema.min_output <= len(node.output) <= schema.max_output:
-        wanted = _range(schema.min_output, schema.max_output)
+    low, high = demands.outputs
+    if not low <= len(node.output) <= high:
+        wanted = _range(low, high)
         raise InvalidModel(f"{label_of(node)}: has {wanted} outputs, the model lists {len(node.output)}")
-    known = schema.attributes
     for attr in node.attribute:
-        entry = known.get(attr.name)
-        if entry is None:
+        kind = demands.attributes.get(attr.name)
+        if kind is None:
             continue  # some exporters add notes of their own; the operator decides whether it can ignore them
-        if int(entry.type) != attr.type and not attr.ref_attr_name:
-            wanted = AttributeProto.AttributeType.Name(int(entry.type))
-            got = AttributeProto.AttributeType.Name(attr.type)
+        if kind != attr.type and not attr.ref_attr_name:
+            wanted, got = (AttributeProto.AttributeType.Name(each) for each in (kind, attr.type))
             raise InvalidModel(f"{label_of(node)}: attribute {attr.name!r} must be {wanted}, got {got}")
         allowed = _ELEMENT_TYPES.get(attr.name)
         if allowed is not None and attr.type == AttributeProto.INT and attr.i not in allowed:
             raise InvalidModel(f"{label_of(node)}: attribute {attr.name!r} is {attr.i}, which is no element type")
-    present = {a.name for a in node.attribute}
-    for name, entry in known.items():
-        if entry.required and name not in present:
+    for name in demands.required:
+        if not any(attr.name == name for attr in node.attribute):
             raise InvalidModel(f"{label_of(node)}: required attribute {name!r} is missing")
 
 

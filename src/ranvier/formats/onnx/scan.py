@@ -1,8 +1,9 @@
 """Finds the weights inside a model file without reading them.
 
 A parsed protobuf message owns a copy of every byte. To keep weights in the file until they are needed, the outermost
-levels of the wire format are walked over a memory map: large ``raw_data`` fields of initializers are cut out and
-remembered by position, and only the small rest goes through the real parser.
+levels of the wire format are walked over a memory map: large fields of initializers that hold elements as they lie in
+memory (``raw_data``, and ``float_data`` of float32) are cut out and remembered by position, and only the small rest
+goes through the real parser.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ CUT_FROM = 4096  # smaller weights stay in the message
 # field numbers of the ONNX schema
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
+_TENSOR_DATA_TYPE = 2
+_TENSOR_FLOAT_DATA = 4
 _TENSOR_RAW_DATA = 9
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_DATA_TYPE = _TENSOR_DATA_TYPE << 3 | _VARINT
+_FLOAT_DATA_SINGLY = _TENSOR_FLOAT_DATA << 3 | _FIXED32  # old writers: every number a field of its own
+_FLOAT32 = 1  # as an element type
 
 
 class Malformed(Exception):
@@ -43,41 +49,52 @@ def skeleton(data: memoryview) -> Skeleton:
             parts.append(data[start:end])
             continue
         graph: list[bytes | memoryview] = []
+        taken = body  # everything before this is in ``graph``, or cut
         for field, field_start, field_body, field_end in _fields(data, body, end):
             if field != _GRAPH_INITIALIZER:
-                graph.append(data[field_start:field_end])
                 continue
-            tensor, where = _without_raw_data(data, field_body, field_end)
-            if where is not None:
-                weights[count] = where
-            graph.append(_header(_GRAPH_INITIALIZER, sum(map(len, tensor))))
-            graph.extend(tensor)
+            if field_end - field_body >= CUT_FROM:
+                where = _large_data(data, field_body, field_end)
+                if where is not None:
+                    field_of_data, at, stop = where
+                    kept = field_end - field_body - (stop - field_of_data)
+                    graph += [data[taken:field_start], _header(_GRAPH_INITIALIZER, kept)]
+                    graph += [data[field_body:field_of_data], data[stop:field_end]]
+                    taken = field_end
+                    weights[count] = (at, stop - at)
             count += 1
+        graph.append(data[taken:end])
         parts.append(_header(_MODEL_GRAPH, sum(map(len, graph))))
         parts.extend(graph)
     return Skeleton(b"".join(parts), weights)
 
 
-def _without_raw_data(
-    data: memoryview, start: int, end: int
-) -> tuple[list[bytes | memoryview], tuple[int, int] | None]:
-    kept: list[bytes | memoryview] = []
-    where: tuple[int, int] | None = None
+def _large_data(data: memoryview, start: int, end: int) -> tuple[int, int, int] | None:
+    """The start of the field, of its content, and the end, for the one field that holds the elements as they lie in
+    memory; None for a tensor that has no such field, a small one, or several."""
+    found: list[tuple[int, int, int]] = []
+    floats = float_type = False
     for number, field_start, body, field_end in _fields(data, start, end):
-        if number == _TENSOR_RAW_DATA and field_end - body >= CUT_FROM:
-            where = (body, field_end - body)  # of a repeated field the last one counts, as in protobuf
-            continue
-        if number == _TENSOR_RAW_DATA:
-            where = None
-        kept.append(data[field_start:field_end])
-    return kept, where
+        if number in (_TENSOR_RAW_DATA, _TENSOR_FLOAT_DATA):
+            floats = floats or number == _TENSOR_FLOAT_DATA
+            found.append((field_start, body, field_end))
+        elif data[field_start] == _FLOAT_DATA_SINGLY:
+            return None
+        elif data[field_start] == _DATA_TYPE:
+            float_type = data[body] == _FLOAT32
+    if len(found) != 1 or found[0][2] - found[0][1] < CUT_FROM or (floats and not float_type):
+        return None
+    return found[0]
 
 
 def _fields(data: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """(field number, start of the field, start of its content, end) for each field of one message."""
     while at < end:
         start = at
-        tag, at = _varint(data, at, end)
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:  # most are a single byte
+            tag, at = _varint(data, start, end)
         kind = tag & 7
         if kind == _LENGTH:
             length, at = _varint(data, at, end)
