@@ -9,9 +9,7 @@ from ranvier.cli.peers import RanvierRunner
 
 
 class Agreeing(RanvierRunner):
-    def __init__(self, model, threads, options, shapes):
-        super().__init__(model, threads, options, shapes)
-        self.version = "1.0"
+    version = "1.0"
 
 
 class Wrong(Agreeing):
