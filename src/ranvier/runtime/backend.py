@@ -56,7 +56,7 @@ class Backend(BackendBase):  # type: ignore[misc]
         """True when the model can be read and a provider takes each of its operators."""
         if not cls.supports_device(device):
             return False
-        config = SessionConfig.default().updated(**_session_options(kwargs))
+        config = SessionConfig.default(**_session_options(kwargs))
         try:
             graph = onnx_format.read(model, limits=config.limits)
         except RanvierError:
