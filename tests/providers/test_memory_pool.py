@@ -236,7 +236,7 @@ def test_closing_tells_what_nobody_freed(caplog: pytest.LogCaptureFixture) -> No
     made = PoolAllocator(name="pool of a test")
     buffer = made.alloc(1000, "arena")
     assert made.in_use() == [(1000, "arena")]
-    with caplog.at_level(logging.WARNING, logger="ranvier"):
+    with caplog.at_level(logging.INFO, logger="ranvier"):
         assert made.close() == 1000
     assert "pool of a test: closed while 1 buffers of 1000 bytes are in use" in caplog.text
     with pytest.raises(SessionClosed):

@@ -20,8 +20,8 @@ class MemoryConfig(Checked):
     """The pool an allocator keeps.
 
     ``growth`` says when the pool takes memory from the system: ``static``, all of ``pool_size`` at once and never
-    more, so that a request beyond it raises OutOfMemory; ``dynamic``, a block as large as each request that nothing in
-    the pool serves; ``incremental``, slabs in steps that double, which many small requests share.
+    more, so that a request beyond it raises OutOfMemory; ``dynamic``, chunks that double in size, which small requests
+    share; ``incremental``, for each request that nothing in the pool serves a chunk of its own size.
     """
 
     pool_size: int | None = None  # bytes kept for reuse; None: what the allocator thinks right

@@ -90,6 +90,7 @@ class CompileContext:
     options: Any
     body: Callable[[Graph], BodyRunner]  # makes a runner for a subgraph: (explicit inputs, captured values) -> outputs
     opsets: Mapping[str, int] = field(default_factory=dict)
+    allocator: TensorAllocator | None = None  # of the host's memory: what this session wants used
 
 
 @dataclass(frozen=True)

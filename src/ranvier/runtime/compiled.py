@@ -16,7 +16,8 @@ from ranvier.errors import InvalidConfig, InvalidGraph, InvalidModel, ResourceLi
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import Type
 from ranvier.logs import warn_once
-from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.base import ExecutionProvider, PooledAllocator
+from ranvier.runtime.holdings import ask_before_failing
 from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import preparing
@@ -29,10 +30,17 @@ _OF_THE_MODEL = (InvalidModel, InvalidGraph, InvalidConfig, UnsupportedOp, Resou
 class Compiled:
     """Parts of a graph on ``providers``. Thread-safe; plans and programs are kept up to a bound."""
 
-    def __init__(self, graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        providers: Sequence[ExecutionProvider],
+        config: SessionConfig,
+        pool: PooledAllocator | None = None,
+    ) -> None:
         self.graph = graph
         self.providers = list(providers)
         self._config = config
+        self._pool = pool  # the session's own; None: the providers'
         self.fallbacks: list[str] = []  # what could not be compiled where it was meant to be
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
@@ -41,6 +49,8 @@ class Compiled:
         self.partitioning: Partitioning
         self.parts: list[CompiledPart]
         self._compile()
+        if pool is not None:
+            ask_before_failing(pool, self)
 
     def _compile(self) -> None:
         blocked: Blocked = {}
@@ -48,7 +58,13 @@ class Compiled:
             self.partitioning = Partitioner(self.providers, blocked).partition(self.graph)
             try:
                 self.parts = compile_parts(
-                    self.graph, self.providers, self._config, self.graph.opsets, self.partitioning.parts, blocked
+                    self.graph,
+                    self.providers,
+                    self._config,
+                    self.graph.opsets,
+                    self.partitioning.parts,
+                    blocked,
+                    self._pool,
                 )
                 return
             except PartFailed as failure:
@@ -86,7 +102,7 @@ class Compiled:
         with preparing(self._config.name or self.graph.name, "planning a run", self._config.limits.tensor_bytes):
             if program is None:
                 program = Program(self.graph, self.parts, [self._outputs[n] for n in names])
-            made = Plan(program, types, dims, self.providers[-1].allocator(), self._config)
+            made = Plan(program, types, dims, self._pool or self.providers[-1].allocator(), self._config)
         dropped: list[Plan] = []
         with self._lock:
             self._programs.setdefault(names, program)
@@ -103,9 +119,10 @@ class Compiled:
         with self._lock:
             return list(self._plans.values())
 
-    def constant_bytes(self) -> int:
-        """Bytes of weights that kernels hold in a form of their own."""
-        return sum(item.kernel.memory_usage().constants for item in self.parts)
+    def release_arenas(self) -> None:
+        """Give back the arenas that no run uses."""
+        for plan in self.plans():
+            plan.close()
 
     def close(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,16 @@ def preparing(model: str, step: str, tensor_bytes: int | None) -> Iterator[None]
     except Exception as error:
         # a model that keeps the rules does not get here; the cause and its place are in __cause__
         raise InvalidModel(f"model {model!r}: {step} raised {type(error).__name__}: {error}") from error
+
+
+class Clock:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self._now = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._now
+        self._now = now

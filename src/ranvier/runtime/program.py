@@ -25,6 +25,7 @@ from ranvier.providers.base import (
     Narrowable,
     Profiled,
     SelfContained,
+    TensorAllocator,
 )
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.partition import Blocked, Part, Partitioner, narrowed
@@ -82,6 +83,7 @@ def compile_parts(
     opsets: Mapping[str, int],
     parts: Sequence[Part] | None = None,
     blocked: Blocked | None = None,
+    pool: TensorAllocator | None = None,
 ) -> list[CompiledPart]:
     """Every part of the graph compiled by its provider; bodies of control flow become programs of their own.
 
@@ -91,8 +93,8 @@ def compile_parts(
     def body(nested: Graph) -> BodyRunner:
         from ranvier.runtime.body import Body  # a body is planned like a session, and plans are made of programs
 
-        inside = compile_parts(nested, providers, config, opsets, None, blocked)
-        return Body(Program(nested, inside), providers[0].allocator(), config)
+        inside = compile_parts(nested, providers, config, opsets, None, blocked, pool)
+        return Body(Program(nested, inside), pool or providers[0].allocator(), config)
 
     contexts: dict[str, CompileContext] = {}
     compiled: list[CompiledPart] = []
@@ -101,7 +103,7 @@ def compile_parts(
         ctx = contexts.get(provider.name)
         if ctx is None:
             options = provider_options(provider, config.provider_options.get(provider.name, {}))
-            ctx = contexts[provider.name] = CompileContext(config, options, body, opsets)
+            ctx = contexts[provider.name] = CompileContext(config, options, body, opsets, pool)
         try:
             kernel = provider.compile(part.subgraph, ctx)
         except PartFailed:

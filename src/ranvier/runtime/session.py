@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +22,7 @@ from ranvier.config import ProviderConfig, SessionConfig, resolve
 from ranvier.errors import (
     InvalidConfig,
     InvalidInput,
+    OutOfMemory,
     RanvierError,
     ResourceLimit,
     SessionClosed,
@@ -41,10 +41,11 @@ from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
 from ranvier.runtime.fallback import FAILURES, Condition, Recovery
+from ranvier.runtime.holdings import SessionMemory, held, own_pool
 from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.partition import Partitioning, unsupported_ops
 from ranvier.runtime.plan import Plan
-from ranvier.runtime.preparing import preparing
+from ranvier.runtime.preparing import Clock, preparing
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import CompiledPart, provider_options
 from ranvier.runtime.report import NodeReport, Report
@@ -52,15 +53,6 @@ from ranvier.runtime.settings import check_providers, effective
 from ranvier.runtime.signature import Signature
 
 _TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
-
-
-@dataclass(frozen=True)
-class SessionMemory:
-    """Bytes by what they are for."""
-
-    weights: int
-    arenas_waiting: int
-    arenas_in_use: int
 
 
 class Session:
@@ -79,7 +71,7 @@ class Session:
         self._own = [made for made, shared in zip(self.providers, chain) if made is not shared]
         self._ending = weakref.finalize(self, _close_all, self._own)
         check_providers(self.config, self.providers)
-        clock = _Clock()
+        clock = Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
         _apply_bounds(self.graph, self.config.symbol_bounds)
         clock.lap("load")
@@ -96,7 +88,8 @@ class Session:
                 verify(self.graph)
         clock.lap("optimize")
         with self._preparing("compiling it"):
-            self._compiled = Compiled(self.graph, self.providers, self.config)
+            self._pool = own_pool(self.providers, self.config)
+            self._compiled = Compiled(self.graph, self.providers, self.config, self._pool)
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
@@ -134,7 +127,7 @@ class Session:
 
     def _compiled_for(self, providers: Sequence[ExecutionProvider]) -> Compiled:
         with self._preparing("compiling it again"):
-            return Compiled(self.graph, providers, self.config)
+            return Compiled(self.graph, providers, self.config, self._pool)
 
     def _report(
         self,
@@ -168,7 +161,7 @@ class Session:
         started = time.perf_counter()
         try:
             self.bind()
-        except ResourceLimit:
+        except (ResourceLimit, OutOfMemory):
             return  # the run will say so, and only if it happens
         self.report.seconds["generate"] = time.perf_counter() - started
 
@@ -332,16 +325,15 @@ class Session:
 
     def memory(self) -> SessionMemory:
         """Bytes the session holds now: weights, and arenas that wait for a run or are in one."""
-        kernels = self._compiled.constant_bytes()
-        held = [plan.arenas() for plan in self._compiled.plans()]
-        return SessionMemory(self.graph.constant_bytes() + kernels, sum(w for w, _ in held), sum(u for _, u in held))
+        return held(self._compiled, self.graph.constant_bytes(), self._pool)
 
     def trim(self) -> None:
         """Give back the arenas that no run uses, and what the providers keep for reuse."""
-        for plan in self._compiled.plans():
-            plan.close()
+        self._compiled.release_arenas()
         for provider in self.providers:
             provider.allocator().trim()
+        if self._pool is not None:
+            self._pool.trim()
 
     # -- looking at it ----------------------------------------------------------------------------------------------
 
@@ -368,6 +360,8 @@ class Session:
             self._recent = None
         self._compiled.close()
         self._recovery.close()
+        if self._pool is not None:
+            self._pool.close()
         self._ending()
 
     def _check_open(self) -> None:
@@ -457,19 +451,6 @@ class _Fan:
     def inside(self, step: Any, times: Sequence[KernelTime]) -> None:
         for target in self._targets:
             target.inside(step, times)
-
-
-class _Clock:
-    """Seconds between laps."""
-
-    def __init__(self) -> None:
-        self._now = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self._now
-        self._now = now
 
 
 def _typical_bytes(value: Value) -> int:

@@ -59,7 +59,7 @@ class CpuProvider:
         options: CpuOptions = ctx.options
         chosen = isa.chosen(options.isa) if options.isa else isa.host()
         threads = min(ctx.config.threads or usable_cores(), 64)
-        return CpuKernel(part, ctx, Target(chosen, threads, options.winograd), self._allocator)
+        return CpuKernel(part, ctx, Target(chosen, threads, options.winograd), ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:
         return self._allocator

@@ -16,8 +16,6 @@ from ranvier.providers.memory.sources import (
     attach,
 )
 
-SystemAllocator = PoolAllocator  # with all that may be given left out: private memory of this process
-
 __all__ = [
     "ALIGNMENT",
     "HostRegion",
@@ -28,7 +26,6 @@ __all__ = [
     "SharedHandle",
     "SharedSource",
     "Source",
-    "SystemAllocator",
     "SystemSource",
     "attach",
     "counted",

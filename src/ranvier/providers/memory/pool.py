@@ -304,7 +304,7 @@ class PoolAllocator:
             self._release(list(self._idle))
             left, count = self._active, len(self._out)
         if count:
-            logger.warning("%s: closed while %d buffers of %d bytes are in use", self.name, count, left)
+            logger.info("%s: closed while %d buffers of %d bytes are in use", self.name, count, left)
         return left
 
     # -- about it ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""The memory of a session: a pool of its own where its options ask for one, and what it holds now."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ranvier.config import MemoryConfig, SessionConfig
+from ranvier.providers.base import AllocatorStats, ExecutionProvider, PooledAllocator
+
+if TYPE_CHECKING:
+    from ranvier.runtime.compiled import Compiled
+
+
+@dataclass(frozen=True)
+class SessionMemory:
+    """Bytes by what they are for, and the pools that arenas come from."""
+
+    weights: int  # of the model, and packed by kernels
+    arenas_waiting: int
+    arenas_in_use: int
+    packed: int = 0  # of the weights: in a form that kernels made for themselves
+    parts: Mapping[str, int] = field(default_factory=dict)  # packed, by part
+    pools: Mapping[str, AllocatorStats] = field(default_factory=dict)  # shared by sessions, or this one's own
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.arenas_waiting + self.arenas_in_use
+
+
+def own_pool(providers: Sequence[ExecutionProvider], config: SessionConfig) -> PooledAllocator | None:
+    """A pool for one session; None where the providers' suits it. The last provider is the host's."""
+    if config.memory == MemoryConfig():
+        return None
+    shared = providers[-1].allocator()
+    if not isinstance(shared, PooledAllocator):
+        return None
+    return shared.configured(config.memory, name=f"pool of {config.name}" if config.name else "pool of a session")
+
+
+def ask_before_failing(pool: PooledAllocator, compiled: Compiled) -> None:
+    """Before the pool refuses a request, arenas that wait for a run of ``compiled`` go."""
+    known = weakref.ref(compiled)
+
+    def release() -> None:
+        found = known()
+        if found is not None:
+            found.release_arenas()
+
+    pool.on_pressure(release)
+
+
+def held(compiled: Compiled, constants: int, pool: PooledAllocator | None) -> SessionMemory:
+    """What a session holds: ``constants`` are the model's own weights."""
+    arenas = [plan.arenas() for plan in compiled.plans()]
+    parts: dict[str, int] = {}
+    for item in compiled.parts:
+        nbytes = item.kernel.memory_usage().constants
+        if nbytes:
+            name = f"{item.part.subgraph.label} on {item.part.provider.name}"
+            parts[name] = parts.get(name, 0) + nbytes
+    pools = {provider.name: provider.allocator().stats() for provider in compiled.providers}
+    if pool is not None:
+        pools["session"] = pool.stats()
+    packed = sum(parts.values())
+    return SessionMemory(constants + packed, sum(w for w, _ in arenas), sum(u for _, u in arenas), packed, parts, pools)
