@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ranvier.codegen.storage import Storage
+from ranvier.codegen.storage import Storage, View
 
 if TYPE_CHECKING:
     from ranvier.codegen.llvm.builder import Module
@@ -45,6 +45,11 @@ class At:
 
     storage: Storage
     offset: int = 0
+
+    @classmethod
+    def of(cls, view: View) -> At:
+        """Where the first element of a view lies."""
+        return cls(view.storage, view.offset * view.dtype.numpy.itemsize)
 
 
 @dataclass(frozen=True)

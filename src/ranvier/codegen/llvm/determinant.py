@@ -6,7 +6,6 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.nest_emit import PARAMETERS
 from ranvier.codegen.storage import View
 
 
@@ -23,7 +22,7 @@ def determinants(x: View, out: View) -> list[Launch]:
     return [
         Launch(
             KernelSpec(f"determinant {x.dtype}", ("determinant", kind), emit),
-            tuple(At(v.storage, v.offset * v.dtype.numpy.itemsize) for v in (x, out)),
+            tuple(At.of(v) for v in (x, out)),
             (n,),
             count,
             (out.storage,),
@@ -36,7 +35,7 @@ def determinants(x: View, out: View) -> list[Launch]:
 
 
 def _emit(module: Module, symbol: str, kind: str) -> None:
-    f = module.function(symbol, PARAMETERS)
+    f = module.kernel(symbol)
     x, out = (f.load("ptr", f.gep(f.args["bufs"], k, "ptr"), invariant=True) for k in range(2))
     n = f.load("i64", f.args["dims"], invariant=True)
     work = f.args["scratch"]

@@ -98,7 +98,7 @@ def linear_attention(
     return [
         Launch(
             KernelSpec(f"linear attention {form.element}", form.key, emit),
-            tuple(At(view.storage, view.offset * view.dtype.numpy.itemsize) for view in given),
+            tuple(At.of(view) for view in given),
             tuple(numbers[name] for name in _DIMS),
             batch * heads * blocks,
             (y.storage, state.storage),

@@ -25,14 +25,11 @@ from ranvier.codegen.llvm.schedule import Structure, cost
 from ranvier.codegen.loops.fold import expressions, identity, is_arg
 from ranvier.codegen.loops.ir import Expr, Final, Map, Op, Reduce, Scan, Stage
 
-PARAMETERS = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-
-
 Body = Callable[[Point, list[Block]], None]
 
 
 def emit_nest(s: Structure, module: Module, symbol: str, isa: Isa) -> None:
-    _NestEmitter(s, module.function(symbol, PARAMETERS), isa).emit()
+    _NestEmitter(s, module.kernel(symbol), isa).emit()
 
 
 class _NestEmitter(Access):

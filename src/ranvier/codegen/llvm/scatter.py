@@ -12,7 +12,6 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val
 from ranvier.codegen.llvm.elements import NARROW, is_signed, load_vector, memory_type, store_vector
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.nest_emit import PARAMETERS
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
@@ -35,7 +34,7 @@ def scatter_elements(target: View, positions: View, updates: View, combine: Comb
     signature = ("scatter elements", dtype.name, combine)
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _emit_elements(module.function(symbol, PARAMETERS), isa, dtype, combine)
+        _emit_elements(module.kernel(symbol), isa, dtype, combine)
 
     return [
         _launch(
@@ -59,7 +58,7 @@ def scatter_rows(target: View, positions: View, updates: View, combine: Combine,
     signature = ("scatter rows", dtype.name, combine)
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _emit_rows(module.function(symbol, PARAMETERS), isa, dtype, combine)
+        _emit_rows(module.kernel(symbol), isa, dtype, combine)
 
     spec = KernelSpec(f"scatter rows {dtype} {combine}", signature, emit)
     return [_launch(spec, (target, positions, updates), (count, length, chunk), tiles)]
@@ -79,7 +78,7 @@ def _launch(
     updates = views[2]
     return Launch(
         spec,
-        tuple(At(v.storage, v.offset * v.dtype.numpy.itemsize) for v in views),
+        tuple(At.of(v) for v in views),
         dims,
         tiles,
         (views[0].storage,),

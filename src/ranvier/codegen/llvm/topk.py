@@ -13,7 +13,6 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.elements import is_signed, load_vector, memory_type, widened
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.nest_emit import PARAMETERS
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
@@ -32,7 +31,7 @@ def top_k(x: View, values: View, indices: View, *, largest: bool, in_order: bool
     return [
         Launch(
             KernelSpec(f"top k {dtype}", ("top k", dtype.name, largest, in_order), emit),
-            tuple(At(v.storage, v.offset * v.dtype.numpy.itemsize) for v in (x, values, indices)),
+            tuple(At.of(v) for v in (x, values, indices)),
             (n, k),
             rows,
             (values.storage, indices.storage),
@@ -104,7 +103,7 @@ def _emit(module: Module, symbol: str, isa: Isa, dtype: DType, largest: bool, in
     bits = _key_bits(dtype)
     wide, sift = f"i{2 * bits}", f"{symbol}_sift"
     _emit_sift(module, sift, wide)
-    f = module.function(symbol, PARAMETERS)
+    f = module.kernel(symbol)
     x, values, indices = (f.load("ptr", f.gep(f.args["bufs"], k, "ptr"), invariant=True) for k in range(3))
     n, k = (f.load("i64", f.gep(f.args["dims"], d, "i64"), invariant=True) for d in range(2))
     heap, element = f.args["scratch"], memory_type(dtype)

@@ -14,7 +14,6 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Load, Map, Nest
 
-_PARAMETERS = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
 _TILE = 64  # elements along each axis in one tile, at most: 16 KB of floats read, as much written
 _STREAM = 24 << 20  # a target of more bytes than this is out of cache before anyone reads it: it is written past it
 
@@ -78,7 +77,7 @@ def transpose_launch(nest: Nest, isa: Isa, axes: tuple[int, int]) -> Launch:
         dims += [nest.extents[k], source_of.strides[k], target_of.strides[k]]
 
     def emit(module: Module, symbol: str, where: Isa) -> None:
-        _Emitter(shape, module.function(symbol, _PARAMETERS), where).emit()
+        _Emitter(shape, module.kernel(symbol), where).emit()
 
     return Launch(
         KernelSpec(f"transpose {size} bytes", ("transpose", shape.size, shape.side, shape.packed, shape.stream), emit),

@@ -18,7 +18,6 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.nest_emit import PARAMETERS
 from ranvier.codegen.storage import Storage, View
 
 Array = np.ndarray[Any, Any]
@@ -153,7 +152,7 @@ def walk(
     shape = _Shape(register_type(x.dtype), register_type(scores.dtype), forest.predicate, forest.one_vote, fold, ending)
     weights = At(forest.weights)
     buffers = (
-        At(x.storage, x.offset * x.dtype.numpy.itemsize),
+        At.of(x),
         At(forest.nodes, forest.first_leaf),
         At(forest.roots),
         At(forest.starts),
@@ -161,7 +160,7 @@ def walk(
         weights,
         At(Storage.packed(base, "base")),
         weights if labels is None else At(Storage.packed(labels, "labels")),
-        At(scores.storage, scores.offset * scores.dtype.numpy.itemsize),
+        At.of(scores),
         weights if best is None else At(best.storage, best.offset * 8),
     )
     visits = rows * forest.trees * forest.depth
@@ -199,7 +198,7 @@ class _Shape:
         return self.fold in ("min", "max") or self.ending == "best voted"
 
     def emit(self, module: Module, symbol: str, isa: Isa) -> None:
-        _Emitter(self, module.function(symbol, PARAMETERS)).emit()
+        _Emitter(self, module.kernel(symbol)).emit()
 
 
 class _Emitter:

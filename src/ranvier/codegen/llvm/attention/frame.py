@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
 
-SIGNATURE = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-
 
 class Frame:
     """A launch kernel under construction, with its buffers and numbers by name."""
@@ -16,7 +14,7 @@ class Frame:
     def __init__(
         self, module: Module, symbol: str, isa: Isa, element: str, buffers: Sequence[str], dims: Sequence[str]
     ) -> None:
-        self.f = f = module.function(symbol, SIGNATURE)
+        self.f = f = module.kernel(symbol)
         self.module, self.symbol, self.isa, self.element = module, symbol, isa, element
         self.size = size_of(element)
         self.lanes = isa.lanes(self.size)

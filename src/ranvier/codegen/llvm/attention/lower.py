@@ -88,7 +88,7 @@ class _Call:
 
     def buffers(self) -> list[At | Code]:
         found = [*(self.q, self.k, self.v, self.out), *([self.mask] if self.mask else [])]
-        return [_at(view) for view in [*found, *([self.lengths] if self.lengths else [])]]
+        return [At.of(view) for view in [*found, *([self.lengths] if self.lengths else [])]]
 
     def flops(self) -> float:
         """Both products, and the softmax between."""
@@ -277,7 +277,7 @@ def _decode(call: _Call) -> list[Launch]:
     scratch = numbers["at_weights"] + _up(splits * shape.bytes, 64)
     last = Launch(
         decode.combine_spec(call.element, unit_out=unit_out, masked=call.scoring.mask == "float"),
-        (_at(call.q), _at(call.out), At(partial)),
+        (At.of(call.q), At.of(call.out), At(partial)),
         tuple(numbers[n] for n in decode.COMBINE_DIMS),
         tiles=heads,
         writes=(call.out.storage,),
@@ -310,10 +310,6 @@ def _launch(
         traffic=call.traffic(),
         label="attention",
     )
-
-
-def _at(view: View) -> At:
-    return At(view.storage, view.offset * view.dtype.numpy.itemsize)
 
 
 def _strides(prefix: str, view: View | None, names: tuple[str, ...]) -> dict[str, int]:

@@ -8,6 +8,8 @@ from ranvier.codegen.llvm.builder.control import Control
 from ranvier.codegen.llvm.builder.types import literal
 from ranvier.codegen.llvm.builder.values import Val
 
+_KERNEL = (("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch"))
+
 
 class Module:
     """One compilation unit: functions, and what they declare."""
@@ -24,6 +26,10 @@ class Module:
         made = Fn(self, name, params, ret, internal)
         self.functions.append(made)
         return made
+
+    def kernel(self, symbol: str) -> Fn:
+        """A function that a launch can call."""
+        return self.function(symbol, _KERNEL)
 
     def declare(self, name: str, ret: str, args: Sequence[str]) -> None:
         self.declared[name] = f"declare {ret} @{name}({', '.join(args)})"

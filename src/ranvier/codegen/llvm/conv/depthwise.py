@@ -93,7 +93,7 @@ def depthwise(
     return [
         Launch(
             spec,
-            (At(x.storage, x.offset * item), At(packed.storage), _at(out), *tail.buffers),
+            (At(x.storage, x.offset * item), At(packed.storage), At.of(out), *tail.buffers),
             dims,
             tiles=shape.n * shape.out[0] * blocks,
             writes=(out.storage,),
@@ -102,10 +102,6 @@ def depthwise(
             label="depthwise",
         )
     ]
-
-
-def _at(view: View) -> At:
-    return At(view.storage, view.offset * view.dtype.numpy.itemsize)
 
 
 def _group(width: int, kernel: int, isa: Isa) -> int:

@@ -58,8 +58,7 @@ class Depthwise:
         self.whole = structure.whole
         self.element = register_type(dtype)
         self.item = dtype.numpy.itemsize
-        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-        self.f = f = module.function(symbol, params)
+        self.f = f = module.kernel(symbol)
         self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.element, [0] * isa.lanes(self.item)))
         self.at = Fields(f, f.args["dims"], FIELDS)
         bufs = f.args["bufs"]

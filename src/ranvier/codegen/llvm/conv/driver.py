@@ -70,8 +70,7 @@ class Driver:
         self.element = register_type(code.dtype)
         self.out_element = memory_type(code.out_dtype)
         self.item = code.dtype.numpy.itemsize
-        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-        self.f: Fn = module.function(symbol, params)
+        self.f: Fn = module.kernel(symbol)
         f = self.f
         names = (*COMMON, *self.fields)
         self.at = Fields(f, f.args["dims"], names)

@@ -120,8 +120,7 @@ def _pack(w: WeightView, shape: ConvShape, isa: Isa) -> tuple[Launch, Packed]:
 
 
 def _emit(module: Module, symbol: str, dtype: DType) -> None:
-    params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-    f = module.function(symbol, params)
+    f = module.kernel(symbol)
     element = register_type(dtype)
     at = Fields(f, f.args["dims"], (*_FIELDS, "per_group"))
     source, target = (f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k in range(2))

@@ -252,7 +252,7 @@ def gemm_launch(
         (
             At(x.storage, x.offset * item),
             weights,
-            At(out.storage, out.offset * out.dtype.numpy.itemsize),
+            At.of(out),
             *operands,
             *codes,
             *(tail.buffers if by_driver else ()),

@@ -138,7 +138,7 @@ def winograd(
             (
                 At(x.storage, x.offset * item),
                 At(packed.storage),
-                At(out.storage, out.offset * out.dtype.numpy.itemsize),
+                At.of(out),
                 *codes,
                 *tail.buffers,
             ),
@@ -193,8 +193,7 @@ class _Winograd:
         self.edge = m + 2
         self.element, self.out_element = register_type(dtype), memory_type(out_dtype)
         self.item = dtype.numpy.itemsize
-        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-        self.f = f = module.function(symbol, params)
+        self.f = f = module.kernel(symbol)
         self.at = Fields(f, f.args["dims"], _FIELDS)
         self.bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(self.bufs, k, "ptr")) for k in range(3))

@@ -73,8 +73,7 @@ def driver_spec() -> KernelSpec:
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
-    params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-    _Driver(module.function(symbol, params), isa).emit()
+    _Driver(module.kernel(symbol), isa).emit()
 
 
 class _Driver:

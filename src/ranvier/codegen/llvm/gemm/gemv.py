@@ -108,8 +108,7 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
 
 def dot_spec(element: str, rows: int) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-        _Dots(module.function(symbol, params), isa, element, rows).emit()
+        _Dots(module.kernel(symbol), isa, element, rows).emit()
 
     return KernelSpec(f"gemv {element} {rows} rows", ("gemm dots", element, rows), emit)
 

@@ -119,8 +119,7 @@ def pack_launch(b: View, panels: Panels, batch: tuple[tuple[int, int, int], ...]
 
 def _pack_spec(order: Order, item: int) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        params = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-        _Packer(module.function(symbol, params), isa, order, f"i{item * 8}", item).emit()
+        _Packer(module.kernel(symbol), isa, order, f"i{item * 8}", item).emit()
 
     return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", order, item), emit)
 

@@ -208,7 +208,7 @@ class _Plan:
         return Launch(
             driver_spec(),
             (
-                *(a.at, b.at, At(p.out.storage, p.out.offset * p.out.dtype.numpy.itemsize)),
+                *(a.at, b.at, At.of(p.out)),
                 place_of(simple.bias) if simple.bias else absent,
                 place_of(simple.residual) if simple.residual else absent,
                 *(Code(each) for each in micro),

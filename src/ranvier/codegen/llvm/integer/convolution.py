@@ -18,7 +18,7 @@ from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
-from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order, start_of
+from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, groups, pack_codes
 from ranvier.codegen.llvm.integer.product import most_rows
@@ -125,7 +125,7 @@ def integer_conv(
         Launch(
             _spec(x.dtype),
             (
-                *(start_of(x), At(packed.storage), start_of(out), start_of(zero)),
+                *(At.of(x), At(packed.storage), At.of(out), At.of(zero)),
                 Code(IntegerMicro(rows, cut.size).spec()),
                 Code(IntegerMicro(rows, narrow).spec()),
                 Code(done.spec),

@@ -16,7 +16,7 @@ from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import grain
 from ranvier.codegen.llvm.integer.dots import multiply_words
-from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order, start_of
+from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import Storage, View, aligned_empty
@@ -88,7 +88,7 @@ def integer_depthwise(
     return [
         Launch(
             _spec(x.dtype, _structure(shape)),
-            (start_of(x), At(filters), start_of(out), start_of(zero), Code(done.spec), *done.buffers),
+            (At.of(x), At(filters), At.of(out), At.of(zero), Code(done.spec), *done.buffers),
             (*in_order(_NAMES, numbers), *done.dims),
             tiles=tiles,
             writes=(out.storage,),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ranvier.codegen.launch import At
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
 from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.gemm.epilogue import Finish
@@ -13,14 +12,12 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 
-PARAMETERS = [("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch")]
-
 
 class Frame:
     """The function of a kernel with its numbers by name; ``numbers`` come first in dims, the finish kernel's after."""
 
     def __init__(self, module: Module, symbol: str, isa: Isa, names: Sequence[str], operands: int) -> None:
-        self.f: Fn = module.function(symbol, PARAMETERS)
+        self.f: Fn = module.kernel(symbol)
         self.isa = isa
         self._place = self.f.stack("i64", 6)
         self._operands = operands  # position of the finish kernel, its operands follow
@@ -51,7 +48,3 @@ def in_order(names: Sequence[str], numbers: Mapping[str, int]) -> tuple[int, ...
 def finish_of(epilogue: Epilogue | None, out: View) -> Finish:
     """The finish kernel of a convolution whose output pixels lie evenly apart."""
     return integer_finish(epilogue, out.dtype, (Pixels.of(out).w, out.strides[1]))
-
-
-def start_of(view: View) -> At:
-    return At(view.storage, view.offset * view.dtype.numpy.itemsize)

@@ -16,7 +16,7 @@ from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.gemm.blocks import Cut
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
-from ranvier.codegen.llvm.integer.frame import PARAMETERS, in_order, start_of
+from ranvier.codegen.llvm.integer.frame import in_order
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.product import most_rows
@@ -86,13 +86,11 @@ def quantized_lstm(
     flops = 2.0 * steps * batch * directions * hidden * 4 * hidden
     return [
         Launch(
-            KernelSpec(
-                "quantized lstm", ("quantized lstm",), lambda m, s, i: _Kernel(m.function(s, PARAMETERS), i).emit()
-            ),
+            KernelSpec("quantized lstm", ("quantized lstm",), lambda m, s, i: _Kernel(m.kernel(s), i).emit()),
             (
-                start_of(inputs),
+                At.of(inputs),
                 At(packed.storage),
-                *(start_of(v) for v in (weights.sums, weights.zero, weights.scale, *state, *results)),
+                *(At.of(v) for v in (weights.sums, weights.zero, weights.scale, *state, *results)),
                 *(Code(IntegerMicro(rows, v).spec()) for v in (cut.size, narrow)),
             ),
             in_order(_NAMES, numbers),

@@ -314,7 +314,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
     }
     outside = (given.lengths, given.initial_h, given.initial_c, y, wanted.y_h, wanted.y_c)
     buffers: list[At | Code] = [At(inputs.storage), At(weights), At(extra)]
-    buffers += [At(inputs.storage) if v is None else At(v.storage, v.offset * v.dtype.numpy.itemsize) for v in outside]
+    buffers += [At(inputs.storage) if v is None else At.of(v) for v in outside]
     item = plan.dtype.numpy.itemsize
     group_bytes = steps.STATES * plan.tile_rows * arrangement.padded * item
     state = Storage.temporary(plan.directions * batch_tiles * group_bytes)
