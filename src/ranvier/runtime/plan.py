@@ -7,7 +7,7 @@ kernel makes the value and it lives until its last use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,12 @@ from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, SelfContained, TensorAllocator
 from ranvier.runtime.control import RunControl, is_plain, running
-from ranvier.runtime.outputs import blocks
+from ranvier.runtime.outputs import FROM_BYTES, blocks
 from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 
 Array = np.ndarray[Any, Any]
 _KEEP_ARENAS = 4
+_Making = tuple[Callable[..., Array], Any, np.dtype[Any]]  # how an output is made, its shape and type
 # the memory, its views by slot, the kernels that were bound with the address of their part of it, its own address
 _Arena = tuple[Array, dict[int, Array], list[Prepared | None], int]
 
@@ -82,9 +83,10 @@ class Plan:
         self._check_limits()
         self._direct = self._direct_call()
 
-    def _direct_call(self) -> tuple[BoundKernel, list[int], int] | None:
-        """The kernel, where the inputs stand and its workspace's offset, when one bound kernel is the whole program
-        and makes exactly the outputs: then nothing has to be looked after between the call and the kernel."""
+    def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making]] | None:
+        """The kernel, where the inputs stand, its workspace's offset and how outputs are made, when one bound kernel
+        is the whole program and makes exactly the outputs: then nothing has to be looked after between the call and
+        the kernel."""
         steps, outputs = self.program.steps, self.program.output_slots
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
             return None
@@ -92,14 +94,23 @@ class Plan:
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
         if steps[0].outputs != outputs or any(slot not in where for slot in needed):
             return None
-        return self._bound[0], [where[slot] for slot in needed], self._workspaces.get(0, 0)
+        # what is small is made without a look for memory to use again, which would take as long as all the rest
+        sizes = [static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh]
+        makers: list[Callable[..., Array]] = [np.empty if n < FROM_BYTES else _output for n in sizes]
+        making = [(make, shape, dtype) for make, (_, dtype, shape) in zip(makers, self._fresh)]
+        return self._bound[0], [where[slot] for slot in needed], self._workspaces.get(0, 0), making
 
     def run_directly(self, values: Sequence[Array]) -> list[Any] | None:
         """As ``run`` without limits or profile, by the shortest way; None where that way is not open."""
         if self._direct is None:
             return None
-        kernel, order, offset = self._direct
-        outputs = [_output(shape, dtype) for _, dtype, shape in self._fresh]
+        kernel, order, offset, making = self._direct
+        try:
+            outputs = [make(shape, dtype) for make, shape, dtype in making]
+        except OutOfMemory:
+            raise
+        except MemoryError as error:
+            raise OutOfMemory("cannot allocate the outputs", part="outputs") from error
         given = [values[k] for k in order]
         if not kernel.workspace:
             kernel.call(given, outputs, 0)
