@@ -154,13 +154,19 @@ class _Found:
                 self._settings.setdefault(option, setting)
 
     def result(self, preset: str, files: tuple[str, ...]) -> Resolved:
-        for option, value in leaves.taken_apart(vars(SessionConfig())):
+        config = SessionConfig()
+        for option, value in leaves.taken_apart(vars(config)):
             self._settings.setdefault(option, Setting(option, value, "default"))
         settings = [self._settings.pop(option) for option in leaves.NAMES] + list(self._settings.values())
-        config = SessionConfig()
-        with self.noting():
+        with self.noting(_origins(settings)):
             config = leaves.put_together({s.option: s.value for s in settings})
         return Resolved(config, tuple(settings), preset, files, tuple(self._problems))
+
+
+def _origins(settings: Iterable[Setting]) -> str:
+    """Who set the options that may contradict each other: those of one group."""
+    said = [f"{s.option} from {s.origin}" for s in settings if "." in s.option and s.origin not in ("default", "code")]
+    return f"{', '.join(said)}: " if said else ""
 
 
 __all__ = ["PRESET_VARIABLE", "VARIABLES", "Resolved", "Setting", "resolve", "variable"]
