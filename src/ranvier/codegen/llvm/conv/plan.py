@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,10 +13,10 @@ from ranvier.codegen.launch import Code as CodeAt
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.driver import COMMON, MOST_ROWS, Code, Driver, Finish
 from ranvier.codegen.llvm.conv.epilogues import Tail
-from ranvier.codegen.llvm.conv.patterns import Simple, simple
 from ranvier.codegen.llvm.conv.shape import NO_SHUFFLE, ConvShape, Numbering, Packed, Pixels, Shuffle, packed_constant
 from ranvier.codegen.llvm.elements import register_type
-from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro
+from ranvier.codegen.llvm.gemm.epilogue import Simple, place_of, simple_form
+from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro, number_bits
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -153,15 +152,6 @@ def rows_used(pixels: int, block: int, most: int) -> set[int]:
     return found
 
 
-def float_bits(value: float, item: int) -> int:
-    """A float as the integer that has its bits."""
-    return (
-        int(struct.unpack("<q", struct.pack("<d", value))[0])
-        if item == 8
-        else int(struct.unpack("<i", struct.pack("<f", value))[0])
-    )
-
-
 @dataclass(frozen=True)
 class Rows:
     """How a convolution finds its rows: the driver, its blocks, its arguments and the scratch it wants."""
@@ -193,7 +183,7 @@ def gemm_launch(
     """The launch that multiplies the rows of ``x`` with packed weights and finishes into ``out``."""
     item = x.dtype.numpy.itemsize
     uniform = shuffle is None and pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
-    known = simple(epilogue, out) if uniform and not rows.dots else None
+    known = simple_form(epilogue, out.dtype) if uniform and not rows.dots else None
     finish: Finish = "driver"
     if known is not None and out.dtype is x.dtype:
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
@@ -232,15 +222,15 @@ def gemm_launch(
         "residual_n": residual.strides[0] if residual is not None else 0,
         "residual_p": residual.strides[1] if residual is not None else 0,
         "flags": CLAMP if known.clamps else 0,
-        "low": float_bits(known.low, item),
-        "high": float_bits(known.high, item),
+        "low": number_bits(known.low, item),
+        "high": number_bits(known.high, item),
         "table_at": rows.table_at,
         "tile_at": rows.tile_at,
         **rows.fields,
         **_chunks(rows, cut, tile, item),
     }
     weights = At(packed.storage)
-    operands = [At(o.view.storage, (o.view.offset + o.offset) * item) if o else weights for o in (known.bias, residual)]
+    operands = [place_of(o) if o else weights for o in (known.bias, residual)]
     by_driver = finish != "micro"
     codes = (
         micro_codes(register_type(x.dtype), rows.used, cut, rows.a, packed.storage.nbytes)
