@@ -207,13 +207,14 @@ def test_a_worker_keeps_to_the_limit_and_to_its_scratch(monkeypatch: pytest.Monk
     words[driver.STEP // 8 : driver.STEP // 8 + driver.STEP_WORDS] = step
     words[driver.STEP_SCRATCH // 8], words[driver.STEP_STRIDE // 8] = scratch.ctypes.data, scratch.strides[0]
     words[driver.STEP_LIMIT // 8] = 3
-    words[driver.TICKET // 8] = ticket = (7 << 32) + 4
+    words[driver.TICKET // 8] = ticket = (7 << 32) + 0b1111
     assert made._work(made.address, 3) == 1
     assert words[driver.TICKET // 8] == ticket and not counts.any()
     assert made._work(made.address, 2) == 1
-    assert words[driver.TICKET // 8] == ticket - 4 and words[driver.DONE // 8] == (1 << 32) + 4
+    assert words[driver.TICKET // 8] == 7 << 32 and words[driver.DONE // 8] == (1 << 32) + 4
     np.testing.assert_array_equal(counts, np.ones(10))
-    assert scratch[2, 0] == 9 and (np.delete(scratch, 2, 0) == -1).all()
+    assert scratch[2, 0] == 5  # its own chunks were the last two; those before came after
+    assert (np.delete(scratch, 2, 0) == -1).all()
     words[driver.STOP // 8] = 1
     assert made._work(made.address, 1) == 0
 

@@ -2,9 +2,13 @@
 
 A program is a list of steps. One thread, the caller, goes through them. Small steps it runs alone. A big step it
 *opens*: it describes the step in the pool's shared block and publishes a **ticket**, one 64-bit word that holds a
-number of the opening (upper half) and the count of chunks not yet taken (lower half). Whoever swaps a ticket for the
-same ticket less one owns a chunk of tiles. The caller takes chunks like everybody else, waits until all that were
-taken are done, and goes on.
+number of the opening (upper half) and the chunks not yet taken (lower half). Whoever swaps a ticket for the same ticket
+less a chunk owns that chunk of tiles. The caller takes chunks like everybody else, waits until all that were taken are
+done, and goes on.
+
+Up to PLACED_CHUNKS chunks are one bit each, and a thread prefers those around its own place: what the next step reads
+there, it has often written itself, and a line that another core wrote takes four times as long to come as one from the
+own cache. More chunks than that are only counted, and taken in order.
 
 Nobody ever waits for a worker that holds no chunk. A worker that is suspended anywhere else — about to take one, on its
 way to sleep, not yet awake — costs nothing but its help, and it needs no permission to be late: it reads the
@@ -13,9 +17,7 @@ So the caller may return, and its memory may go, while workers are still looking
 
 A step of several **rounds** (the time steps of a recurrent layer) is opened once per round: the caller begins the next
 when all chunks of the one before are done. Whoever comes late joins at whatever round there is, and if nobody comes the
-caller goes through all of them alone, so rounds need no particular number of threads to get to their end. Every round
-reads the same constants as the last one, part by part; so that a thread finds its part in its own cache, a ticket of
-such a step holds one bit per chunk, and each thread prefers the chunks around its own place.
+caller goes through all of them alone, so rounds need no particular number of threads to get to their end.
 
 Order of memory: a worker's results become visible by its (releasing) addition to DONE, which the caller reads
 (acquiring) before it opens the next step by a releasing store that workers acquire. Sleeping needs more: the caller
@@ -32,13 +34,13 @@ from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 3  # of the code below: part of its key
+VERSION = 4  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK, HEAD_WORDS = range(11)
 KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, ROUNDS, STEP_WORDS = range(9)
-# TILES and CHUNKS are those of one round. A step of several rounds has at most ROUND_CHUNKS of the latter.
-ROUND_CHUNKS = 31
+# TILES and CHUNKS are those of one round.
+PLACED_CHUNKS = 31
 # WORK: nanoseconds of big steps from this one to the end of the program, for one thread, roughly. HEAD_WORK: in all.
 # A call: what one run needs besides its program.
 GIVEN, GIVEN_COUNT, ARENA, WORKSPACE, POOL, THREADS, ABORT, TIMES, CALL_WORDS = range(9)
@@ -114,12 +116,12 @@ def _emit_share(m: Module, symbol: str) -> str:
         left = _low(f, ticket)
         w.until(f.cmp("eq", left, 0))
         # relaxed reads of what may be overwritten meanwhile: the exchange below tells whether it was
-        kernel, buffers, dims, tiles, grain, chunks, _, rounds, scratch, stride, limit, abort, first = (
+        kernel, buffers, dims, tiles, grain, chunks, _, _, scratch, stride, limit, abort, first = (
             atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 5)
         )
         w.until(f.cmp("uge", slot, limit))
         chunk, less = f.var("i64", chunks - left), f.var("i64", 1)
-        with f.if_(f.cmp("sgt", rounds, 1)):
+        with f.if_(f.cmp("sle", chunks, PLACED_CHUNKS)):
             place = f.div(slot * chunks, limit, signed=False)
             later = f.and_(left, f.shl(f.i64(-1), place))
             mine = f.select(f.cmp("ne", later, 0), later, left)
@@ -373,7 +375,7 @@ def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
     pool = atomics.pointer(f, pool_at)
     for k, word in enumerate(words):
         atomics.store(f, f.args[word], f.gep(pool, STEP + 8 * k), "monotonic")
-    free = f.select(f.cmp("sgt", rounds, 1), f.shl(f.i64(1), chunks) - 1, chunks)
+    free = f.select(f.cmp("sle", chunks, PLACED_CHUNKS), f.shl(f.i64(1), chunks) - 1, chunks)
     most, number = f.var("i64", 0), f.var("i64", 0)
     with f.while_() as each:
         atomics.store(f, number.get() * f.args["tiles"], f.gep(pool, STEP_FIRST), "monotonic")

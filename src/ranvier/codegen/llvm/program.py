@@ -22,10 +22,13 @@ from ranvier.devices import usable_cores
 # What one core does, roughly, to tell how long a step takes.
 FLOPS_PER_NS = 100.0
 BYTES_PER_NS = 10.0
-SERIAL_NS = 20_000  # a step shorter than this stays on one thread
-ROUND_NS = 10_000  # so does one whose rounds are shorter than this: other threads are awake, but each is waited for
+NEAR_BYTES_PER_NS = 40.0  # where all that a step touches fits its cache
+NEAR_BYTES = 3e6
+SERIAL_NS = 25_000  # a step shorter than this stays on one thread
+ROUND_NS = 6_000  # so does one whose rounds are shorter than this: other threads are awake, but each is waited for
 CHUNK_NS = 4_000  # what a thread takes at a time should last this long where there is enough
 CHUNKS_PER_THREAD = 8
+PLACED_CORES = 8  # up to so many, chunks are few enough for threads to choose theirs (see the driver)
 _SCRATCH_ALIGN = 128
 
 ABSOLUTE, ARENA, FIRST_INPUT = 0, 1, 2  # bases; the outputs follow the inputs
@@ -237,7 +240,8 @@ def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], di
 
 def estimated_ns(launch: Launch) -> float:
     """How long a launch takes on one core, roughly."""
-    return max(launch.flops / FLOPS_PER_NS, launch.traffic / BYTES_PER_NS)
+    near = launch.traffic / launch.rounds <= NEAR_BYTES
+    return max(launch.flops / FLOPS_PER_NS, launch.traffic / (NEAR_BYTES_PER_NS if near else BYTES_PER_NS))
 
 
 def chunked(launch: Launch, cores: int) -> tuple[int, int]:
@@ -250,9 +254,11 @@ def chunked(launch: Launch, cores: int) -> tuple[int, int]:
     if tiles <= 1 or cores < 2 or span < SERIAL_NS or span < ROUND_NS * launch.rounds:
         return max(1, tiles), min(1, tiles)
     if launch.rounds > 1:
-        grain = max(launch.grain, -(-tiles // min(driver.ROUND_CHUNKS, CHUNKS_PER_THREAD * cores)))
+        grain = max(launch.grain, -(-tiles // min(driver.PLACED_CHUNKS, CHUNKS_PER_THREAD * cores)))
         return grain, -(-tiles // grain)
     long_enough = math.ceil(tiles * CHUNK_NS / span)
     fair = tiles // (CHUNKS_PER_THREAD * cores)
     grain = max(1, launch.grain, min(long_enough, fair), tiles >> 30)
+    if cores <= PLACED_CORES:
+        grain = max(grain, -(-tiles // driver.PLACED_CHUNKS))
     return grain, -(-tiles // grain)
