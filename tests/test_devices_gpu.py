@@ -27,11 +27,8 @@ class Library:
     def __init__(self, *gpus: NvmlGpu) -> None:
         self._gpus = list(gpus)
 
-    def driver(self) -> str:
-        return "570.1"
-
-    def gpus(self) -> list[NvmlGpu]:
-        return self._gpus
+    def read(self) -> tuple[str, list[NvmlGpu]]:
+        return "570.1", self._gpus
 
 
 def no_library(text: str = "the NVIDIA driver is not loaded"):
@@ -117,6 +114,11 @@ def test_visible_devices(two_cards, text, indices):
     for gpu in found:
         assert gpu.hidden == (gpu.index is None) == (not gpu.usable)
         assert gpu.usable or f"CUDA_VISIBLE_DEVICES={text}" in gpu.problem
+
+
+def test_the_beginning_common_to_all_identifiers_names_none(two_cards):
+    around = replace(two_cards, nvml=lambda: Library(BIG), environ={"CUDA_VISIBLE_DEVICES": "GPU-"})
+    assert find_gpus(around)[0].hidden  # although only one card would fit
 
 
 def test_one_that_does_not_answer_leaves_the_other(two_cards):
@@ -362,8 +364,7 @@ class Loaded:
 
 def test_the_library_is_read_and_closed():
     loaded = Loaded([BIG, SMALL])
-    library = Nvml(loaded)
-    assert library.gpus() == [BIG, SMALL] and library.driver() == "570.1"
+    assert Nvml(loaded).read() == ("570.1", [BIG, SMALL])
     assert loaded.open == 0
 
 
@@ -378,35 +379,35 @@ def test_the_library_is_read_and_closed():
 def test_the_library_refuses(function, code, text):
     loaded = Loaded([BIG], {function: code})
     with pytest.raises(NvmlError, match=text):
-        Nvml(loaded).gpus()
+        Nvml(loaded).read()
     assert loaded.open == 0
 
 
 def test_one_card_refuses():
-    (found,) = Nvml(Loaded([BIG], {"nvmlDeviceGetHandleByIndex_v2": 15})).gpus()
+    _, (found,) = Nvml(Loaded([BIG], {"nvmlDeviceGetHandleByIndex_v2": 15})).read()
     assert found == NvmlGpu("NVIDIA GPU", problem="the GPU has fallen off the bus")
-    (found,) = Nvml(Loaded([BIG], {"nvmlDeviceGetUUID": 4})).gpus()
+    _, (found,) = Nvml(Loaded([BIG], {"nvmlDeviceGetUUID": 4})).read()
     assert found.name == "Big Card" and "may not use" in found.problem
 
 
 def test_cards_that_share_the_memory_of_the_host():
-    (found,) = Nvml(Loaded([BIG], {"nvmlDeviceGetMemoryInfo": 3})).gpus()
+    _, (found,) = Nvml(Loaded([BIG], {"nvmlDeviceGetMemoryInfo": 3})).read()
     assert found == replace(BIG, memory_bytes=None)
 
 
 def test_a_driver_without_a_version():
-    assert Nvml(Loaded([BIG], {"nvmlSystemGetDriverVersion": 3})).driver() == ""
+    assert Nvml(Loaded([BIG], {"nvmlSystemGetDriverVersion": 3})).read() == ("", [BIG])
 
 
 def test_an_old_library():
     with pytest.raises(NvmlError, match="too old"):
-        Nvml(SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlShutdown=lambda: 0)).gpus()
+        Nvml(SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlShutdown=lambda: 0)).read()
 
 
 def test_the_library_of_this_machine():
     """Where there is one it answers; where there is none it says so."""
     try:
-        found = open_nvml().gpus()
+        _, found = open_nvml().read()
     except NvmlError as error:
         assert "NVIDIA" in str(error)
     else:

@@ -188,8 +188,14 @@ def test_one_node_where_nothing_else_is_known(machine, files):
 
 
 def test_a_node_that_does_not_tell_its_memory(machine):
-    (found,) = numa_nodes(machine(nodes(node0={"cpulist": "0-7", "meminfo": "none of it"})))
-    assert found.memory_bytes is None and found.cores == tuple(range(8))
+    files = nodes(node0={"cpulist": "0-3", "meminfo": "none of it"}, node1=node("4-7", "1024"))
+    assert [n.memory_bytes for n in numa_nodes(machine(files))] == [None, 1 << 20]
+
+
+@pytest.mark.parametrize(("physical", "expected"), [(16 * GB, 16 * GB), (None, 1 << 20)])
+def test_a_single_node_has_all_memory(machine, physical, expected):
+    around = machine(nodes(node0=node("0-7", "1024")), physical_memory=lambda: physical)
+    assert [(n.cores, n.memory_bytes) for n in numa_nodes(around)] == [(tuple(range(8)), expected)]
 
 
 @given(st.sets(st.integers(0, 300)))

@@ -33,10 +33,10 @@ def find_gpus(around: Surroundings, *, probe: bool = False) -> tuple[GpuInfo, ..
 
 def _cuda(around: Surroundings, probe: bool) -> list[GpuInfo]:
     try:
-        library = around.nvml()
-        listed, driver, trouble = library.gpus(), library.driver(), ""
+        driver, listed = around.nvml().read()
+        trouble = ""
     except NvmlError as error:
-        listed, driver, trouble = [], "", str(error)
+        driver, listed, trouble = "", [], str(error)
     if listed:
         found = _visible(listed, driver, around.environ.get(VISIBLE))
         problem = _build_problem(around)
@@ -71,7 +71,8 @@ def _chosen(listed: Sequence[NvmlGpu], text: str) -> list[int]:
         if re.fullmatch(r"\d{1,6}", entry, re.ASCII):
             matches = [int(entry)] if int(entry) < len(listed) else []
         else:
-            matches = [k for k, gpu in enumerate(listed) if entry and gpu.uuid.lower().startswith(entry.lower())]
+            named = re.fullmatch(r"gpu-.+", entry.lower())  # a beginning of an identifier suffices, if only one has it
+            matches = [k for k, gpu in enumerate(listed) if named and gpu.uuid.lower().startswith(named[0])]
         if len(matches) != 1 or matches[0] in order:
             break
         order += matches

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import platform
 import re
+from dataclasses import replace
 
 from ranvier.devices.kinds import MachineInfo, NumaNode
 from ranvier.devices.surroundings import Surroundings
@@ -157,6 +158,8 @@ def numa_nodes(around: Surroundings) -> tuple[NumaNode, ...]:
         found.append(NumaNode(int(match[1]), tuple(c for c in cores if c in allowed), nbytes))
     if not any(node.cores for node in found):  # none told of, or what is told makes no sense
         return (NumaNode(0, tuple(sorted(allowed)), around.physical_memory()),)
+    if len(found) == 1:  # it has all memory, also what was plugged in later, which a node may not count
+        return (replace(found[0], memory_bytes=around.physical_memory() or found[0].memory_bytes),)
     return tuple(sorted(found, key=lambda node: node.index))
 
 

@@ -39,9 +39,9 @@ class NvmlGpu:
 class GpuLibrary(Protocol):
     """What detection asks of the library."""
 
-    def driver(self) -> str: ...
-
-    def gpus(self) -> list[NvmlGpu]: ...
+    def read(self) -> tuple[str, list[NvmlGpu]]:
+        """Version of the driver, and all GPUs in the order of the bus; NvmlError where it refuses."""
+        ...
 
 
 class _Memory(ctypes.Structure):
@@ -54,22 +54,19 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
 
-    def driver(self) -> str:
-        """Version of the driver; empty where it is not told."""
-        with self._started():
-            text = ctypes.create_string_buffer(_TEXT)
-            try:
-                self._call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(_TEXT))
-            except NvmlError:
-                return ""
-            return text.value.decode(errors="replace")
-
-    def gpus(self) -> list[NvmlGpu]:
-        """All GPUs in the order of the bus."""
-        with self._started():
+    def read(self) -> tuple[str, list[NvmlGpu]]:
+        with self._started():  # which takes the driver 10 to 20 ms: once for everything
             count = ctypes.c_uint()
             self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-            return [self._gpu(index) for index in range(count.value)]
+            return self._driver(), [self._gpu(index) for index in range(count.value)]
+
+    def _driver(self) -> str:
+        text = ctypes.create_string_buffer(_TEXT)
+        try:
+            self._call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(_TEXT))
+        except NvmlError:
+            return ""
+        return text.value.decode(errors="replace")
 
     def _gpu(self, index: int) -> NvmlGpu:
         handle = ctypes.c_void_p()
