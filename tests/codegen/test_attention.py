@@ -189,6 +189,23 @@ def test_key_lengths(isa: Isa, queries: int, dtype: Any) -> None:
 
 
 @each_isa
+@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize("window", [-1, 4])
+def test_lengths_beyond_the_keys_place_the_queries(isa: Isa, queries: int, window: int) -> None:
+    """As the operator says it: the position of a query is the length less the queries, whatever keys there are."""
+    q, k, v, out = operands(31, 5, 2, 1, queries, 37, 16)
+    lengths = np.array([37, 39, 500, 0, -2], np.int64)
+    found = computed(
+        isa, q, k, v, out, scale=0.25, causal=True, offset=None, lengths=lengths, left_window=window, split=3
+    )
+    wide = [a.astype(np.float64) for a in (q, k, v)]
+    want = reference.attention.body(
+        *wide, None, None, None, lengths, is_causal=1, scale=0.25, left_window_size=window, ctx=Call()
+    )[0]
+    np.testing.assert_allclose(found, want, rtol=3e-6, atol=3e-6)
+
+
+@each_isa
 @pytest.mark.parametrize("queries", [2, 18])
 def test_any_strides(isa: Isa, queries: int) -> None:
     rng = np.random.default_rng(11)

@@ -25,16 +25,14 @@ class Rows:
         self.keys = frame["keys"]
         self.offset = frame["offset"]
         if scoring.lengths != "none":
-            valid = f.load(
-                scoring.lengths, f.gep(frame.buffer("lengths"), batch * frame["length_step"], scoring.lengths)
-            )
-            valid = f.max_(f.min_(f.cast(valid, "i64"), frame["keys"]), 0)
-            self.keys = valid
-            if (
-                scoring.causal or scoring.window
-            ):  # without an offset of its own, the last query stands at the last valid key
+            place = f.gep(frame.buffer("lengths"), batch * frame["length_step"], scoring.lengths)
+            # bounded, so that no sum with it overflows; more keys than there are still move the queries
+            told = f.max_(f.min_(f.cast(f.load(scoring.lengths, place), "i64"), 1 << 48), -(1 << 48))
+            self.keys = f.max_(f.min_(told, frame["keys"]), 0)
+            if scoring.causal or scoring.window:
+                # without an offset of its own, the last query stands at the last valid key
                 by_length = f.cmp("ne", frame["offset_by_length"], 0)
-                self.offset = f.select(by_length, valid - frame["queries"], frame["offset"])
+                self.offset = f.select(by_length, told - frame["queries"], frame["offset"])
         if scoring.mask != "none":
             stored = "i8" if scoring.mask == "bool" else frame.element
             self.mask = f.gep(frame.buffer("mask"), batch * frame["mask_batch"], stored)
