@@ -67,7 +67,8 @@ class RanvierRunner:
         importlib.import_module("ranvier.runtime.session")  # what ``ranvier.load`` imports when it is first used
         registry = importlib.import_module("ranvier.providers.registry").REGISTRY
         for name in registry.available(auto=True):
-            registry.get(name).capability()  # which brings in what the provider is made of
+            registry.get(name).capability()
+        importlib.import_module("ranvier.providers.cpu.lower.registry").table()  # else each is imported when needed
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self._session.run(inputs)

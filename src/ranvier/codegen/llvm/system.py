@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import sysconfig
 import time
 from typing import Any
 
@@ -79,7 +78,6 @@ def objects_readable() -> bool:
     """
     plain = (
         sys.implementation.name == "cpython"
-        and not sysconfig.get_config_var("Py_GIL_DISABLED")
         and not hasattr(sys, "getobjects")
         and (object.__basicsize__, list.__basicsize__) == (16, 40)
         and np.ndarray.__basicsize__ >= ARRAY_DATA + 8

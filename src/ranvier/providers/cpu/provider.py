@@ -18,6 +18,7 @@ from ranvier.ops.infer import SHAPE_MATH
 from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
 from ranvier.providers.cpu.kernel import CpuKernel
 from ranvier.providers.cpu.lower import registry
+from ranvier.providers.cpu.lower.index import MODULES
 from ranvier.providers.cpu.target import Target
 from ranvier.providers.memory import PoolAllocator
 
@@ -70,7 +71,7 @@ class CpuProvider:
 
 @functools.cache
 def _capability(code: str) -> ProviderCapability:
-    ops = frozenset(op for _, op in registry.table())
+    ops = frozenset(op for _, op in MODULES)
     return ProviderCapability(ops=ops, dtypes=registry.ALL, notes=f"machine code for {code}")
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
-from ranvier.dtypes import DType, from_onnx
+from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, where
-from ranvier.providers.cpu.lower.registry import FLOATS, INTEGERS, NUMERIC, lowers
+from ranvier.providers.cpu.lower.registry import ALL, FLOATS, INTEGERS, NARROW, NUMERIC, lowers
 
 _UNARY = {
     "Neg": "neg",
@@ -235,12 +235,6 @@ def _scalar(b: Definitions, value: Value) -> Value:
     return value if b.shape(value) == () else b.reshape(value, ())
 
 
-@lowers("Cast", "CastLike")
-def convert(n: NodeView, b: Definitions) -> None:
-    to = n.dtype(1) if n.op == "CastLike" else from_onnx(int(n.attr("to")))
-    b.pointwise([n.input(0)], lambda x: cast(x[0], to), to, out=n.outputs[0])
-
-
 @lowers("BitCast")
 def bit_cast(n: NodeView, b: Definitions) -> None:
     to = n.out_dtype()
@@ -267,6 +261,6 @@ def is_inf(n: NodeView, b: Definitions) -> None:
     b.pointwise([n.input(0)], compute, DType.bool, out=n.outputs[0])
 
 
-@lowers("Identity")
+@lowers("Identity", dtypes=ALL | NARROW)
 def identity(n: NodeView, b: Definitions) -> None:
     b.identity(n.input(0), out=n.outputs[0])

@@ -15,9 +15,8 @@ from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.cpu.defs import Definitions, NodeView
-from ranvier.providers.cpu.lower import elementwise, views
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
-from ranvier.providers.cpu.lower.registry import ALL, lowers
+from ranvier.providers.cpu.lower.registry import ALL, NARROW, lowers
 
 # lowest and highest number
 NARROW_INTEGERS: dict[DType, tuple[int, int]] = {
@@ -61,7 +60,6 @@ FORMATS: dict[DType, Small] = {
     DType.float6_e3m2fn: Small(3, 2, 3, "none"),
 }
 _EXPONENTS = DType.float8_e8m0fnu
-NARROW = frozenset(NARROW_INTEGERS) | frozenset(FORMATS) | {_EXPONENTS}
 _INT, _FLOAT = DType.int32, DType.float32
 
 
@@ -205,7 +203,7 @@ def convert(n: NodeView, b: Definitions) -> None:
     source = n.dtype(0)
     to = n.dtype(1) if n.op == "CastLike" else from_onnx(int(n.attr("to")))
     if source not in NARROW and to not in NARROW:
-        elementwise.convert(n, b)
+        b.pointwise([n.input(0)], lambda e: cast(e[0], to), to, out=n.outputs[0])
         return
     if source is to:
         b.identity(n.input(0), out=n.outputs[0])
@@ -217,8 +215,3 @@ def convert(n: NodeView, b: Definitions) -> None:
     saturate, mode = bool(n.attr("saturate", 1)), str(n.attr("round_mode", "up"))
     codes = b.pointwise([x], lambda e: to_code(from_code(e[0], source), to, saturate, mode), DType.uint8)
     as_bytes(b, codes, to, n.outputs[0])
-
-
-lowers("Reshape", "Flatten", "Squeeze", "Unsqueeze", values=(1,), dtypes=ALL | NARROW)(views.reshape)
-lowers("Transpose", dtypes=ALL | NARROW)(views.transpose)
-lowers("Identity", dtypes=ALL | NARROW)(elementwise.identity)

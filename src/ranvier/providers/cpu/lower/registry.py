@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node
 from ranvier.providers.cpu.defs import Definitions, NodeView
+from ranvier.providers.cpu.lower.index import MODULES
 
 Lower = Callable[[NodeView, Definitions], None]
 Check = Callable[[Node], str | None]
@@ -30,6 +31,8 @@ INTEGERS = frozenset(
 )
 NUMERIC = FLOATS | INTEGERS
 ALL = NUMERIC | {DType.bool}
+# narrower than what machines compute with: held as one byte per element, converted and moved only
+NARROW = frozenset(DType) - ALL - {DType.string, DType.complex64, DType.complex128}
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,14 @@ def lowers(
     check: Check | None = None,
     since: int = 1,
 ) -> Callable[[Lower], Lower]:
-    """Declare the decorated function as the lowering of some operators.
+    """Declare the decorated function as the lowering of some operators, which ``index`` lists too.
 
     ``check(node)`` may look at the node's attributes and declared types and return the reason why not.
     """
 
     def wrap(function: Lower) -> Lower:
         for op in ops:
+            assert (domain, op) not in _TABLE, f"{op} is lowered twice: which one counts would depend on imports"
             _TABLE[domain, op] = Lowering(function, values, dtypes, check, since)
         return function
 
@@ -69,12 +73,18 @@ def lowers(
 
 @functools.cache
 def table() -> dict[tuple[str, str], Lowering]:
-    """All lowerings; the modules beside this one are imported on the first call."""
-    package = importlib.import_module("ranvier.providers.cpu.lower")
+    """All lowerings: every module beside this one is imported, which a model alone never needs."""
+    package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+        importlib.import_module(f"{__package__}.{module.name}")
     return _TABLE
 
 
 def find(node: Node) -> Lowering | None:
-    return table().get((node.domain, node.op))
+    """The lowering of a node's operator; its module is imported now if it was not before."""
+    key = (node.domain, node.op)
+    found = _TABLE.get(key)
+    if found is None and key in MODULES:
+        importlib.import_module(f"{__package__}.{MODULES[key]}")
+        found = _TABLE[key]
+    return found

@@ -9,15 +9,15 @@ import numpy as np
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower.registry import lowers
+from ranvier.providers.cpu.lower.registry import ALL, NARROW, lowers
 
 
-@lowers("Reshape", "Flatten", "Squeeze", "Unsqueeze", values=(1,))
+@lowers("Reshape", "Flatten", "Squeeze", "Unsqueeze", values=(1,), dtypes=ALL | NARROW)
 def reshape(n: NodeView, b: Definitions) -> None:
     b.reshape(n.input(0), n.out_shape(), out=n.outputs[0])
 
 
-@lowers("Transpose")
+@lowers("Transpose", dtypes=ALL | NARROW)
 def transpose(n: NodeView, b: Definitions) -> None:
     perm = n.attr("perm") or tuple(reversed(range(n.rank(0))))
     b.transpose(n.input(0), tuple(int(p) for p in perm), out=n.outputs[0])

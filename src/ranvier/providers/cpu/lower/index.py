@@ -1,0 +1,95 @@
+"""Which module lowers which operator, so that only those a model needs are imported."""
+
+from __future__ import annotations
+
+# module -> the operators it declares, those of other domains with their domain
+_OPERATORS = {
+    "activation": """
+        Affine Celu Elu Gelu HardSigmoid HardSwish ImageScaler LeakyRelu Mish PRelu ParametricSoftplus Relu
+        Scale ScaledTanh Selu Shrink Sigmoid Softplus Softsign SwiGLU Swish ThresholdedRelu
+        com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu
+    """,
+    "attention": "Attention RotaryEmbedding",
+    "branches": "If",
+    "contraction": """
+        Gemm MatMul com.microsoft::FusedGemm com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
+    """,
+    "convolution": "Conv ConvTranspose com.microsoft::FusedConv",
+    "cumulative": "CumProd CumSum",
+    "determinant": "Det",
+    "einsum": "Einsum",
+    "elementwise": """
+        Abs Acos Acosh Add And Asin Asinh Atan Atan2 Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
+        BitwiseXor Ceil Clip Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Identity IsInf IsNaN Less
+        LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Sign Sin Sinh Sqrt Sub Sum Tan Tanh
+        Where Xor
+    """,
+    "features": """
+        ai.onnx.ml::ArrayFeatureExtractor ai.onnx.ml::Binarizer ai.onnx.ml::Imputer ai.onnx.ml::LinearRegressor
+        ai.onnx.ml::Normalizer ai.onnx.ml::Scaler
+    """,
+    "fused_contrib": """
+        com.microsoft::BiasAdd com.microsoft::BiasSoftmax com.microsoft::BiasSplitGelu
+        com.microsoft::EmbedLayerNormalization com.microsoft::FusedMatMulActivation com.microsoft::GatedAdd
+        com.microsoft::GemmFastGelu com.microsoft::NhwcConv com.microsoft::NhwcFusedConv
+        com.microsoft::ScaledSiLU
+    """,
+    "grouped_heads": "com.microsoft::GroupQueryAttention com.microsoft::RotaryEmbedding",
+    "heads_by_projection": "com.microsoft::Attention com.microsoft::MultiHeadAttention",
+    "integer_convolution": "ConvInteger QLinearConv com.microsoft::QLinearConv",
+    "integer_product": """
+        MatMulInteger QLinearMatMul com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulIntegerToFloat
+        com.microsoft::QGemm
+    """,
+    "linear_attention": "LinearAttention",
+    "losses": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
+    "movement": """
+        CenterCropPad Concat Constant ConstantOfShape EyeLike Gather GatherElements GatherND OneHot Pad Range
+        ReverseSequence Shape Size Tile Trilu
+    """,
+    "narrow_cast": "Cast CastLike",
+    "normalization": """
+        BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization
+        MeanVarianceNormalization RMSNormalization SimplifiedLayerNormalization
+        com.microsoft::SimplifiedLayerNormalization com.microsoft::SkipLayerNormalization
+        com.microsoft::SkipSimplifiedLayerNormalization
+    """,
+    "optimizers": """
+        ai.onnx.preview.training::Adagrad ai.onnx.preview.training::Adam ai.onnx.preview.training::Momentum
+    """,
+    "pool": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
+    "qlinear": """
+        com.microsoft::MulInteger com.microsoft::QLinearAdd com.microsoft::QLinearConcat
+        com.microsoft::QLinearGlobalAveragePool com.microsoft::QLinearLeakyRelu com.microsoft::QLinearMul
+        com.microsoft::QLinearReduceMean com.microsoft::QLinearSigmoid com.microsoft::QLinearWhere
+    """,
+    "quantization": """
+        DequantizeLinear DynamicQuantizeLinear QuantizeLinear com.microsoft::DequantizeLinear
+        com.microsoft::QuantizeLinear
+    """,
+    "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
+    "ranking": "TopK",
+    "recurrent": "DFT GRU LSTM RNN STFT",
+    "reduction": """
+        ArgMax ArgMin Hardmax LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
+        ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
+    """,
+    "resample": "Resize Upsample",
+    "sampling": "AffineGrid DeformConv GridSample RoiAlign",
+    "scatter": "Scatter ScatterElements ScatterND TensorScatter",
+    "streaming": "CausalConvWithState ai.onnx.preview::FlexAttention",
+    "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",
+    "views": """
+        Crop DepthToSpace Dropout Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Transpose Unsqueeze
+    """,
+    "windows": "BlackmanWindow Col2Im HammingWindow HannWindow MaxUnpool MelWeightMatrix",
+}
+
+
+def _key(name: str) -> tuple[str, str]:
+    domain, _, op = name.rpartition("::")
+    return domain, op
+
+
+# (domain, operator) -> module
+MODULES = {_key(name): module for module, names in _OPERATORS.items() for name in names.split()}
