@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder.types import element_of, mangled, size_of, vector
-from ranvier.codegen.llvm.builder.values import Operand, Val, Values
+from ranvier.codegen.llvm.builder.values import Declarations, Operand, Val, Values
 
 
 class Var:
@@ -28,8 +28,8 @@ class Var:
 class Memory(Values):
     """The part of a function's writer that reads and writes memory."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, module: Declarations) -> None:
+        super().__init__(module)
         self._entry: list[str] = []  # stack slots: they must stand in the first block
 
     def gep(self, base: Val, index: Operand, element: str = "i8") -> Val:

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from ranvier.codegen.llvm.builder.control import Control
 from ranvier.codegen.llvm.builder.types import literal
-from ranvier.codegen.llvm.builder.values import Val
+from ranvier.codegen.llvm.builder.values import Declarations, Val
 
 _KERNEL = (("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), ("ptr", "scratch"))
 
 
-class Module:
+class Module(Declarations):
     """One compilation unit: functions, and what they declare."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.functions: list[Fn] = []
-        self.declared: dict[str, str] = {}
         self.globals: list[str] = []
 
     def function(
@@ -30,9 +30,6 @@ class Module:
     def kernel(self, symbol: str) -> Fn:
         """A function that a launch can call."""
         return self.function(symbol, _KERNEL)
-
-    def declare(self, name: str, ret: str, args: Sequence[str]) -> None:
-        self.declared[name] = f"declare {ret} @{name}({', '.join(args)})"
 
     def table(self, name: str, element: str, values: Sequence[int | float]) -> str:
         """A constant array; returns its name, a ``ptr``."""
@@ -48,11 +45,12 @@ class Module:
 class Fn(Control):
     """One function, written from top to bottom."""
 
+    module: Module
+
     def __init__(
         self, module: Module, name: str, params: Sequence[tuple[str, str]], ret: str = "void", internal: bool = False
     ) -> None:
-        super().__init__()
-        self.module = module
+        super().__init__(module)
         self.name = name
         self.ret_type = ret
         self._params = list(params)

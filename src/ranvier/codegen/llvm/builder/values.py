@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ranvier.codegen.llvm.builder.types import FLOAT_TYPES, element_of, lanes_of, literal, mangled, vector
-
-if TYPE_CHECKING:
-    from ranvier.codegen.llvm.builder.module import Module
 
 # Contracting a*b+c is always allowed; NaN and infinities keep their meaning.
 _FAST = "contract"
@@ -59,12 +55,21 @@ class Val:
 Operand = Val | int | float
 
 
+class Declarations:
+    """Functions from elsewhere that the functions of a module call."""
+
+    def __init__(self) -> None:
+        self.declared: dict[str, str] = {}
+
+    def declare(self, name: str, ret: str, args: Sequence[str]) -> None:
+        self.declared[name] = f"declare {ret} @{name}({', '.join(args)})"
+
+
 class Values:
     """The part of a function's writer that names values and computes with them."""
 
-    module: Module
-
-    def __init__(self) -> None:
+    def __init__(self, module: Declarations) -> None:
+        self.module = module
         self._lines: list[str] = []
         self._count = 0
         self._block = "entry"
