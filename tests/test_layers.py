@@ -33,7 +33,7 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant"}
+SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model"}
 
 
 def modules() -> list[Path]:

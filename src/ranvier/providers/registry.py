@@ -20,7 +20,6 @@ FOREIGN = {
     "TensorrtExecutionProvider": "tensorrt",
     "ROCMExecutionProvider": "rocm",
     "MIGraphXExecutionProvider": "migraphx",
-    "OpenVINOExecutionProvider": "openvino",
     "CoreMLExecutionProvider": "coreml",
     "DmlExecutionProvider": "directml",
     "DnnlExecutionProvider": "dnnl",
@@ -202,7 +201,22 @@ def _sim() -> ExecutionProvider:
     return SimProvider()
 
 
+def _onnxruntime() -> ExecutionProvider:
+    from ranvier.providers.onnxruntime import OnnxRuntimeProvider
+
+    return OnnxRuntimeProvider()
+
+
+def _openvino() -> ExecutionProvider:
+    from ranvier.providers.openvino import OpenVinoProvider
+
+    return OpenVinoProvider()
+
+
 REGISTRY = ProviderRegistry()
 REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
 REGISTRY.register("reference", _reference, ("numpy",))
+# other runtimes and distant devices are used when somebody names them: what runs where shall be no surprise
+REGISTRY.register("onnxruntime", _onnxruntime, ("ort",), auto=False)
+REGISTRY.register("openvino", _openvino, ("OpenVINOExecutionProvider",), auto=False)
 REGISTRY.register("sim", _sim, auto=False)

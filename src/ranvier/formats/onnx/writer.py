@@ -72,7 +72,7 @@ class _Writer:
         proto = helper.make_model(self._graph(self.graph), opset_imports=self._opset_imports())
         proto.ir_version = max(int(facts.get("ir_version") or 0), 10)
         proto.ir_version = min(proto.ir_version, onnx.IR_VERSION)
-        if any(d.bits < 4 or d.name.startswith("float6") for d in _dtypes(self.graph)):
+        if any(d.bits < 4 or d.name.startswith("float6_") for d in _dtypes(self.graph)):
             proto.ir_version = onnx.IR_VERSION
         for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
             if facts.get(name):

@@ -20,11 +20,7 @@ import numpy as np
 
 from ranvier.devices import Device
 from ranvier.errors import WorkerLost
-from ranvier.formats import onnx as onnx_format
-from ranvier.graph.extract import extract
 from ranvier.graph.ir import Node
-from ranvier.graph.types import TensorType
-from ranvier.ops import registry
 from ranvier.providers.base import (
     Claim,
     CompileContext,
@@ -39,6 +35,7 @@ from ranvier.providers.distant.channel import Channel
 from ranvier.providers.distant.link import Link
 from ranvier.providers.distant.wire import Array, Message
 from ranvier.providers.memory import PoolAllocator
+from ranvier.providers.part_model import part_model, reason_against_moving
 
 PROTOCOL = 1
 _START = 60.0  # seconds that a worker may take until it is there: it has a runtime to import
@@ -104,7 +101,7 @@ class DistantProvider(ABC):
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
         for node in view:
-            reason = _unshippable(node) or self._refuses(node)
+            reason = reason_against_moving(node) or self._refuses(node)
             yield Claim((node,)) if reason is None else Decline(node, reason)
 
     def compile(self, part: Subgraph, ctx: CompileContext) -> DistantKernel:
@@ -158,12 +155,8 @@ class DistantKernel:
 
     def __init__(self, provider: DistantProvider, part: Subgraph, ctx: CompileContext) -> None:
         self._provider = provider
-        taken = extract(part.nodes, part.inputs, part.outputs, name=part.label, opsets=ctx.opsets)
-        self._model = onnx_format.to_proto(taken).SerializeToString()
-        self.source = str(taken)
-        self._positions = [k for k, v in enumerate(part.inputs) if v.const is None or v.producer is not None]
-        self._outputs = len(part.outputs)
-        self._constants = sum(v.const.nbytes for v in part.inputs if v.const is not None)
+        self._model = part_model(part)
+        self.source = self._model.text
         self._lock = threading.Lock()
         self._shipped: tuple[Link, int] | None = None
         self._calls, self._seconds = 0, 0.0
@@ -174,7 +167,7 @@ class DistantKernel:
             if self._shipped is not None and self._shipped[0] is link:
                 return self._shipped[1]
             number = link.next_number()
-            link.ask("load", {"part": number}, [np.frombuffer(self._model, np.uint8)])
+            link.ask("load", {"part": number}, [np.frombuffer(self._model.data, np.uint8)])
             self._shipped = (link, number)
             weakref.finalize(self, link.forget, number).atexit = False
             return number
@@ -185,10 +178,10 @@ class DistantKernel:
         started = time.perf_counter()
         link = self._provider.link()
         part = self.ship(link)
-        given = [inputs[k] for k in self._positions]
+        given = [inputs[k] for k in self._model.positions]
         if any(tensor.link is not link for tensor in given):
             raise WorkerLost(self._provider.name, "what it held went with the worker before", transient=True)
-        numbers = [link.next_number() for _ in range(self._outputs)]
+        numbers = [link.next_number() for _ in self._model.outputs]
         fields = {"part": part, "inputs": [t.number for t in given], "outputs": numbers}
         made = link.post("run", fields)
         outputs[:] = [DistantTensor(link, number, made, k) for k, number in enumerate(numbers)]
@@ -200,25 +193,8 @@ class DistantKernel:
         return False
 
     def memory_usage(self) -> MemoryUsage:
-        return MemoryUsage(constants=self._constants)
+        return MemoryUsage(constants=self._model.constant_bytes)
 
     def stats(self) -> KernelStats:
         with self._lock:
             return KernelStats(self._calls, self._seconds)
-
-
-def _unshippable(node: Node) -> str | None:
-    definition = registry.find(node.domain, node.op, node.version)
-    if definition is None:
-        return "no operator of this name is declared"
-    if not definition.traits.isdisjoint(("impure", "random")):
-        return "its result depends on more than its operands"
-    for value in [*node.dependencies(), *node.outputs]:
-        if value.type is None:
-            if value.uses or value.is_graph_output:
-                return f"the type of {value.name!r} is not known"
-        elif not isinstance(value.type, TensorType):
-            return f"{value.name!r} is a {value.type}"
-        elif value.type.dtype is None or value.type.dtype.name == "string":
-            return f"{value.name!r} is of {value.type.dtype or 'an unknown element type'}"
-    return None

@@ -1,0 +1,205 @@
+"""The provider ``openvino``: parts of a graph run by an installed OpenVINO, on its CPU, GPU or NPU plugin.
+
+It has no list of what it takes, so it is asked by trying: a model of one node is read, once for every kind of node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ranvier.codegen.storage import row_major
+from ranvier.devices import CPU, Device
+from ranvier.errors import InvalidConfig, KernelError, NotSupported, nearest
+from ranvier.graph.ir import Node
+from ranvier.graph.types import TensorType
+from ranvier.providers.base import (
+    Array,
+    Claim,
+    CompileContext,
+    Decline,
+    GraphView,
+    KernelStats,
+    MemoryUsage,
+    ProviderCapability,
+    Subgraph,
+)
+from ranvier.providers.memory import PoolAllocator
+from ranvier.providers.part_model import PartModel, part_model, reason_against_moving
+
+_ELEMENTS = frozenset(
+    ["float32", "float16", "bool"]  # doubles it computes as floats, bfloat16 comes out as float16
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+
+
+@dataclass(frozen=True)
+class OpenVinoOptions:
+    """``plugin``: OpenVINO's name of the device. ``precision``: what it may compute in; by itself it takes bfloat16 for
+    float32 on processors that are quick at that."""
+
+    plugin: str = "CPU"
+    precision: str = "f32"
+
+    def __post_init__(self) -> None:
+        known = ("f32", "bf16", "f16")
+        if self.precision not in known:
+            raise InvalidConfig(
+                f"OpenVinoOptions: precision cannot be {self.precision!r}{nearest(str(self.precision), known)}"
+            )
+
+
+class OpenVinoProvider:
+    name: ClassVar[str] = "openvino"
+    aliases: ClassVar[tuple[str, ...]] = ("OpenVINOExecutionProvider",)
+    Options: ClassVar[type] = OpenVinoOptions
+
+    def __init__(self, options: OpenVinoOptions | None = None) -> None:
+        self.options = options or OpenVinoOptions()
+        self.device: Device = CPU  # operands and results are on the host, whatever happens between
+        self._allocator = PoolAllocator(name=self.name)
+
+    def configure(self, options: Any) -> OpenVinoProvider:
+        known = _core().available_devices
+        if options.plugin not in known:
+            raise InvalidConfig(f"OpenVINO has no device {options.plugin!r} here{nearest(options.plugin, known)}")
+        return OpenVinoProvider(options)
+
+    def available(self) -> str | None:
+        return None if importlib.util.find_spec("openvino") is not None else "openvino is not installed"
+
+    def capability(self) -> ProviderCapability:
+        return ProviderCapability(notes=f"OpenVINO {_library().__version__}, {self.options.plugin}")
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
+        for node in view:
+            reason = reason_against_moving(node) or _refusal(node)
+            yield Claim((node,)) if reason is None else Decline(node, reason)
+
+    def compile(self, part: Subgraph, ctx: CompileContext) -> OpenVinoKernel:
+        return OpenVinoKernel(part_model(part), self.options, ctx)
+
+    def allocator(self) -> PoolAllocator:
+        return self._allocator
+
+    def close(self) -> None:
+        self._allocator.trim()
+
+
+class OpenVinoKernel:
+    """A part inside a compiled model. A request serves one thread at a time, so there are as many as were needed."""
+
+    def __init__(self, model: PartModel, options: OpenVinoOptions, ctx: CompileContext) -> None:
+        choices: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": options.precision}
+        if ctx.config.threads is not None and options.plugin == "CPU":
+            choices["INFERENCE_NUM_THREADS"] = ctx.config.threads
+        try:
+            self._compiled = _core().compile_model(_core().read_model(model.data), options.plugin, choices)
+        except RuntimeError as error:
+            raise KernelError(f"OpenVINO cannot load it: {_short(error)}", provider="openvino") from error
+        self._model = model
+        self.source = model.text
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._calls, self._seconds = 0, 0.0
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[Any]:
+        try:
+            found = self._idle.get_nowait()
+        except queue.Empty:
+            found = self._compiled.create_infer_request()
+        try:
+            yield found
+        finally:
+            self._idle.put(found)
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
+    ) -> None:
+        started = time.perf_counter()
+        given = {k: row_major(inputs[p]) for k, p in enumerate(self._model.positions)}
+        with self._request() as request:
+            try:
+                request.infer(given, share_inputs=True)
+            except RuntimeError as error:
+                raise KernelError(f"OpenVINO: {_short(error)}", provider="openvino") from error
+            for k in range(len(outputs)):
+                outputs[k] = np.array(request.get_output_tensor(k).data)  # the request's own memory is used again
+        with self._lock:
+            self._calls += 1
+            self._seconds += time.perf_counter() - started
+
+    def in_place(self, output: int, input: int) -> bool:
+        return False
+
+    def memory_usage(self) -> MemoryUsage:
+        return MemoryUsage(constants=self._model.constant_bytes)
+
+    def stats(self) -> KernelStats:
+        with self._lock:
+            return KernelStats(self._calls, self._seconds)
+
+
+@functools.cache
+def _library() -> Any:
+    import openvino  # type: ignore[import-not-found,unused-ignore]
+
+    return openvino
+
+
+@functools.cache
+def _core() -> Any:
+    return _library().Core()
+
+
+_answers: dict[tuple[Any, ...], str | None] = {}
+
+
+def _refusal(node: Node) -> str | None:
+    """Why OpenVINO would not run the node; asked once for nodes that differ in names and weights only."""
+    if node.has_subgraphs:
+        return "bodies of control flow stay with the outer runtime"
+    for value in [*node.inputs, *node.outputs]:
+        if value is not None and isinstance(value.type, TensorType) and value.type.dtype is not None:
+            if value.type.dtype.name not in _ELEMENTS:
+                return f"OpenVINO has no tensors of {value.type.dtype}"
+            if value.type.shape is None:
+                return f"the rank of {value.name!r} is not known"
+    key = (
+        node.domain,
+        node.op,
+        node.version,
+        tuple((str(v.type), v.const is not None) if v is not None else None for v in node.inputs),
+        tuple((name, str(attr)) for name, attr in sorted(node.attrs.items())),
+    )
+    if key not in _answers:
+        _answers[key] = _tried(node)
+    return _answers[key]
+
+
+def _tried(node: Node) -> str | None:
+    inputs = tuple(dict.fromkeys(v for v in node.inputs if v is not None))
+    assert node.graph is not None
+    try:
+        model = part_model(Subgraph((node,), inputs, tuple(node.outputs), node.graph))
+        _core().read_model(model.data)
+    except (RuntimeError, NotSupported) as error:
+        return f"OpenVINO does not take it: {_short(error)}"
+    return None
+
+
+def _short(error: Exception) -> str:
+    """The line of OpenVINO's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (telling or lines or [type(error).__name__])[0][:200]
