@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, overload
 
-from ranvier.config import SessionConfig
+from ranvier.config import ProviderConfig, SessionConfig, resolve
 from ranvier.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -24,6 +24,7 @@ from ranvier.graph.ir import Graph
 from ranvier.runtime.control import RunOptions
 from ranvier.runtime.metrics import Counters, SessionMetrics
 from ranvier.runtime.session import Session
+from ranvier.runtime.settings import effective
 
 _POLL_SECONDS = 0.05  # how soon a run that waits for a slot notices that it was cancelled
 
@@ -81,15 +82,13 @@ class SessionManager:
         memory_limit: int | None = None,
         max_sessions: int | None = None,
         max_concurrent_runs: int | None = None,
-        config: SessionConfig | None = None,
+        config: SessionConfig | ProviderConfig | None = None,
     ) -> None:
         self._memory_limit = _count("memory_limit", memory_limit)
         self._max_sessions = _count("max_sessions", max_sessions)
         slots = _count("max_concurrent_runs", max_concurrent_runs)
         self._slots = threading.BoundedSemaphore(slots) if slots is not None else None
-        if config is not None and not isinstance(config, SessionConfig):
-            raise InvalidConfig(f"SessionManager: config must be a SessionConfig, got {type(config).__name__}")
-        self._config = config or SessionConfig.default()
+        self._config = effective(config)
         self._entries: dict[str, _Entry] = {}
         self._arriving: list[_Entry] = []  # being loaded for the first time; may replace one that has a name
         self._lock = threading.RLock()
@@ -113,7 +112,7 @@ class SessionManager:
         A name that is taken raises, unless ``replace`` is true: then the new model takes its place once it is loaded.
         """
         slots = _count("max_concurrent_runs", max_concurrent_runs)
-        entry = _Entry(name, model, self._config.updated(**{"name": name, **options}), base_dir, slots)
+        entry = _Entry(name, model, resolve({"name": name, **options}, config=self._config).config, base_dir, slots)
         with self._lock:
             self._check_open()
             old = self._entries.get(name)
