@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ranvier.codegen.llvm.integer import lstm
 from tests.providers.cpu.compare import Array, check
 
 RNG = np.random.default_rng(23)
@@ -16,6 +17,12 @@ def numbers(*shape: int) -> Array:
     return np.asarray(RNG.normal(size=shape).astype(np.float32))
 
 
+@pytest.fixture(params=[lstm._ROUND_NS, 0.0], ids=["one round", "a round per step"])
+def _rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm, "_ROUND_NS", request.param)
+
+
+@pytest.mark.usefixtures("_rounds")
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(("kind", "per_column"), [(np.int8, False), (np.uint8, True)])
 def test_directions(direction: str, kind: type, per_column: bool) -> None:

@@ -1,8 +1,8 @@
 """The time loop of an LSTM with 8-bit recurrent weights, whose state is quantized anew in every step.
 
 A tile is one direction. In every step the range of the state gives its scale and zero point, the codes meet the packed
-weights, and the sums, scaled, are added to what the inputs contributed; then the gates are applied. States stay in
-scratch from step to step.
+weights, and the sums, scaled, are added to what the inputs contributed; then the gates are applied. Long loops go by
+rounds of many steps, so that a run can be aborted in between; states stay in a buffer of their own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.product import most_rows
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import Storage, View
 
 _NAMES = (
     *("steps", "batch", "hidden", "directions", "reverse", "k", "row_bytes", "rows", "entry"),
-    *("panels", "wide", "wide_panels", "sums_row", "c_at", "codes_at", "sums_at", "totals_at"),
+    *("panels", "wide", "wide_panels", "sums_row", "sums_at", "totals_at", "span"),
 )
-_INPUTS, _WEIGHTS, _SUMS, _ZERO, _SCALE, _H0, _C0, _Y, _YH, _YC, _WIDE, _NARROW = range(12)
+_INPUTS, _WEIGHTS, _SUMS, _ZERO, _SCALE, _H0, _C0, _Y, _YH, _YC, _STATE, _WIDE, _NARROW = range(13)
+_FLOPS_PER_NS = 100.0  # of one core, roughly
+_ROUND_NS = 2e6  # a run can be aborted about this often
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def quantized_lstm(
     row_bytes = -(-packed.k * 4 // 64) * 64
     sums_row = cut.total * isa.vector_bytes
     places, end = [], 0
-    for nbytes in (batch * hidden * 4, batch * hidden * 4, room * row_bytes, room * sums_row, batch * 4):
+    for nbytes in (room * row_bytes, room * sums_row, batch * 4):
         places.append(end)
         end = -(-(end + nbytes) // 64) * 64 + 64
     numbers = {
@@ -80,26 +82,30 @@ def quantized_lstm(
         "wide": cut.size * isa.vector_bytes,
         "wide_panels": cut.large,
         "sums_row": sums_row,
-        **dict(zip(("c_at", "codes_at", "sums_at", "totals_at"), places[1:])),
+        **dict(zip(("sums_at", "totals_at"), places[1:])),
     }
     narrow = cut.size - 1 if cut.large < cut.count else cut.size
-    flops = 2.0 * steps * batch * directions * hidden * 4 * hidden
+    step_flops = 2.0 * batch * hidden * 4 * hidden
+    numbers["span"] = max(1, round(_ROUND_NS * _FLOPS_PER_NS / step_flops))
+    states = Storage.temporary(directions * 2 * batch * hidden * 4)
     return [
         Launch(
-            KernelSpec("quantized lstm", ("quantized lstm",), lambda m, s, i: _Kernel(m.kernel(s), i).emit()),
+            KernelSpec("quantized lstm", ("quantized lstm", 2), lambda m, s, i: _Kernel(m.kernel(s), i).emit()),
             (
                 At.of(inputs),
                 At(packed.storage),
                 *(At.of(v) for v in (weights.sums, weights.zero, weights.scale, *state, *results)),
+                At(states),
                 *(Code(IntegerMicro(rows, v).spec()) for v in (cut.size, narrow)),
             ),
             in_order(_NAMES, numbers),
             tiles=directions,
-            writes=tuple(dict.fromkeys(v.storage for v in results)),
+            writes=(states, *dict.fromkeys(v.storage for v in results)),
             scratch=end,
-            flops=flops,
+            flops=step_flops * steps * directions,
             traffic=float(steps * packed.nbytes + inputs.nbytes + results[0].nbytes),
             label="lstm",
+            rounds=max(1, -(-steps // numbers["span"])),
         )
     ]
 
@@ -112,11 +118,8 @@ class _Kernel:
         }
         self.lanes = isa.lanes(4)
         self.control = f.stack("i64", SLOTS)
-        scratch = f.args["scratch"]
-        self.h = scratch
-        self.c, self.codes, self.sums, self.totals = (
-            f.gep(scratch, self.at[name]) for name in ("c_at", "codes_at", "sums_at", "totals_at")
-        )
+        self.codes = f.args["scratch"]
+        self.sums, self.totals = (f.gep(self.codes, self.at[name]) for name in ("sums_at", "totals_at"))
 
     def buf(self, k: int) -> Val:
         return self.f.load("ptr", self.f.gep(self.f.args["bufs"], k, "ptr"), invariant=True)
@@ -132,18 +135,26 @@ class _Kernel:
         ):
             write_slot(f, self.control, slot, value)
         size = at["batch"] * at["hidden"]
-        with f.loop(f.args["begin"], f.args["end"]) as d:
-            self.copy(f.gep(self.buf(_H0), d * size, "float"), self.h, size)
-            self.copy(f.gep(self.buf(_C0), d * size, "float"), self.c, size)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            round_ = f.div(tile, at["directions"], signed=False)
+            d = tile - round_ * at["directions"]
+            first = round_ * at["span"]
+            past = f.min_(first + at["span"], at["steps"])
+            self.h = f.gep(self.buf(_STATE), d * size * 2, "float")
+            self.c = f.gep(self.h, size, "float")
+            with f.if_(f.cmp("eq", first, 0)):
+                self.copy(f.gep(self.buf(_H0), d * size, "float"), self.h, size)
+                self.copy(f.gep(self.buf(_C0), d * size, "float"), self.c, size)
             backwards = f.cmp("ne", f.or_(at["reverse"], d), 0)
-            with f.loop(0, at["steps"]) as step:
+            with f.loop(first, past) as step:
                 t = f.select(backwards, at["steps"] - 1 - step, step)
                 scale, zero = self.range(size)
                 self.quantize(scale, zero)
                 self.multiply(d)
                 self.gates(d, t, scale, zero)
-            self.copy(self.h, f.gep(self.buf(_YH), d * size, "float"), size)
-            self.copy(self.c, f.gep(self.buf(_YC), d * size, "float"), size)
+            with f.if_(f.cmp("eq", past, at["steps"])):
+                self.copy(self.h, f.gep(self.buf(_YH), d * size, "float"), size)
+                self.copy(self.c, f.gep(self.buf(_YC), d * size, "float"), size)
         f.ret()
 
     def pieces(self, count: Val, body: Callable[[Val, int], None]) -> None:
