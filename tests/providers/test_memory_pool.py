@@ -381,7 +381,7 @@ def test_a_device_brings_its_own_memory() -> None:
     first, second = made.alloc(100), made.alloc(100)
     assert (first[1:], second[1:]) == ([0, 100], [128, 100])
     made.free(first)
-    assert first[0].zeroed == [(0, 128)]
+    assert first[0].zeroed == [(0, MB), (0, 128)]  # what was there before, and what was freed
     made.free(second)
     made.close()
     assert first[0].released

@@ -90,6 +90,13 @@ class Body:
             self._newest = (key, plan)
         return plan
 
+    def release_arenas(self) -> None:
+        """Give back the arenas that no run uses."""
+        with self._lock:
+            plans = [plan for plan in self._plans.values() if plan is not None]
+        for plan in plans:
+            plan.close()
+
     def _made(self, values: Sequence[Any]) -> _BodyPlan | None:
         types: list[Type | None] = [TensorType(dtypes.of(x), x.shape) for x in values]
         count = len(self.program.input_slots)

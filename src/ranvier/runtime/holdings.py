@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ranvier.config import MemoryConfig, SessionConfig
 from ranvier.providers.base import AllocatorStats, ExecutionProvider, PooledAllocator
@@ -40,9 +40,13 @@ def own_pool(providers: Sequence[ExecutionProvider], config: SessionConfig) -> P
     return shared.configured(config.memory, name=f"pool of {config.name}" if config.name else "pool of a session")
 
 
-def ask_before_failing(pool: PooledAllocator, compiled: Compiled) -> None:
-    """Before the pool refuses a request, arenas that wait for a run of ``compiled`` go."""
-    known = weakref.ref(compiled)
+class HoldsArenas(Protocol):
+    def release_arenas(self) -> None: ...
+
+
+def ask_before_failing(pool: PooledAllocator, holder: HoldsArenas) -> None:
+    """Before the pool refuses a request, and when it closes, the arenas go that wait for a run of ``holder``."""
+    known = weakref.ref(holder)
 
     def release() -> None:
         found = known()

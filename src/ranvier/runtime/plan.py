@@ -333,5 +333,7 @@ class Plan:
 def _output(shape: Any, dtype: np.dtype[Any]) -> Array:
     try:
         return blocks.empty(tuple(shape), dtype)
+    except OutOfMemory:
+        raise
     except (MemoryError, ValueError) as error:
         raise OutOfMemory(f"cannot allocate an output of shape {list(shape)} of {dtype}") from error

@@ -23,11 +23,12 @@ from ranvier.providers.base import (
     CompiledKernel,
     ExecutionProvider,
     Narrowable,
+    PooledAllocator,
     Profiled,
     SelfContained,
-    TensorAllocator,
 )
 from ranvier.runtime.control import RunControl
+from ranvier.runtime.holdings import ask_before_failing
 from ranvier.runtime.partition import Blocked, Part, Partitioner, narrowed
 from ranvier.runtime.transfer import HOST, TransferKernel, space_of
 
@@ -83,7 +84,7 @@ def compile_parts(
     opsets: Mapping[str, int],
     parts: Sequence[Part] | None = None,
     blocked: Blocked | None = None,
-    pool: TensorAllocator | None = None,
+    pool: PooledAllocator | None = None,
 ) -> list[CompiledPart]:
     """Every part of the graph compiled by its provider; bodies of control flow become programs of their own.
 
@@ -94,7 +95,10 @@ def compile_parts(
         from ranvier.runtime.body import Body  # a body is planned like a session, and plans are made of programs
 
         inside = compile_parts(nested, providers, config, opsets, None, blocked, pool)
-        return Body(Program(nested, inside), pool or providers[0].allocator(), config)
+        made = Body(Program(nested, inside), pool or providers[0].allocator(), config)
+        if pool is not None:
+            ask_before_failing(pool, made)
+        return made
 
     contexts: dict[str, CompileContext] = {}
     compiled: list[CompiledPart] = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -45,7 +45,23 @@ class Packs:
 
     @property
     def nbytes(self) -> int:
-        return sum(int(getattr(made, "nbytes", 0)) for made in self._made.values())
+        return sum(array.nbytes for array in {id(a): a for a in _arrays(list(self._made.values()))}.values())
+
+
+def _arrays(made: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """Every array of what was made: packed forms are arrays, storages, and structures of them."""
+    if isinstance(made, np.ndarray):
+        yield made
+    elif isinstance(made, Storage):
+        yield from _arrays(made.array)
+    elif isinstance(made, list | tuple):
+        for item in made:
+            yield from _arrays(item)
+    elif hasattr(made, "storage"):
+        yield from _arrays(made.storage)
+    elif is_dataclass(made):
+        for each in fields(made):
+            yield from _arrays(getattr(made, each.name))
 
 
 @dataclass

@@ -100,7 +100,7 @@ class PoolAllocator:
         return PoolAllocator(config, self.source, limit=limit, name=name or self.name, tracker=self._tracker)
 
     def on_pressure(self, release: Callable[[], object]) -> None:
-        """Call ``release`` before a request fails for the limit; it may free buffers of this allocator."""
+        """Call ``release`` before a request fails, and at the end; it may free buffers of this allocator."""
         self._pressure.append(release)
 
     # -- taking ------------------------------------------------------------------------------------------------------
@@ -221,6 +221,8 @@ class PoolAllocator:
         if self.kind == "system":
             check_room(size, part or self.name)
         region = self.source.reserve(size, self._unit)
+        if self.config.secure:
+            region.zero(0, size)  # nor does anybody see what was there before
         chunk = self._next_chunk
         self._next_chunk += 1
         self._chunks[chunk] = region
@@ -298,6 +300,8 @@ class PoolAllocator:
 
     def close(self) -> int:
         """Give everything back that is not in use, and the rest as it is freed; returns the bytes still in use."""
+        for release in list(self._pressure):
+            release()
         with self._lock:
             self._settle()
             self._closed = True
