@@ -39,7 +39,7 @@ def machine(tmp_path: Path) -> Machine:
             environ={},
             system="linux",
             machine="x86_64",
-            platform="Linux-made-up",
+            platform=lambda: "Linux-made-up",
             cores_present=8,
             affinity=lambda: allowed,
             physical_memory=lambda: 16 * GB,

@@ -52,7 +52,7 @@ def detect_devices(*, probe: bool = False, around: Surroundings | None = None) -
     around = around or Surroundings()
     wanted, variable = forced(around.environ)
     return DeviceInfo(
-        platform=around.platform,
+        platform=around.platform(),
         machine=around.machine,
         processor=processor_name(around),
         cores=usable_cores(around),

@@ -213,7 +213,7 @@ def processor_name(around: Surroundings) -> str:
 def machine_info(around: Surroundings | None = None) -> MachineInfo:
     around = around or Surroundings()
     return MachineInfo(
-        platform=around.platform,
+        platform=around.platform(),
         machine=around.machine,
         cores=usable_cores(around),
         cores_present=around.cores_present,

@@ -79,7 +79,7 @@ class Surroundings:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     system: str = sys.platform
     machine: str = field(default_factory=platform.machine)
-    platform: str = field(default_factory=platform.platform)
+    platform: Callable[[], str] = platform.platform  # takes milliseconds, and most have no use for it
     cores_present: int = field(default_factory=lambda: os.cpu_count() or 1)
     affinity: Callable[[], frozenset[int]] = _affinity
     physical_memory: Callable[[], int | None] = _physical_memory
