@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -210,7 +209,7 @@ class Realiser:
 
     def add(self, launches: Sequence[Launch]) -> None:
         for each in launches:
-            self.done.launches.append(each if each.label == self._label else replace(each, label=self._label))
+            self.done.launches.append(each if each.label == self._label else each.labelled(self._label))
 
     def copy(self, source: View, target: View) -> None:
         if target.dtype not in DTYPES:

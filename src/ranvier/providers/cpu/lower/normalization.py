@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
@@ -286,6 +288,18 @@ def batch_norm(n: NodeView, b: Definitions) -> None:
     rank, epsilon, dtype = n.rank(0), n.attr("epsilon", 1e-5), n.dtype(0)
     wide = wide_type(dtype)
     shape = (n.shape(1)[0], *(1,) * (rank - 2)) if rank > 1 else n.shape(1)
+    known = [n.known(k) for k in range(1, 5)]
+    if not any(array is None for array in known):
+        scale, bias, mean, variance = (np.asarray(array, np.float64) for array in known)
+        with np.errstate(all="ignore"):
+            gain = scale / np.sqrt(variance + epsilon)
+            steps = [Use(b.constant(v.astype(wide.numpy)), shape) for v in (gain, bias - mean * gain)]
+
+        def scaled(e: list[Expr]) -> Expr:
+            return cast(add(mul(cast(e[0], wide), e[1]), e[2]), dtype)
+
+        b.pointwise([Use(n.input(0)), *steps], scaled, dtype, shape=n.shape(0), out=n.outputs[0])
+        return
 
     def compute(e: list[Expr]) -> Expr:
         x, scale, bias, mean, variance = (cast(v, wide) for v in e)
