@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from ranvier.devices import Device, DeviceConfig, DeviceInfo, detect_devices
     from ranvier.dlpack import from_dlpack, to_dlpack
     from ranvier.dtypes import DType
+    from ranvier.memory import MemoryTracker, estimate_attention, estimate_tensor
     from ranvier.ops.custom import register_op, unregister_op
     from ranvier.runtime.backend import Backend
     from ranvier.runtime.control import RunOptions
+    from ranvier.runtime.estimates import estimate_model
     from ranvier.runtime.manager import SessionManager
     from ranvier.runtime.ort.binding import IOBinding
     from ranvier.runtime.ort.errors import (
@@ -71,9 +73,11 @@ _HOMES = {
     "devices": ("Device", "DeviceConfig", "DeviceInfo", "detect_devices"),
     "dlpack": ("from_dlpack", "to_dlpack"),
     "dtypes": ("DType",),
+    "memory": ("MemoryTracker", "estimate_attention", "estimate_tensor"),
     "ops.custom": ("register_op", "unregister_op"),
     "runtime.backend": ("Backend",),
     "runtime.control": ("RunOptions",),
+    "runtime.estimates": ("estimate_model",),
     "runtime.ort.inference_session": ("InferenceSession",),
     "runtime.manager": ("SessionManager",),
     "runtime.ort.binding": ("IOBinding",),
@@ -174,6 +178,7 @@ __all__ = [
     "InvalidProtobuf",
     "Limits",
     "MemoryConfig",
+    "MemoryTracker",
     "ModelLoadCanceled",
     "ModelLoaded",
     "ModelMetadata",
@@ -195,6 +200,9 @@ __all__ = [
     "disable_telemetry_events",
     "enable_telemetry_events",
     "errors",
+    "estimate_attention",
+    "estimate_model",
+    "estimate_tensor",
     "from_dlpack",
     "get_all_providers",
     "get_available_providers",

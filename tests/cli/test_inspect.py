@@ -61,6 +61,8 @@ def test_memory(call, call_json, tmp_path):
     assert memory["planned"] == 5 and memory["all_tensors_bytes"] == 5 * 16 * 100 * 4
     assert memory["lower_bound_bytes"] <= memory["arena_bytes"] < memory["all_tensors_bytes"]
     assert memory["output_bytes"] == 16 * 100 * 4
+    assert memory["weight_bytes"] == memory["weight_bytes_used"]
+    assert memory["run_bytes"] == memory["weight_bytes_used"] + memory["arena_bytes"] + memory["output_bytes"]
     fused = call_json("inspect", path, "--memory", *options)["memory"]
     assert fused["arena_bytes"] == 0 and fused["output_bytes"] == 16 * 100 * 4
     assert call_json("inspect", path, "--memory")["memory"]["chosen"] == {"n": 1}

@@ -189,6 +189,9 @@ def memory_facts(model: str, setup: Setup, output: Output) -> dict[str, Any]:
             "planned": len(plan.placed) + sum(len(each.offsets) for each in inside),
             "took_over": memory.shared + sum(each.shared for each in inside),
             "output_bytes": plan.output_bytes(),
+            "weight_bytes": session.graph.constant_bytes(),
+            "weight_bytes_used": plan.weight_bytes(),
+            "run_bytes": plan.weight_bytes() + memory.arena + plan.output_bytes(),
             "unplanned": [names[slot] for slot in plan.unplanned],
         }
 
@@ -314,9 +317,16 @@ def _show_memory(output: Output, memory: dict[str, Any]) -> None:
         ("lower bound", f"{bytes_text(bound)}{above}"),
         ("in place", f"{memory['took_over']} tensors took over the memory of an operand"),
         ("outputs", f"{bytes_text(memory['output_bytes'])} (they belong to the caller)"),
+        ("weights", f"{bytes_text(memory['weight_bytes_used'])} as kernels read them{_in_model(memory)}"),
+        ("one run", f"{bytes_text(memory['run_bytes'])} of weights, arena and outputs"),
         ("not planned", _unplanned(memory)),
     ]
     output.show(facts(rows))
+
+
+def _in_model(memory: dict[str, Any]) -> str:
+    own, used = memory["weight_bytes"], memory["weight_bytes_used"]
+    return "" if own == used else f"  ({bytes_text(own)} in the model)"
 
 
 def _unplanned(memory: dict[str, Any]) -> str:
