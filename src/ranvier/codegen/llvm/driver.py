@@ -34,7 +34,7 @@ from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 4  # of the code below: part of its key
+VERSION = 5  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK, HEAD_WORDS = range(11)
@@ -108,7 +108,7 @@ def _low(f: Fn, value: Val) -> Val:
 def _emit_share(m: Module, symbol: str) -> str:
     """``i64 share(pool, slot)``: run chunks of the open step until none is left; returns how many it ran."""
     name = f"{symbol}_share"
-    f = m.function(name, [("i64", "pool"), ("i64", "slot")], "i64", internal=True)
+    f = m.function(name, [("i64", "pool"), ("i64", "slot")], "i64", internal=True, optimized=False)
     pool, slot = atomics.pointer(f, f.args["pool"]), f.args["slot"]
     count = f.var("i64", 0)
     with f.while_() as w:
@@ -173,7 +173,7 @@ def _emit_wake(m: Module, symbol: str) -> str:
     is left, and where runs follow each other closely: workers stay awake from one to the next then.
     """
     name = f"{symbol}_wake"
-    f = m.function(name, [("i64", n) for n in ("pool", "threads", "work", "now")], internal=True)
+    f = m.function(name, [("i64", n) for n in ("pool", "threads", "work", "now")], internal=True, optimized=False)
     pool = atomics.pointer(f, f.args["pool"])
     if system.futex()[1]:
         sleepers = atomics.load(f, "i64", f.gep(pool, SLEEPERS), "seq_cst")
@@ -190,7 +190,7 @@ def _emit_wake(m: Module, symbol: str) -> str:
 
 def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
     share = _emit_share(m, symbol)
-    f = m.function(symbol, [("i64", "pool"), ("i64", "slot")], "i64")
+    f = m.function(symbol, [("i64", "pool"), ("i64", "slot")], "i64", optimized=False)
     pool, slot = atomics.pointer(f, f.args["pool"]), f.args["slot"]
     can_sleep = system.futex()[1] != 0
     result = f.var("i64", 0)
@@ -370,7 +370,7 @@ def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
     name = f"{symbol}_together"
     step = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "rounds")
     words = (*step, "scratch", "stride", "threads", "abort")
-    f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True)
+    f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True, optimized=False)
     pool_at, chunks, rounds = (f.args[n] for n in ("pool", "chunks", "rounds"))
     pool = atomics.pointer(f, pool_at)
     for k, word in enumerate(words):

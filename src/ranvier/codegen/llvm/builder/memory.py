@@ -32,6 +32,12 @@ class Memory(Values):
         super().__init__(module)
         self._entry: list[str] = []  # stack slots: they must stand in the first block
 
+    def emit_first(self, kind: str, text: str) -> Val:
+        """In the entry block, so that the value is known everywhere; of arguments and other such values only."""
+        name = self.fresh()
+        self._entry.append(f"  {name} = {text}")
+        return Val(self, kind, name)
+
     def gep(self, base: Val, index: Operand, element: str = "i8") -> Val:
         """The address of ``base[index]`` for elements of the given type."""
         if isinstance(index, int) and index == 0:

@@ -11,6 +11,8 @@ cannot finish itself (``Finish``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,30 +66,52 @@ class Driver:
     """Writes one driver kernel. Subclasses say how the rows of a block are found."""
 
     fields: tuple[str, ...] = ()
+    works = False  # does more than calling others
 
     def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
         self.isa, self.code, self.module, self.symbol = isa, code, module, symbol
         self.element = register_type(code.dtype)
         self.out_element = memory_type(code.out_dtype)
         self.item = code.dtype.numpy.itemsize
-        self.f: Fn = module.kernel(symbol)
-        f = self.f
-        names = (*COMMON, *self.fields)
-        self.at = Fields(f, f.args["dims"], names)
+        self.enter(module.kernel(symbol, optimized=self.works))
+        if self.works:
+            self.prepare_tail()
+        self.control = self.f.stack("i64", SLOTS)
+
+    def enter(self, f: Fn) -> None:
+        """Write into a function that has the kernel's ``bufs``, ``dims`` and ``scratch`` among its arguments."""
+        self.f = f
+        self.at = Fields(f, f.args["dims"], (*COMMON, *self.fields))
         self.bufs = f.args["bufs"]
         self.x, self.w, self.y, self.bias, self.residual = (
             f.load("ptr", f.gep(self.bufs, k, "ptr")) for k in range(len(BUFFERS))
         )
-        operands = len(BUFFERS) + 2 * MOST_ROWS
-        if code.finish != "micro":
-            self.tail = TailCode(f, isa, code.tail, self.bufs, operands, f.args["dims"], len(names))
-        if not code.uniform:
+        self.table = f.gep(f.args["scratch"], self.at["table_at"])
+        self.held = f.gep(f.args["scratch"], self.at["tile_at"])
+
+    def prepare_tail(self) -> None:
+        """What the epilogue needs in the function that has it."""
+        f = self.f
+        if self.code.finish != "micro":
+            first = len(BUFFERS) + 2 * MOST_ROWS, f.args["dims"], len((*COMMON, *self.fields))
+            self.tail = TailCode(f, self.isa, self.code.tail, self.bufs, *first)
+        if not self.code.uniform:
             one = f.const("double", 1.0)
             self.per_width = f.div(one, f.cast(self.at["ow"], "double"))
             self.per_height = f.div(one, f.cast(self.at["oh"], "double"))
-        self.control = f.stack("i64", SLOTS)
-        self.table = f.gep(f.args["scratch"], self.at["table_at"])
-        self.held = f.gep(f.args["scratch"], self.at["tile_at"])
+
+    @contextmanager
+    def apart(self, name: str, *given: Val) -> Iterator[list[Val]]:
+        """Code that runs for every row or element, in an optimized function of its own; takes what is ``given``."""
+        outside = vars(self).copy()
+        params = [(v.type, f"given{k}") for k, v in enumerate(given)]
+        shared = [("ptr", "bufs"), ("ptr", "dims"), ("ptr", "scratch")]
+        called = f"{self.symbol}_{name}"
+        self.enter(self.module.function(called, [*shared, *params], internal=True))
+        yield [self.f.args[name] for _, name in params]
+        self.f.ret()
+        vars(self).update(outside)
+        self.f.call(called, "void", [*(self.f.args[name] for _, name in shared), *given])
 
     # -- how rows are found: for subclasses -------------------------------------------------------------------------
 
@@ -203,8 +227,19 @@ class Driver:
         write_slot(f, self.control, Slot.BIAS, f.select(given, bias, none))
         write_slot(f, self.control, Slot.FLAGS, at["flags"])
         write_slot(f, self.control, Slot.OUT_STEP, at["yw"] * self.item)
-        with_residual = f.cmp("ne", at["with_residual"], 0)
         addend = f.gep(self.residual, image * at["residual_n"] + channel, self.element)
+        chunk = (self.weights, self.skip, self.begun, self.slice, self.size)
+        block = (self.base, self.first_pixel, self.tiles, self.rows, self.extra)
+        with self.apart("tiles", self.control, target, addend, codes, *chunk, *block) as inside:
+            self.control, target, addend, codes = inside[:4]
+            self.weights, self.skip, self.begun, self.slice, self.size = inside[4:9]
+            self.base, self.first_pixel, self.tiles, self.rows, self.extra = inside[9:]
+            self.tiles_by_micro(target, addend, codes)
+
+    def tiles_by_micro(self, target: Val, addend: Val, codes: Val) -> None:
+        f, at = self.f, self.at
+        none = f.zero("ptr")
+        with_residual = f.cmp("ne", at["with_residual"], 0)
         with f.loop(0, self.tiles) as tile:
             count, pixel = self.span(tile)
             write_slot(f, self.control, Slot.OUT, f.gep(target, pixel * at["yw"], self.element))
@@ -222,13 +257,22 @@ class Driver:
         with f.loop(0, self.tiles) as tile:
             count, pixel = self.span(tile)
             self.multiply(codes, tile, count, pixel)
-            with f.loop(0, count) as r:
-                offset, number = self.output_pixel(pixel + r)
-                held = f.gep(self.held, self.line * r)
-                if self.code.shuffled:
-                    self.finish_shuffled(image, number, offset, column, columns, held)
-                else:
-                    self.finish(image, number, channel, held, f.gep(target, offset, self.out_element), columns)
+            with self.apart("finish", image, channel, column, columns, target, count, pixel, self.line) as inside:
+                self.finish_rows(*inside)
+
+    def finish_rows(
+        self, image: Val, channel: Val, column: Val, columns: Val, target: Val, count: Val, pixel: Val, line: Val
+    ) -> None:
+        """The epilogue of a tile's rows."""
+        f = self.f
+        self.prepare_tail()
+        with f.loop(0, count) as r:
+            offset, number = self.output_pixel(pixel + r)
+            held = f.gep(self.held, line * r)
+            if self.code.shuffled:
+                self.finish_shuffled(image, number, offset, column, columns, held)
+            else:
+                self.finish(image, number, channel, held, f.gep(target, offset, self.out_element), columns)
 
     def finish_shuffled(self, image: Val, number: Val, offset: Val, column: Val, columns: Val, held: Val) -> None:
         """A row whose columns belong to several pixels: pixel after pixel."""
@@ -289,6 +333,7 @@ class Driver:
         return count, self.first_pixel + tile * self.rows + f.min_(tile, self.extra)
 
     # of the current block
+    base: Val  # where its rows, or the pointers to them, begin
     tiles: Val
     rows: Val
     extra: Val

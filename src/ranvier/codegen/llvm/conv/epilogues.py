@@ -172,13 +172,26 @@ def below(f: Fn, lanes: int, count: Val) -> Val:
 
 
 class Fields:
-    """The integer arguments of a kernel by name."""
+    """The integer arguments of a kernel by name.
+
+    Each that is used is read once, when the function begins; one that is not optimized reads them wherever it needs
+    them, because what it kept would be kept in memory.
+    """
 
     def __init__(self, fn: Fn, dims: Val, names: tuple[str, ...]) -> None:
-        self._values = {name: fn.load("i64", fn.gep(dims, k, "i64"), invariant=True) for k, name in enumerate(names)}
+        self._fn, self._dims = fn, dims
+        self._numbers = {name: k for k, name in enumerate(names)}
+        self._values: dict[str, Val] = {}
 
     def __getitem__(self, name: str) -> Val:
+        place = f"getelementptr inbounds i64, ptr {self._dims.name}, i64 {self._numbers[name]}"
+        if not self._fn.optimized:
+            return self._fn.load("i64", self._fn.emit("ptr", place), invariant=True)
+        if name not in self._values:
+            address = self._fn.emit_first("ptr", place)
+            found = f"load i64, ptr {address.name}, align 8, !invariant.load !{{}}"
+            self._values[name] = self._fn.emit_first("i64", found)
         return self._values[name]
 
     def of(self, *names: str) -> Iterator[Val]:
-        return (self._values[name] for name in names)
+        return (self[name] for name in names)

@@ -37,22 +37,32 @@ class TableRows(Driver):
     def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
         super().__init__(module, symbol, isa, code, structure)
         # positions of the current tile's rows: offset of tap 0 in bytes, and depth, height, width of tap 0
-        self.places = [self.f.stack("i64", MOST_ROWS) for _ in range(4)]
+        self.place_table = self.f.stack("i64", 4 * MOST_ROWS)
 
     def start(self) -> None:
         f = self.f
         with f.loop(0, self.at["zero_bytes"], 8) as k:
             f.store(f.i64(0), f.gep(f.args["scratch"], k))
-        for place in self.places:
-            for r in range(MOST_ROWS):
-                f.store(f.i64(0), f.gep(place, r, "i64"))
+        with f.loop(0, 4 * MOST_ROWS) as k:
+            f.store(f.i64(0), f.gep(self.place_table, k, "i64"))
 
     def prepare(self, image: Val, group: Val, block: Val) -> None:
         f, at = self.f, self.at
         self.first_pixel = block * at["block_pixels"]
-        self.even_rows(f.min_(at["pixels"] - self.first_pixel, at["block_pixels"]))
-        base = f.gep(self.x, image * at["xn"] + group * at["depth"], self.element)
-        start = f.emit("i64", f"ptrtoint ptr {base.name} to i64")
+        count = f.min_(at["pixels"] - self.first_pixel, at["block_pixels"])
+        self.even_rows(count)
+        self.base = self.table
+        image_at = f.gep(self.x, image * at["xn"] + group * at["depth"], self.element)
+        start = f.emit("i64", f"ptrtoint ptr {image_at.name} to i64")
+        with self.apart("table", self.place_table, start, self.first_pixel, count) as (places, begin, first, number):
+            self.place_table, self.first_pixel = places, first
+            self.even_rows(number)
+            self.all_pointers(begin)
+
+    def all_pointers(self, start: Val) -> None:
+        """The table of a block, ``start`` being where its image begins."""
+        f, at = self.f, self.at
+        self.places = [f.gep(self.place_table, k * MOST_ROWS, "i64") for k in range(4)]
         line = f.div(self.first_pixel, at["ow"])
         ow = f.var("i64", f.rem(self.first_pixel, at["ow"]))
         oh = f.var("i64", f.rem(line, at["oh"]))
@@ -99,4 +109,4 @@ class TableRows(Driver):
                         f.store(address, f.gep(table, (line + kw) * at["pitch"] + r, "i64"))
 
     def rows_at(self, tile: Val, pixel: Val) -> Val:
-        return self.f.gep(self.table, tile * self.at["taps"] * self.at["pitch"], "i64")
+        return self.f.gep(self.base, tile * self.at["taps"] * self.at["pitch"], "i64")

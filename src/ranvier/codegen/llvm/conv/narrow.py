@@ -50,6 +50,8 @@ def along_pixels(epilogue: Epilogue | None) -> Epilogue | None:
 class NarrowRows(TableRows):
     """A panel is one output channel."""
 
+    works = True
+
     def __init__(self, module: Module, symbol: str, isa: Isa, code: Code, structure: int = 0) -> None:
         super().__init__(module, symbol, isa, code, structure)
         self.places_of_outputs = [self.f.stack("i64", isa.lanes(self.item)) for _ in range(2)]

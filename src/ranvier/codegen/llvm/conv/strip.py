@@ -24,7 +24,10 @@ class StripRows(Driver):
         super().__init__(module, symbol, isa, code, structure)
         self.channels = structure  # planes to interleave
         self.places = self.f.stack("i64", MOST_ROWS)
-        self.strip = self.f.args["scratch"]
+
+    @property
+    def strip(self) -> Val:
+        return self.f.args["scratch"]
 
     def start(self) -> None:
         for r in range(MOST_ROWS):
@@ -38,8 +41,13 @@ class StripRows(Driver):
         columns = f.min_(at["ow"] - ow, at["block_columns"])
         self.first_pixel = oh * at["ow"] + ow
         self.even_rows(rows * columns)
-        self.fill(image, oh, ow, rows, columns)
-        self.pointers(columns)
+        self.base = self.table
+        with self.apart("strip", self.places, image, oh, ow, rows, columns) as (places, *inside):
+            self.places = places
+            self.even_rows(inside[3] * inside[4])
+            self.first_pixel = self.f.i64(0)  # tiles are counted within the strip
+            self.fill(*inside)
+            self.pointers(inside[4])
 
     def fill(self, image: Val, oh: Val, ow: Val, rows: Val, columns: Val) -> None:
         """Copy the input under the block into the strip."""
@@ -119,4 +127,4 @@ class StripRows(Driver):
                     f.store(places + f.splat(over, POINTERS), f.gep(table, where, "i64"))
 
     def rows_at(self, tile: Val, pixel: Val) -> Val:
-        return self.f.gep(self.table, tile * self.at["taps"] * self.at["pitch"], "i64")
+        return self.f.gep(self.base, tile * self.at["taps"] * self.at["pitch"], "i64")

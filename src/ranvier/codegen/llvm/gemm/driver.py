@@ -73,20 +73,31 @@ def driver_spec() -> KernelSpec:
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
-    _Driver(module.kernel(symbol), isa).emit()
+    _emit_rows(module, f"{symbol}_rows")
+    _Driver(module.kernel(symbol, optimized=False), isa, f"{symbol}_rows").emit()
 
 
-class _Driver:
-    def __init__(self, fn: Fn, isa: Isa) -> None:
-        self.fn, self.isa = fn, isa
-        self.control = fn.stack("i64", SLOTS)
-        self.place = fn.stack("i64", 6)
+class _Function:
+    """A function that has the launch's ``bufs`` and ``dims``."""
+
+    def __init__(self, fn: Fn) -> None:
+        self.fn = fn
 
     def dim(self, k: int) -> Val:
         return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
 
     def buf(self, k: int) -> Val:
         return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
+
+
+class _Driver(_Function):
+    """What happens once per panel; the loop over its row blocks is :func:`_emit_rows`."""
+
+    def __init__(self, fn: Fn, isa: Isa, rows: str) -> None:
+        super().__init__(fn)
+        self.isa, self.rows = isa, rows
+        self.control = fn.stack("i64", SLOTS)
+        self.place = fn.stack("i64", 6)
 
     def slot(self, slot: Slot, value: Operand) -> None:
         write_slot(self.fn, self.control, slot, value)
@@ -168,9 +179,7 @@ class _Driver:
         self.slot(Slot.OUT_STEP, f.select(direct, self.dim(Dim.OUT_ROW), width))
         large = f.select(is_wide, self.buf(Buf.MICRO), self.buf(Buf.MICRO + 2))
         small = f.select(is_wide, self.buf(Buf.MICRO + 1), self.buf(Buf.MICRO + 3))
-        rows, large_rows = self.dim(Dim.ROWS), self.dim(Dim.LARGE_ROWS)
-        apart = self.dim(Dim.WAITING)
-        group = nth * self.dim(Dim.ROW_GROUP)
+        waiting = f.gep(f.args["scratch"], nth * self.dim(Dim.ROW_GROUP) * self.dim(Dim.WAITING))
         a = f.gep(self.a, k0 * self.dim(Dim.A_K))
         finishes = f.and_(self.last, f.not_(direct))
         # While this panel is worked on, every row block fetches some lines of the one that comes next.
@@ -179,27 +188,72 @@ class _Driver:
         )
         fetched = (coming * wide - f.max_(coming - wide_panels, 0) * vector_bytes) * self.dim(Dim.K)
         coming_at = f.gep(self.b, fetched + k0 * width)
-        slice_ = self.dim(Dim.K_BLOCK) * 64
-        most = self.dim(Dim.K_BLOCK) * width - slice_
-        with f.loop(self.i0, self.i1) as i:
-            is_large = f.cmp("slt", i, large_rows)
-            row = i * rows - f.max_(i - large_rows, 0)
-            waiting = f.gep(f.args["scratch"], (group + (i - self.i0)) * apart)
-            out = f.gep(self.out, row * self.dim(Dim.OUT_ROW) + column)
-            self.slot(Slot.OUT, f.select(direct, out, waiting))
-            self.slot(Slot.PARTIAL, f.select(self.first, null, waiting))
-            beside = f.gep(self.residual, row * self.dim(Dim.RESIDUAL_ROW) + column)
-            self.slot(Slot.RESIDUAL, f.select(has_residual, beside, null))
-            self.slot(Slot.FETCH, f.gep(coming_at, f.min_((i - self.i0) * slice_, most)))
-            micro = f.select(is_large, large, small)
-            f.call_pointer(micro, "void", [f.gep(a, row * self.dim(Dim.A_ROW)), b, self.control])
-            with f.if_(finishes):
-                first_column = f.div(column, self.dim(Dim.ITEM))
-                here = f.select(is_large, rows, rows - 1)
-                there = f.div(width, self.dim(Dim.ITEM))
-                exist = f.min_(there, self.dim(Dim.COLUMNS) - first_column)
-                for k, value in enumerate((row, first_column, here, exist, width)):
-                    f.store(value, f.gep(self.place, k + 1, "i64"))
-                operands = f.gep(f.args["bufs"], int(Buf.OPERANDS), "ptr")
-                dims = f.gep(f.args["dims"], self.dim(Dim.FINISH_DIMS), "i64")
-                f.call_pointer(self.buf(Buf.FINISH), "void", [operands, dims, waiting, self.out, self.place])
+        given = {
+            "control": self.control,
+            "place": self.place,
+            "large": large,
+            "small": small,
+            "a": a,
+            "b": b,
+            "out": self.out,
+            "residual": self.residual,
+            "coming": coming_at,
+            "waiting": waiting,
+            "i0": self.i0,
+            "i1": self.i1,
+            "column": column,
+            "width": width,
+            "direct": direct,
+            "first": self.first,
+            "has_residual": has_residual,
+            "finishes": finishes,
+        }
+        shared = (f.args[name] for name in ("bufs", "dims"))
+        f.call(self.rows, "void", [*shared, *(given[name] for _, name in _ROWS)])
+
+
+_ROWS = (
+    *(("ptr", name) for name in ("control", "place", "large", "small")),
+    *(("ptr", name) for name in ("a", "b", "out", "residual", "coming", "waiting")),
+    *(("i64", name) for name in ("i0", "i1", "column", "width")),
+    *(("i1", name) for name in ("direct", "first", "has_residual", "finishes")),
+)
+
+
+def _emit_rows(module: Module, name: str) -> None:
+    """All row blocks of a tile against a panel: the part that runs often enough to be optimized."""
+    f = module.function(name, [("ptr", "bufs"), ("ptr", "dims"), *_ROWS], internal=True)
+    at, given = _Function(f), f.args
+    rows, large_rows, apart = at.dim(Dim.ROWS), at.dim(Dim.LARGE_ROWS), at.dim(Dim.WAITING)
+    a_row, out_row, residual_row = at.dim(Dim.A_ROW), at.dim(Dim.OUT_ROW), at.dim(Dim.RESIDUAL_ROW)
+    slice_ = at.dim(Dim.K_BLOCK) * 64
+    most = at.dim(Dim.K_BLOCK) * given["width"] - slice_
+    null = f.zero("ptr")
+
+    def slot(number: Slot, value: Val) -> None:
+        write_slot(f, given["control"], number, value)
+
+    with f.loop(given["i0"], given["i1"]) as i:
+        nth = i - given["i0"]
+        is_large = f.cmp("slt", i, large_rows)
+        row = i * rows - f.max_(i - large_rows, 0)
+        waiting = f.gep(given["waiting"], nth * apart)
+        out = f.gep(given["out"], row * out_row + given["column"])
+        slot(Slot.OUT, f.select(given["direct"], out, waiting))
+        slot(Slot.PARTIAL, f.select(given["first"], null, waiting))
+        beside = f.gep(given["residual"], row * residual_row + given["column"])
+        slot(Slot.RESIDUAL, f.select(given["has_residual"], beside, null))
+        slot(Slot.FETCH, f.gep(given["coming"], f.min_(nth * slice_, most)))
+        micro = f.select(is_large, given["large"], given["small"])
+        f.call_pointer(micro, "void", [f.gep(given["a"], row * a_row), given["b"], given["control"]])
+        with f.if_(given["finishes"]):
+            item = at.dim(Dim.ITEM)
+            first_column = f.div(given["column"], item)
+            here = f.select(is_large, rows, rows - 1)
+            exist = f.min_(f.div(given["width"], item), at.dim(Dim.COLUMNS) - first_column)
+            for k, value in enumerate((row, first_column, here, exist, given["width"])):
+                f.store(value, f.gep(given["place"], k + 1, "i64"))
+            operands = f.gep(given["bufs"], int(Buf.OPERANDS), "ptr")
+            dims = f.gep(given["dims"], at.dim(Dim.FINISH_DIMS), "i64")
+            f.call_pointer(at.buf(Buf.FINISH), "void", [operands, dims, waiting, given["out"], given["place"]])
+    f.ret()
