@@ -157,9 +157,10 @@ def environment_key() -> str:
     return f"llvmlite {llvmlite.__version__} {sys.platform}"
 
 
-def key_of(symbol: str, sources: list[Sources]) -> str:
-    """The name of an entry, 32 hexadecimal digits; ``symbol`` stands for the kernel and its instruction set."""
-    text = "\0".join([symbol, environment_key(), *(s.digest for s in sources)])
+def key_of(symbol: str, sources: list[Sources], way: str) -> str:
+    """The name of an entry, 32 hexadecimal digits; ``symbol`` stands for the kernel and its instruction set,
+    ``way`` for how it is compiled."""
+    text = "\0".join([symbol, environment_key(), way, *(s.digest for s in sources)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

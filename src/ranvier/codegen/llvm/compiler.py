@@ -1,177 +1,153 @@
 """LLVM IR text to object code, and object code linked by LLVM.
 
-Every compilation has a context and a target machine of its own, so threads compile side by side: LLVM allows that,
-and llvmlite's lock around each of its calls, which would forbid it, is held only for the short ones. A context that
-dies with its module also gives its memory back; the shared one never would.
+Code is compiled in processes of its own where it can then be loaded without LLVM, and inside this process elsewhere;
+``RANVIER_COMPILER`` says otherwise. Whatever goes wrong with another process, the code is compiled inside, after a
+warning: that takes longer and more memory and gives the same results.
 
-llvmlite is imported when something must be compiled: a process whose kernels are all in the disk cache goes without
-its 30 ms and 45 MB.
+llvmlite is imported only to link.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import importlib.util
 import itertools
+import os
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from ranvier import logs
+from ranvier.codegen.llvm import image, toolchain
 from ranvier.codegen.llvm.isa import Isa, architecture
-from ranvier.errors import KernelError
+from ranvier.devices import usable_cores
+from ranvier.errors import InvalidConfig, KernelError, nearest
+
+if TYPE_CHECKING:
+    from ranvier.codegen.llvm.servers import Servers
+
+VARIABLE = "RANVIER_COMPILER"
+PROCESS, INSIDE = WAYS = ("process", "inside")
 
 _names = itertools.count()
-_machines: dict[Isa, list[Any]] = {}  # those nobody compiles with at the moment
-_machines_lock = threading.Lock()
 _link_lock = threading.Lock()
+_given_up = False  # on other processes
+
+
+def way() -> str:
+    """Where code is compiled at the moment: ``process`` or ``inside``."""
+    wanted = os.environ.get(VARIABLE, "").strip().lower()
+    if wanted not in ("", *WAYS):
+        raise InvalidConfig(f"environment variable {VARIABLE}: unknown value {wanted!r}{nearest(wanted, WAYS)}")
+    if wanted == INSIDE or _given_up or not (wanted or image.supported()):
+        return INSIDE
+    problem = _obstacle()
+    if problem and wanted:
+        _give_up(problem)
+    return INSIDE if problem else PROCESS
+
+
+def side_by_side() -> int:
+    """How many threads keep all compilers busy; one more than there are, to write the next text meanwhile."""
+    return usable_cores() + (1 if way() == PROCESS else 0)
+
+
+def prepare(count: int) -> None:
+    """Get ready to compile so many texts: what takes time to start may start now."""
+    if way() == PROCESS:
+        from ranvier.codegen.llvm.servers import Unavailable
+
+        try:
+            _servers().prepare(count)
+        except Unavailable as error:
+            _give_up(str(error))
+
+
+def compile_object(text: str, isa: Isa) -> bytes:
+    """Relocatable object code of a module."""
+    return _compiled(text, isa, toolchain.OBJECT)
+
+
+def assembly(text: str, isa: Isa) -> str:
+    """The machine code as assembly, for people."""
+    return _compiled(text, isa, toolchain.ASSEMBLY).decode()
+
+
+def _compiled(text: str, isa: Isa, want: int) -> bytes:
+    triple = "" if isa.triple == architecture() else f"{isa.triple}-unknown-linux-gnu"
+    if way() == PROCESS:
+        from ranvier.codegen.llvm import servers
+
+        try:
+            return _servers().compile(servers.request(text, triple, isa.cpu, isa.features, want))
+        except servers.Rejected as error:
+            raise KernelError(str(error)) from None
+        except servers.Unavailable as error:
+            _give_up(str(error))
+    try:
+        return _inside().compile(text.encode(), triple, isa.cpu, isa.features, want)
+    except toolchain.Rejected as error:
+        raise KernelError(str(error)) from None
+
+
+def _servers() -> Servers:
+    from ranvier.codegen.llvm import servers
+
+    return servers.of(servers.command(_library()), usable_cores())
 
 
 @functools.cache
-def _llvm() -> Any:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()  # inline assembly would abort the process without it
-    return llvm
-
-
-class _Unlocked:
-    """The C functions that take long, called without llvmlite's lock."""
-
-    def __init__(self) -> None:
-        from llvmlite.binding import ffi
-
-        library = ctypes.CDLL(ffi.lib._name)
-        pointer = ctypes.c_void_p
-        for name, result, arguments in (
-            ("ParseAssembly", pointer, [pointer, ctypes.c_char_p, pointer]),
-            ("VerifyModule", ctypes.c_bool, [pointer, pointer]),
-            ("RunNewModulePassManager", None, [pointer, pointer, pointer]),
-            ("TargetMachineEmitToMemory", pointer, [pointer, pointer, ctypes.c_int, pointer]),
-            ("GetBufferStart", pointer, [pointer]),
-            ("GetBufferSize", ctypes.c_size_t, [pointer]),
-            ("DisposeMemoryBuffer", None, [pointer]),
-            ("DisposeString", None, [pointer]),
-        ):
-            function = getattr(library, f"LLVMPY_{name}")
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
-        self.module_type = ffi.LLVMModuleRef
-
-    def __getattr__(self, name: str) -> Any:  # the functions above, for the type checker
-        raise AttributeError(name)
-
-    def text(self, message: ctypes.c_void_p) -> str:
-        """A message that LLVM allocated, freed."""
-        if not message.value:
-            return ""
-        found = ctypes.string_at(message.value).decode(errors="replace").strip()
-        self.DisposeString(message)
-        return found
+def _obstacle() -> str | None:
+    """Why this process cannot start a Python of its own kind; None where it should be able to."""
+    program = os.path.basename(sys.executable or "")
+    if os.name != "posix":
+        return "only POSIX systems start compile servers"
+    if getattr(sys, "frozen", False):
+        return "the application is frozen"
+    if program.rstrip("0123456789.dtmu") != "python":  # that of an application that embeds Python
+        return f"{program or 'nothing'} is not the name of a Python interpreter"
+    return None if os.path.isfile(_library()) else "llvmlite's shared library is not a file"
 
 
-_unlocked = functools.cache(_Unlocked)
-
-
-def _address(thing: Any) -> ctypes.c_void_p:
-    return ctypes.cast(thing._ptr, ctypes.c_void_p)
-
-
-def _new_machine(isa: Isa) -> Any:
-    """A machine that emits code for an instruction set; also for architectures other than the host's."""
-    llvm = _llvm()
-    if isa.triple == architecture():
-        triple = llvm.get_process_triple()
-    else:
-        llvm.initialize_all_targets()
-        llvm.initialize_all_asmprinters()
-        triple = f"{isa.triple}-unknown-linux-gnu"
-    # levels 1 to 3 take the same time; 2 was up to 4 % quicker than 1 in code full of address arithmetic
-    return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=isa.cpu, features=isa.features, opt=2, reloc="pic", codemodel="default", jit=False
+def _give_up(why: str) -> None:
+    """Compile inside from now on."""
+    global _given_up
+    _given_up = True
+    logs.warn_once(
+        VARIABLE,
+        f"kernels are compiled inside this process: {why}; {VARIABLE}={INSIDE} asks for that without a warning",
     )
 
 
-@contextmanager
-def _machine(isa: Isa) -> Iterator[Any]:
-    """A target machine for the time of one compilation."""
-    with _machines_lock:
-        free = _machines.setdefault(isa, [])
-        machine = free.pop() if free else None
-    machine = machine or _new_machine(isa)
-    try:
-        yield machine
-    finally:
-        with _machines_lock:
-            free.append(machine)
+@functools.cache
+def _inside() -> toolchain.Toolchain:
+    return toolchain.Toolchain(_library())
 
 
-@contextmanager
-def _optimized(text: str, machine: Any, level: int) -> Iterator[Any]:
-    """The module, optimized by a short pipeline: kernels arrive unrolled and vectorised already.
+@functools.cache
+def _library() -> str:
+    """The file to load LLVM from, found without importing llvmlite where it lies as usual."""
+    found = importlib.util.find_spec("llvmlite")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        path = toolchain.library_in(folder)
+        if os.path.isfile(path):
+            return path
+    from llvmlite.binding import ffi
 
-    Over 150 kernels of every family, value numbering and a second round of combining changed no inner loop and took as
-    long as all the rest; without the first round a quarter of the loops had more instructions.
-    """
-    llvm, unlocked = _llvm(), _unlocked()
-    context = llvm.create_context()
-    message = ctypes.c_void_p()
-    raw = unlocked.ParseAssembly(_address(context), text.encode(), ctypes.byref(message))
-    if problem := unlocked.text(message):
-        context.close()
-        raise KernelError(f"generated code does not parse: {problem}")
-    module = llvm.ModuleRef(ctypes.cast(raw, unlocked.module_type), context)
-    try:
-        module.triple = machine.triple
-        message = ctypes.c_void_p()
-        wrong = unlocked.VerifyModule(_address(module), ctypes.byref(message))
-        problem = unlocked.text(message)
-        if wrong:
-            raise KernelError(f"generated code is not valid: {problem}")
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(level))
-        manager = llvm.create_new_module_pass_manager()
-        manager.add_always_inliner_pass()
-        manager.add_sroa_pass()
-        manager.add_instruction_combine_pass()
-        manager.add_simplify_cfg_pass()
-        unlocked.RunNewModulePassManager(_address(manager), _address(module), _address(builder))
-        yield module
-    finally:
-        module.close()
-        context.close()
+    return str(ffi.lib._name)
 
 
-def _emitted(text: str, isa: Isa, level: int, *, as_object: bool) -> bytes:
-    unlocked = _unlocked()
-    with _machine(isa) as machine, _optimized(text, machine, level) as module:
-        message = ctypes.c_void_p()
-        buffer = unlocked.TargetMachineEmitToMemory(
-            _address(machine), _address(module), int(as_object), ctypes.byref(message)
-        )
-        problem = unlocked.text(message)
-        if not buffer:
-            raise KernelError(f"no code could be emitted: {problem}")
-        try:
-            return ctypes.string_at(unlocked.GetBufferStart(buffer), unlocked.GetBufferSize(buffer))
-        finally:
-            unlocked.DisposeMemoryBuffer(buffer)
-
-
-def compile_object(text: str, isa: Isa, *, level: int = 2) -> bytes:
-    """Relocatable object code of a module."""
-    return _emitted(text, isa, level, as_object=True)
-
-
-def assembly(text: str, isa: Isa, *, level: int = 2) -> str:
-    """The machine code as assembly, for people."""
-    return _emitted(text, isa, level, as_object=False).decode()
+# -- linking --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _jit() -> Any:
-    return _llvm().create_lljit_compiler(use_jit_link=False, suppress_errors=False)
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.create_lljit_compiler(use_jit_link=False, suppress_errors=False)
 
 
 class Linked:
@@ -187,7 +163,8 @@ class Linked:
 
 def link(objects: Sequence[bytes], names: Sequence[str]) -> Linked:
     """Link objects into this process and look the names up."""
-    llvm = _llvm()
+    import llvmlite.binding as llvm
+
     with _link_lock:
         builder = llvm.JITLibraryBuilder()
         for each in objects:
