@@ -118,7 +118,8 @@ def test_a_path_of_the_host_inside_a_container(machine):
 
 
 def test_a_group_cannot_lead_out_of_its_tree(machine):
-    around = machine({"proc/self/cgroup": "0::/../../outside\n", "outside/cpu.max": "100000 100000"})
+    files = {"sys/fs/cgroup/cgroup.procs": "", "sys/outside/cpu.max": "100000 100000"}
+    around = machine({"proc/self/cgroup": "0::/../../outside\n", **files})
     assert cpu_quota(around) is None
 
 
