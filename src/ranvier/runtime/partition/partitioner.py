@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from ranvier.errors import MissingOp, UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops import registry
 from ranvier.providers.base import Decline, ExecutionProvider, GraphView, Subgraph
+from ranvier.runtime.partition.grouping import groups
 from ranvier.runtime.transfer import HOST, space_of
 
 
@@ -112,67 +112,36 @@ def unsupported_ops(graph: Graph, providers: Sequence[ExecutionProvider]) -> lis
 
 
 def _groups(graph: Graph, chosen: dict[int, ExecutionProvider]) -> list[tuple[ExecutionProvider, list[Node]]]:
-    """Runs of consecutive nodes of one provider; single nodes where the provider compiles node by node.
-
-    Nodes change places where that makes fewer runs: an unrelated node of another provider does not cut a run in two.
-    """
-    given = list(graph)
-    best = _runs(given, chosen)
-    owners = list(dict.fromkeys(chosen[id(node)] for node in given))
-    if len(owners) > 1:
-        for first in owners:
-            found = _runs(_together(given, chosen, first), chosen)
-            if len(found) < len(best):
-                best = found
-    return best
+    """The parts, as few as can be; see :func:`grouping.groups`."""
+    nodes = list(graph)
+    providers = list(dict.fromkeys(chosen[id(node)] for node in nodes))
+    index = {id(provider): k for k, provider in enumerate(providers)}
+    owner = [index[id(chosen[id(node)])] for node in nodes]
+    whole = [provider.capability().whole_parts for provider in providers]
+    before = needs(nodes) if len(providers) > 1 else [set[int]() for _ in nodes]
+    found = groups(before, owner, whole, [1.0] * len(providers))
+    return [(providers[who], [nodes[k] for k in part]) for who, part in found]
 
 
-def _runs(order: Iterable[Node], chosen: dict[int, ExecutionProvider]) -> list[tuple[ExecutionProvider, list[Node]]]:
-    found: list[tuple[ExecutionProvider, list[Node]]] = []
-    for node in order:
-        provider = chosen[id(node)]
-        if found and found[-1][0] is provider and provider.capability().whole_parts:
-            found[-1][1].append(node)
-        else:
-            found.append((provider, [node]))
+def needs(nodes: Sequence[Node]) -> list[set[int]]:
+    """For every node the positions of those that must run before it: makers of what it reads, earlier effects."""
+    index = {id(node): k for k, node in enumerate(nodes)}
+    found: list[set[int]] = []
+    effects: int | None = None  # the last node that must not change places with others like it
+    for k, node in enumerate(nodes):
+        before = {index[id(v.producer)] for v in node.dependencies() if id(v.producer) in index}
+        if has_effects(node):
+            if effects is not None:
+                before.add(effects)
+            effects = k
+        found.append(before)
     return found
 
 
-def _together(given: Sequence[Node], chosen: dict[int, ExecutionProvider], owner: ExecutionProvider) -> list[Node]:
-    """A topological order that stays with a provider while anything of it is ready; else as the nodes were given."""
-    index = {id(node): k for k, node in enumerate(given)}
-    waiting = [0] * len(given)
-    followers: list[list[int]] = [[] for _ in given]
-    effects: int | None = None  # the last node that must not change places with others like it
-    for k, node in enumerate(given):
-        before = {index[id(v.producer)] for v in node.dependencies() if id(v.producer) in index}
-        if _has_effects(node):
-            before |= {effects} if effects is not None else set()
-            effects = k
-        waiting[k] = len(before)
-        for each in before:
-            followers[each].append(k)
-    ready: dict[ExecutionProvider, list[int]] = {}
-    for k, node in enumerate(given):
-        if not waiting[k]:
-            ready.setdefault(chosen[id(node)], []).append(k)
-    order: list[Node] = []
-    while any(ready.values()):
-        if not ready.get(owner):
-            owner = min((p for p, nodes in ready.items() if nodes), key=lambda p: ready[p][0])
-        k = heapq.heappop(ready[owner])
-        order.append(given[k])
-        for follower in followers[k]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready.setdefault(chosen[id(given[follower])], []), follower)
-    return order
-
-
-def _has_effects(node: Node) -> bool:
+def has_effects(node: Node) -> bool:
     """Does it matter when the node runs: has it effects, does it draw random numbers, or may a body of it?"""
     if node.has_subgraphs:
-        return any(_has_effects(inner) for body in node.subgraphs() for inner in body)
+        return any(has_effects(inner) for body in node.subgraphs() for inner in body)
     definition = registry.find(node.domain, node.op, node.version)
     return definition is None or not definition.traits.isdisjoint(("impure", "random"))
 

@@ -1,0 +1,119 @@
+"""Move whole branches to other providers where they then run at the same time as the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.runtime.partition.problem import CANNOT, Problem
+from ranvier.runtime.partition.schedule import Schedule, schedule
+
+EFFORT = 60_000  # nodes that may be scheduled anew
+LONGEST = 2_000  # nodes between a fork and where its ways meet; what is longer is no branch to move
+
+
+def balance(problem: Problem, owner: Sequence[int], effort: int = EFFORT) -> tuple[tuple[int, ...], Schedule]:
+    """The placement and its schedule; with branches moved where the predicted end comes sooner, else as given."""
+    best = tuple(owner)
+    found = schedule(problem, best)
+    if len({(choice.engine, p if choice.engine is None else -1) for p, choice in enumerate(problem.choices)}) < 2:
+        return best, found
+    effort -= problem.size
+    candidates = branches(problem)
+    worth = [sum(min(problem.seconds[node]) for node in nodes) for nodes in candidates]
+    order = sorted(range(len(candidates)), key=lambda k: (-worth[k], k))
+    improved = True
+    while improved and effort > 0:
+        improved = False
+        for k in order:
+            for target in range(len(problem.choices)):
+                moved = _moved(problem, best, candidates[k], target)
+                if moved is None or effort <= 0:
+                    continue
+                effort -= problem.size
+                again = schedule(problem, moved)
+                if again.seconds < found.seconds * (1 - 1e-9):
+                    best, found, improved = moved, again, True
+    return best, found
+
+
+def branches(problem: Problem) -> list[tuple[int, ...]]:
+    """What lies between a node where ways part and the node where all of them meet again, way by way.
+
+    The start and the end of the whole graph count as such nodes too.
+    """
+    n = problem.size
+    meet = _meeting(problem)
+    found: dict[tuple[int, ...], None] = {}
+    for fork in [-1, *range(n)]:
+        starts = problem.after[fork] if fork >= 0 else [node for node in range(n) if not problem.before[node]]
+        if len(starts) < 2:
+            continue
+        end = meet[fork] if fork >= 0 else _common(meet, starts, n)
+        ways = _ways(problem, starts, end)
+        if len(ways) > 1:
+            found.update(dict.fromkeys(ways))
+    return [way for way in found if len(way) < n]
+
+
+def _ways(problem: Problem, starts: Sequence[int], end: int) -> list[tuple[int, ...]]:
+    """The nodes from ``starts`` up to ``end``, in groups that are not joined before it."""
+    group: dict[int, int] = {}
+    merged: list[int] = []
+
+    def find(k: int) -> int:
+        while merged[k] != k:
+            merged[k] = merged[merged[k]]
+            k = merged[k]
+        return k
+
+    for start in starts:
+        if start == end:
+            continue
+        merged.append(len(merged))
+        todo = [start]
+        while todo:
+            if len(group) > LONGEST:
+                return []
+            node = todo.pop()
+            mine = len(merged) - 1
+            if node in group:
+                merged[find(mine)] = find(group[node])
+                continue
+            group[node] = mine
+            todo += [other for other in problem.after[node] if other != end]
+    ways: dict[int, list[int]] = {}
+    for node in sorted(group):
+        ways.setdefault(find(group[node]), []).append(node)
+    return [tuple(nodes) for nodes in ways.values()]
+
+
+def _meeting(problem: Problem) -> list[int]:
+    """For every node the first one that all ways from it lead through (its immediate postdominator); n is the end."""
+    n = problem.size
+    meet = [n] * n
+    for node in reversed(range(n)):
+        if problem.after[node]:
+            meet[node] = _common(meet, problem.after[node], n)
+    return meet
+
+
+def _common(meet: Sequence[int], nodes: Sequence[int], end: int) -> int:
+    """The first node that all ways from any of ``nodes`` lead through, itself among them; nodes grow along a way."""
+    found = nodes[0]
+    for node in nodes[1:]:
+        while found != node:
+            if found < node:
+                found = meet[found]
+            else:
+                node = meet[node]
+    return found
+
+
+def _moved(problem: Problem, owner: tuple[int, ...], nodes: Sequence[int], target: int) -> tuple[int, ...] | None:
+    """The placement with ``nodes`` on ``target``; None where that cannot be or changes nothing."""
+    if any(problem.seconds[node][target] == CANNOT for node in nodes):
+        return None
+    found = list(owner)
+    for node in nodes:
+        found[node] = target
+    return None if tuple(found) == owner or problem.overfull(found) else tuple(found)
