@@ -25,7 +25,6 @@ from ranvier.dtypes import DType
 
 _NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
 _PIXELS_NEAR = 256 << 10  # bytes of input that a block of pixels reads
-_STAY = 512 << 10  # bytes of weights that need no fetching
 _CODES = 2 * MOST_ROWS
 _CHUNK, _DEEP = 1024, 1536  # k steps of a chunk, and how many are still one
 _LEAST = 1e6  # floating-point operations that are worth a tile of their own
@@ -232,11 +231,7 @@ def gemm_launch(
     weights = At(packed.storage)
     operands = [place_of(o) if o else weights for o in (known.bias, residual)]
     by_driver = finish != "micro"
-    codes = (
-        micro_codes(register_type(x.dtype), rows.used, cut, rows.a, packed.storage.nbytes)
-        if not rows.dots
-        else (weights,) * _CODES
-    )
+    codes = micro_codes(register_type(x.dtype), rows.used, cut, rows.a) if not rows.dots else (weights,) * _CODES
     return Launch(
         spec,
         (
@@ -285,24 +280,19 @@ def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int) -> dict[str, int]:
     }
 
 
-def micro_codes(
-    element: str, used: set[int], cut: Panels, a: Literal["rows", "table"], weights: int
-) -> tuple[CodeAt, ...]:
-    """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another.
-
-    Where the ``weights`` (bytes) come from far away, kernels fetch what is needed next while they work.
-    """
+def micro_codes(element: str, used: set[int], cut: Panels, a: Literal["rows", "table"]) -> tuple[CodeAt, ...]:
+    """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
     found: list[CodeAt] = []
     for vectors in (cut.vectors if cut.count > 1 else cut.rest, cut.rest):
         for rows in range(1, MOST_ROWS + 1):
             near = min(used, key=lambda u: abs(u - rows))
-            found.append(_micro(element, near, vectors, a, weights > _STAY))
+            found.append(_micro(element, near, vectors, a))
     return tuple(found)
 
 
 @functools.cache
-def _micro(element: str, rows: int, vectors: int, a: Literal["rows", "table"], fetch: bool) -> CodeAt:
-    return CodeAt(Micro(element, rows, vectors, a, fetch=fetch).spec())
+def _micro(element: str, rows: int, vectors: int, a: Literal["rows", "table"]) -> CodeAt:
+    return CodeAt(Micro(element, rows, vectors, a).spec())
 
 
 def pixels_even(view: View, sizes: tuple[int, int, int]) -> bool:

@@ -129,9 +129,7 @@ def winograd(
             module, symbol, target_isa, m, x.dtype, out.dtype, tail
         ).function(),
     )
-    codes: tuple[Code, ...] = micro_codes(
-        register_type(x.dtype), rows_used(squares, block, tile.rows), cut, "rows", packed.storage.nbytes
-    )
+    codes: tuple[Code, ...] = micro_codes(register_type(x.dtype), rows_used(squares, block, tile.rows), cut, "rows")
     return [
         Launch(
             spec,

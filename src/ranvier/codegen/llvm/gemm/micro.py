@@ -25,7 +25,7 @@ changes the few slots that differ from tile to tile. Optional parts are null poi
     RESIDUAL    an addend like the output with rows ``RESIDUAL_STEP`` bytes apart, or null
     FLAGS       ``ALPHA``: multiply by the ALPHA slot; ``CLAMP``: clamp to [LOW, HIGH], where NaN stays NaN
 
-A kernel with :attr:`Micro.fetch` asks for one cache line per k step from FETCH on, to have it in the second-level
+A kernel that :attr:`Micro.fetches` asks for one cache line per k step from FETCH on, to have it in the second-level
 cache: the driver points it at the panel that comes next, which else would be waited for by its first rows.
 
 ALPHA, LOW and HIGH hold the kernel's element type in the low bytes of their slot. ``COLUMNS`` is how many lanes of
@@ -72,6 +72,7 @@ class Slot(IntEnum):
 SLOTS = len(Slot)
 Layout = Literal["rows", "columns", "table"]  # how A is given
 ALPHA, CLAMP = 1, 2  # bits of the FLAGS slot
+_FETCHING_ROWS = range(4, 9)
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,19 @@ class Micro:
     vectors: int
     a: Layout = "rows"
     packed: bool = True
-    fetch: bool = False  # bring lines of a later panel near
+
+    @property
+    def fetches(self) -> bool:
+        """Whether it brings lines of a later panel near.
+
+        Always where it is free, near panels or far, so that one kernel serves both. With fewer rows a line per k would
+        be much beside the panel itself, narrow tiles have no load to spare, and beside more pointers to rows none fits.
+        """
+        return self.packed and self.rows in _FETCHING_ROWS and self.vectors > 1
 
     def spec(self) -> KernelSpec:
-        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed, self.fetch)
-        extra = f"{'' if self.packed else ' in place'}{' fetching' if self.fetch else ''}"
-        name = f"gemm {self.element} {self.rows}x{self.vectors} {self.a}{extra}"
+        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed)
+        name = f"gemm {self.element} {self.rows}x{self.vectors} {self.a}{'' if self.packed else ' in place'}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             fn = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
@@ -162,7 +170,7 @@ class _Emitter:
         fn, micro = self.fn, self.micro
         self.mask = self._mask() if self.isa.masks else None
         self.b_step: Val | None = None if micro.packed else self.slot(Slot.B_STEP)
-        self.fetch: Val | None = self.slot(Slot.FETCH, "ptr") if micro.fetch else None
+        self.fetch: Val | None = self.slot(Slot.FETCH, "ptr") if micro.fetches else None
         count = self.slot(Slot.K)
         step = self.slot(Slot.A_STEP)
         if micro.a == "table":

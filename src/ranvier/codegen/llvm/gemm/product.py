@@ -258,7 +258,4 @@ class _Plan:
         widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
         layout: Layout = "rows" if self.by_rows else "columns"
         element = ELEMENTS[self.p.dtype]
-        # worth it where B is too large to stay near by itself, and every panel is used by several row blocks
-        far = self.panels.packed_elements(self.p.k) * self.item > 2 * _NEAR_BYTES
-        fetch = self.packed and far and self.rows.count > 1
-        return tuple(Micro(element, r, v, layout, self.packed, fetch).spec() for v in widths for r in rows)
+        return tuple(Micro(element, r, v, layout, self.packed).spec() for v in widths for r in rows)
