@@ -213,6 +213,12 @@ def _openvino() -> ExecutionProvider:
     return OpenVinoProvider()
 
 
+def _remote() -> ExecutionProvider:
+    from ranvier.providers.remote.provider import RemoteProvider
+
+    return RemoteProvider()
+
+
 REGISTRY = ProviderRegistry()
 REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
 REGISTRY.register("reference", _reference, ("numpy",))
@@ -220,3 +226,4 @@ REGISTRY.register("reference", _reference, ("numpy",))
 REGISTRY.register("onnxruntime", _onnxruntime, ("ort",), auto=False)
 REGISTRY.register("openvino", _openvino, ("OpenVINOExecutionProvider",), auto=False)
 REGISTRY.register("sim", _sim, auto=False)
+REGISTRY.register("remote", _remote, auto=False)

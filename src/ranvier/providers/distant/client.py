@@ -182,7 +182,7 @@ class DistantKernel:
         if any(tensor.link is not link for tensor in given):
             raise WorkerLost(self._provider.name, "what it held went with the worker before", transient=True)
         numbers = [link.next_number() for _ in self._model.outputs]
-        fields = {"part": part, "inputs": [t.number for t in given], "outputs": numbers}
+        fields = {"part": part, "inputs": [t.number for t in given], "outputs": numbers, "seconds": link.timeout}
         made = link.post("run", fields)
         outputs[:] = [DistantTensor(link, number, made, k) for k, number in enumerate(numbers)]
         with self._lock:

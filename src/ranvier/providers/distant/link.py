@@ -108,6 +108,9 @@ class Link:
             except BadMessage as error:
                 self._end(ProviderFailed(self.provider, str(error), transient=True))
                 return
+            except PermissionError as error:
+                self._end(ProviderFailed(self.provider, str(error)))
+                return
             except (EOFError, OSError, ValueError) as error:
                 self._end(WorkerLost(self.provider, f"the other end is gone ({error})", transient=True))
                 return

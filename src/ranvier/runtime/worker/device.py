@@ -23,6 +23,7 @@ from ranvier.providers.distant import wire
 from ranvier.providers.distant.client import PROTOCOL
 from ranvier.providers.distant.link import error_fields
 from ranvier.providers.distant.wire import Array, Buffer, Message
+from ranvier.runtime.control import RunOptions
 from ranvier.runtime.session import Session
 
 
@@ -165,7 +166,7 @@ class DeviceServer:
         numbers = _numbers(message, "outputs")
         self._conduct.before_run()
         started = time.perf_counter()
-        results = list(part.session.run(inputs).values())
+        results = list(part.session.run(inputs, options=_allowed(message)).values())
         seconds = time.perf_counter() - started
         if len(results) != len(numbers):
             raise InvalidValue(f"the part has {len(results)} results, {len(numbers)} were expected")
@@ -219,6 +220,12 @@ def _numbers(message: Message, name: str) -> list[int]:
     if not isinstance(found, list) or not all(type(n) is int for n in found):
         raise InvalidValue(f"{message.kind}: {name} must be numbers")
     return found
+
+
+def _allowed(message: Message) -> RunOptions | None:
+    """The time after which nobody waits for the result any more."""
+    seconds = message.fields.get("seconds")
+    return RunOptions(timeout=seconds) if isinstance(seconds, int | float) and seconds > 0 else None
 
 
 def _described(tensor: Array) -> list[Any]:
