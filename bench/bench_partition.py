@@ -142,8 +142,9 @@ def measure(nodes: int) -> list[Figure]:
     cost = problem.cost(owner)
     first = problem.cost([next(p for p, s in enumerate(row) if s < CANNOT) for row in problem.seconds])
     return [
-        Figure("place by cost", placed, "s", 2.0),
+        Figure("place by cost", placed, "s", None),
         Figure("overlap branches", balanced, "s", None),
+        Figure("both", placed + balanced, "s", 2.0),
         Figure("place on one provider", single, "s", 0.1),
         Figure("predicted cost against priority", cost.total / first.total, "×", 1.0),
         Figure("parts", cost.parts, "", None),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ranvier.runtime.partition.problem import CANNOT, Problem
 from ranvier.runtime.partition.schedule import Schedule, schedule
 
-EFFORT = 60_000  # nodes that may be scheduled anew
+EFFORT = 40_000  # nodes that may be scheduled anew
+WORTH = 1e-3  # share of the whole that a branch must take to be looked at
 LONGEST = 2_000  # nodes between a fork and where its ways meet; what is longer is no branch to move
 
 
@@ -25,6 +26,8 @@ def balance(problem: Problem, owner: Sequence[int], effort: int = EFFORT) -> tup
     while improved and effort > 0:
         improved = False
         for k in order:
+            if worth[k] < WORTH * found.seconds:
+                break
             for target in range(len(problem.choices)):
                 moved = _moved(problem, best, candidates[k], target)
                 if moved is None or effort <= 0:

@@ -57,7 +57,10 @@ class _Part:
 def schedule(problem: Problem, owner: Sequence[int]) -> Schedule:
     """The predicted run of a placement: overlapping where that is faster, else part after part."""
     serial = problem.cost(owner).total
-    found = _overlapped(problem, owner, serial)
+    found = _overlapped(problem, owner, serial, fine=False)
+    if any(problem.choices[who].lanes > 1 for who in set(owner)):
+        again = _overlapped(problem, owner, serial, fine=True)
+        found = again if again.seconds < found.seconds else found
     return found if found.seconds < serial else in_sequence(problem, owner)
 
 
@@ -83,8 +86,8 @@ def in_sequence(problem: Problem, owner: Sequence[int]) -> Schedule:
     return Schedule(tuple(steps), serial, serial)
 
 
-def _overlapped(problem: Problem, owner: Sequence[int], serial: float) -> Schedule:
-    parts, part_of = _parts(problem, owner)
+def _overlapped(problem: Problem, owner: Sequence[int], serial: float, fine: bool) -> Schedule:
+    parts, part_of = _parts(problem, owner, fine)
     before: list[dict[int, None]] = [{} for _ in parts]
     after: list[dict[int, None]] = [{} for _ in parts]
     for node, earlier in enumerate(problem.before):
@@ -157,9 +160,10 @@ def _carry(
     return end
 
 
-def _parts(problem: Problem, owner: Sequence[int]) -> tuple[list[_Part], list[int]]:
+def _parts(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[_Part], list[int]]:
     """Nodes of one provider with as many changes of provider before them and as many after them: such groups never
-    wait for each other in a circle. Where an engine has several lanes, what is not joined inside a group is apart."""
+    wait for each other in a circle. Where an engine has several lanes, what is not joined inside a group is apart, and
+    where parts shall be ``fine``, only nodes in a row stay together, so that branches between two nodes show."""
     n = problem.size
     depth, height = [0] * n, [0] * n
     for node in range(n):
@@ -181,7 +185,8 @@ def _parts(problem: Problem, owner: Sequence[int]) -> tuple[list[_Part], list[in
     for node in range(n):
         if problem.choices[owner[node]].lanes > 1:
             for other in problem.before[node]:
-                if keys[other] == keys[node]:
+                in_row = len(problem.before[node]) == len(problem.after[other]) == 1
+                if keys[other] == keys[node] and (in_row or not fine):
                     a, b = find(other), find(node)
                     root[max(a, b)] = min(a, b)
     members: list[list[int]] = []

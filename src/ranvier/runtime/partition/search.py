@@ -83,9 +83,13 @@ class Search:
     def _refine(self, owner: Sequence[int]) -> None:
         problem = self.problem
         if problem.overfull(owner):
-            owner = repaired(problem, owner)
+            for per_byte in (True, False):
+                fitting = repaired(problem, owner, per_byte)
+                if not problem.overfull(fitting):
+                    self._refine(fitting)
+            return
         key = tuple(owner)
-        if key in self.seen or problem.overfull(owner):
+        if key in self.seen:
             return
         self.seen.add(key)
         walk = refine(problem, owner, self.effort, self.known)
@@ -184,23 +188,29 @@ def pruned(problem: Problem) -> list[Labels]:
     return found
 
 
-def repaired(problem: Problem, owner: Sequence[int]) -> list[int]:
-    """Take nodes off providers that are overfull, those first that lose least for the room they leave."""
+def repaired(problem: Problem, owner: Sequence[int], per_byte: bool) -> list[int]:
+    """Take nodes off providers that are overfull: those first that lose least, in all or for the room they leave."""
     found = list(owner)
     choices = problem.choices
     room = [float("inf") if choice.capacity is None else choice.capacity for choice in choices]
     for node, who in enumerate(owner):
         room[who] -= problem.weights[node]
-    moves = sorted(
-        ((row[q] - row[owner[node]]) / problem.weights[node], node, q)
-        for node, row in enumerate(problem.seconds)
-        if problem.weights[node] and room[owner[node]] < 0
-        for q in problem.allowed[node]
-        if q != owner[node]
-    )
-    for _, node, target in moves:
-        who, nbytes = found[node], problem.weights[node]
-        if who == owner[node] and room[who] < 0 and room[target] >= nbytes:
+    moves: list[tuple[float, int, int]] = []
+    for node, row in enumerate(problem.seconds):
+        who, nbytes = owner[node], problem.weights[node]
+        if not nbytes or room[who] >= 0:
+            continue
+        flows = [problem.flows[k] for k in problem.touching[node]]
+        now = row[who] + sum(problem.flow_seconds(flow, found) for flow in flows)
+        for target in problem.allowed[node]:
+            if target != who:
+                found[node] = target
+                loss = row[target] + sum(problem.flow_seconds(flow, found) for flow in flows) - now
+                moves.append((loss / nbytes if per_byte else loss, node, target))
+        found[node] = who
+    for _, node, target in sorted(moves):
+        who, nbytes = owner[node], problem.weights[node]
+        if found[node] == who and room[who] < 0 and room[target] >= nbytes:
             found[node] = target
             room[who] += nbytes
             room[target] -= nbytes
