@@ -43,6 +43,7 @@ from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
 from ranvier.runtime.fallback import FAILURES, Condition, Recovery
 from ranvier.runtime.holdings import SessionMemory, held, own_pool
 from ranvier.runtime.order import order_for_memory
+from ranvier.runtime.outputs import blocks
 from ranvier.runtime.partition import Partitioning, unsupported_ops
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import Clock, preparing
@@ -328,8 +329,9 @@ class Session:
         return held(self._compiled, self.graph.constant_bytes(), self._pool)
 
     def trim(self) -> None:
-        """Give back the arenas that no run uses, and what the providers keep for reuse."""
+        """Give back the arenas that no run uses, and what providers and the process keep for reuse."""
         self._compiled.release_arenas()
+        blocks.clear()
         for provider in self.providers:
             provider.allocator().trim()
         if self._pool is not None:
