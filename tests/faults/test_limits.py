@@ -30,7 +30,8 @@ def test_an_endless_loop_ends_at_its_limit(text: str) -> None:
         with pytest.raises(DeadlineExceeded, match=r"passed its limit of 0\.2 s") as caught:
             session.run(GOING)
         assert time.monotonic() - started < 2
-        assert isinstance(caught.value, TimeoutError) and caught.value.node == "y"
+        # the loop, or the step inside it: wherever the run was at that moment
+        assert isinstance(caught.value, TimeoutError) and caught.value.node in ("y", "more +1")
         out = session.run({**GOING, "c": np.array(False)})["y"]
         np.testing.assert_array_equal(out, [1, 2])
 
