@@ -51,7 +51,7 @@ def branches(problem: Problem) -> list[tuple[int, ...]]:
         starts = problem.after[fork] if fork >= 0 else [node for node in range(n) if not problem.before[node]]
         if len(starts) < 2:
             continue
-        end = meet[fork] if fork >= 0 else _common(meet, starts, n)
+        end = meet[fork] if fork >= 0 else _common(meet, starts)
         ways = _ways(problem, starts, end)
         if len(ways) > 1:
             found.update(dict.fromkeys(ways))
@@ -96,11 +96,11 @@ def _meeting(problem: Problem) -> list[int]:
     meet = [n] * n
     for node in reversed(range(n)):
         if problem.after[node]:
-            meet[node] = _common(meet, problem.after[node], n)
+            meet[node] = _common(meet, problem.after[node])
     return meet
 
 
-def _common(meet: Sequence[int], nodes: Sequence[int], end: int) -> int:
+def _common(meet: Sequence[int], nodes: Sequence[int]) -> int:
     """The first node that all ways from any of ``nodes`` lead through, itself among them; nodes grow along a way."""
     found = nodes[0]
     for node in nodes[1:]:

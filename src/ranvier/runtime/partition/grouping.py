@@ -18,7 +18,7 @@ def groups(
     """
     best = _runs(range(len(owner)), owner, whole)
     owners = list(dict.fromkeys(owner))
-    if len(owners) == 1 or _is_least(best, owners, whole):
+    if len(owners) == 1 or _is_least(best, whole):
         return best
     least = launch_seconds(best, launch)
     waiting = [len(nodes) for nodes in before]
@@ -31,7 +31,7 @@ def groups(
         seconds = launch_seconds(found, launch)
         if seconds < least:
             best, least = found, seconds
-            if _is_least(best, owners, whole):
+            if _is_least(best, whole):
                 break
     return best
 
@@ -41,7 +41,7 @@ def launch_seconds(found: Groups, launch: Sequence[float]) -> float:
     return sum(launch[owner] for owner, _ in found)
 
 
-def _is_least(found: Groups, owners: Sequence[int], whole: Sequence[bool]) -> bool:
+def _is_least(found: Groups, whole: Sequence[bool]) -> bool:
     """Has every owner that compiles whole parts one part only?"""
     runs = [owner for owner, _ in found if whole[owner]]
     return len(runs) == len(set(runs))

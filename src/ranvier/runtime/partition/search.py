@@ -109,17 +109,18 @@ class Search:
         step = sum(finite) / len(finite) * problem.size / float(weights.sum()) / 16
         price = np.zeros(len(problem.choices))
         before, fits = price, None
-        for _ in range(RAISES):
+        many = problem.size > MEDIUM  # then each step is dear, and what is left over can be taken off node by node
+        for _ in range(RAISES // 8 if many else RAISES):
             if problem.size <= SMALL:
                 self._refine(owner)  # one that almost fits may be better than one that leaves much room
             before, price = price, price.copy()
             for name, _capacity, _nbytes in problem.overfull(owner):
-                price[names[name]] = max(price[names[name]] * 2, step)
+                price[names[name]] = max(price[names[name]] * (8 if many else 2), step)
             owner = self._minimise(factors, stand_in, weights[:, None] * price)
             if not problem.overfull(owner):
                 fits = owner
                 break
-        for _ in range(HALVINGS if fits is not None else 0):
+        for _ in range(HALVINGS if fits is not None and not many else 0):
             middle = (before + price) / 2
             owner = self._minimise(factors, stand_in, weights[:, None] * middle)
             if problem.overfull(owner):
