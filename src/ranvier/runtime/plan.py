@@ -18,7 +18,7 @@ from ranvier.config import SessionConfig
 from ranvier.errors import MemoryLimit, OutOfMemory, ResourceLimit
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
-from ranvier.memory import check_room
+from ranvier.memory import LARGE, check_room
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, SelfContained, TensorAllocator
@@ -81,6 +81,7 @@ class Plan:
             if (t := self._planned_type(slot)) is not None and t.dtype is not None and slot not in self._given
         ]
         self._check_limits()
+        self._fresh_bytes = sum(static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh)
         self._direct = self._direct_call()
 
     def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making]] | None:
@@ -90,6 +91,8 @@ class Plan:
         steps, outputs = self.program.steps, self.program.output_slots
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
             return None
+        if self._fresh_bytes >= LARGE:
+            return None  # which are looked at together: none of them is touched before all are made
         where = {slot: k for k, slot in enumerate(self.program.input_slots)}
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
         if steps[0].outputs != outputs or any(slot not in where for slot in needed):
@@ -248,6 +251,8 @@ class Plan:
             if control.watched:
                 self._reserve(control)
             buffers = dict(views)
+            if into is None:
+                check_room(self._fresh_bytes - blocks.nbytes, f"outputs of {program.graph.name!r}")
             for slot, dtype, shape in self._fresh:
                 buffers[slot] = np.empty(shape, dtype) if self._secure else _output(shape, dtype)
             if into is not None:

@@ -17,6 +17,7 @@ from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError,
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.logs import warn_once
+from ranvier.memory import check_room
 from ranvier.ops import TypeInference, registry
 from ranvier.ops.pulse import pulse
 from ranvier.providers.base import (
@@ -134,11 +135,13 @@ class CpuKernel:
             self._interpret(given, outputs)
             self._tell(made)
             return []
+        if any(given is None for given in outputs):
+            check_room(made.workspace + made.result_bytes, self.part.label)
         results = [_writable(given, result) for given, result in zip(outputs, made.results)]
         records: list[KernelTime] = []
         started = time.perf_counter()
         with counted(made.workspace, self.part.label):
-            memory = self._allocator.alloc(made.workspace)
+            memory = self._allocator.alloc(made.workspace, self.part.label)
             try:
                 if profiled:
                     records = made.profile(given, results, memory.ctypes.data)

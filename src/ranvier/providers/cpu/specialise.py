@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class Specialised:
                 array = storage.array if storage.array.flags.aligned else storage.array.copy()
                 self._keep.append(array)
                 places[storage] = Placement(_ABSOLUTE, array.ctypes.data)
+        self.result_bytes = sum(r.dtype.itemsize * math.prod(r.shape) for r in self.results)
         self.constants = sum(array.nbytes for array in self._keep)
         self.threads = target.threads
         self._isa = target.isa
