@@ -103,6 +103,7 @@ class Search:
         owner = self._minimise(factors, stand_in, None)
         if not problem.overfull(owner):
             return owner
+        self._fill(factors, stand_in, owner)
         weights = np.array(problem.weights, np.float64)
         names = {choice.name: p for p, choice in enumerate(problem.choices)}
         finite = [s for row in problem.seconds for s in row if s < CANNOT]
@@ -129,6 +130,24 @@ class Search:
                 self._refine(owner)
                 price, fits = middle, owner
         return owner if fits is None else fits
+
+    def _fill(self, factors: Factors, stand_in: StandIn, owner: Sequence[int]) -> None:
+        """Let overfull providers have the first nodes they want, or the last, as far as there is room; solve again.
+
+        So a long network is cut in few places; a price on memory would leave them all at once where nodes are alike.
+        """
+        problem = self.problem
+        names = {choice.name: p for p, choice in enumerate(problem.choices)}
+        for order in (range(problem.size), range(problem.size - 1, -1, -1)):
+            room = {names[name]: capacity for name, capacity, _ in problem.overfull(owner)}
+            labels = list(factors.labels)
+            for node in order:
+                if owner[node] in room:
+                    room[owner[node]] -= problem.weights[node]
+                gone = [p for p, left in room.items() if left < 0]
+                if gone:
+                    labels[node] = tuple([p for p in labels[node] if p not in gone]) or labels[node]
+            self._refine(self._minimise(Factors(self.prices, labels), stand_in, None))
 
     def _minimise(self, factors: Factors, stand_in: StandIn, extra: Extra | None) -> list[int]:
         problem, labels = self.problem, factors.labels
