@@ -235,6 +235,7 @@ class OpDef:
 
 _OPS: dict[tuple[str, str], list[OpDef]] = {}  # (domain, name) -> definitions by rising `since`
 _found: dict[tuple[str, str, int | None], OpDef | None] = {}  # answers of ``find`` since the last declaration
+_generation = 0
 TRAITS = frozenset({"elementwise", "commutative", "random", "impure", "view"})
 
 
@@ -265,9 +266,20 @@ def _insert(definition: OpDef) -> None:
 
 def replace(domain: str, name: str, definitions: Iterable[OpDef]) -> None:
     """Let these, each for another ``since``, be all that is declared of an operator."""
-    global _found
     _OPS[domain, name] = sorted(definitions, key=lambda d: d.since)
-    _found = {}  # after the change: who looked before it keeps what was found in the old one
+    _changed()
+
+
+def generation() -> int:
+    """Another number after every change of what is declared, for those who keep what they worked out from it."""
+    return _generation
+
+
+def _changed() -> None:
+    """After the change: who looked before it keeps what was found in the old declarations."""
+    global _found, _generation
+    _found = {}
+    _generation += 1
 
 
 def normal_domain(domain: str) -> str:
@@ -281,9 +293,8 @@ _fallbacks: list[Fallback] = []
 
 def add_fallback(fallback: Fallback) -> None:
     """Ask ``fallback(domain, name, version)`` for operators that have no declaration."""
-    global _found
     _fallbacks.append(fallback)
-    _found = {}
+    _changed()
 
 
 def find(domain: str, name: str, version: int | None = None) -> OpDef | None:
@@ -325,9 +336,8 @@ def declared() -> list[OpDef]:
 
 def forget(domain: str, name: str) -> None:
     """Remove a user's operator again (used by tests and by `register_op(..., replace=True)`)."""
-    global _found
     _OPS.pop((normal_domain(domain), name), None)
-    _found = {}
+    _changed()
 
 
 def evaluate(

@@ -47,6 +47,20 @@ class ProviderCapability:
     memory: tuple[str, ...] = ("system",)
     whole_parts: bool = True  # False: compiles one node at a time, so the runtime plans between its nodes
     notes: str = ""
+    devices: frozenset[str] = frozenset()  # kinds it computes on; empty: that of its tensors
+    max_rank: int | None = None
+    max_dim: int | None = None  # along any axis
+    max_batch: int | None = None
+    max_sequence: int | None = None
+    flash_attention: bool = False  # attention without the matrix of scores in memory
+    paged_attention: bool = False  # keys and values in blocks that need not lie together
+    cuda_graphs: bool = False
+    tensor_parallel: int = 1  # devices that share one operator
+    pipeline_parallel: int = 1  # devices that share the layers
+    alignment: int = 1  # bytes: where tensors that it is given must start
+    custom_kernels: frozenset[str] = frozenset()  # kinds of source that its ``kernels`` load
+    extras: Mapping[str, Any] = field(default_factory=dict)  # what else it says about itself
+    dear_claims: bool = False  # asking it about a graph takes long: answers are kept (see providers/claims.py)
 
 
 class GraphView:
@@ -259,6 +273,57 @@ class Configurable(Protocol):
     def configure(self, options: Any) -> ExecutionProvider:
         """The provider with these options."""
         ...
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """A loaded kernel, for people and programs: what it is made of, how it is called and how often it was."""
+
+    name: str
+    kind: str  # of source, one of ``ProviderCapability.custom_kernels``
+    signature: str
+    source: str  # what was generated, in the provider's own language
+    launches: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class KernelHandle:
+    """Stands for a kernel that was loaded; only the provider that made it knows what it means."""
+
+    provider: str
+    name: str
+    number: int
+
+
+class CustomKernels(Protocol):
+    """Kernels of the user's own, on one provider. Thread-safe.
+
+    What ``source`` and ``signature`` may be, the provider says; ``grid`` is the number of tiles of work along up to
+    three axes, ``block`` the size of one tile.
+    """
+
+    def load(self, source: Any, name: str, signature: Any) -> KernelHandle:
+        """Make a kernel; InvalidConfig where source and signature do not fit, KernelError where it does not compile."""
+        ...
+
+    def launch(self, handle: KernelHandle, grid: Any, block: Any, args: Sequence[Any]) -> None:
+        """Run it to the end. Arguments that the signature does not allow raise before anything runs."""
+        ...
+
+    def info(self, handle: KernelHandle) -> KernelInfo: ...
+
+    def unload(self, handle: KernelHandle) -> None:
+        """Forget it: launches under way finish, later ones raise."""
+        ...
+
+
+@runtime_checkable
+class OffersKernels(Protocol):
+    """A provider that runs kernels of the user's own."""
+
+    @property
+    def kernels(self) -> CustomKernels: ...
 
 
 class ExecutionProvider(Protocol):

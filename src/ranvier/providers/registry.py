@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import importlib.metadata
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ranvier.errors import InvalidConfig, ProviderUnavailable, nearest
+from ranvier.devices import CPU, forced
+from ranvier.errors import InvalidConfig, ProviderUnavailable, RanvierError, nearest
 from ranvier.logs import logger, warn_once
 from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.claims import ClaimCache
+from ranvier.providers.ledger import Ledger, ProviderStatus, added
+from ranvier.providers.requirements import BestMatch, Requirements
 
 ENTRY_POINTS = "ranvier.providers"
 Factory = Callable[[], ExecutionProvider]
@@ -33,6 +42,15 @@ FOREIGN = {
 COMPLETE = {"CPUExecutionProvider": "reference"}
 
 
+class User(Protocol):
+    """Something that holds providers and cannot outlive them: a session."""
+
+    @property
+    def providers(self) -> Sequence[ExecutionProvider]: ...
+
+    def close(self) -> None: ...
+
+
 class ProviderRegistry:
     """Providers in the order a session with ``providers="auto"`` would use them."""
 
@@ -43,6 +61,9 @@ class ProviderRegistry:
         self._made: dict[str, ExecutionProvider] = {}
         self._by_name_only: set[str] = set()
         self._discovered = False
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self.claims = ClaimCache()
+        self.ledger = Ledger()
 
     def register(
         self, name: str, factory: Factory, aliases: Sequence[str] = (), *, first: bool = False, auto: bool = True
@@ -64,6 +85,7 @@ class ProviderRegistry:
             self._by_name_only.discard(name)
             self._aliases = {a: n for a, n in self._aliases.items() if n != name}
             made = self._made.pop(name, None)
+        self.claims.forget(name)
         if made is not None:
             made.close()
 
@@ -110,17 +132,48 @@ class ProviderRegistry:
 
     def available(self, *, auto: bool = False) -> list[str]:
         """Names of providers that can be used here, in order; with ``auto`` those that nobody has to ask for."""
+        on_cpu = auto and forced(os.environ)[0] == CPU
         found = []
         for name in self.names():
             if auto and name in self._by_name_only:
                 continue
             try:
-                self.get(name)
+                provider = self.get(name)
             except ProviderUnavailable as error:
                 logger.info("%s", error)
-            else:
-                found.append(name)
+                continue
+            if on_cpu and provider.device.kind == "cuda":
+                logger.info("provider %r is passed over: the environment insists on the CPU", name)
+                continue
+            found.append(name)
         return found
+
+    def find_best(self, requirements: Requirements, *, auto: bool = False) -> BestMatch:
+        """The first provider in order that has all of it, and what each of the others lacks.
+
+        With ``auto`` only those that nobody has to ask for. Providers are made to be asked, so their libraries load.
+        """
+        suitable: list[str] = []
+        missing: dict[str, tuple[str, ...]] = {}
+        on_cpu = forced(os.environ)[0] == CPU
+        for name in self.names():
+            if auto and name in self._by_name_only:
+                continue
+            try:
+                provider = self.get(name)
+                lacks = requirements.missing(provider.capability(), provider.device.kind)
+            except ProviderUnavailable as error:
+                lacks = (error.reason,)
+            except RanvierError as error:
+                lacks = (str(error),)
+            else:
+                if on_cpu and provider.device.kind == "cuda":
+                    lacks = ("leave of the environment, which insists on the CPU", *lacks)
+            if lacks:
+                missing[name] = lacks
+            else:
+                suitable.append(name)
+        return BestMatch(suitable[0] if suitable else None, missing, tuple(suitable[1:]))
 
     def chain(
         self, wanted: Sequence[str], *, fallback: bool = True
@@ -151,11 +204,60 @@ class ProviderRegistry:
             warn_once(f"provider {absent.provider}", f"{absent}; using {', '.join(chosen)}")
         return list(chosen.values())[: None if fallback else 1], errors
 
-    def close(self) -> None:
+    # -- as a whole -------------------------------------------------------------------------------------------------
+
+    def watch(self, user: User) -> None:
+        """Let :meth:`status` see what a session uses, and :meth:`shutdown` end it."""
         with self._lock:
+            self._users.add(user)
+
+    def status(self, name: str | None = None) -> list[ProviderStatus]:
+        """How the providers stand, or one of them. Nothing is made or asked for it, so it costs little."""
+        names = self.names() if name is None else [self.resolve(name)]
+        operations = self.ledger.operations()
+        with self._lock:
+            made = dict(self._made)
+            users = list(self._users)
+        return [self._status(each, made.get(each), users, operations.get(each, 0)) for each in names]
+
+    def _status(
+        self, name: str, made: ExecutionProvider | None, users: Sequence[User], operations: int
+    ) -> ProviderStatus:
+        held = [p for user in users for p in user.providers if p.name == name]
+        instances = list({id(p): p for p in [*([made] if made is not None else []), *held]}.values())
+        reason: str | None = "nobody used it yet"
+        if instances:
+            reason = instances[0].available()
+        elif name not in self._factories:
+            reason = "this installation has no such provider"
+        return ProviderStatus(
+            name,
+            initialised=bool(instances),
+            ready=reason is None,
+            reason=reason or "",
+            devices=tuple(dict.fromkeys(str(p.device) for p in instances)),
+            memory=added([p.allocator().stats() for p in instances]),
+            operations=operations,
+            last_error=self.ledger.last_error(name),
+            sessions=len(held),
+        )
+
+    def shutdown(self) -> None:
+        """Close all sessions, whose later calls raise SessionClosed, and all providers.
+
+        Doing so twice does nothing more. A provider that is asked for afterwards is made anew.
+        """
+        with self._lock:
+            users = list(self._users)
+            self._users.clear()
             made, self._made = self._made, {}
-        for provider in made.values():
-            provider.close()
+        closing: list[User | ExecutionProvider] = [*users, *made.values()]
+        for each in closing:
+            try:
+                each.close()
+            except Exception as error:  # the others shall be closed all the same
+                logger.warning("closing %r failed: %s: %s", each, type(error).__name__, error)
+        self.claims.forget()
 
     def _discover(self) -> None:
         """Providers that installed packages bring through entry points; nothing is imported until one is used."""
@@ -219,7 +321,15 @@ def _remote() -> ExecutionProvider:
     return RemoteProvider()
 
 
+def _at_exit(process: int) -> None:
+    """Not in a copy of the process: what it inherited belongs to the one that made it."""
+    if os.getpid() == process:
+        with contextlib.suppress(Exception):
+            REGISTRY.shutdown()
+
+
 REGISTRY = ProviderRegistry()
+atexit.register(_at_exit, os.getpid())
 REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
 REGISTRY.register("reference", _reference, ("numpy",))
 # other runtimes and distant devices are used when somebody names them: what runs where shall be no surprise

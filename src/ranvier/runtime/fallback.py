@@ -17,6 +17,7 @@ from typing import Any
 from ranvier.errors import KernelError, OutOfMemory, ProviderFailed, ProviderUnavailable, RanvierError
 from ranvier.logs import warn_once
 from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.compiled import Compiled
 
 RETRIES = 2  # of a passing failure, before others take over
@@ -166,6 +167,7 @@ class Recovery:
         return name if any(p.name == name for p in compiled.providers) else None
 
     def _failed(self, name: str, error: RanvierError) -> None:
+        REGISTRY.ledger.failed(name, error)
         with self._lock:
             condition = self._conditions[name]
             condition.failures += 1

@@ -22,6 +22,7 @@ from ranvier.memory import LARGE, check_room
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, SelfContained, TensorAllocator
+from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.control import RunControl, is_plain, running
 from ranvier.runtime.outputs import FROM_BYTES, blocks
 from ranvier.runtime.program import Prepared, Program, Step, static_bytes
@@ -83,6 +84,10 @@ class Plan:
         self._check_limits()
         self._fresh_bytes = sum(static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh)
         self._direct = self._direct_call()
+        nodes: dict[str, int] = {}
+        for item in program.parts:
+            nodes[item.part.provider.name] = nodes.get(item.part.provider.name, 0) + len(item.part.subgraph.nodes)
+        self._tally = REGISTRY.ledger.tally(self, nodes)
 
     def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making]] | None:
         """The kernel, where the inputs stand, its workspace's offset and how outputs are made, when one bound kernel
@@ -117,12 +122,14 @@ class Plan:
         given = [values[k] for k in order]
         if not kernel.workspace:
             kernel.call(given, outputs, 0)
+            self._tally.runs += 1
             return outputs
         held = self._take()
         try:
             kernel.call(given, outputs, held[3] + offset)
         finally:
             self._give(held)
+        self._tally.runs += 1
         return outputs
 
     @staticmethod
@@ -266,6 +273,7 @@ class Plan:
         finally:
             self._give(held)
         self._hand_out(results)
+        self._tally.runs += 1
         return results
 
     def _reserve(self, control: RunControl) -> None:

@@ -111,6 +111,7 @@ class Session:
         if self.config.debug >= 2:
             self._printer = KernelPrinter(self._parts)
         self._prepare_static()
+        REGISTRY.watch(self)
         if self.config.debug >= 3:
             show_sources(self._parts, assembly=self.config.debug >= 4)
 
@@ -263,6 +264,8 @@ class Session:
     ) -> dict[str, Any]:
         """The outputs in spite of a failure, by the providers that are left."""
         if self.config.fallback == "off":
+            if name := getattr(error, "provider", ""):
+                REGISTRY.ledger.failed(name, error)
             raise error
         self._recent = None
         control = RunControl(options, self.config.limits)

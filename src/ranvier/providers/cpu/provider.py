@@ -72,7 +72,13 @@ class CpuProvider:
 @functools.cache
 def _capability(code: str) -> ProviderCapability:
     ops = frozenset(op for _, op in MODULES)
-    return ProviderCapability(ops=ops, dtypes=registry.ALL, notes=f"machine code for {code}")
+    return ProviderCapability(
+        ops=ops,
+        dtypes=registry.ALL,
+        notes=f"machine code for {code}",
+        flash_attention=True,
+        custom_kernels=frozenset({"llvm", "loops"}),
+    )
 
 
 @functools.cache

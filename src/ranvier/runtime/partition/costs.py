@@ -11,7 +11,8 @@ from ranvier.devices import CPU
 from ranvier.errors import UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
-from ranvier.providers.base import Decline, ExecutionProvider, GraphView
+from ranvier.providers.base import Decline, ExecutionProvider
+from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.partition.partitioner import has_effects, missing_ops
 from ranvier.runtime.partition.pins import Rules, resolve_pins
 from ranvier.runtime.partition.problem import CANNOT, OUTSIDE, Choice, Flow, Link, Problem
@@ -73,7 +74,7 @@ def ask(graph: Graph, providers: Sequence[ExecutionProvider]) -> Claims:
     notes: dict[tuple[int, int], str] = {}
     declined: dict[tuple[int, int], str] = {}
     for p, provider in enumerate(providers):
-        for answer in provider.claim(GraphView(graph)):
+        for answer in REGISTRY.claims.claims(provider, graph):
             if isinstance(answer, Decline):
                 declined[index[id(answer.node)], p] = answer.reason
             else:

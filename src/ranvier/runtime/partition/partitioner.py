@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from ranvier.errors import MissingOp, UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops import registry
-from ranvier.providers.base import Decline, ExecutionProvider, GraphView, Subgraph
+from ranvier.providers.base import Decline, ExecutionProvider, Subgraph
+from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.partition.grouping import groups
 from ranvier.runtime.transfer import HOST, space_of
 
@@ -74,7 +75,7 @@ class Partitioner:
             open_nodes = [node for node in graph if id(node) not in chosen]
             if not open_nodes:
                 break
-            for answer in provider.claim(GraphView(graph, open_nodes)):
+            for answer in REGISTRY.claims.claims(provider, graph, open_nodes):
                 if isinstance(answer, Decline):
                     declined.setdefault(id(answer.node), []).append((provider.name, answer.reason))
                     continue
