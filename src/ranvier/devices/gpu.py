@@ -81,14 +81,16 @@ def _chosen(listed: Sequence[NvmlGpu], text: str) -> list[int]:
 
 def _present(around: Surroundings, trouble: str) -> list[GpuInfo]:
     """GPUs that are there although the driver's library does not tell of them."""
-    version = re.search(r"Module\s+(?:for \S+\s+)?(\d[\d.]*)", around.read(f"{_DRIVER}/version", 4096), re.ASCII)
+    told = around.read(f"{_DRIVER}/version", 4096)  # most often nothing, and then no pattern is compiled to look at it
+    version = re.search(r"Module\s+(?:for \S+\s+)?(\d[\d.]*)", told, re.ASCII) if told else None
     driver = version[1] if version is not None else ""
     names = []
     for folder in around.entries(f"{_DRIVER}/gpus"):
         model = re.search(r"^Model:\s*(\S.*?)\s*$", around.read(f"{_DRIVER}/gpus/{folder}/information", 4096), re.M)
         names.append(model[1] if model is not None else "NVIDIA GPU")
     if not names:
-        names = ["NVIDIA GPU" for name in around.entries("dev") if re.fullmatch(r"nvidia\d+", name, re.ASCII)]
+        numbers = [name.removeprefix("nvidia") for name in around.entries("dev") if name.startswith("nvidia")]
+        names = ["NVIDIA GPU" for number in numbers if number.isascii() and number.isdigit()]
     if names:
         problem = trouble or "the NVIDIA driver tells of no GPU that this process may use"
     else:

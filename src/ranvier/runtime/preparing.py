@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ranvier.errors import InvalidModel, OutOfMemory, RanvierError
+from ranvier.memory.collector import collector_paused
 from ranvier.ops.allocation import tensor_limit
 
 
@@ -14,7 +15,7 @@ from ranvier.ops.allocation import tensor_limit
 def preparing(model: str, step: str, tensor_bytes: int | None) -> Iterator[None]:
     """Inside, no tensor may pass the limit (constants are folded here), and untyped errors become typed ones."""
     try:
-        with tensor_limit(tensor_bytes):
+        with tensor_limit(tensor_bytes), collector_paused():
             yield
     except RanvierError:
         raise

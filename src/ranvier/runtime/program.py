@@ -127,9 +127,15 @@ def provider_options(provider: ExecutionProvider, given: Mapping[str, Any]) -> A
     return provider.Options(**given)
 
 
+_ONE_ZERO = bytes(16)  # an element of any type, and nobody can write to it
+
+
 def _stand_in(tensor: ConstTensor) -> Array:
     """An array of the same type and shape without the data, for kernels that do not read it."""
-    return np.broadcast_to(np.zeros((), tensor.dtype.numpy), tensor.shape)
+    dtype = tensor.dtype.numpy
+    if dtype.hasobject:
+        return np.broadcast_to(np.zeros((), dtype), tensor.shape)
+    return np.ndarray(tensor.shape, dtype, _ONE_ZERO, 0, (0,) * len(tensor.shape))
 
 
 class Program:

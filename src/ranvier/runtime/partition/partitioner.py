@@ -106,6 +106,10 @@ def unsupported_ops(graph: Graph, providers: Sequence[ExecutionProvider]) -> lis
     left: list[Node] = []
     reasons: dict[int, list[tuple[str, str]]] = {}
     for each in graph.all_graphs():
+        # the last provider takes most, and is asked alone first: who would get a node is of no interest here
+        taken, _, _ = Partitioner(providers[-1:])._assign(each)
+        if len(taken) == len(each):
+            continue
         chosen, _, declined = Partitioner(providers)._assign(each)
         reasons.update(declined)
         left.extend(node for node in each if id(node) not in chosen)
@@ -182,13 +186,16 @@ def _outside(user: Node, inside: set[int], graph: Graph) -> bool:
 def _transfers(graph: Graph, chosen: dict[int, ExecutionProvider]) -> list[tuple[Value, str, str]]:
     """Values that are needed in another memory than the one they are made in; inputs and outputs are on the host."""
     found: dict[tuple[Value, str, str], None] = {}
+    spaces = {id(provider): space_of(provider) for provider in {id(p): p for p in chosen.values()}.values()}
+    if all(space == HOST for space in spaces.values()):
+        return []
 
     def made_in(value: Value) -> str:
         producer = value.producer
-        return HOST if producer is None or id(producer) not in chosen else space_of(chosen[id(producer)])
+        return HOST if producer is None or id(producer) not in chosen else spaces[id(chosen[id(producer)])]
 
     for node in graph:
-        target = space_of(chosen[id(node)])
+        target = spaces[id(chosen[id(node)])]
         for value in node.dependencies():
             if made_in(value) != target and (value.const is None or value.producer is not None):
                 found[value, made_in(value), target] = None
