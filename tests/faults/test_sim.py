@@ -104,7 +104,7 @@ def test_a_chain_on_the_device_stays_there(closing: Any) -> None:
     closing(made)
     x = some_input()
     check(made.run({"x": x}), x)
-    assert [(source, target) for _, source, target in made.report.transfers] == [("cpu", "sim:0"), ("sim:0", "cpu")]
+    assert [(t.source, t.target) for t in made.report.transfers] == [("cpu", "sim:0"), ("sim:0", "cpu")]
 
 
 @pytest.mark.parametrize("fault", ["fail@1", "oom@1", "hang@2", "crash@1", "corrupt@2", "flaky@1", "fail/2", "flaky/2"])

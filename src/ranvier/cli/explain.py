@@ -106,8 +106,8 @@ def _show_summary(output: Output, report: Report) -> None:
     gain = sum(step.gain for step in report.passes)
     if gain:
         output.show(f"estimated gain of all passes: {seconds_text(gain)} a run")
-    for value, source, target in report.transfers:
-        output.show(f"transfer of {value}: {source} → {target}")
+    for transfer in report.transfers:
+        output.show(f"transfer of {', '.join(transfer.values)}: {transfer.source} → {transfer.target}")
     for text in report.fallbacks:
         output.show(f"fallback: {text}")
     for text in report.problems:

@@ -22,6 +22,7 @@ from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import preparing
 from ranvier.runtime.program import CompiledPart, PartFailed, Program, compile_parts
+from ranvier.runtime.transfer import TransferCounts
 
 # what another provider would meet as well
 _OF_THE_MODEL = (InvalidModel, InvalidGraph, InvalidConfig, UnsupportedOp, ResourceLimit)
@@ -36,11 +37,13 @@ class Compiled:
         providers: Sequence[ExecutionProvider],
         config: SessionConfig,
         pool: PooledAllocator | None = None,
+        counts: TransferCounts | None = None,
     ) -> None:
         self.graph = graph
         self.providers = list(providers)
         self._config = config
         self._pool = pool  # the session's own; None: the providers'
+        self._counts = counts
         self.fallbacks: list[str] = []  # what could not be compiled where it was meant to be
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
@@ -65,6 +68,7 @@ class Compiled:
                     self.partitioning.parts,
                     blocked,
                     self._pool,
+                    self._counts,
                 )
                 return
             except PartFailed as failure:
@@ -97,23 +101,29 @@ class Compiled:
         found = self.recall(key)
         if found is not None:
             return found
-        with self._lock:
-            program = self._programs.get(names)
         with preparing(self._config.name or self.graph.name, "planning a run", self._config.limits.tensor_bytes):
-            if program is None:
-                program = Program(self.graph, self.parts, [self._outputs[n] for n in names])
+            program = self.program(names)
             made = Plan(program, types, dims, self._pool or self.providers[-1].allocator(), self._config)
         dropped: list[Plan] = []
         with self._lock:
-            self._programs.setdefault(names, program)
             plan = self._plans.setdefault(key, made)
             while len(self._plans) > self._config.plan_cache:
                 dropped.append(self._plans.popitem(last=False)[1])
-            while len(self._programs) > self._config.plan_cache:
-                self._programs.popitem(last=False)
         for old in dropped:
             old.close()
         return plan
+
+    def program(self, names: tuple[str, ...]) -> Program:
+        """The steps that make these outputs."""
+        with self._lock:
+            found = self._programs.get(names)
+        if found is None:
+            made = Program(self.graph, self.parts, [self._outputs[n] for n in names], self._counts)
+            with self._lock:
+                found = self._programs.setdefault(names, made)
+                while len(self._programs) > self._config.plan_cache:
+                    self._programs.popitem(last=False)
+        return found
 
     def plans(self) -> list[Plan]:
         with self._lock:

@@ -30,7 +30,7 @@ from ranvier.providers.base import (
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.holdings import ask_before_failing
 from ranvier.runtime.partition import Blocked, Part, Partitioner, narrowed
-from ranvier.runtime.transfer import HOST, TransferKernel, space_of
+from ranvier.runtime.transfer import HOST, TransferCounts, TransferKernel, space_of
 
 Array = np.ndarray[Any, Any]
 Buffers = Mapping[int, Array]
@@ -85,6 +85,7 @@ def compile_parts(
     parts: Sequence[Part] | None = None,
     blocked: Blocked | None = None,
     pool: PooledAllocator | None = None,
+    counts: TransferCounts | None = None,
 ) -> list[CompiledPart]:
     """Every part of the graph compiled by its provider; bodies of control flow become programs of their own.
 
@@ -94,8 +95,8 @@ def compile_parts(
     def body(nested: Graph) -> BodyRunner:
         from ranvier.runtime.body import Body  # a body is planned like a session, and plans are made of programs
 
-        inside = compile_parts(nested, providers, config, opsets, None, blocked, pool)
-        made = Body(Program(nested, inside), pool or providers[0].allocator(), config)
+        inside = compile_parts(nested, providers, config, opsets, None, blocked, pool, counts)
+        made = Body(Program(nested, inside, counts=counts), pool or providers[0].allocator(), config)
         if pool is not None:
             ask_before_failing(pool, made)
         return made
@@ -141,8 +142,15 @@ def _stand_in(tensor: ConstTensor) -> Array:
 class Program:
     """Steps for some outputs of a graph. Immutable; one ``run`` keeps all its state in a list of slots."""
 
-    def __init__(self, graph: Graph, parts: Iterable[CompiledPart], outputs: Sequence[Value] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        parts: Iterable[CompiledPart],
+        outputs: Sequence[Value] | None = None,
+        counts: TransferCounts | None = None,
+    ) -> None:
         self.graph = graph
+        self._counts = counts
         self.outputs = tuple(graph.outputs if outputs is None else outputs)
         needed = _needed(list(parts), self.outputs)
         self.slots: dict[Value, int] = {}
@@ -191,7 +199,8 @@ class Program:
                 if source != HOST and space != HOST:  # from device to device by way of the host
                     bring(moving, HOST)
                     source = HOST
-                kernel = TransferKernel(providers[space if source == HOST else source], inward=source == HOST)
+                provider = providers[space if source == HOST else source]
+                kernel = TransferKernel(provider, inward=source == HOST, counts=self._counts)
                 before = tuple(self._place(v, source) for v in moving)
                 after = tuple(self._place(v, space) for v in moving)
                 calls.append(_Call(kernel, before, after, kernel.label, "transfer", kernel.provider))
@@ -218,6 +227,16 @@ class Program:
         for value in self.outputs:
             self._slot(value)
         return calls
+
+    def transfers(self) -> list[tuple[TransferKernel, tuple[Value, ...]]]:
+        """Every transfer of a run: the step, and the values that it moves together."""
+        values = {slot: value for value, slot in self.slots.items()}
+        values.update((slot, value) for (value, _), slot in self._elsewhere.items())
+        return [
+            (step.kernel, tuple(values[slot] for slot in step.inputs))
+            for step in self.steps
+            if isinstance(step.kernel, TransferKernel)
+        ]
 
     def _steps(self, calls: Sequence[_Call], constants: set[int]) -> tuple[Step, ...]:
         last: dict[int, int] = {}

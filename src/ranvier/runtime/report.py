@@ -1,17 +1,25 @@
-"""``session.report``: what the model is, what the passes did, where every node runs and why."""
+"""``session.report``: what the model is, what the passes did, where every node runs and why, and what moves."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType, Type
 from ranvier.passes.manager import PassReport
+from ranvier.runtime.compiled import Compiled
+from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
+
+_EXAMPLES = 3  # nodes named for a reason that many share
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node of the optimized graph."""
+    """One node of the optimized graph. Values it reads are named once each, constants left out."""
 
     name: str
     op: str
@@ -19,6 +27,45 @@ class NodeReport:
     note: str = ""
     origin: str = ""  # the rule that made it
     declined: tuple[tuple[str, str], ...] = ()  # (provider, reason)
+    part: int = -1  # position among the parts
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()  # of the outputs
+    weight_bytes: int = 0  # of the constants it reads
+    inside: int = 0  # nodes in bodies of control flow, run by the same provider
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """Nodes that one provider compiled together, and the values that go in and out."""
+
+    provider: str
+    memory: str  # that it works in
+    nodes: tuple[int, ...]  # positions among the nodes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """Values that go together from one memory to another, once in every run."""
+
+    values: tuple[str, ...]
+    source: str
+    target: str
+    types: tuple[str, ...] = ()
+    bytes: int | None = None  # None: the sizes are known only when it runs
+
+
+@dataclass(frozen=True)
+class DeclineReport:
+    """A reason for which a provider did not take nodes."""
+
+    provider: str
+    reason: str
+    count: int
+    operators: tuple[str, ...]
+    examples: tuple[str, ...]  # names of the first of them
 
 
 @dataclass
@@ -30,17 +77,46 @@ class Report:
     optimization: str
     nodes_loaded: int
     nodes: list[NodeReport] = field(default_factory=list)
+    parts: list[PartReport] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)  # types of the graph's inputs and outputs
+    outputs: dict[str, str] = field(default_factory=dict)
     passes: list[PassReport] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # load, optimize, compile
-    transfers: list[tuple[str, str, str]] = field(default_factory=list)
+    transfers: list[TransferReport] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # what type inference could not make sense of
+    counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
 
     def by_provider(self) -> Counter[str]:
         return Counter(node.provider for node in self.nodes)
 
+    def moved(self) -> list[TransferCount]:
+        """What all runs of the session so far moved, by pair of memories."""
+        return self.counts.snapshot()
+
+    def declines(self) -> list[DeclineReport]:
+        """Why providers declined nodes: alike reasons together, the most frequent first."""
+        groups: dict[tuple[str, str], list[NodeReport]] = {}
+        for node in self.nodes:
+            for who, why in node.declined:
+                groups.setdefault((who, why), []).append(node)
+        found = [
+            DeclineReport(
+                who,
+                why,
+                len(nodes),
+                tuple(dict.fromkeys(n.op for n in nodes)),
+                tuple(n.name or n.op for n in nodes[:_EXAMPLES]),
+            )
+            for (who, why), nodes in groups.items()
+        ]
+        return sorted(found, key=lambda group: -group.count)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "by_provider": dict(self.by_provider())}
+        """Everything in types JSON has."""
+        held = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "counts"}
+        more = {"by_provider": dict(self.by_provider()), "declined": self.declines(), "moved": self.moved()}
+        return {**held, **{name: _plain(value) for name, value in more.items()}}
 
     def __str__(self) -> str:
         where = ", ".join(f"{count} on {name}" for name, count in self.by_provider().most_common())
@@ -51,6 +127,86 @@ class Report:
             if step.changes:
                 count = f"{step.nodes_before} → {step.nodes_after} nodes"
                 lines.append(f"  pass {step.name}: {step.changes} changes, {count}")
-        lines.extend(f"  transfer {value}: {source} → {target}" for value, source, target in self.transfers)
+        for transfer in self.transfers:
+            size = "" if transfer.bytes is None else f" ({transfer.bytes} bytes)"
+            lines.append(f"  transfer {', '.join(transfer.values)}: {transfer.source} → {transfer.target}{size}")
         lines.extend(f"  fallback: {text}" for text in self.fallbacks)
         return "\n".join(lines)
+
+
+def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value, Type | None] | None = None) -> None:
+    """Write into the report where nodes run and what moves; ``types`` may know sizes that the graph does not."""
+    graph, partitioning = compiled.graph, compiled.partitioning
+    known = types or {}
+
+    def type_of(value: Value) -> Type | None:
+        return known.get(value) or value.type
+
+    index = {id(p.node): k for k, p in enumerate(partitioning.placements)}
+    part_of = {id(n): k for k, part in enumerate(partitioning.parts) for n in part.subgraph.nodes}
+    report.nodes = [
+        NodeReport(
+            p.node.name,
+            p.node.op,
+            p.provider,
+            p.note,
+            p.node.origin,
+            p.declined,
+            part=part_of[id(p.node)],
+            inputs=_names(p.node.dependencies()),
+            outputs=tuple(v.name for v in p.node.outputs),
+            types=tuple(str(type_of(v)) for v in p.node.outputs),
+            weight_bytes=_weights(p.node),
+            inside=sum(1 for body in p.node.subgraphs() for _ in body.all_nodes()) if p.node.has_subgraphs else 0,
+        )
+        for p in partitioning.placements
+    ]
+    report.parts = [
+        PartReport(
+            part.provider.name,
+            space_of(part.provider),
+            tuple(index[id(n)] for n in part.subgraph.nodes),
+            _names(part.subgraph.inputs),
+            _names(part.subgraph.outputs),
+        )
+        for part in partitioning.parts
+    ]
+    report.inputs = {v.name: str(type_of(v)) for v in graph.inputs}
+    report.outputs = {v.name: str(type_of(v)) for v in graph.outputs}
+    report.transfers = []
+    if any(part.memory != HOST for part in report.parts):
+        for kernel, values in compiled.program(tuple(v.name for v in graph.outputs)).transfers():
+            kinds = [type_of(v) for v in values]
+            names = tuple(v.name for v in values)
+            report.transfers.append(TransferReport(names, *kernel.way, tuple(map(str, kinds)), _bytes(kinds)))
+
+
+def _names(values: Iterable[Value]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(v.name for v in values if v.const is None or v.producer is not None))
+
+
+def _weights(node: Node) -> int:
+    return sum(v.const.nbytes for v in dict.fromkeys(node.dependencies()) if v.const is not None)
+
+
+def _bytes(types: Iterable[Type | None]) -> int | None:
+    total = 0
+    for kind in types:
+        nbytes = kind.nbytes if isinstance(kind, TensorType) else None
+        if nbytes is None:
+            return None
+        total += nbytes
+    return total
+
+
+def _plain(data: Any) -> Any:
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        return {f.name: _plain(getattr(data, f.name)) for f in dataclasses.fields(data)}
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(item) for item in data]
+    return data
+
+
+__all__ = ["DeclineReport", "NodeReport", "PartReport", "Report", "TransferReport", "describe_placement"]

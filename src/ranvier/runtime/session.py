@@ -44,14 +44,15 @@ from ranvier.runtime.fallback import FAILURES, Condition, Recovery
 from ranvier.runtime.holdings import SessionMemory, held, own_pool
 from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.outputs import blocks
-from ranvier.runtime.partition import Partitioning, unsupported_ops
+from ranvier.runtime.partition import unsupported_ops
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import Clock, preparing
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import CompiledPart, provider_options
-from ranvier.runtime.report import NodeReport, Report
+from ranvier.runtime.report import Report, describe_placement
 from ranvier.runtime.settings import check_providers, effective
 from ranvier.runtime.signature import Signature
+from ranvier.runtime.transfer import TransferCounts
 
 _TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
 
@@ -90,7 +91,8 @@ class Session:
         clock.lap("optimize")
         with self._preparing("compiling it"):
             self._pool = own_pool(self.providers, self.config)
-            self._compiled = Compiled(self.graph, self.providers, self.config, self._pool)
+            self._moved = TransferCounts()
+            self._compiled = Compiled(self.graph, self.providers, self.config, self._pool, self._moved)
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
@@ -105,7 +107,7 @@ class Session:
         self._unlimited = None if control.watched else control
         fallbacks = [*map(str, absent), *self._compiled.fallbacks]
         self._fallbacks = fallbacks
-        self.report = self._report(self._compiled.partitioning, loaded, reports, clock.laps, fallbacks)
+        self.report = self._report(loaded, reports, clock.laps, fallbacks)
         if self.config.debug >= 1:
             show_report(self.report)
         if self.config.debug >= 2:
@@ -129,31 +131,22 @@ class Session:
 
     def _compiled_for(self, providers: Sequence[ExecutionProvider]) -> Compiled:
         with self._preparing("compiling it again"):
-            return Compiled(self.graph, providers, self.config, self._pool)
+            return Compiled(self.graph, providers, self.config, self._pool, self._moved)
 
-    def _report(
-        self,
-        partitioning: Partitioning,
-        loaded: int,
-        passes: list[Any],
-        seconds: dict[str, float],
-        fallbacks: list[str],
-    ) -> Report:
-        return Report(
+    def _report(self, loaded: int, passes: list[Any], seconds: dict[str, float], fallbacks: list[str]) -> Report:
+        report = Report(
             model=self.config.name or self.graph.name,
             providers=tuple(p.name for p in self.providers),
             optimization=self.config.optimization,
             nodes_loaded=loaded,
-            nodes=[
-                NodeReport(p.node.name, p.node.op, p.provider, p.note, p.node.origin, p.declined)
-                for p in partitioning.placements
-            ],
             passes=passes,
             seconds=seconds,
-            transfers=[(value.name, source, target) for value, source, target in partitioning.transfers],
             fallbacks=fallbacks,
             problems=list(self.graph.metadata.get("problems", ())),
+            counts=self._moved,
         )
+        describe_placement(report, self._compiled)
+        return report
 
     def _prepare_static(self) -> None:
         """Where all sizes are known now, generated code is made now: the first run shall not be slower than others."""

@@ -2,13 +2,16 @@
 
 A part whose provider has a memory of its own reads tensors that lie there. Whatever it reads and lies elsewhere is
 brought in one step before it, all values together; results go back to the host where the host needs them. A value is
-brought to a memory once, however many parts read it there.
+brought to a memory once, however many parts read it there. What was moved is counted for the whole session, by pair of
+memories.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ranvier.providers.base import Array, ExecutionProvider, KernelStats, MemoryUsage, OwnMemory
@@ -21,17 +24,47 @@ def space_of(provider: ExecutionProvider) -> str:
     return str(provider.device) if isinstance(provider, OwnMemory) else HOST
 
 
+@dataclass(frozen=True)
+class TransferCount:
+    """What went from one memory to another so far."""
+
+    source: str
+    target: str
+    transfers: int  # each may carry several values
+    values: int
+    bytes: int
+    seconds: float
+
+
+class TransferCounts:
+    """The transfers of a session by pair of memories; outlives the programs, which are dropped and made again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], tuple[int, int, int, float]] = {}
+
+    def add(self, source: str, target: str, values: int, nbytes: int, seconds: float) -> None:
+        with self._lock:
+            n, v, b, s = self._counts.get((source, target), (0, 0, 0, 0.0))
+            self._counts[source, target] = (n + 1, v + values, b + nbytes, s + seconds)
+
+    def snapshot(self) -> list[TransferCount]:
+        with self._lock:
+            return [TransferCount(a, b, n, v, nb, s) for (a, b), (n, v, nb, s) in self._counts.items()]
+
+
 class TransferKernel:
     """A step that brings values to the memory of ``provider``, or from there to the host."""
 
-    def __init__(self, provider: ExecutionProvider, *, inward: bool) -> None:
+    def __init__(self, provider: ExecutionProvider, *, inward: bool, counts: TransferCounts | None = None) -> None:
         assert isinstance(provider, OwnMemory)
         self.provider = provider.name
         self._memory: OwnMemory = provider
         self._inward = inward
-        way = (HOST, space_of(provider)) if inward else (space_of(provider), HOST)
-        self.label = " → ".join(way)
+        self.way = (HOST, space_of(provider)) if inward else (space_of(provider), HOST)
+        self.label = " → ".join(self.way)
         self.source = f"copy {self.label}"
+        self._counts = counts
         self._calls, self._seconds, self._bytes = 0, 0.0, 0
 
     def __call__(
@@ -41,10 +74,17 @@ class TransferKernel:
         move = self._memory.upload if self._inward else self._memory.download
         moved = move(inputs)
         outputs[:] = moved
+        seconds, nbytes = time.perf_counter() - started, self.nbytes(inputs, moved)
         # counted without a lock: figures for people, and a lost update loses one call of thousands
         self._calls += 1
-        self._seconds += time.perf_counter() - started
-        self._bytes += sum(x.nbytes for x in (inputs if self._inward else moved))
+        self._seconds += seconds
+        self._bytes += nbytes
+        if self._counts is not None:
+            self._counts.add(*self.way, len(inputs), nbytes, seconds)
+
+    def nbytes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        """The size of what one call moved, told by the arrays on the host's side."""
+        return sum(x.nbytes for x in (inputs if self._inward else outputs))
 
     def in_place(self, output: int, input: int) -> bool:
         return False
