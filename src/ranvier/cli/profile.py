@@ -13,7 +13,7 @@ import click
 from ranvier.cli.files import write_text
 from ranvier.cli.inputs import InputRequest, collect
 from ranvier.cli.options import Setup, input_options, model_argument, session_options, with_output
-from ranvier.cli.render import Output, seconds_text, table
+from ranvier.cli.render import Output, bytes_text, seconds_text, table
 from ranvier.devices import usable_cores
 from ranvier.errors import RanvierError
 from ranvier.runtime.profile import Event, KernelRecord, Profiler
@@ -72,6 +72,17 @@ def command(
                 "share": row.share,
             }
             for row in profiler.summary()
+        ],
+        "transfers": [
+            {
+                "from": way.source,
+                "to": way.target,
+                "transfers_per_run": way.transfers / repeat,
+                "values_per_run": way.values / repeat,
+                "bytes_per_run": way.bytes / repeat,
+                "seconds_per_run": way.seconds / repeat,
+            }
+            for way in profiler.transfers()
         ],
         "slowest_nodes": _slowest(records, profiler.events, repeat)[:top],
         **{name: None if path is None else str(path) for name, path in pictures.items()},
@@ -163,6 +174,7 @@ def _show(output: Output, data: dict[str, Any]) -> None:
         for o in data["operators"]
     ]
     output.show(table(["!operator", "!provider", ">calls", ">time", ">share"], rows))
+    _show_transfers(output, data["transfers"])
     output.heading("slowest nodes")
     slow = [
         (
@@ -180,3 +192,21 @@ def _show(output: Output, data: dict[str, Any]) -> None:
         f"\n{seconds_text(data['median_seconds'])} a run (median), "
         f"{seconds_text(data['outside_kernels_seconds'])} of it outside kernels"
     )
+
+
+def _show_transfers(output: Output, ways: Sequence[dict[str, Any]]) -> None:
+    if not ways:
+        return
+    output.heading("transfers, per run")
+    rows = [
+        (
+            f"{way['from']} → {way['to']}",
+            f"{way['transfers_per_run']:g}",
+            f"{way['values_per_run']:g}",
+            bytes_text(way["bytes_per_run"]),
+            seconds_text(way["seconds_per_run"]),
+            f"{way['bytes_per_run'] / max(way['seconds_per_run'], 1e-9) / 1e9:.3g}",
+        )
+        for way in ways
+    ]
+    output.show(table(["!memories", ">transfers", ">values", ">bytes", ">time", ">GB/s"], rows))

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ranvier.runtime.transfer import TransferCount
+
 WINDOW = 4096  # percentiles are those of the last so many runs
 
 
@@ -30,6 +32,7 @@ class SessionMetrics:
     arena_bytes: int
     loads: int
     evictions: int
+    transfers: tuple[TransferCount, ...] = ()  # between memories, since it was loaded
 
 
 class Counters:
@@ -61,7 +64,16 @@ class Counters:
         with self._lock:
             self._evictions += 1
 
-    def snapshot(self, name: str, *, loaded: bool, active: int, weights: int, arenas: int) -> SessionMetrics:
+    def snapshot(
+        self,
+        name: str,
+        *,
+        loaded: bool,
+        active: int,
+        weights: int,
+        arenas: int,
+        transfers: Sequence[TransferCount] = (),
+    ) -> SessionMetrics:
         with self._lock:
             times = sorted(self._recent)
             return SessionMetrics(
@@ -80,6 +92,7 @@ class Counters:
                 arena_bytes=arenas,
                 loads=self._loads,
                 evictions=self._evictions,
+                transfers=tuple(transfers),
             )
 
 

@@ -2,6 +2,7 @@
 
 Events are the steps of a run, one for each partition. A provider that runs many kernels inside one step hands them in
 as :class:`KernelRecord`, with the work they did; for the steps of others the work is estimated from their nodes.
+Steps that move values between memories are told apart from those that compute, with the bytes they moved.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import bisect
 import json
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.ops.estimate import node_cost
 from ranvier.ops.registry import Cost
 from ranvier.providers.base import KernelTime
+from ranvier.runtime.transfer import TransferCount, TransferCounts, TransferKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Event:
     end: int
     thread: int
     shapes: tuple[str, ...]
+    way: tuple[str, str] | None = None  # of a transfer: from one memory to another
+    bytes: int = 0  # that it moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,9 @@ class Profiler:
 
     def record(self, step: Any, start: int, end: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         shapes = tuple(_shape(x) for x in inputs)
-        event = Event(step.label, step.op, step.provider, start, end, threading.get_ident(), shapes)
+        kernel = step.kernel
+        moved = (kernel.way, kernel.nbytes(inputs, outputs)) if isinstance(kernel, TransferKernel) else ()
+        event = Event(step.label, step.op, step.provider, start, end, threading.get_ident(), shapes, *moved)
         types = [TensorType(dtypes.of(x), x.shape) if isinstance(x, np.ndarray) else None for x in [*inputs, *outputs]]
         with self._lock:
             self.events.append(event)
@@ -115,7 +121,7 @@ class Profiler:
             if id(event) in holding:
                 continue
             part, node = parts.get(kernel), nested.get(event.name)
-            work = Cost(0.0, 0.0)
+            work = Cost(0.0, float(event.bytes))
             if part is not None:
                 work = _work(part, types)
             elif node is not None:  # of a body of control flow
@@ -165,25 +171,45 @@ class Profiler:
         rows = [OpTime(op, who, int(calls), s, s / total) for (op, who), (calls, s) in sums.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
+    def transfers(self) -> list[TransferCount]:
+        """What moved while it was recorded, by pair of memories."""
+        found = TransferCounts()
+        for event in self.events:
+            if event.way is not None:
+                found.add(*event.way, len(event.shapes), event.bytes, (event.end - event.start) / 1e9)
+        return found.snapshot()
+
     def trace(self) -> dict[str, Any]:
-        """The recording in the Trace Event Format."""
+        """The recording in the Trace Event Format.
+
+        Every provider has rows of its own, one for each thread that called it and one for the kernels it ran inside;
+        so have whole runs, and transfers.
+        """
         base = min((e.start for e in self.events), default=0)
         ops = {node.name or node.op: node.op for node in self._session.graph.all_nodes()}
         threads = {ident: k for k, ident in enumerate(dict.fromkeys(e.thread for e in self.events))}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "ranvier"}}
-        ]
+        rows: dict[tuple[str, int], int] = {}  # in the order in which they are shown
+        for event in sorted(self.events, key=_row_order):
+            rows.setdefault((_row(event), event.thread), len(rows))
+        for kernel in self.kernels:  # below the threads that called them
+            rows.setdefault((f"kernels of {kernel.provider}", 0), len(rows))
+        events = _row_names(rows, threads)
         for event in self.events:
+            args: dict[str, Any] = {"op": event.op, "provider": event.provider, "inputs": list(event.shapes)}
+            if event.way is not None:
+                args["from"], args["to"] = event.way
+                args["bytes"] = event.bytes
+                args["GB/s"] = event.bytes / max(event.end - event.start, 1)
             events.append(
                 {
                     "ph": "X",
                     "name": event.name or event.op,
                     "cat": event.op,
                     "pid": 1,
-                    "tid": threads[event.thread],
+                    "tid": rows[_row(event), event.thread],
                     "ts": (event.start - base) / 1e3,
                     "dur": (event.end - event.start) / 1e3,
-                    "args": {"op": event.op, "provider": event.provider, "inputs": list(event.shapes)},
+                    "args": args,
                 }
             )
         for kernel in self.kernels:
@@ -193,7 +219,7 @@ class Profiler:
                     "name": kernel.label or kernel.kernel,
                     "cat": kernel.kernel,
                     "pid": 1,
-                    "tid": len(threads),  # a row of their own, below the threads that called them
+                    "tid": rows[f"kernels of {kernel.provider}", 0],
                     "ts": (kernel.start_ns - base) / 1e3,
                     "dur": (kernel.end_ns - kernel.start_ns) / 1e3,
                     "args": {
@@ -211,6 +237,25 @@ class Profiler:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace; open it in https://ui.perfetto.dev or chrome://tracing."""
         write_files({Path(path): [json.dumps(self.trace()).encode()]})
+
+
+def _row(event: Event) -> str:
+    return "transfers" if event.way is not None else event.provider
+
+
+def _row_order(event: Event) -> int:
+    """Whole runs first, then who computes, then what moves."""
+    return 0 if event.op == "run" else 2 if event.way is not None else 1
+
+
+def _row_names(rows: Mapping[tuple[str, int], int], threads: Mapping[int, int]) -> list[dict[str, Any]]:
+    """What the rows of a trace are called and how they are ordered."""
+    made: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "ranvier"}}]
+    for (name, thread), row in rows.items():
+        title = f"{name}, thread {threads[thread]}" if len(threads) > 1 and thread in threads else name
+        made.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": row, "args": {"name": title}})
+        made.append({"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": row, "args": {"sort_index": row}})
+    return made
 
 
 def _operands(node: Node, types: Sequence[TensorType | None]) -> dict[Value, Type]:
