@@ -12,7 +12,7 @@ import importlib.util
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from ranvier.devices import CPU, Device
@@ -35,7 +35,8 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.memory import PoolAllocator
-from ranvier.providers.part_model import PartModel, part_model, reason_against_moving
+from ranvier.providers.part_model import PartModel, check_results, part_model, reason_against_moving
+from ranvier.records import dataclass
 
 _DEFAULT = "CPUExecutionProvider"
 _ODD_NAMES = {DType.float32: "float", DType.float64: "double"}  # elsewhere the names are ours
@@ -100,6 +101,8 @@ class OnnxRuntimeProvider:
 class OnnxRuntimeKernel:
     """A part inside an ``InferenceSession``."""
 
+    holds_constants = True
+
     def __init__(self, model: PartModel, options: OnnxRuntimeOptions, ctx: CompileContext) -> None:
         library = _library()
         settings = library.SessionOptions()
@@ -126,12 +129,14 @@ class OnnxRuntimeKernel:
         started = time.perf_counter()
         given = {name: inputs[k] for name, k in zip(self._model.inputs, self._model.positions)}
         try:
-            outputs[:] = self._session.run(self._model.outputs, given)
+            found = self._session.run(self._model.outputs, given)
         except Exception as error:
             text = str(error)
             if "allocat" in text.lower():
                 raise OutOfMemory(f"ONNX Runtime: {text}") from error
             raise KernelError(f"ONNX Runtime: {text}", provider="onnxruntime") from error
+        check_results(self._model.types, found, dims, "onnxruntime")
+        outputs[:] = found
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - started

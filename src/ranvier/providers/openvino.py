@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +33,8 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.memory import PoolAllocator
-from ranvier.providers.part_model import PartModel, part_model, reason_against_moving
+from ranvier.providers.part_model import PartModel, check_results, part_model, reason_against_moving
+from ranvier.records import dataclass
 
 _ELEMENTS = frozenset(
     ["float32", "float16", "bool"]  # doubles it computes as floats, bfloat16 comes out as float16
@@ -98,6 +98,8 @@ class OpenVinoProvider:
 class OpenVinoKernel:
     """A part inside a compiled model. A request serves one thread at a time, so there are as many as were needed."""
 
+    holds_constants = True
+
     def __init__(self, model: PartModel, options: OpenVinoOptions, ctx: CompileContext) -> None:
         choices: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": options.precision}
         if ctx.config.threads is not None and options.plugin == "CPU":
@@ -133,8 +135,10 @@ class OpenVinoKernel:
                 request.infer(given, share_inputs=True)
             except RuntimeError as error:
                 raise KernelError(f"OpenVINO: {_short(error)}", provider="openvino") from error
-            for k in range(len(outputs)):
-                outputs[k] = np.array(request.get_output_tensor(k).data)  # the request's own memory is used again
+            # the request's own memory is used again
+            found = [np.array(request.get_output_tensor(k).data) for k in range(len(outputs))]
+        check_results(self._model.types, found, dims, "openvino")
+        outputs[:] = found
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - started

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ranvier.errors import KernelError
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.extract import extract
 from ranvier.graph.ir import Node
-from ranvier.graph.types import TensorType
+from ranvier.graph.types import Symbol, TensorType, Type
 from ranvier.ops import registry
 from ranvier.providers.base import Subgraph
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class PartModel:
     positions: tuple[int, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    types: tuple[Type | None, ...]  # of the outputs
     constant_bytes: int
 
 
@@ -36,8 +40,26 @@ def part_model(part: Subgraph) -> PartModel:
         tuple(k for k, v in enumerate(part.inputs) if v.const is None or v.producer is not None),
         tuple(v.name for v in taken.inputs),
         tuple(v.name for v in taken.outputs),
+        tuple(v.type for v in part.outputs),
         sum(v.const.nbytes for v in part.inputs if v.const is not None and v.producer is None),
     )
+
+
+def check_results(types: Sequence[Type | None], results: Sequence[Any], dims: Mapping[str, int], provider: str) -> None:
+    """Raise KernelError where somebody else's results are not what the graph says they are. Another runtime may mean
+    something else by an operator, and others compute with what it returns: better they do it all themselves."""
+    if len(results) != len(types):
+        raise KernelError(f"{provider} returned {len(results)} results, not {len(types)}", provider=provider)
+    for k, (kind, result) in enumerate(zip(types, results)):
+        if not isinstance(kind, TensorType):
+            continue
+        wrong = kind.dtype is not None and result.dtype != kind.dtype.numpy
+        if kind.shape is not None and not wrong:
+            sizes = [dims.get(d.name) if isinstance(d, Symbol) else d for d in kind.shape]
+            wrong = len(sizes) != result.ndim or any(a is not None and a != b for a, b in zip(sizes, result.shape))
+        if wrong:
+            found = f"{result.dtype}{list(result.shape)}"
+            raise KernelError(f"{provider} returned {found} for result {k}, which is {kind}", provider=provider)
 
 
 def reason_against_moving(node: Node) -> str | None:

@@ -7,6 +7,8 @@ import contextlib
 import functools
 import importlib.metadata
 import os
+import platform
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -315,6 +317,12 @@ def _openvino() -> ExecutionProvider:
     return OpenVinoProvider()
 
 
+def _mlx() -> ExecutionProvider:
+    from ranvier.providers.mlx.provider import MlxProvider
+
+    return MlxProvider()
+
+
 def _remote() -> ExecutionProvider:
     from ranvier.providers.remote.provider import RemoteProvider
 
@@ -331,6 +339,8 @@ def _at_exit(process: int) -> None:
 REGISTRY = ProviderRegistry()
 atexit.register(_at_exit, os.getpid())
 REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
+# before the reference, which takes everything; by itself only where it is the way to the GPU
+REGISTRY.register("mlx", _mlx, ("metal",), auto=sys.platform == "darwin" and platform.machine() == "arm64")
 REGISTRY.register("reference", _reference, ("numpy",))
 # other runtimes and distant devices are used when somebody names them: what runs where shall be no surprise
 REGISTRY.register("onnxruntime", _onnxruntime, ("ort",), auto=False)

@@ -1,0 +1,1 @@
+"""Parts of a graph through mlx: Metal on Apple machines, and wherever else the package runs."""
