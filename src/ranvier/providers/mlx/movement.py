@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
-from ranvier.graph.ir import Node
 from ranvier.providers.base import Array
 from ranvier.providers.mlx.library import dtype_of, mx, to_mlx
 from ranvier.providers.mlx.table import ALL, BOOL, FLOATS, INTEGERS, Call, lowers
@@ -212,11 +211,9 @@ def _scattered(call: Call, x: Any, where: tuple[Any, ...], updates: Any) -> Any:
 def trilu(call: Call, x: Any, k: Array | None = None) -> Any:
     offset = 0 if k is None else int(k.reshape(()))
     rows, columns = x.shape[-2:]
-    keep = (
-        np.tri(rows, columns, offset - 1, dtype=bool) if call.attr("upper", 1) else np.tri(rows, columns, offset, bool)
-    )
-    kept = to_mlx(~keep if call.attr("upper", 1) else keep)
-    return mx.where(kept, x, mx.zeros_like(x))
+    # the upper triangle is what the lower one, less its diagonal, leaves
+    keep = ~np.tri(rows, columns, offset - 1, bool) if call.attr("upper", 1) else np.tri(rows, columns, offset, bool)
+    return mx.where(to_mlx(keep), x, mx.zeros_like(x))
 
 
 @lowers("OneHot", since=9, types=ALL, host=(1,))

@@ -1,4 +1,4 @@
-"""Pools, one axis after the other: a window of k × k costs 2 k passes over slices, which mlx fuses where it compiles."""
+"""Pools, one axis after the other: a window of k × k costs 2 k passes over slices."""
 
 from __future__ import annotations
 
@@ -23,12 +23,9 @@ class _Frame:
         self.strides = per_axis(call.attr("strides"), rank, "strides", op)
         self.dilations = per_axis(call.attr("dilations"), rank, "dilations", op)
         auto, ceil = call.attr("auto_pad", "NOTSET"), bool(call.attr("ceil_mode", 0))
-        self.pads = resolve_pads(
-            auto, call.attr("pads"), self.spatial, self.kernel, self.strides, self.dilations, op=op
-        )
-        self.counts = output_sizes(
-            self.spatial, self.kernel, self.strides, self.dilations, self.pads, ceil_mode=ceil, op=op
-        )
+        windows = (self.spatial, self.kernel, self.strides, self.dilations)
+        self.pads = resolve_pads(auto, call.attr("pads"), *windows, op=op)
+        self.counts = output_sizes(*windows, self.pads, ceil_mode=ceil, op=op)
         reach = [(n - 1) * s + e for n, s, e in zip(self.counts, self.strides, extents(self.kernel, self.dilations))]
         begins = self.pads[:rank]
         ends = [max(r - size - b, 0) for r, size, b in zip(reach, self.spatial, begins)]

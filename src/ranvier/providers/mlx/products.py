@@ -1,5 +1,5 @@
-"""Matrix products and convolutions. mlx has channels last; what comes and goes has them second. Products of halves are summed as
-float32 by mlx itself."""
+"""Matrix products and convolutions. mlx has channels last; what comes and goes has them second. Products of halves it
+sums as float32."""
 
 from __future__ import annotations
 
