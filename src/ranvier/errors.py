@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from ranvier.records import dataclass
 
 
 class RanvierError(Exception):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ranvier.records import dataclass
 
 ALIGNMENT = 64
 _PAIRWISE_UP_TO = 512  # beyond this many buffers the quadratic placement is not tried

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
 
 if TYPE_CHECKING:
     from ranvier.codegen.llvm.builder import Module

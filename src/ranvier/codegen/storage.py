@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 ALIGNMENT = 64  # bytes: where temporaries and packed constants start
 Kind = Literal["input", "output", "temp", "const"]

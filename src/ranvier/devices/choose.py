@@ -6,7 +6,6 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ranvier.devices.gpu import find_gpus
@@ -22,6 +21,7 @@ from ranvier.devices.kinds import CPU, Device, DeviceInfo, GpuInfo
 from ranvier.devices.surroundings import Surroundings
 from ranvier.errors import InvalidConfig
 from ranvier.logs import warn_once
+from ranvier.records import dataclass
 from ranvier.rules import Checked, Flag, Rule, Whole, flag
 
 # The first that is set decides. All but the first are names that programs of earlier projects use.

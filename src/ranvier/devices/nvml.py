@@ -6,8 +6,9 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ranvier.records import dataclass
 
 _NAMES = ("nvml.dll",) if sys.platform == "win32" else ("libnvidia-ml.so.1", "libnvidia-ml.so")
 _TEXT = 96  # bytes; the library's longest texts (names, identifiers) fit

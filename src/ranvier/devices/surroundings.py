@@ -9,11 +9,12 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ranvier.devices.nvml import GpuLibrary, open_nvml
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from ranvier.graph.families import Family, family_of
@@ -16,6 +15,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.layout import Box, Link, Spacing, place
 from ranvier.graph.text import constant_text, node_text
 from ranvier.graph.types import TensorType, Type
+from ranvier.records import dataclass
 
 Types = Mapping[Value, Type | None]
 

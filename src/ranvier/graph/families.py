@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.graph.ir import Node
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.patterns import Match, Rule, heads, heads_of
 from ranvier.graph.tensors import ConstTensor
+from ranvier.records import dataclass
 
 
 class GraphOps:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue
+from ranvier.records import dataclass
 
 _LINE = 64  # buffers begin on multiples of this
 _TILE = 64 * 64  # scores one thread of a fused attention kernel keeps at a time

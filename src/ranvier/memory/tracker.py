@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ranvier.errors import InvalidValue, MemoryLimit
 from ranvier.memory import forking
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True, order=True)

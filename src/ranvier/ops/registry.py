@@ -21,7 +21,7 @@ from __future__ import annotations
 import bisect
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ import numpy as np
 from ranvier.errors import InvalidConfig, InvalidValue, MissingOp, UnsupportedOp
 from ranvier.graph.types import Type
 from ranvier.ops.allocation import check_broadcast, check_result
+from ranvier.records import dataclass
 
 if TYPE_CHECKING:
     from ranvier.graph.ir import Graph, Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Protocol
 
 from ranvier.config import Level, SessionConfig
@@ -12,6 +12,7 @@ from ranvier.graph.ir import Graph
 from ranvier.graph.patterns import Rule
 from ranvier.graph.rewrite import RuleSet
 from ranvier.ops import complete
+from ranvier.records import dataclass
 
 
 @dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ranvier.graph.ir import Node, Value
@@ -11,6 +9,7 @@ from ranvier.ops import NEWEST
 from ranvier.ops.proto import schema_of
 from ranvier.passes.edit import builder
 from ranvier.passes.facts import dtype_of, only_use, rank_of, shape_of
+from ranvier.records import dataclass
 
 Array = np.ndarray
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ranvier.config import LEVELS, Level, SessionConfig
@@ -14,6 +14,7 @@ from ranvier.graph.verify import verify
 from ranvier.logs import logger
 from ranvier.ops.estimate import node_cost, seconds
 from ranvier.passes.base import OptimizationPass, PassContext
+from ranvier.records import dataclass
 
 LOADED = frozenset({"types"})  # what holds for a graph fresh from a front end
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ranvier.config import Level
@@ -22,6 +21,7 @@ from ranvier.ops.proto import schema_of
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder
 from ranvier.passes.upgrades import UPGRADES, Upgrade
+from ranvier.records import dataclass
 
 LEGACY = frozenset({"consumed_inputs", "output_sequence"})  # attributes that never meant anything to a result
 

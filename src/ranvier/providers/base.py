@@ -7,7 +7,7 @@ A provider looks at a graph and says which nodes it takes (:class:`Claim`) and w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,7 @@ from ranvier.devices import Device
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Type
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ranvier.providers.base import AllocatorStats
+from ranvier.records import dataclass
 
 
 class Tally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +30,7 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.memory import PoolAllocator
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 

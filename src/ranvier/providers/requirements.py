@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import nearest
 from ranvier.providers.base import ProviderCapability
+from ranvier.records import dataclass
 from ranvier.rules import Checked, Flag, Rule, Text, Whole
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ranvier.errors import InvalidValue, RanvierError
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.providers.base import BoundKernel, TensorAllocator
+from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl, current
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.program import Buffers, Program

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ranvier.codegen.arena import Lifetime, plan_memory
 from ranvier.errors import InvalidConfig, nearest
 from ranvier.graph.ir import Graph, Value
 from ranvier.ops import TypeInference, registry
+from ranvier.records import dataclass
 from ranvier.runtime.program import static_bytes
 from ranvier.runtime.session import Session
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ranvier.errors import KernelError, OutOfMemory, ProviderFailed, ProviderUnavailable, RanvierError
 from ranvier.logs import warn_once
 from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import REGISTRY
+from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
 
 RETRIES = 2  # of a passing failure, before others take over

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from ranvier.config import MemoryConfig, SessionConfig
 from ranvier.providers.base import AllocatorStats, ExecutionProvider, PooledAllocator
+from ranvier.records import dataclass
 
 if TYPE_CHECKING:
     from ranvier.runtime.compiled import Compiled

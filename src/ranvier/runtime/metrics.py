@@ -6,8 +6,8 @@ import math
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ranvier.records import dataclass
 from ranvier.runtime.transfer import TransferCount
 
 WINDOW = 4096  # percentiles are those of the last so many runs

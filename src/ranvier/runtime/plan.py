@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, SelfContained, TensorAllocator
 from ranvier.providers.registry import REGISTRY
+from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl, is_plain, running
 from ranvier.runtime.outputs import FROM_BYTES, blocks
 from ranvier.runtime.program import Prepared, Program, Step, static_bytes

@@ -12,7 +12,6 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +25,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.ops.estimate import node_cost
 from ranvier.ops.registry import Cost
 from ranvier.providers.base import KernelTime
+from ranvier.records import dataclass
 from ranvier.runtime.transfer import TransferCount, TransferCounts, TransferKernel
 
 

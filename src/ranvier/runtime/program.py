@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from ranvier.providers.base import (
     Profiled,
     SelfContained,
 )
+from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.holdings import ask_before_failing
 from ranvier.runtime.partition import Blocked, Part, Partitioner, narrowed

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.passes.manager import PassReport
+from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
 

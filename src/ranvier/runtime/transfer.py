@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ranvier.providers.base import Array, ExecutionProvider, KernelStats, MemoryUsage, OwnMemory
+from ranvier.records import dataclass
 
 HOST = "cpu"
 

@@ -16,12 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ranvier import logs
 from ranvier.errors import InvalidConfig
+from ranvier.records import dataclass
 
 SWITCH, FOLDER, LIMIT = "RANVIER_CACHE", "RANVIER_CACHE_DIR", "RANVIER_CACHE_LIMIT"
 DEFAULT_LIMIT = 512_000_000

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Op, Result, Scalar, Size
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

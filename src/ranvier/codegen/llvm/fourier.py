@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from ranvier.codegen.llvm.recurrent.weights import array_of
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.errors import KernelError
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _MOST_ELEMENTS = 1 << 24  # of one constant matrix

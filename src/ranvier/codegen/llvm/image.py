@@ -14,10 +14,11 @@ import struct
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ranvier.codegen.llvm.isa import architecture
 from ranvier.errors import KernelError, OutOfMemory
+from ranvier.records import dataclass
 
 MAGIC = b"RVIMAGE1"
 _ALIGN = 64  # the largest alignment of a section that an image keeps

@@ -11,10 +11,11 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ranvier.devices import cpu_features
 from ranvier.errors import InvalidConfig, NotSupported, nearest
+from ranvier.records import dataclass
 
 VARIABLE = "RANVIER_CPU_ISA"
 

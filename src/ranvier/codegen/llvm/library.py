@@ -14,12 +14,12 @@ import time
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import cache, compiler, image, toolchain
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 
 class Kernel:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.attention.frame import Frame
@@ -18,6 +17,7 @@ from ranvier.codegen.llvm.builder import Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _ELEMENTS = {DType.float32: "float", DType.float64: "double"}
 _VECTORS = 4  # of columns in a tile, at most

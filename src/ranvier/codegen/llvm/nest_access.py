@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.canon import Dependence
@@ -21,6 +21,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.schedule import Slot, Structure
 from ranvier.codegen.loops.fold import expressions
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Result, Scan, Size, Stage
+from ranvier.records import dataclass
 
 
 @dataclass

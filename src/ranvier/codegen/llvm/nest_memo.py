@@ -7,12 +7,12 @@ in the first are one in the second.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.fold import expressions
 from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Map, Nest, Op, Operand, Reduce, Result, Scan, Size
+from ranvier.records import dataclass
 
 _MOST = 4096
 

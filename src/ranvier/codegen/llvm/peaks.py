@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import kernels
 from ranvier.devices import machine_info, usable_cores
+from ranvier.records import dataclass
 
 _VERSION = 1  # of the way of measuring
 _FILE = "peaks.json"

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.codegen.llvm.pool import Pool, shared
 from ranvier.codegen.storage import Storage
 from ranvier.devices import usable_cores
+from ranvier.records import dataclass
 
 # What one core does, roughly, to tell how long a step takes.
 FLOPS_PER_NS = 100.0

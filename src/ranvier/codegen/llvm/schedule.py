@@ -7,7 +7,6 @@ A :class:`Structure` is everything the code depends on; extents, strides and siz
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ranvier.codegen.llvm.canon import Arg, Canon, Dependence
 from ranvier.codegen.llvm.elements import NARROW, register_type
@@ -29,6 +28,7 @@ from ranvier.codegen.loops.ir import (
 from ranvier.codegen.loops.narrow import Narrower
 from ranvier.codegen.loops.normalize import leaves, roots
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Slot = tuple[object, ...]  # names a number in ``dims``
 # Rough costs in instructions per vector; they choose widths and tiles, nothing else.

@@ -7,12 +7,12 @@ read and written whole, where a gather would touch one per element.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Load, Map, Nest
+from ranvier.records import dataclass
 
 _TILE = 64  # elements along each axis in one tile, at most: 16 KB of floats read, as much written
 _STREAM = 24 << 20  # a target of more bytes than this is out of cache before anyone reads it: it is written past it

@@ -9,7 +9,6 @@ votes are counted afterwards in the order of the trees, which makes sums indepen
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 Fold = Literal["sum", "average", "min", "max"]

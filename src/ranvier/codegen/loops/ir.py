@@ -18,11 +18,12 @@ run-time arguments, so nests that differ only in sizes share one compiled kernel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Scalar = int | float | bool
 

@@ -9,7 +9,8 @@ goes through the real parser.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from ranvier.records import dataclass
 
 CUT_FROM = 4096  # smaller weights stay in the message
 

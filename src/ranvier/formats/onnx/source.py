@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ranvier.config import Limits
 from ranvier.errors import InvalidModel, ResourceLimit
 from ranvier.formats.onnx.scan import Malformed, skeleton
 from ranvier.formats.onnx.weights import FileMap, WeightFiles
+from ranvier.records import dataclass
 
 _TEXT_FORMATS = {".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson"}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from ranvier.ops.costs import dims, traffic
 from ranvier.ops.nn.quantization import by_column, integer_matmul, shifted
 from ranvier.ops.operands import scalar
 from ranvier.ops.registry import Array, Cost, TypeCall, op
+from ranvier.records import dataclass
 
 MASKED = -10000.0  # what a masked score is lowered by, unless the node says otherwise
 

@@ -7,12 +7,11 @@ at a time, so the work is NumPy's and the number of steps is the depth of the de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ranvier.errors import ShapeMismatch
 from ranvier.ops.registry import Array
+from ranvier.records import dataclass
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
 MEMBER, LEAF = MODES.index("BRANCH_MEMBER"), MODES.index("LEAF")

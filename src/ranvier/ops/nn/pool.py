@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ranvier.ops.allocation import checked_shape
 from ranvier.ops.nn.window import extents, output_sizes, pad_spatial, per_axis, resolve_pads, taps
 from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, Call, TypeCall, op
+from ranvier.records import dataclass
 
 Ints = Sequence[int] | None
 

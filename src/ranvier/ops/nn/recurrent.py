@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ranvier.ops.allocation import checked_shape
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.pulse import pulse
 from ranvier.ops.registry import Array, Cost, TypeCall, op
+from ranvier.records import dataclass
 
 Function = Callable[[Array], Array]
 State = tuple[Array, ...]  # the hidden state first

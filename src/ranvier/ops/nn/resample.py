@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
 from ranvier.ops.accumulate import wide
 from ranvier.ops.allocation import checked_shape
 from ranvier.ops.registry import Array, op
+from ranvier.records import dataclass
 
 Kernel = Callable[[Array], Array]  # distance to a sample -> its weight
 

@@ -8,13 +8,13 @@ all positions of all rows is one binary search per token of the n-gram.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidValue
 from ranvier.ops.prepared import prepared
 from ranvier.ops.registry import Array
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import string
 import unicodedata
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NoReturn
 
 from ranvier.errors import InvalidValue, NotSupported
+from ranvier.records import dataclass
 
 MAX_REPEAT = 1000  # RE2's own limit for {n,m}
 MAX_NESTING = 150

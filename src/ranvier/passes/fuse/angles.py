@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.passes.facts import integers_of, rank_of, shape_of
 from ranvier.passes.fuse.proofs import is_last_axis, same_dim
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

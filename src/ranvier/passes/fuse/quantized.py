@@ -9,7 +9,6 @@ same and scale the sums, which changes the float result by rounding only.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from ranvier.ops.registry import Array
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder, bypass, prune
 from ranvier.passes.facts import array_of, dtype_of, only_use, rank_of, scalar_of, shape_of
+from ranvier.records import dataclass
 
 _BYTES = (DType.int8, DType.uint8)
 _LONGEST = 1 << 16  # products of two codes that int32 holds the sum of

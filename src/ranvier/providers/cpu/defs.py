@@ -15,7 +15,7 @@ ways; fusion and layout only look at these, never at ONNX operators:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
+from ranvier.records import dataclass
 
 if TYPE_CHECKING:
     from ranvier.providers.cpu.nest_builder import NestBuilder

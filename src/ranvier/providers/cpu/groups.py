@@ -8,11 +8,12 @@ diamonds (``x * sigmoid(x)``), and no intermediate result of a group is needed o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ranvier.codegen.loops.ir import Expr, Load, Op
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.defs import Contraction, Def, Definitions, Moved, Pointwise, Rows
+from ranvier.records import dataclass
 
 _MAX_MEMBERS = 64  # of one group: bounds code size
 _MAX_OPERANDS = 24

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ranvier.codegen.llvm import isa
@@ -21,6 +20,7 @@ from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.lower.index import MODULES
 from ranvier.providers.cpu.target import Target
 from ranvier.providers.memory import PoolAllocator
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

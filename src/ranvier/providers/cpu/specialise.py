@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.providers.cpu.watch import Watch
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage
+from ranvier.records import dataclass
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 Buffer = bytes | bytearray | memoryview

@@ -6,13 +6,13 @@ import mmap
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from ranvier.errors import InvalidConfig, OutOfMemory
 from ranvier.memory.numa import Placement, place, topology
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 MemoryKind = Literal["system", "device", "shared", "mapped"]

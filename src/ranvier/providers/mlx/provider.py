@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ranvier.devices import CPU, Device
@@ -29,6 +28,7 @@ from ranvier.providers.mlx.kernel import MlxKernel
 from ranvier.providers.mlx.library import mx
 from ranvier.providers.mlx.table import ALL, operators, refusal
 from ranvier.providers.part_model import reason_against_moving
+from ranvier.records import dataclass
 
 DEVICES = ("auto", "gpu", "cpu")
 

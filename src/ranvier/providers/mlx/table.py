@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
+from ranvier.records import dataclass
 
 FLOATS = frozenset({DType.float32, DType.float16, DType.bfloat16})
 SIGNED = frozenset({DType.int8, DType.int16, DType.int32, DType.int64})

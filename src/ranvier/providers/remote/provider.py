@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from ranvier.providers.distant.channel import PipeChannel
 from ranvier.providers.distant.chunks import ChunkReader, ChunkWriter
 from ranvier.providers.distant.client import DistantProvider
 from ranvier.providers.distant.wire import Buffer, Message
+from ranvier.records import dataclass
 
 METHOD = "/ranvier.Worker/Exchange"
 TOKEN_KEY = "ranvier-token"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.errors import InvalidConfig, nearest
+from ranvier.records import dataclass
 
 KINDS = ("fail", "flaky", "oom", "hang", "slow", "crash", "corrupt")
 

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from ranvier.devices import Device
@@ -21,6 +21,7 @@ from ranvier.providers.distant.channel import PipeChannel
 from ranvier.providers.distant.client import DistantProvider
 from ranvier.providers.distant.wire import Buffer, Message
 from ranvier.providers.sim.faults import parse_faults
+from ranvier.records import dataclass
 
 WORKER = "ranvier.runtime.worker.pipe"
 _PATIENCE = 0.2  # seconds a worker has to end by itself

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import MapType, OptionalType, SequenceType, SparseTensorType, Symbol, TensorType, Type
+from ranvier.records import dataclass
 
 _ELEMENT_NAMES = {
     DType.float32: "float",

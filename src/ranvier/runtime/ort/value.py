@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from ranvier.errors import (
 )
 from ranvier.graph.types import MapType, SequenceType, TensorType, Type
 from ranvier.interop import to_array
+from ranvier.records import dataclass
 from ranvier.runtime.ort.errors import raises_ort
 from ranvier.runtime.ort.meta import type_name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.base import Decline, ExecutionProvider
 from ranvier.providers.registry import REGISTRY
+from ranvier.records import dataclass
 from ranvier.runtime.partition.partitioner import has_effects, missing_ops
 from ranvier.runtime.partition.pins import Rules, resolve_pins
 from ranvier.runtime.partition.problem import CANNOT, OUTSIDE, Choice, Flow, Link, Problem

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ranvier.records import dataclass
 from ranvier.runtime.partition.problem import CANNOT, Problem
 
 

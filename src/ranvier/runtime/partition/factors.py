@@ -11,13 +11,13 @@ Starting parts has no such form, because parts depend on the order of everything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 
+from ranvier.records import dataclass
 from ranvier.runtime.partition.elimination import Table, Tables
 from ranvier.runtime.partition.problem import HOST, OUTSIDE, Flow, Problem
 

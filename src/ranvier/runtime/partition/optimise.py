@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ranvier.errors import InvalidConfig, OutOfMemory
+from ranvier.records import dataclass
 from ranvier.runtime.partition.problem import CANNOT, Cost, Problem
 
 TABLE = 1 << 12  # entries a table may have; more variables are held instead

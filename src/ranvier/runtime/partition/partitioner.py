@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ranvier.errors import MissingOp, UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops import registry
 from ranvier.providers.base import Decline, ExecutionProvider, Subgraph
 from ranvier.providers.registry import REGISTRY
+from ranvier.records import dataclass
 from ranvier.runtime.partition.grouping import groups
 from ranvier.runtime.transfer import HOST, space_of
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ranvier.errors import InvalidConfig, nearest
 from ranvier.graph.ir import Graph
 from ranvier.providers.base import ExecutionProvider
+from ranvier.records import dataclass
 from ranvier.runtime.partition.balance import balance
 from ranvier.runtime.partition.costs import CostModel, Posed, pose
 from ranvier.runtime.partition.explain import Explanation, explain

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from ranvier.errors import InvalidConfig
+from ranvier.records import dataclass
 from ranvier.runtime.partition.grouping import Groups, groups, launch_seconds
 
 HOST = 0  # the memory space of graph inputs and outputs

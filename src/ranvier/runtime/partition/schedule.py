@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ranvier.records import dataclass
 from ranvier.runtime.partition.problem import HOST, OUTSIDE, Problem
 
 

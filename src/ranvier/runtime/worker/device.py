@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from ranvier.providers.distant import wire
 from ranvier.providers.distant.client import PROTOCOL
 from ranvier.providers.distant.link import error_fields
 from ranvier.providers.distant.wire import Array, Buffer, Message
+from ranvier.records import dataclass
 from ranvier.runtime.control import RunOptions
 from ranvier.runtime.session import Session
 

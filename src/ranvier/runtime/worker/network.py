@@ -10,7 +10,7 @@ import hmac
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ranvier.config import Limits
@@ -20,6 +20,7 @@ from ranvier.providers.distant.channel import PipeChannel
 from ranvier.providers.distant.chunks import CHUNK, ChunkReader
 from ranvier.providers.distant.wire import BadMessage
 from ranvier.providers.remote.provider import METHOD, TOKEN_KEY
+from ranvier.records import dataclass
 from ranvier.runtime.worker.device import DeviceServer
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
@@ -21,6 +20,7 @@ from ranvier.codegen.llvm.attention.softmax import Scoring
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _LENGTH_TYPES = {DType.int32: "i32", DType.int64: "i64"}
 # Rows of a tile: enough that packing the keys is a few percent of the work.

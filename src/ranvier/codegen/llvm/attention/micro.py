@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath import core
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 ELEMENTS = {DType.float32: "float", DType.float64: "double"}
 

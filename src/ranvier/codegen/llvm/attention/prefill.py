@@ -11,7 +11,6 @@ query head. Otherwise both live in scratch, and a tile may hold rows of all quer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.launch import KernelSpec
@@ -21,6 +20,7 @@ from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Rows, buffer_names
 from ranvier.codegen.llvm.attention.softmax import Scoring, emit_row
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 DIMS = (
     *COMMON_DIMS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.llvm import vmath
@@ -10,6 +9,7 @@ from ranvier.codegen.llvm.attention.micro import exp2_nonpositive, folded, round
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath import core
+from ranvier.records import dataclass
 
 MINUS_INFINITY = float("-inf")
 

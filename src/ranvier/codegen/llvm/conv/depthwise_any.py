@@ -8,13 +8,12 @@ row, takes columns outside the image from a block of zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
 from ranvier.codegen.llvm.elements import memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 FIELDS = (
     *("d", "h", "w", "od", "oh", "ow", "channels", "padded"),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
@@ -22,6 +21,7 @@ from ranvier.codegen.llvm.elements import memory_type, register_type
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 # Who finishes a tile: the micro-kernel, or the driver from a scratch tile (always, or only for the last panel, whose
 # columns may end inside a vector on machines without masks).

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.epilogues import Fields
@@ -15,6 +13,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _FIELDS = (
     *("panels", "panel", "rest", "depth", "width", "kh", "kw"),

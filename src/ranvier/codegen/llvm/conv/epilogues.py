@@ -7,7 +7,6 @@ value for all, or strided; that class is part of the code, the strides themselve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At
 from ranvier.codegen.llvm.builder import Fn, Val
@@ -16,6 +15,7 @@ from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, walk
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _CHEAP = frozenset({"add", "sub", "mul", "div", "min", "max", "neg", "abs", "fma", "where", "cast"}) | {
     *("lt", "le", "gt", "ge", "eq", "ne"),

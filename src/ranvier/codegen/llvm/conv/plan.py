@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View, aligned_empty
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
 _PIXELS_NEAR = 256 << 10  # bytes of input that a block of pixels reads

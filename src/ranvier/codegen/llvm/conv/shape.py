@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Triple = tuple[int, int, int]
 

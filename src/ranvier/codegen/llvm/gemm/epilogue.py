@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val
@@ -32,6 +31,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Operand, Result, Size, walk
 from ranvier.dtypes import DType
 from ranvier.errors import KernelError
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 
 class Slot(IntEnum):

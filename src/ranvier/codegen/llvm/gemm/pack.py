@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View, aligned_empty
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 

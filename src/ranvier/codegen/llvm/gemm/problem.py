@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ranvier.codegen.llvm.gemm.epilogue import uses_index
 from ranvier.codegen.llvm.gemm.pack import PackedB
@@ -10,6 +10,7 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.errors import KernelError
+from ranvier.records import dataclass
 
 ELEMENTS = {DType.float32: "float", DType.float64: "double"}  # types there are kernels for, by LLVM's names
 

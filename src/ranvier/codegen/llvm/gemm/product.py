@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
@@ -17,6 +16,7 @@ from ranvier.codegen.llvm.gemm.tiles import rows_for
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Operand
 from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
 
 _K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level cache
 _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache

@@ -8,9 +8,9 @@ kernel too: remainders get kernels of their own size, never padding.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ signed; elsewhere codes are widened to 16 bits first, because the older byte ins
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ masked store of narrowed elements is many times slower than a plain one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeGuard
 
 from ranvier.codegen.launch import KernelSpec
@@ -26,6 +25,7 @@ from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _SUMS = DType.int32
 

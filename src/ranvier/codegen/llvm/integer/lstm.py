@@ -8,7 +8,6 @@ rounds of many steps, so that a run can be aborted in between; states stay in a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm import vmath
@@ -22,6 +21,7 @@ from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.product import most_rows
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
 
 _NAMES = (
     *("steps", "batch", "hidden", "directions", "reverse", "k", "row_bytes", "rows", "entry"),

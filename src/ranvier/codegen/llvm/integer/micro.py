@@ -7,13 +7,12 @@ partial sums are there; everything else about a result is left to the finish ker
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm.micro import Slot, read_slot
 from ranvier.codegen.llvm.integer.dots import multiply_add
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 _CHAINS = 10  # independent chains that keep two units of latency 5 busy
 _AHEAD = 1024  # bytes of B fetched ahead of their use

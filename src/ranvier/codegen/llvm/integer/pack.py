@@ -7,7 +7,6 @@ whoever asks for the product takes that out of the result again (:func:`moved_le
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Map, Nest, Op, Operand, Size
 from ranvier.codegen.storage import Storage, View, aligned_empty, dense_strides
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 HALF = 128

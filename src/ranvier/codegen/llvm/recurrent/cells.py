@@ -7,12 +7,12 @@ once a vector of units has all its gates, they are turned into the new state whi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 Kind = Literal["LSTM", "GRU", "RNN"]
 GATES: dict[Kind, int] = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ranvier.codegen.llvm.recurrent.weights import Arrangement, Placed, place
 from ranvier.codegen.loops.ir import Epilogue, Load, Op, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 # What one core does in a step, roughly: recurrent weights mostly come from its second cache.
 _FLOPS_PER_NS = 60.0

@@ -6,7 +6,6 @@ of units, and the gates of a vector side by side. Units past the last are zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 

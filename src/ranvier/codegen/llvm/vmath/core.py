@@ -6,10 +6,10 @@ Values are vectors of ``float`` or ``double`` with any number of lanes, a scalar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ranvier.codegen.llvm.builder import Fn, Val, mangled, vector
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.records import dataclass
 
 
 @dataclass(frozen=True)

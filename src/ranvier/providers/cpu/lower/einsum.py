@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.codegen.storage import View
@@ -14,6 +13,7 @@ from ranvier.providers.cpu.lower.contraction import multiply
 from ranvier.providers.cpu.lower.exprs import cast, const, mul
 from ranvier.providers.cpu.lower.reduction import wide_type
 from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
+from ranvier.records import dataclass
 
 Labels = tuple[str, ...]
 

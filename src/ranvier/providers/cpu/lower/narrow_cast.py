@@ -6,7 +6,6 @@ only conversions and views take them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from ranvier.codegen.loops.ir import Expr
@@ -17,6 +16,7 @@ from ranvier.graph.types import TensorType
 from ranvier.providers.cpu.defs import Definitions, NodeView
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
 from ranvier.providers.cpu.lower.registry import ALL, NARROW, lowers
+from ranvier.records import dataclass
 
 # lowest and highest number
 NARROW_INTEGERS: dict[DType, tuple[int, int]] = {

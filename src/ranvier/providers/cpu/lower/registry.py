@@ -6,12 +6,12 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node
 from ranvier.providers.cpu.defs import Definitions, NodeView
 from ranvier.providers.cpu.lower.index import MODULES
+from ranvier.records import dataclass
 
 Lower = Callable[[NodeView, Definitions], None]
 Check = Callable[[Node], str | None]

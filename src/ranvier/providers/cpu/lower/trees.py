@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, op, sub, where
 from ranvier.providers.cpu.lower.registry import FLOATS, NUMERIC, lowers
 from ranvier.providers.cpu.realise import Realiser
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 ML = "ai.onnx.ml"
