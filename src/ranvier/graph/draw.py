@@ -6,34 +6,29 @@ value; bodies of control flow are drawn inside their node. Everything there is t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from xml.sax.saxutils import escape
 
 from ranvier.graph.families import Family, family_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.layout import Box, Link, Spacing, place
+from ranvier.graph.svg import FONT, NAMESPACE, outline, shape_text, short, text_element, text_width, xml
 from ranvier.graph.text import constant_text, node_text
-from ranvier.graph.types import TensorType, Type
+from ranvier.graph.types import Type
 from ranvier.records import dataclass
 
 Types = Mapping[Value, Type | None]
 
 DENSE_FROM = 150  # nodes; beyond this a box shows its operator alone, and the rest is in the tooltip
-_FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 _MARGIN = 24.0
 _HEADER = 24.0
 _LINE = 15.0
-_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NARROW, _WIDE = frozenset("fijlrtI.,:;!|()[]{} '"), frozenset("mwMW@%—")
 
-_SVG = "http://www.w3.org/2000/svg"
 _ARROW = (
     '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0.8 L8 4 L0 7.2 z" fill="#9ca3af"/></marker>'
 )
 _STYLE = f"""
-  text {{ font: 11px {_FONT}; fill: #374151; }}
+  text {{ font: 11px {FONT}; fill: #374151; }}
   .op {{ font-size: 12px; font-weight: 600; fill: #fff; }}
   .minor {{ font-size: 10px; fill: #6b7280; }}
   .end text {{ font-weight: 600; }}
@@ -48,14 +43,15 @@ def draw_svg(graph: Graph, *, title: str = "", types: Types | None = None) -> st
     """The picture of ``graph``. ``types`` may know more of the values than the graph itself (sizes bound by a call)."""
     painter = _Painter(types or {}, dense=sum(1 for _ in graph.all_nodes()) > DENSE_FROM)
     drawing = painter.graph(graph)
-    inner = max(drawing.width, _text_width(title or graph.name, 15), _LEGEND_COLUMN * 2)
+    inner = max(drawing.width, text_width(title or graph.name, 15), _LEGEND_COLUMN * 2)
     heading, top = _heading(title or graph.name, painter.families, columns=min(int(inner / _LEGEND_COLUMN), 6))
     width = inner + 2 * _MARGIN
     height = drawing.height + top + 2 * _MARGIN
     left = (width - drawing.width) / 2
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}"'
     return "\n".join(
         [
-            f'<svg xmlns="{_SVG}" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}">',
+            f'<svg xmlns="{NAMESPACE}" {size}>',
             f"<style>{_STYLE}</style>",
             f"<defs>{_ARROW}</defs>",
             '<rect width="100%" height="100%" fill="#fff"/>',
@@ -121,7 +117,7 @@ class _Painter:
         shapes = {bundle: self._shape(value) for value, bundle in bundles.items()}
         boxes = [Box(piece.width, piece.height) for piece in pieces]
         for link in links:
-            label = _text_width(shapes[link.bundle], 9.5) + 6
+            label = text_width(shapes[link.bundle], 9.5) + 6
             boxes[link.source].label = max(boxes[link.source].label, label)
         width, height = place(boxes, links, Spacing(16.0, 30.0) if self.dense else Spacing(24.0, 40.0))
         parts = [_path(link) for link in links]
@@ -129,42 +125,44 @@ class _Painter:
             # the values of one node share the place where its lines begin: their labels stand below each other
             labels = list(dict.fromkeys(filter(None, (shapes[link.bundle] for link in values))))
             x, y = values[0].start
-            parts.extend(_text(x + 5, y + 11 + 10 * k, label, "shape", "start") for k, label in enumerate(labels))
+            parts.extend(
+                text_element(x + 5, y + 11 + 10 * k, label, "shape", "start") for k, label in enumerate(labels)
+            )
         for box, piece in zip(boxes, pieces):
             parts.append(f'<g transform="translate({box.x - piece.width / 2:.1f} {box.y:.1f})">{piece.svg}</g>')
         return _Drawing("\n".join(parts), width, height)
 
     def _shape(self, value: Value) -> str:
-        return _short(_shape_text(self.types.get(value) or value.type), 30)
+        return short(shape_text(self.types.get(value) or value.type), 30)
 
     def _end(self, value: Value, kind: str) -> _Drawing:
         """A rounded box for where a value enters or leaves the graph."""
-        name = _short(value.name, 36)
+        name = short(value.name, 36)
         known = self.types.get(value) or value.type
-        width = max(_text_width(name, 11) * 1.08 + 26, 60.0)
-        tooltip = f"<title>{_xml(f'{kind} {value.name}: {known}')}</title>"
+        width = max(text_width(name, 11) * 1.08 + 26, 60.0)
+        tooltip = f"<title>{xml(f'{kind} {value.name}: {known}')}</title>"
         shape = f'<rect width="{width:.1f}" height="24" rx="12" fill="#eef1f5" stroke="#c3cad4"/>'
-        return _Drawing(f'<g class="end">{tooltip}{shape}{_text(width / 2, 16, name)}</g>', width, 24.0)
+        return _Drawing(f'<g class="end">{tooltip}{shape}{text_element(width / 2, 16, name)}</g>', width, 24.0)
 
     def _node(self, node: Node) -> _Drawing:
         family = family_of(node)
         self.families[family] = None
-        lines = [] if self.dense else [line for line in (_short(node.name, 30), _constants(node)) if line]
+        lines = [] if self.dense else [line for line in (short(node.name, 30), _constants(node)) if line]
         bodies = [self._body(name, body) for name, body in _named_bodies(node)]
         inner_width = sum(b.width for b in bodies) + 12.0 * (len(bodies) + 1) if bodies else 0.0
         inner_height = max((b.height for b in bodies), default=-8.0) + 8.0
-        text_width = max([_text_width(node.op, 12) * 1.1, *(_text_width(line, 10) for line in lines)])
-        width = max(text_width + 24, inner_width, 72.0 if self.dense else 90.0)
+        widest = max([text_width(node.op, 12) * 1.1, *(text_width(line, 10) for line in lines)])
+        width = max(widest + 24, inner_width, 72.0 if self.dense else 90.0)
         height = _HEADER + (len(lines) * _LINE + 6 if lines else 0.0) + (inner_height + 4 if bodies else 0.0)
         parts = [
-            f'<g class="node"><title>{_xml(_tooltip(node))}</title>',
+            f'<g class="node"><title>{xml(_tooltip(node))}</title>',
             f'<rect width="{width:.1f}" height="{height:.1f}" rx="5" fill="#fff" stroke="{family.colour}"/>',
             _header(width, height, family.colour),
-            _text(width / 2, 16.5, node.op, "op"),
+            text_element(width / 2, 16.5, node.op, "op"),
         ]
         y = _HEADER + 13
         for line in lines:
-            parts.append(_text(width / 2, y, line, "minor"))
+            parts.append(text_element(width / 2, y, line, "minor"))
             y += _LINE
         x = (width - inner_width) / 2 + 12.0
         for body in bodies:
@@ -175,11 +173,11 @@ class _Painter:
 
     def _body(self, name: str, graph: Graph) -> _Drawing:
         inner = self.graph(graph)
-        width = max(inner.width, _text_width(name, 10)) + 28
+        width = max(inner.width, text_width(name, 10)) + 28
         height = inner.height + 42
         x = (width - inner.width) / 2
         frame = f'<rect class="body" width="{width:.1f}" height="{height:.1f}" rx="4"/>'
-        label = _text(10, 15, name, "minor", anchor="start")
+        label = text_element(10, 15, name, "minor", anchor="start")
         return _Drawing(f'{frame}{label}<g transform="translate({x:.1f} 28)">{inner.svg}</g>', width, height)
 
 
@@ -214,8 +212,8 @@ def _constants(node: Node) -> str:
             text = ", ".join(_number(n) for n in value.const.numpy().ravel().tolist())
             found.append(f"[{text}]" if value.const.shape else text)
         else:
-            found.append(_shape_text(value.const.type) or "scalar")
-    return _short("  ·  ".join(found), 44)
+            found.append(shape_text(value.const.type) or "scalar")
+    return short("  ·  ".join(found), 44)
 
 
 def _number(n: object) -> str:
@@ -236,11 +234,11 @@ _LEGEND_COLUMN = 165.0
 
 
 def _heading(title: str, families: Mapping[Family, None], columns: int) -> tuple[str, float]:
-    parts = [_text(0, 14, _short(title, 80), "title", anchor="start")]
+    parts = [text_element(0, 14, short(title, 80), "title", anchor="start")]
     for k, family in enumerate(families):
         x, y = k % columns * _LEGEND_COLUMN, 30 + k // columns * 17
         parts.append(f'<rect x="{x:g}" y="{y}" width="11" height="11" rx="2" fill="{family.colour}"/>')
-        parts.append(_text(x + 17, y + 9.5, family.name, "minor", anchor="start"))
+        parts.append(text_element(x + 17, y + 9.5, family.name, "minor", anchor="start"))
     return "".join(parts), 50.0 + 17 * -(-len(families) // columns)
 
 
@@ -253,47 +251,4 @@ def _header(width: float, height: float, colour: str) -> str:
 
 
 def _path(link: Link) -> str:
-    """Vertical where the line passes a row, an S between the rows."""
-    x, y = link.start
-    steps = [f"M{x:.1f} {y:.1f}"]
-    for (x0, y0), (x1, y1) in link.points:
-        if y0 != y:
-            steps.append(f"V{y0:.1f}")
-        if abs(x0 - x1) < 0.1:
-            steps.append(f"V{y1:.1f}")
-        else:
-            bend = (y1 - y0) * 0.5
-            steps.append(f"C{x0:.1f} {y0 + bend:.1f} {x1:.1f} {y1 - bend:.1f} {x1:.1f} {y1:.1f}")
-        y = y1
-    return f'<path class="line" marker-end="url(#tip)" d="{" ".join(steps)}"/>'
-
-
-def _shape_text(known: Type | None) -> str:
-    if not isinstance(known, TensorType):
-        return "" if known is None else str(known)
-    if known.shape is None:
-        return ""
-    return "×".join("?" if d is None else str(d) for d in known.shape)
-
-
-def _text(x: float, y: float, text: str, style: str = "", anchor: str = "middle") -> str:
-    kind = f' class="{style}"' if style else ""
-    where = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}"{where}>{_xml(text)}</text>'
-
-
-def _text_width(text: str, size: float) -> float:
-    """A guess of a text's width that is a little too large for usual fonts."""
-    return size * sum(0.34 if c in _NARROW else 0.92 if c in _WIDE else 0.62 for c in text)
-
-
-def _short(text: str, limit: int) -> str:
-    """Cut in the middle: both ends of a generated name say something."""
-    if len(text) <= limit:
-        return text
-    keep = limit - 1
-    return f"{text[: keep // 2]}…{text[-(keep - keep // 2) :]}"
-
-
-def _xml(text: str) -> str:
-    return escape(_NOT_XML.sub("�", text))
+    return f'<path class="line" marker-end="url(#tip)" d="{outline(link)}"/>'
