@@ -202,6 +202,23 @@ def test_sources(tmp_path):
     assert len({first, second, cache.Sources(tmp_path).digest}) == 3
 
 
+def test_the_digest_of_sources_is_kept(tmp_path, monkeypatch):
+    file = tmp_path / "emit.py"
+    file.write_text("a = 1")
+    kept = cache.KernelCache(tmp_path / "kept", cache.DEFAULT_LIMIT)
+    first = cache.Sources(tmp_path, kept).digest
+    assert not kept.entries()  # changed a moment ago: the next change might leave size and time as they are
+    os.utime(file, (1e9, 1e9))
+    assert cache.Sources(tmp_path, kept).digest == first
+    assert len(kept.entries()) == 1
+    with monkeypatch.context() as without:
+        without.setattr(cache.Sources, "_read", lambda self: pytest.fail("read again"))
+        assert cache.Sources(tmp_path, kept).digest == first
+    file.write_text("a = 2")
+    os.utime(file, (1e9 + 1, 1e9 + 1))
+    assert cache.Sources(tmp_path, kept).digest == cache.Sources(tmp_path).digest != first
+
+
 def test_code_edited_after_import_is_not_trusted(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(cache, "_TRUST_SECONDS", 0.0)

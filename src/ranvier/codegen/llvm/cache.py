@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import struct
 import sys
@@ -31,6 +32,7 @@ _SUFFIX, _UNFINISHED = ".kernel", ".new"
 _HOUR, _DAY = 3600.0, 86400.0
 _PRUNED_TO = 0.75  # of the limit, so that pruning is rare
 _TRUST_SECONDS = 1.0  # for which one look at the files counts
+_SETTLED_SECONDS = 5.0  # after which another change of a file gets another time, on any file system
 _imported_at = time.time()
 
 
@@ -94,19 +96,37 @@ def _python_files(where: str) -> Iterator[str]:
 
 
 class Sources:
-    """Python files under a folder: their digest says which generator made a kernel."""
+    """Python files under a folder: their digest says which generator made a kernel.
 
-    def __init__(self, where: Path) -> None:
+    Reading them all takes milliseconds, so the digest is kept on disk under the names, sizes and times of the files.
+    """
+
+    def __init__(self, where: Path, kept: KernelCache | None = None) -> None:
         self._files = list(_python_files(str(where)))
         self._looked_at = -_TRUST_SECONDS
         self._untouched = False
+        self._where = str(where)
+        newest, names = self._names() if kept is not None else (0.0, "")
+        known = kept.get(names) if kept is not None else None
+        self.digest = known.decode() if known is not None else self._read()
+        if kept is not None and known is None and time.time() - newest > _SETTLED_SECONDS:
+            kept.put(names, self.digest.encode())
+
+    def _names(self) -> tuple[float, str]:
+        """When a file was last changed, and a key that is another one after any change."""
+        facts = [(path, os.stat(path)) for path in self._files]
+        text = "\0".join([f"{path}\0{at.st_size}\0{at.st_mtime_ns}\0{at.st_ino}" for path, at in facts])
+        newest = max((at.st_mtime for _, at in facts), default=0.0)
+        return newest, hashlib.blake2b(f"sources\0{text}".encode(), digest_size=16).hexdigest()
+
+    def _read(self) -> str:
         found = hashlib.sha256()
         for path in self._files:
             with open(path, "rb", buffering=0) as file:
                 content = file.read()
-            found.update(f"{path[len(str(where)) :]}\0{len(content)}\0".encode())
+            found.update(f"{path[len(self._where) :]}\0{len(content)}\0".encode())
             found.update(content)
-        self.digest = found.hexdigest()
+        return found.hexdigest()
 
     def trusted(self) -> bool:
         """Is the code in memory what the digest stands for? Not where a file was edited since it was imported."""
@@ -122,7 +142,7 @@ class Sources:
 
 @functools.cache
 def _sources(where: Path) -> Sources:
-    return Sources(where)
+    return Sources(where, current())
 
 
 _GENERATOR = Path(__file__).resolve().parents[1]  # the package of all emitters
@@ -152,9 +172,19 @@ def _sources_of_file(file: str) -> list[Sources] | None:
 @functools.cache
 def environment_key() -> str:
     """What else code depends on: the compiler and the platform."""
+    return f"llvmlite {_compiler_version()} {sys.platform}"
+
+
+def _compiler_version() -> str:
+    """From the package's own file where there is one: importing it takes longer than reading a kernel."""
+    found = importlib.util.find_spec("llvmlite")
+    if found is not None and found.origin is not None:
+        path = os.path.join(os.path.dirname(found.origin), "_version.py")
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
     import llvmlite
 
-    return f"llvmlite {llvmlite.__version__} {sys.platform}"
+    return str(llvmlite.__version__)
 
 
 def key_of(symbol: str, sources: list[Sources], way: str) -> str:
