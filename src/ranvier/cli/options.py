@@ -118,6 +118,8 @@ def _size(text: str) -> int:
 SIZE = Assignment("dim=size", _size)
 LIMIT = Assignment("name=value", amount)
 OPTION = Assignment("name=value", str)
+PIN = Assignment("rule=provider", str)
+POLICY_NAMES = ("cost", "priority")
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,15 @@ class Setup:
     limits: tuple[tuple[str, float | None], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     sources: Sources = field(default_factory=Sources)
+    policy: str | None = None
+    pins: tuple[tuple[str, str], ...] = ()
 
     def changes(self) -> dict[str, Any]:
         """The session options given on the command line, as plain data."""
         names = [name.strip() for text in self.providers for name in text.split(",") if name.strip()]
         found: dict[str, Any] = {"providers": tuple(names), "optimization": self.level, "threads": self.threads}
+        found["policy"] = self.policy
+        found["pins"] = {rule: providers.replace("|", ",").split(",") for rule, providers in self.pins}
         return {name: value for name, value in found.items() if value}
 
     def resolved(self) -> Resolved:
@@ -190,9 +196,19 @@ def session_options(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(
-        *args: Any, providers: Any, level: Any, threads: Any, limits: Any, sizes: Any, sources: Sources, **kwargs: Any
+        *args: Any,
+        providers: Any,
+        policy: Any,
+        pins: Any,
+        level: Any,
+        threads: Any,
+        limits: Any,
+        sizes: Any,
+        sources: Sources,
+        **kwargs: Any,
     ) -> Any:
-        return function(*args, setup=Setup(providers, level, threads, limits, sizes, sources), **kwargs)
+        setup = Setup(providers, level, threads, limits, sizes, sources, policy, pins)
+        return function(*args, setup=setup, **kwargs)
 
     options: list[Callable[[Any], Any]] = [
         click.option(
@@ -202,6 +218,19 @@ def session_options(function: Function) -> Function:
             multiple=True,
             metavar="NAME",
             help="Execution providers in order of preference; repeat or separate by commas.",
+        ),
+        click.option(
+            "--policy",
+            type=click.Choice(POLICY_NAMES, case_sensitive=False),
+            help="Who gets a node: the cheapest provider, or the first that takes it.",
+        ),
+        click.option(
+            "--pin",
+            "pins",
+            type=PIN,
+            multiple=True,
+            metavar="RULE=PROVIDER",
+            help="Tie nodes to a provider: by name, op:MatMul, a pattern or re:…; repeatable.",
         ),
         click.option(
             "--level",

@@ -8,12 +8,13 @@ from __future__ import annotations
 from ranvier.config.memory import GROWTHS, Growth, MemoryConfig
 from ranvier.config.provider import PRESETS, ProviderConfig
 from ranvier.config.resolve import Resolved, Setting, resolve
-from ranvier.config.session import FALLBACKS, LEVELS, PRECISIONS, Level, Limits, SessionConfig
+from ranvier.config.session import FALLBACKS, LEVELS, POLICIES, PRECISIONS, Level, Limits, SessionConfig
 
 __all__ = [
     "FALLBACKS",
     "GROWTHS",
     "LEVELS",
+    "POLICIES",
     "PRECISIONS",
     "PRESETS",
     "Growth",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ Level = Literal["none", "basic", "aggressive"]
 LEVELS: tuple[Level, ...] = ("none", "basic", "aggressive")
 PRECISIONS = ("float32",)
 FALLBACKS = ("on", "off")
+POLICIES = ("cost", "priority")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,49 @@ def _bounds(name: Any, pair: Any) -> tuple[int, int | None]:
     return low, high
 
 
+class _Pins(Rule):
+    """Rules that tie nodes to providers: ``{"op:Conv": "cpu", "decoder/*": ("cpu", "reference")}``.
+
+    As text: ``op:Conv=cpu; decoder/*=cpu|reference``.
+    """
+
+    def check(self, value: Any) -> Mapping[str, tuple[str, ...]]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be a mapping from rules to providers, got {value!r}")
+        return {_rule(rule): _pinned(rule, providers) for rule, providers in value.items()}
+
+    def parse(self, text: str) -> Mapping[str, Any]:
+        found: dict[str, Any] = {}
+        for part in text.split(";"):
+            rule, sign, names = part.strip().rpartition("=")
+            if part.strip() and not (sign and rule):
+                raise ValueError(f"must be like 'op:Conv=cpu; decoder/*=cpu|reference', got {text!r}")
+            if part.strip():
+                found[rule.strip()] = [name.strip() for name in names.split("|") if name.strip()]
+        return found
+
+
+def _rule(rule: Any) -> str:
+    if not isinstance(rule, str) or not rule:
+        raise ValueError(f"must have names, operators or patterns of nodes as keys, got {rule!r}")
+    return rule
+
+
+def _pinned(rule: str, providers: Any) -> tuple[str, ...]:
+    names = (providers,) if isinstance(providers, str) else providers
+    if not isinstance(names, tuple | list) or not names or not all(isinstance(n, str) and n for n in names):
+        raise ValueError(f"must name at least one provider for {rule!r}, got {providers!r}")
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class SessionConfig(Checked):
     """Everything a session is made with."""
 
     providers: tuple[str, ...] = ("auto",)
     provider_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    policy: str | None = None  # who gets a node; None: "cost" for the providers "auto", "priority" for a list
+    pins: Mapping[str, str | Sequence[str]] = field(default_factory=dict)  # nodes tied to providers
     optimization: Level = "basic"
     disabled_passes: tuple[str, ...] = ()
     precision: str = "float32"
@@ -76,6 +114,8 @@ class SessionConfig(Checked):
     RULES: ClassVar[Mapping[str, Rule]] = {
         "providers": Names(empty=False),
         "provider_options": OptionsByName(),
+        "policy": Choice(POLICIES, optional=True),
+        "pins": _Pins(),
         "optimization": Choice(LEVELS),
         "disabled_passes": Names(),
         "precision": Choice(PRECISIONS),
@@ -89,6 +129,11 @@ class SessionConfig(Checked):
         "debug": Whole(0, 4),
         "name": Text(),
     }
+
+    @property
+    def placing(self) -> str:
+        """The policy in effect."""
+        return self.policy or ("cost" if self.providers == ("auto",) else "priority")
 
     @classmethod
     def default(cls, *, preset: str | None = None, **options: Any) -> SessionConfig:

@@ -48,6 +48,7 @@ class ProviderCapability:
     memory: tuple[str, ...] = ("system",)
     whole_parts: bool = True  # False: compiles one node at a time, so the runtime plans between its nodes
     notes: str = ""
+    last_resort: bool = False  # gets only what no other provider takes, whatever the costs
     devices: frozenset[str] = frozenset()  # kinds it computes on; empty: that of its tensors
     max_rank: int | None = None
     max_dim: int | None = None  # along any axis
@@ -265,6 +266,23 @@ class OwnMemory(Protocol):
     def upload(self, arrays: Sequence[Array]) -> list[Any]: ...
 
     def download(self, tensors: Sequence[Any]) -> list[Array]: ...
+
+
+@dataclass(frozen=True)
+class DeclaredSpeed:
+    """What a device is said to do, for placing by cost where nobody has measured it."""
+
+    flops: float  # operations a second
+    bandwidth: float  # bytes a second between its memory and the host's
+    latency: float  # seconds of a transfer or a launch
+    memory: float  # bytes it can hold
+
+
+@runtime_checkable
+class DeclaresSpeed(Protocol):
+    """A provider that knows the speed of its device."""
+
+    def declared_speed(self) -> DeclaredSpeed: ...
 
 
 @runtime_checkable

@@ -18,7 +18,8 @@ from ranvier.graph.types import Type
 from ranvier.logs import warn_once
 from ranvier.providers.base import ExecutionProvider, PooledAllocator
 from ranvier.runtime.holdings import ask_before_failing
-from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
+from ranvier.runtime.partition import Partitioner, Partitioning
+from ranvier.runtime.placement import partitioned, pinned
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import preparing
 from ranvier.runtime.program import CompiledPart, PartFailed, Program, compile_parts
@@ -56,9 +57,9 @@ class Compiled:
             ask_before_failing(pool, self)
 
     def _compile(self) -> None:
-        blocked: Blocked = {}
+        blocked = pinned(self.graph, self.providers, self._config)
         while True:
-            self.partitioning = Partitioner(self.providers, blocked).partition(self.graph)
+            self.partitioning = partitioned(self.graph, self.providers, self._config, blocked)
             try:
                 self.parts = compile_parts(
                     self.graph,

@@ -30,7 +30,8 @@ from ranvier.providers.base import (
 from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.holdings import ask_before_failing
-from ranvier.runtime.partition import Blocked, Part, Partitioner, narrowed
+from ranvier.runtime.partition import Blocked, Part, narrowed
+from ranvier.runtime.placement import partitioned
 from ranvier.runtime.transfer import HOST, TransferCounts, TransferKernel, space_of
 
 Array = np.ndarray[Any, Any]
@@ -104,7 +105,7 @@ def compile_parts(
 
     contexts: dict[str, CompileContext] = {}
     compiled: list[CompiledPart] = []
-    for part in Partitioner(providers, blocked).partition(graph).parts if parts is None else parts:
+    for part in partitioned(graph, providers, config, blocked).parts if parts is None else parts:
         provider = part.provider
         ctx = contexts.get(provider.name)
         if ctx is None:

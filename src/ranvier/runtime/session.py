@@ -45,6 +45,7 @@ from ranvier.runtime.holdings import SessionMemory, held, own_pool
 from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.outputs import blocks
 from ranvier.runtime.partition import unsupported_ops
+from ranvier.runtime.placement import check_pins, fitting
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import Clock, preparing
 from ranvier.runtime.profile import Profiler
@@ -78,6 +79,7 @@ class Session:
         _apply_bounds(self.graph, self.config.symbol_bounds)
         clock.lap("load")
         loaded = len(self.graph)
+        named = fitting(self.graph, self.config)
         passes = passes_for(self.config.optimization, default_passes(), self.config.disabled_passes)
         with self._preparing("optimizing it"):
             missing = unsupported_ops(self.graph, self.providers)
@@ -88,6 +90,7 @@ class Session:
                 each.reorder(order_for_memory(each, _typical_bytes))
             if self.config.debug:
                 verify(self.graph)
+            check_pins(self.graph, self.providers, self.config, named)
         clock.lap("optimize")
         with self._preparing("compiling it"):
             self._pool = own_pool(self.providers, self.config)
@@ -361,6 +364,7 @@ class Session:
         if self._pool is not None:
             self._pool.close()
         self._ending()
+        REGISTRY.unwatch(self)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ranvier.codegen.llvm import isa
 from ranvier.devices import CPU, Device, usable_cores
@@ -20,6 +20,9 @@ from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.lower.index import MODULES
 from ranvier.providers.cpu.target import Target
 from ranvier.providers.memory import PoolAllocator
+
+if TYPE_CHECKING:
+    from ranvier.providers.cpu.custom import CpuKernels
 from ranvier.records import dataclass
 
 
@@ -44,6 +47,16 @@ class CpuProvider:
     def __init__(self) -> None:
         self.device: Device = CPU
         self._allocator = PoolAllocator(name=self.name)
+        self._kernels: CpuKernels | None = None
+
+    @property
+    def kernels(self) -> CpuKernels:
+        """Kernels of the user's own; see docs/custom-kernels.md."""
+        if self._kernels is None:
+            from ranvier.providers.cpu.custom import CpuKernels  # few sessions need it
+
+            self._kernels = CpuKernels()
+        return self._kernels
 
     def available(self) -> str | None:
         return _llvm_problem()
@@ -66,6 +79,8 @@ class CpuProvider:
         return self._allocator
 
     def close(self) -> None:
+        if self._kernels is not None:
+            self._kernels.close()
         self._allocator.trim()
 
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from ranvier.devices import Device
 from ranvier.errors import InvalidConfig, ProviderUnavailable
 from ranvier.graph.ir import Node
+from ranvier.providers.base import DeclaredSpeed
 from ranvier.providers.distant.channel import PipeChannel
 from ranvier.providers.distant.client import DistantProvider
 from ranvier.providers.distant.wire import Buffer, Message
@@ -63,6 +64,10 @@ class SimProvider(DistantProvider):
 
     def configure(self, options: Any) -> SimProvider:
         return SimProvider(options)
+
+    def declared_speed(self) -> DeclaredSpeed:
+        own = self.options
+        return DeclaredSpeed(own.gflops * 1e9, own.bandwidth, own.latency, float(own.memory))
 
     def _device(self) -> Device:
         return Device("sim", self.options.index)

@@ -14,7 +14,7 @@ from ranvier.graph.types import TensorType
 from ranvier.providers.base import Decline, ExecutionProvider
 from ranvier.providers.registry import REGISTRY
 from ranvier.records import dataclass
-from ranvier.runtime.partition.partitioner import has_effects, missing_ops
+from ranvier.runtime.partition.partitioner import Blocked, has_effects, missing_ops
 from ranvier.runtime.partition.pins import Rules, resolve_pins
 from ranvier.runtime.partition.problem import CANNOT, OUTSIDE, Choice, Flow, Link, Problem
 
@@ -81,6 +81,24 @@ def ask(graph: Graph, providers: Sequence[ExecutionProvider]) -> Claims:
             else:
                 notes.update({(index[id(node)], p): answer.note for node in answer.nodes})
     return Claims(nodes, notes, declined)
+
+
+def restricted(claims: Claims, providers: Sequence[ExecutionProvider], blocked: Blocked) -> Claims:
+    """Claims without nodes that are kept from a provider; one that is a last resort gets what nobody else takes."""
+    notes = dict(claims.notes)
+    declined = dict(claims.declined)
+    for k, p in claims.notes:
+        reason = blocked.get((providers[p].name, id(claims.nodes[k])))
+        if reason is not None:
+            del notes[k, p]
+            declined[k, p] = reason
+    last = {p for p, provider in enumerate(providers) if provider.capability().last_resort}
+    taken = {k for k, p in notes if p not in last}
+    for k, p in list(notes):
+        if p in last and k in taken:
+            del notes[k, p]
+            declined[k, p] = "a last resort, and others take the node"
+    return Claims(claims.nodes, notes, declined)
 
 
 def pose(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from ranvier.errors import MissingOp, UnsupportedOp
 from ranvier.graph.ir import Graph, Node, Value
@@ -13,6 +14,9 @@ from ranvier.providers.registry import REGISTRY
 from ranvier.records import dataclass
 from ranvier.runtime.partition.grouping import groups
 from ranvier.runtime.transfer import HOST, space_of
+
+if TYPE_CHECKING:
+    from ranvier.runtime.predicted import Prediction
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Partitioning:
     parts: list[Part]
     placements: list[Placement]
     transfers: list[tuple[Value, str, str]] = field(default_factory=list)  # (value, from device, to device)
+    predicted: Prediction | None = None  # where costs decided
 
 
 Blocked = dict[tuple[str, int], str]  # (provider, identity of a node) -> why it does not get the node

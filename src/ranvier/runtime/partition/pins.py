@@ -30,11 +30,12 @@ class Named(Protocol):
 
 
 def resolve_pins(
-    rules: Rules, nodes: Sequence[Node], providers: Sequence[Named]
+    rules: Rules, nodes: Sequence[Node], providers: Sequence[Named], *, must_match: bool = True
 ) -> dict[int, tuple[frozenset[int], str]]:
     """For every node (by position) that a rule ties: the providers (by position) it may go to, and that rule.
 
-    A rule that matches no node or names an unknown provider raises, with the nearest name that would have fitted.
+    A rule that matches no node, where it must, or names an unknown provider raises, with the nearest name that would
+    have fitted.
     """
     known: dict[str, int] = {}
     for position, provider in enumerate(providers):
@@ -50,9 +51,9 @@ def resolve_pins(
                 hint = nearest(name, [provider.name for provider in providers])
                 raise InvalidConfig(f"pin {rule!r}: unknown provider {name!r}{hint}")
         targets = frozenset(known[name.lower()] for name in names)
-        matches = _matcher(rule)
+        matches = matching(rule)
         hits = [k for k, node in enumerate(nodes) if matches(node)]
-        if not hits:
+        if not hits and must_match:
             hint = nearest(_bare(rule)[1], {node.name for node in nodes if node.name} | {node.op for node in nodes})
             raise InvalidConfig(f"pin {rule!r} matches no node{hint}")
         for k in hits:
@@ -68,7 +69,8 @@ def _bare(rule: str) -> tuple[str, str]:
     return ("glob" if any(c in rule for c in "*?[") else "either"), rule
 
 
-def _matcher(rule: str) -> Callable[[Node], bool]:
+def matching(rule: str) -> Callable[[Node], bool]:
+    """Whether a rule names a node."""
     kind, text = _bare(rule)
     if kind == "name":
         return lambda node: node.name == text

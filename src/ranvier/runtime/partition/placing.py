@@ -9,7 +9,7 @@ from ranvier.graph.ir import Graph
 from ranvier.providers.base import ExecutionProvider
 from ranvier.records import dataclass
 from ranvier.runtime.partition.balance import balance
-from ranvier.runtime.partition.costs import CostModel, Posed, pose
+from ranvier.runtime.partition.costs import Claims, CostModel, Posed, pose
 from ranvier.runtime.partition.explain import Explanation, explain
 from ranvier.runtime.partition.optimise import by_priority, optimise
 from ranvier.runtime.partition.partitioner import Part, Partitioning, Placement, subgraph_of
@@ -41,14 +41,16 @@ def place(
     policy: str = "cost",
     pins: Rules | None = None,
     overlap: bool = True,
+    claims: Claims | None = None,
 ) -> Placed:
     """Place ``graph``: by ``cost``, or by ``priority`` (each node to the first provider that may have it).
 
-    Without ``overlap`` parts run one after the other, whatever could run at the same time.
+    Without ``overlap`` parts run one after the other, whatever could run at the same time. ``claims`` are what the
+    providers said already.
     """
     if policy not in POLICIES:
         raise InvalidConfig(f"unknown policy {policy!r}{nearest(policy, POLICIES)}")
-    posed = pose(graph, providers, model, pins)
+    posed = pose(graph, providers, model, pins, claims)
     problem = posed.problem
     owner = (by_priority(problem) if policy == "priority" else optimise(problem)).owner
     if policy == "cost" and overlap:

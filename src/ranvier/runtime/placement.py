@@ -1,0 +1,96 @@
+"""The placement of a session's graph: by the list of providers, or by cost where there is something to weigh.
+
+Most sessions have nothing to weigh: ``cpu`` takes a node or the reference does. They are placed by asking, without a
+look at costs. Costs are asked for only where two providers, neither of them a last resort, take the same node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ranvier.config import SessionConfig
+from ranvier.graph.ir import Graph
+from ranvier.logs import warn_once
+from ranvier.providers.base import ExecutionProvider
+from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
+from ranvier.runtime.partition.pins import matching, resolve_pins
+
+
+def partitioned(
+    graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, blocked: Blocked | None = None
+) -> Partitioning:
+    """The parts of a graph; ``blocked`` keeps nodes from providers."""
+    if config.placing == "cost" and sum(not provider.capability().last_resort for provider in providers) > 1:
+        found = _weighed(graph, providers, config, blocked or {})
+        if found is not None:
+            return found
+    return Partitioner(providers, blocked).partition(graph)
+
+
+def _weighed(
+    graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, blocked: Blocked
+) -> Partitioning | None:
+    """The cheapest placement; None where no node can go to more than one provider."""
+    from ranvier.runtime.calibration.lazy import figures_for  # most sessions never need these
+    from ranvier.runtime.calibration.model import MachineCosts, guessed_types
+    from ranvier.runtime.partition.costs import ask, restricted
+    from ranvier.runtime.partition.placing import place
+    from ranvier.runtime.predicted import prediction
+
+    claims = restricted(ask(graph, providers), providers, blocked)
+    takers = [0] * len(claims.nodes)
+    for node, _ in claims.notes:
+        takers[node] += 1
+    if max(takers, default=0) < 2:
+        return None
+    involved = [provider for p, provider in enumerate(providers) if any(q == p for _, q in claims.notes)]
+    model = MachineCosts(providers, figures_for(involved, config), guessed_types(graph))
+    placed = place(graph, providers, model, claims=claims)
+    placed.partitioning.predicted = prediction(placed, [provider.name for provider in providers], model)
+    return placed.partitioning
+
+
+def pinned(graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> Blocked:
+    """Pins as nodes that other providers do not get, in nested graphs too.
+
+    A pin to providers that are not there binds nothing: it was checked when the session was made, and who is missing
+    now has failed since.
+    """
+    if not config.pins:
+        return {}
+    names = {name.lower() for provider in providers for name in (provider.name, *provider.aliases)}
+    wanted = {rule: [n for n in _tuple(given) if n.lower() in names] for rule, given in config.pins.items()}
+    nodes = list(graph.all_nodes())
+    rules = {rule: given for rule, given in wanted.items() if given and any(map(matching(rule), nodes))}
+    return {
+        (provider.name, id(nodes[k])): f"pinned elsewhere by {rule!r}"
+        for k, (allowed, rule) in resolve_pins(rules, nodes, providers).items()
+        for p, provider in enumerate(providers)
+        if p not in allowed
+    }
+
+
+def check_pins(
+    graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, loaded: Mapping[str, bool]
+) -> None:
+    """InvalidConfig for a pin that names an unknown provider or no node at all; a warning for one whose nodes the
+    optimizer has fused into others or removed. ``loaded`` says which rules fitted the model as it came."""
+    nodes = list(graph.all_nodes())
+    for rule, given in config.pins.items():
+        gone = loaded.get(rule, False) and not any(map(matching(rule), nodes))
+        resolve_pins({rule: given}, [] if gone else nodes, providers, must_match=not gone)
+        if gone:
+            warn_once(f"pin {rule}", f"pin {rule!r}: the optimizer left no node that it names")
+
+
+def fitting(graph: Graph, config: SessionConfig) -> dict[str, bool]:
+    """Which pins name a node of the graph."""
+    nodes = list(graph.all_nodes()) if config.pins else []
+    return {rule: any(map(matching(rule), nodes)) for rule in config.pins}
+
+
+def _tuple(given: str | Sequence[str]) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else given
+
+
+__all__ = ["check_pins", "fitting", "partitioned", "pinned"]

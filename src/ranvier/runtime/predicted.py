@@ -1,0 +1,141 @@
+"""What a placement is predicted to take, node by node and part by part: plain data for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ranvier.graph.ir import Value
+from ranvier.graph.types import Type
+from ranvier.providers.base import ExecutionProvider
+from ranvier.runtime.calibration.model import MachineCosts, guessed_types
+from ranvier.runtime.calibration.table import Figures
+from ranvier.runtime.partition import Partitioning
+from ranvier.runtime.partition.costs import Claims, Posed, pose
+from ranvier.runtime.partition.explain import Option, explain
+from ranvier.runtime.partition.placing import Placed
+from ranvier.runtime.partition.schedule import Schedule, in_sequence
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """One part, by the positions of its nodes; seconds from the start of a run to its own start and end."""
+
+    provider: str
+    nodes: tuple[int, ...]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class TransferCost:
+    """One value on its way from one memory to another."""
+
+    value: str
+    source: str
+    target: str
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of one run. ``options``: for every node what each provider would take, and why it was not chosen."""
+
+    seconds: float  # with what runs at the same time
+    compute: float
+    transfer: float
+    launch: float
+    sources: Mapping[str, str]  # of the figures, by provider: "measured", "measured in haste" or "nominal"
+    parts: tuple[PartCost, ...] = ()
+    transfers: tuple[TransferCost, ...] = ()
+    options: tuple[tuple[Option, ...], ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        by: dict[str, float] = {}
+        for part in self.parts:
+            by[part.provider] = by.get(part.provider, 0.0) + part.end - part.start
+        shares = [f"{name} {_milliseconds(seconds)}" for name, seconds in by.items()]
+        if self.transfers:
+            total = sum(t.bytes for t in self.transfers)
+            shares.append(f"transfers {_milliseconds(self.transfer)} for {total:,.0f} bytes")
+        return f"predicted {_milliseconds(self.seconds)}: {', '.join(shares) or 'nothing to do'}"
+
+
+def prediction(placed: Placed, names: Sequence[str], model: MachineCosts) -> Prediction:
+    """The prediction behind a placement by cost."""
+    options = tuple(each.options for each in placed.explain())
+    return _prediction(placed.posed, placed.owner, placed.schedule, names, model, options)
+
+
+def predict(
+    partitioning: Partitioning,
+    providers: Sequence[ExecutionProvider],
+    figures: Mapping[str, Figures],
+    types: Mapping[Value, Type | None] | None = None,
+) -> Prediction:
+    """What a placement takes that was made without a look at costs; nothing is measured for it."""
+    if not partitioning.parts:
+        return Prediction(0.0, 0.0, 0.0, 0.0, {})
+    graph = partitioning.parts[0].subgraph.graph
+    position = {provider.name: p for p, provider in enumerate(providers)}
+    owner = tuple(position[placement.provider] for placement in partitioning.placements)
+    nodes = [placement.node for placement in partitioning.placements]
+    notes = {(k, who): partitioning.placements[k].note for k, who in enumerate(owner)}
+    reasons = {
+        (k, position[name]): reason
+        for k, placement in enumerate(partitioning.placements)
+        for name, reason in placement.declined
+        if name in position
+    }
+    model = MachineCosts(providers, figures, guessed_types(graph) if types is None else types)
+    posed = pose(graph, providers, model, claims=Claims(nodes, notes, reasons))
+    options = tuple(each.options for each in explain(posed.problem, owner, reasons))
+    names = [provider.name for provider in providers]
+    return _prediction(posed, owner, in_sequence(posed.problem, owner), names, model, options)
+
+
+def _prediction(
+    posed: Posed,
+    owner: Sequence[int],
+    schedule: Schedule,
+    names: Sequence[str],
+    model: MachineCosts,
+    options: tuple[tuple[Option, ...], ...],
+) -> Prediction:
+    problem = posed.problem
+    transfers: list[TransferCost] = []
+    for value, flow in zip(posed.values, problem.flows):
+        source, targets = problem.reached(flow, owner)
+        transfers += [
+            TransferCost(
+                value.name,
+                posed.devices[source],
+                posed.devices[target],
+                flow.nbytes,
+                problem.moving(source, target, flow.nbytes),
+            )
+            for target in targets
+        ]
+    cost = problem.cost(owner)
+    sources = {}
+    for name in names:
+        figures = model.figures.get(name)
+        sources[name] = "nominal" if figures is None else "measured in haste" if figures.quick else "measured"
+    return Prediction(
+        schedule.seconds,
+        cost.compute,
+        cost.transfer,
+        cost.launch,
+        sources,
+        tuple(PartCost(names[step.owner], step.nodes, step.start, step.end) for step in schedule.steps),
+        tuple(transfers),
+        options,
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+__all__ = ["PartCost", "Prediction", "TransferCost", "predict", "prediction"]
