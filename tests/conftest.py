@@ -26,6 +26,17 @@ def kernel_cache() -> Iterator[Path]:
         yield Path(os.environ[cache.FOLDER])
 
 
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Commands that tests run in this process set how much is logged; the next test shall not inherit that."""
+    loggers = [logging.getLogger("ranvier"), logging.getLogger()]
+    before = [(each.level, list(each.handlers)) for each in loggers]
+    yield
+    for each, (level, handlers) in zip(loggers, before):
+        each.setLevel(level)
+        each.handlers[:] = handlers
+
+
 class _Flaws(logging.Handler):
     """What the CPU provider could not compile although it should: the user gets the reference's result and a warning,
     a test must not pass like that."""

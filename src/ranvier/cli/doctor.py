@@ -25,7 +25,7 @@ from ranvier.config.resolve import PRESET_VARIABLE, VARIABLES
 from ranvier.devices import DeviceInfo, GpuInfo, MachineInfo, detect_devices, machine_info
 from ranvier.devices.choose import CUDA_DEVICE, FORCE_CPU
 from ranvier.dtypes import DType
-from ranvier.errors import RanvierError, nearest
+from ranvier.errors import ProviderUnavailable, RanvierError, nearest
 from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
@@ -155,6 +155,8 @@ def check_provider(name: str) -> dict[str, Any]:
         return checked | {"result": "not available", "reason": found["reason"]}
     try:
         seconds, gap = run_small_graph(name)
+    except ProviderUnavailable as error:  # seen only when it is used: nobody answers where it should be
+        return checked | {"result": "not available", "reason": error.reason}
     except Exception as error:  # a broken provider may raise anything; finding that out is what this is for
         return checked | {"result": "failed", "problem": f"{type(error).__name__}: {error}"}
     if gap > 1e-5:
