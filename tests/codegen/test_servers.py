@@ -262,7 +262,7 @@ def test_idle_servers_end(own):
     some.prepare(2)
     mine = pids(some)
     assert len(mine) == 2 and some.compile(request())
-    assert soon(lambda: not pids(some)) and not any(os.path.exists(f"/proc/{pid}") for pid in mine)  # no zombies
+    assert soon(lambda: not pids(some) and not any(os.path.exists(f"/proc/{pid}") for pid in mine))  # no zombies
     assert some.compile(request())
 
 
