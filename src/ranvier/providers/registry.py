@@ -213,6 +213,11 @@ class ProviderRegistry:
         with self._lock:
             self._users.add(user)
 
+    def unwatch(self, user: User) -> None:
+        """A session that was closed."""
+        with self._lock:
+            self._users.discard(user)
+
     def status(self, name: str | None = None) -> list[ProviderStatus]:
         """How the providers stand, or one of them. Nothing is made or asked for it, so it costs little."""
         names = self.names() if name is None else [self.resolve(name)]
