@@ -1,17 +1,22 @@
-"""``ranvier explain``: what the optimizer did, and where every node runs, with the reasons."""
+"""``ranvier explain``: what the optimizer did, where every node runs, with the reasons, and what moves between."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ranvier.cli.explain_parts import show_declines, show_parts, show_transfers
+from ranvier.cli.files import write_text
 from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, seconds_text, table
+from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassReport, passes_for
-from ranvier.runtime.report import NodeReport, Report
+from ranvier.runtime.report import NodeReport, Report, report_for
 
 _GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
 
@@ -19,19 +24,50 @@ _GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
 @click.command()
 @model_argument
 @click.option("--nodes/--groups", "every_node", default=None, help="One line for every node, or alike ones together.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw the graph by provider into this file; - is stdout.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="The same as a page with search and tables.")
 @session_options
 @with_output
-def command(output: Output, model: str, every_node: bool | None, setup: Setup) -> None:
-    """Show what the optimizer did to MODEL and where every node runs, and why."""
+def command(
+    output: Output, model: str, every_node: bool | None, svg: Path | None, page: Path | None, setup: Setup
+) -> None:
+    """Show what the optimizer did to MODEL, where every node runs, and why; --svg and --html draw it."""
+    streams = [str(target) for target in (svg, page)].count("-") + output.json
+    if streams > 1:
+        raise InvalidConfig("--svg -, --html - and --json: only one of them can go to stdout")
     with setup.open(model, output) as session:
-        report = session.report
+        report = report_for(session, setup.dims(session.graph)) if setup.sizes else session.report
     report.passes = _estimated_passes(model, setup)
+    data = report.to_dict()
+    _draw(output, data, Path(model).name, svg, page)
     if output.json:
-        output.emit({"model": model, "providers": report.providers, **report.to_dict()})
-        return
+        output.emit({**data, "model": model})
+    elif not streams:
+        _show(output, report, data, every_node)
+
+
+def _draw(output: Output, data: dict[str, Any], title: str, svg: Path | None, page: Path | None) -> None:
+    from ranvier.cli.plots import placement, placement_page
+
+    for target, draw in ((svg, placement.draw), (page, placement_page.page)):
+        if target is None:
+            continue
+        with output.busy("drawing"):
+            text = draw(data, title)
+        if str(target) == "-":
+            sys.stdout.write(text)
+        else:
+            write_text(target, text)
+            output.note(f"wrote {target}")
+
+
+def _show(output: Output, report: Report, data: dict[str, Any], every_node: bool | None) -> None:
     _show_passes(output, report)
     single = len(report.nodes) <= _GROUPED_FROM if every_node is None else every_node
     _show_placement(output, report, single=single)
+    show_parts(output, data, every=single)
+    show_transfers(output, data, every=single)
+    show_declines(output, data)
     _show_summary(output, report)
 
 
@@ -106,8 +142,6 @@ def _show_summary(output: Output, report: Report) -> None:
     gain = sum(step.gain for step in report.passes)
     if gain:
         output.show(f"estimated gain of all passes: {seconds_text(gain)} a run")
-    for transfer in report.transfers:
-        output.show(f"transfer of {', '.join(transfer.values)}: {transfer.source} → {transfer.target}")
     for text in report.fallbacks:
         output.show(f"fallback: {text}")
     for text in report.problems:

@@ -67,6 +67,11 @@ def place(boxes: Sequence[Box], links: Sequence[Link], spacing: Spacing | None =
     return rows.finish(links, spacing)
 
 
+def rows_of(boxes: int, links: Iterable[Link]) -> list[int]:
+    """The row each box will stand in, so that one can tell how far links reach before they are placed."""
+    return _ranks(boxes, links)[0]
+
+
 class _Rows:
     """Items in rows: boxes, and one invisible item for every row a link passes through."""
 

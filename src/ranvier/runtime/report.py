@@ -10,6 +10,7 @@ from typing import Any
 
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
+from ranvier.ops import TypeInference
 from ranvier.passes.manager import PassReport
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
@@ -182,6 +183,15 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
             report.transfers.append(TransferReport(names, *kernel.way, tuple(map(str, kinds)), _bytes(kinds)))
 
 
+def report_for(session: Any, dims: Mapping[str, int]) -> Report:
+    """The report of a session for these sizes of its symbolic dims: types and bytes are those of such a run."""
+    report: Report = dataclasses.replace(session.report)
+    inference = TypeInference(dims, annotated=True)
+    inference.run(session.graph)
+    describe_placement(report, session._compiled, inference.types)
+    return report
+
+
 def _names(values: Iterable[Value]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.name for v in values if v.const is None or v.producer is not None))
 
@@ -210,4 +220,4 @@ def _plain(data: Any) -> Any:
     return data
 
 
-__all__ = ["DeclineReport", "NodeReport", "PartReport", "Report", "TransferReport", "describe_placement"]
+__all__ = ["DeclineReport", "NodeReport", "PartReport", "Report", "TransferReport", "describe_placement", "report_for"]

@@ -1,0 +1,75 @@
+"""The tables of ``ranvier explain`` about parts, transfers and reasons; from the same data as its pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ranvier.cli.plots.placement_text import Costs, Data, listed, transfer_size, transfer_title
+from ranvier.cli.render import Output, seconds_text, table
+
+_MOST = 20  # lines of a table that need not be whole
+
+
+def show_parts(output: Output, data: Data, *, every: bool) -> None:
+    parts, nodes, costs = data["parts"], data["nodes"], Costs(data)
+    output.heading("parts" if costs.total is None else f"parts; predicted {seconds_text(costs.total)} a run")
+    rows: list[tuple[Any, ...]] = []
+    for p, part in enumerate(parts):
+        first = nodes[part["nodes"][0]]
+        seconds = costs.part(part["nodes"])
+        rows.append(
+            (
+                p,
+                part["provider"],
+                len(part["nodes"]),
+                "" if seconds is None else seconds_text(seconds),
+                first["name"] or first["op"],
+                listed(part["inputs"], 3),
+                listed(part["outputs"], 3),
+            )
+        )
+    _table(output, [">part", "!provider", ">nodes", ">predicted", "first node", "reads", "gives"], rows, every)
+
+
+def show_transfers(output: Output, data: Data, *, every: bool) -> None:
+    transfers, costs = data["transfers"], Costs(data)
+    if not transfers:
+        return
+    output.heading("transfers in a run")
+    rows: list[tuple[Any, ...]] = []
+    for transfer in transfers:
+        seconds = costs.transfer(transfer)
+        rows.append(
+            (
+                transfer_title(transfer),
+                len(transfer["values"]),
+                transfer_size(transfer),
+                "" if seconds is None else seconds_text(seconds),
+                listed(transfer["values"], 4),
+            )
+        )
+    _table(output, ["!memories", ">values", ">bytes", ">predicted", "names"], rows, every)
+
+
+def show_declines(output: Output, data: Data) -> None:
+    """Why providers did not take nodes, alike reasons together."""
+    groups = data["declined"]
+    if not groups:
+        return
+    output.heading("declined")
+    rows = [
+        (g["provider"], g["reason"], g["count"], listed(g["operators"], 4), ", ".join(g["examples"])) for g in groups
+    ]
+    output.show(table(["!provider", "reason", ">nodes", "operators", "for example"], rows))
+
+
+def _table(output: Output, columns: list[str], rows: list[tuple[Any, ...]], every: bool) -> None:
+    """The rows, only the first ones where not every one is asked for; a column without any cell is left out."""
+    if not rows:
+        output.show("none")
+        return
+    kept = [k for k in range(len(columns)) if any(row[k] != "" for row in rows)]
+    shown = rows if every else rows[:_MOST]
+    output.show(table([columns[k] for k in kept], [[row[k] for k in kept] for row in shown]))
+    if len(shown) < len(rows):
+        output.show(f"and {len(rows) - len(shown):,} more (--nodes lists all)")
