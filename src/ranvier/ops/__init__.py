@@ -22,6 +22,7 @@ for _folder, _modules in FAMILIES.items():
     for _module in _modules.split():
         importlib.import_module(f"ranvier.ops.{_folder}.{_module}")
 importlib.import_module("ranvier.ops.standard")  # last: it answers for whatever has no declaration
+importlib.import_module("ranvier.ops.plugins")  # … and this for domains that nobody here knows
 
 from ranvier.ops.infer import NEWEST, TypeInference, annotate, complete, infer_outputs  # noqa: E402 - needs the above
 

@@ -309,12 +309,20 @@ def find(domain: str, name: str, version: int | None = None) -> OpDef | None:
         return found
 
 
-def _look_up(domain: str, name: str, version: int | None) -> OpDef | None:
+def own_declaration(domain: str, name: str, version: int | None) -> OpDef | None:
+    """As ``find``, without asking the fallbacks."""
     versions = _OPS.get((domain, name))
     if versions is not None:
         at = len(versions) if version is None else bisect.bisect_right(versions, version, key=lambda d: d.since)
         if at:
             return versions[at - 1]
+    return None
+
+
+def _look_up(domain: str, name: str, version: int | None) -> OpDef | None:
+    found = own_declaration(domain, name, version)
+    if found is not None:
+        return found
     for fallback in _fallbacks:
         found = fallback(domain, name, version)
         if found is not None:
