@@ -154,12 +154,24 @@ def _conv(dice: Dice, version: int) -> Question:
     return [TensorType(DType.float32, image), TensorType(DType.float32, kernel)], _window(dice, rank), {}
 
 
+def _quantized_conv(dice: Dice, version: int) -> Question:
+    (x, w), attrs, _ = _conv(dice, version)
+    codes = (DType.uint8, DType.int8)
+    kinds = [codes[dice.number(0, 2)] for _ in range(3)]
+    triples = [(kinds[0], x.shape), (kinds[1], w.shape), (kinds[2], None)]
+    types: list[TensorType] = []
+    for kind, shape in triples:
+        types += [TensorType(kind, shape)] if shape is not None else []
+        types += [TensorType(DType.float32, ()), TensorType(kind, ())]
+    return types + [TensorType(DType.int32, (6,))] * dice.number(0, 2), attrs, {}
+
+
 def _pool(dice: Dice, version: int) -> Question:
     rank = dice.number(1, 4)
     attrs = {**_window(dice, rank), "kernel_shape": [dice.number(1, 4) for _ in range(rank)]}
     if version >= 10 and dice.chance(0.2):
         attrs["ceil_mode"] = 1
-    image = (dice.dim(), dice.dim(), *(dice.number(1, 12) for _ in range(rank)))
+    image = (dice.dim(), dice.dim(), *(dice.number(1, 12) if dice.chance(0.8) else dice.dim() for _ in range(rank)))
     return [TensorType(DType.float32, image)], attrs, {}
 
 
@@ -190,6 +202,7 @@ CASES: dict[str, Callable[[Dice, int], Question]] = {
     "Gather": _gather,
     "Gemm": _gemm,
     "MatMul": _matmul,
+    "QLinearConv": _quantized_conv,
     "QuantizeLinear": _quantize,
     "Reshape": _reshape,
     "Shape": _shape,

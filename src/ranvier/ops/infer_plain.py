@@ -233,15 +233,25 @@ def _gemm(node: Node, first: TensorType, operands: Sequence[Type | None], known:
 
 
 def _convolved(node: Node, first: TensorType, operands: Sequence[Type | None], known: Known) -> TensorType | None:
-    """A convolution whose image and kernel have sizes; the batch may be anything."""
-    w = _second(operands)
-    if w is None or w.shape is None or first.shape is None:
+    return _convolution(node, first, _second(operands), first.dtype)
+
+
+def _quantized_conv(node: Node, first: TensorType, operands: Sequence[Type | None], known: Known) -> TensorType | None:
+    w, zero = (operands[3], operands[7]) if len(operands) > 7 else (None, None)
+    if type(w) is not TensorType or type(zero) is not TensorType:
+        return None
+    return _convolution(node, first, w, zero.dtype)
+
+
+def _convolution(node: Node, first: TensorType, w: TensorType | None, dtype: DType | None) -> TensorType | None:
+    """A convolution whose kernel has sizes; those of the image and the batch may be anything."""
+    if w is None or w.shape is None or first.shape is None or dtype is None:
         return None
     kernel = _numbers(w.shape[2:])
     if kernel is None or tuple(node.attrs.get("kernel_shape") or kernel) != kernel:
         return None
     sizes = _window(node.attrs, first.shape[2:], kernel)
-    return None if sizes is None else TensorType(first.dtype, (first.shape[0], w.shape[0], *sizes))
+    return None if sizes is None else TensorType(dtype, (first.shape[0], w.shape[0], *sizes))
 
 
 def _pooled(node: Node, first: TensorType, operands: Sequence[Type | None], known: Known) -> TensorType | None:
@@ -252,8 +262,8 @@ def _pooled(node: Node, first: TensorType, operands: Sequence[Type | None], know
     return None if sizes is None else TensorType(first.dtype, (*first.shape[:2], *sizes))
 
 
-def _window(attrs: Mapping[str, Any], image: Shape, kernel: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Sizes after a window of ``kernel`` has gone over the image."""
+def _window(attrs: Mapping[str, Any], image: Shape, kernel: tuple[int, ...]) -> Shape | None:
+    """Sizes after a window of ``kernel`` has gone over the image, open where the image's are."""
     rank = len(image)
     if rank < 1 or len(kernel) != rank or attrs.get("auto_pad", "NOTSET") != "NOTSET":
         return None
@@ -262,10 +272,13 @@ def _window(attrs: Mapping[str, Any], image: Shape, kernel: tuple[int, ...]) -> 
     pads = attrs.get("pads") or (0,) * (2 * rank)
     if len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank:
         return None
-    sizes: list[int] = []
+    sizes: list[int | None] = []
     for k, (size, taps) in enumerate(zip(image, kernel)):
-        if type(size) is not int or strides[k] < 1 or dilations[k] < 1 or taps < 1:
+        if strides[k] < 1 or dilations[k] < 1 or taps < 1:
             return None
+        if type(size) is not int:
+            sizes.append(None)
+            continue
         room = size + pads[k] + pads[rank + k] - (taps - 1) * dilations[k] - 1
         if room < 0:
             return None
@@ -318,6 +331,7 @@ _RULES: dict[str, Rule] = {
     "LogSoftmax": _along_axis,
     "MatMul": _multiplied,
     "MaxPool": _pooled,
+    "QLinearConv": _quantized_conv,
     "QuantizeLinear": _quantized,
     "Reshape": _reshaped,
     "Shape": _shape,

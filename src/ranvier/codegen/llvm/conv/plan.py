@@ -282,8 +282,15 @@ def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int) -> dict[str, int]:
 
 def micro_codes(element: str, used: set[int], cut: Panels, a: Literal["rows", "table"]) -> tuple[CodeAt, ...]:
     """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
+    return _micro_codes(element, frozenset(used), cut.vectors if cut.count > 1 else cut.rest, cut.rest, a)
+
+
+@functools.cache
+def _micro_codes(
+    element: str, used: frozenset[int], whole: int, rest: int, a: Literal["rows", "table"]
+) -> tuple[CodeAt, ...]:
     found: list[CodeAt] = []
-    for vectors in (cut.vectors if cut.count > 1 else cut.rest, cut.rest):
+    for vectors in (whole, rest):
         for rows in range(1, MOST_ROWS + 1):
             near = min(used, key=lambda u: abs(u - rows))
             found.append(_micro(element, near, vectors, a))
