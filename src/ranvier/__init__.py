@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ranvier.memory import MemoryTracker, estimate_attention, estimate_tensor
     from ranvier.ops.custom import register_op, unregister_op
     from ranvier.runtime.backend import Backend
+    from ranvier.runtime.choice import select_backend
     from ranvier.runtime.control import RunOptions
     from ranvier.runtime.estimates import estimate_model
     from ranvier.runtime.manager import SessionManager
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from ranvier.runtime.ort.options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
     from ranvier.runtime.ort.providers import get_all_providers, get_available_providers
     from ranvier.runtime.ort.value import OrtDevice, OrtValue
+    from ranvier.runtime.preferred import backend, set_backend, set_backend_priority
     from ranvier.runtime.session import Session, load
 
     __version__: str
@@ -77,6 +79,7 @@ _HOMES = {
     "memory": ("MemoryTracker", "estimate_attention", "estimate_tensor"),
     "ops.custom": ("register_op", "unregister_op"),
     "runtime.backend": ("Backend",),
+    "runtime.choice": ("select_backend",),
     "runtime.control": ("RunOptions",),
     "runtime.estimates": ("estimate_model",),
     "runtime.ort.inference_session": ("InferenceSession",),
@@ -112,6 +115,7 @@ _HOMES = {
     "runtime.ort.options": ("ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "SessionOptions"),
     "runtime.ort.providers": ("get_all_providers", "get_available_providers"),
     "runtime.ort.value": ("OrtDevice", "OrtValue"),
+    "runtime.preferred": ("backend", "set_backend", "set_backend_priority"),
     "runtime.session": ("Session", "load"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -207,6 +211,7 @@ __all__ = [
     "SessionManager",
     "SessionOptions",
     "__version__",
+    "backend",
     "capi",
     "detect_devices",
     "disable_telemetry_events",
@@ -226,6 +231,9 @@ __all__ = [
     "preload_dlls",
     "print_debug_info",
     "register_op",
+    "select_backend",
+    "set_backend",
+    "set_backend_priority",
     "set_default_logger_severity",
     "set_default_logger_verbosity",
     "set_seed",

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
@@ -15,6 +15,9 @@ from ranvier.passes.manager import PassReport
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
+
+if TYPE_CHECKING:
+    from ranvier.runtime.predicted import Prediction
 
 _EXAMPLES = 3  # nodes named for a reason that many share
 
@@ -87,6 +90,7 @@ class Report:
     transfers: list[TransferReport] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # what type inference could not make sense of
+    predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
 
     def by_provider(self) -> Counter[str]:
@@ -125,6 +129,8 @@ class Report:
         times = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self.seconds.items())
         nodes = f"{self.nodes_loaded} nodes loaded, {len(self.nodes)} after optimization ({self.optimization})"
         lines = [f"{self.model}: {nodes}: {where or 'none'}", f"  {times}"]
+        if self.predicted is not None:
+            lines.append(f"  {self.predicted}")
         for step in self.passes:
             if step.changes:
                 count = f"{step.nodes_before} → {step.nodes_after} nodes"
@@ -139,6 +145,7 @@ class Report:
 def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value, Type | None] | None = None) -> None:
     """Write into the report where nodes run and what moves; ``types`` may know sizes that the graph does not."""
     graph, partitioning = compiled.graph, compiled.partitioning
+    report.predicted = partitioning.predicted
     known = types or {}
 
     def type_of(value: Value) -> Type | None:

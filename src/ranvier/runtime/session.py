@@ -70,7 +70,7 @@ class Session:
     ) -> None:
         self.config = effective(config)
         chain, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
-        self.providers = [_configured(provider, self.config) for provider in chain]
+        self.providers = [configured(provider, self.config) for provider in chain]
         self._own = [made for made, shared in zip(self.providers, chain) if made is not shared]
         self._ending = weakref.finalize(self, _close_all, self._own)
         check_providers(self.config, self.providers)
@@ -387,7 +387,7 @@ def _close_all(providers: Sequence[ExecutionProvider]) -> None:
         provider.close()
 
 
-def _configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionProvider:
+def configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionProvider:
     """The provider as this session's options want it."""
     given = config.provider_options.get(provider.name)
     if given is None or not isinstance(provider, Configurable):

@@ -10,12 +10,18 @@ from ranvier.devices import warn_of_unusable_gpus
 from ranvier.errors import InvalidConfig
 from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.preferred import preferred
 from ranvier.runtime.program import provider_options
 
 
 def effective(config: SessionConfig | ProviderConfig | None) -> SessionConfig:
-    """A whole configuration as it is; a partial one, or none, laid over the other sources of options."""
-    return config if isinstance(config, SessionConfig) else resolve(config=config).config
+    """A whole configuration as it is; a partial one, or none, laid over the other sources of options.
+
+    Where nobody lists providers, those that the caller prefers come first.
+    """
+    found = config if isinstance(config, SessionConfig) else resolve(config=config).config
+    first = preferred() if found.providers == ("auto",) else ()
+    return found.updated(providers=(*first, "auto")) if first else found
 
 
 def check_providers(config: SessionConfig, providers: Sequence[ExecutionProvider]) -> None:

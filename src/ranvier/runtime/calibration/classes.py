@@ -21,6 +21,7 @@ BY_ARITHMETIC = frozenset(
         "product",
         "product.thin",
         "conv.pointwise",
+        "conv.3x3",
         "conv.dense",
         "conv.first",
         "conv.depthwise",
@@ -51,6 +52,7 @@ _NORMALISING = _names("Softmax LogSoftmax Hardmax")
 _QUANTISING = _names("QuantizeLinear DequantizeLinear DynamicQuantizeLinear")
 _RECURRENT = _names("LSTM GRU RNN DynamicQuantizeLSTM")
 _POOLS = _names("MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool GlobalLpPool")
+_PRODUCTS = _names("Einsum DFT STFT")
 _FEW_CHANNELS = 4
 _THIN = 4  # rows of a product that reads its weights once for each of them
 
@@ -99,7 +101,7 @@ def class_of(node: Node, types: Types | None = None) -> str:
         return "recurrent"
     if "Attention" in op:
         return "attention"
-    if op.startswith("Einsum") or "MatMul" in op or "Gemm" in op:
+    if op in _PRODUCTS or "MatMul" in op or "Gemm" in op:
         return _product(node, types)
     if "TreeEnsemble" in op:
         return "trees"
@@ -145,7 +147,11 @@ def _convolution(node: Node, types: Types | None) -> str:
         return "conv.depthwise"
     if weight[1] <= _FEW_CHANNELS:
         return "conv.first"
-    return "conv.pointwise" if math.prod(weight[2:]) == 1 else "conv.dense"
+    if math.prod(weight[2:]) == 1:
+        return "conv.pointwise"
+    stepping = (*node.attrs.get("strides", ()), *node.attrs.get("dilations", ()))
+    # what there are ways for that save multiplications
+    return "conv.3x3" if weight[2:] == (3, 3) and all(s == 1 for s in stepping) else "conv.dense"
 
 
 def _product(node: Node, types: Types | None) -> str:
@@ -161,6 +167,11 @@ def _type(value: Value | None, types: Types | None) -> Type | None:
         return None
     found = types.get(value) if types else None
     return value.type if found is None else found
+
+
+def weight_bytes(node: Node) -> float:
+    """Bytes of the constants a node reads."""
+    return float(sum(v.const.nbytes for v in node.inputs if v is not None and v.const is not None))
 
 
 def bytes_of(value: Value, types: Types | None = None) -> float:

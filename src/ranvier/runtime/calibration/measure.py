@@ -22,6 +22,7 @@ BUDGET = 5.0  # seconds for a provider
 QUICK = 0.5
 _PER_SAMPLE = 0.03  # seconds of runs, beside what compiling takes
 _LEAST_RUNS, _MOST_RUNS = 5, 200
+_SHARE = 0.1  # of a run, at least, is the work itself: what is taken off was measured at another moment
 _LARGE = 4 << 20  # bytes of the transfer that tells the bandwidth
 Progress = Callable[[Sequence[Sample]], Iterable[Sample]]
 
@@ -45,7 +46,7 @@ def measure(
     per_sample = _PER_SAMPLE / 3 if quick else _PER_SAMPLE
     inward, outward = _ways(provider)
     moved = 0.0 if inward is None or outward is None else inward[0] + outward[0]
-    launch = max(0.0, _run_seconds(provider, tiny(), config, per_sample) - moved)
+    launch = max(0.0, _run_seconds(provider, tiny(), config, 3 * per_sample) - moved)
     node = _node_seconds(provider, config, per_sample, launch + moved)
     points: dict[str, list[Point]] = {}
     wanted = [sample for sample in samples() if sample.urgent or not quick]
@@ -56,16 +57,17 @@ def measure(
         if not _takes(provider, built):
             continue
         try:
-            seconds = _run_seconds(provider, built, config, per_sample) - launch
+            whole = _run_seconds(provider, built, config, per_sample)
         except RanvierError as error:
             logger.info("calibration of %s: %s left out (%s)", provider.name, sample.name, error)
             continue
+        seconds = whole - launch
         if inward is not None and outward is not None:
             seconds -= inward[0] + outward[0] + built.feed["x"].nbytes / inward[1] + _result_bytes(built) / outward[1]
         seconds -= _others(built, points, node)
         amount = sum(work_of(each).amount for each in built.measured) / len(built.measured)
         if amount > 0:
-            points.setdefault(sample.name, []).append((amount, max(seconds, 1e-8) / len(built.measured)))
+            points.setdefault(sample.name, []).append((amount, max(seconds, _SHARE * whole) / len(built.measured)))
     return Figures(
         provider.name,
         launch,
@@ -98,7 +100,7 @@ def _node_seconds(provider: ExecutionProvider, config: SessionConfig, seconds: f
     row = tiny_row()
     if not _takes(provider, row):
         return 0.0
-    return max(0.0, _run_seconds(provider, row, config, seconds) - rest) / len(row.measured)
+    return max(0.0, _run_seconds(provider, row, config, 3 * seconds) - rest) / len(row.measured)
 
 
 def _result_bytes(built: Built) -> int:

@@ -11,7 +11,7 @@ from ranvier.graph.types import Type
 from ranvier.ops import TypeInference
 from ranvier.ops.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, SECONDS_PER_NODE, node_cost
 from ranvier.providers.base import DeclaresSpeed, ExecutionProvider, OwnMemory
-from ranvier.runtime.calibration.classes import BY_ARITHMETIC, VIEW, Work, bytes_of, work_of
+from ranvier.runtime.calibration.classes import BY_ARITHMETIC, VIEW, Work, bytes_of, weight_bytes, work_of
 from ranvier.runtime.calibration.table import Figures
 from ranvier.runtime.partition.problem import Link
 
@@ -22,6 +22,7 @@ _REPEATED = 8.0  # times that the body of a loop runs, where nobody knows
 _NEXT = {
     "product.thin": ("product",),
     "conv.pointwise": ("product", "conv.dense"),
+    "conv.3x3": ("conv.dense", "conv.pointwise", "product"),
     "conv.dense": ("conv.pointwise", "product"),
     "conv.first": ("conv.depthwise", "conv.dense", "product"),
     "conv.depthwise": ("conv.first", "conv.dense", "product"),
@@ -40,6 +41,8 @@ _NEXT = {
     "quantise": ("elementwise.math", "elementwise"),
     "other": ("movement", "elementwise"),
 }
+_READING = frozenset(("product", "conv.pointwise", "conv.3x3", "conv.dense"))
+_MESSAGE = 20e-6  # nominal seconds of a message to another process, beside what the device is said to add
 
 
 class MachineCosts:
@@ -71,7 +74,7 @@ class MachineCosts:
         for kind in (work.kind, *_NEXT.get(work.kind, ())):
             found = figures.time(kind, work.dtype, work.amount)
             if found is not None:
-                return found
+                return found + self._reading(node, work, figures)
         return self._nominal(node, work, provider)
 
     def nbytes(self, value: Value) -> float:
@@ -89,7 +92,7 @@ class MachineCosts:
         figures = self.figures.get(provider.name)
         if figures is not None:
             return figures.launch
-        return provider.declared_speed().latency if isinstance(provider, DeclaresSpeed) else _LAUNCH
+        return provider.declared_speed().latency + _MESSAGE if isinstance(provider, DeclaresSpeed) else _LAUNCH
 
     def capacity(self, provider: ExecutionProvider) -> float | None:
         return provider.declared_speed().memory if isinstance(provider, DeclaresSpeed) else None
@@ -103,6 +106,15 @@ class MachineCosts:
         if found is None:
             found = self._works[id(node)] = work_of(node, self.types)
         return found
+
+    def _reading(self, node: Node, work: Work, figures: Figures) -> float:
+        """Seconds to bring weights into the caches, where those of the samples were already. How fast they come
+        is told by the largest of the products that do nothing but read them."""
+        thin = figures.points.get("product.thin float32")
+        if work.kind not in _READING or not thin:
+            return 0.0
+        operations, seconds = thin[-1]
+        return weight_bytes(node) * seconds / (operations / 2 * 4)
 
     def _bodies(self, node: Node, provider: ExecutionProvider) -> float:
         """Of branches the longest counts, of loops the body as often as it is guessed to run."""
@@ -134,7 +146,7 @@ class MachineCosts:
             return Link(*way)
         if isinstance(provider, DeclaresSpeed):
             speed = provider.declared_speed()
-            return Link(speed.latency, speed.bandwidth)
+            return Link(speed.latency + _MESSAGE, speed.bandwidth)
         return Link(SECONDS_PER_NODE, BYTES_PER_SECOND)
 
 
