@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ranvier.graph.ir import Value
 from ranvier.graph.types import Type
 from ranvier.providers.base import ExecutionProvider
+from ranvier.records import dataclass
 from ranvier.runtime.calibration.model import MachineCosts, guessed_types
 from ranvier.runtime.calibration.table import Figures
 from ranvier.runtime.partition import Partitioning

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ranvier.graph import families
 from ranvier.graph.ir import Node, Value
@@ -12,6 +11,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.ops import registry
 from ranvier.ops.costs import dims, nbytes
 from ranvier.ops.estimate import node_cost
+from ranvier.records import dataclass
 
 Types = Mapping[Value, Type | None]
 

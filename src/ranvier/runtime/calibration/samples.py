@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from ranvier.graph.ir import Graph, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 

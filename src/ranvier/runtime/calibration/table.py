@@ -5,8 +5,10 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ranvier.records import dataclass
 
 Point = tuple[float, float]  # amount of work, seconds
 _LEAST = 1e-9  # seconds: what is below cannot be told from nothing
