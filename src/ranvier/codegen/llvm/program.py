@@ -110,15 +110,15 @@ class NativeProgram:
     def __init__(
         self, launches: Sequence[Launch], places: Mapping[Storage, Placement], isa: Isa, *, bases: int
     ) -> None:
-        specs: list[KernelSpec] = []
-        for launch in launches:
-            specs += [launch.spec, *(b.spec for b in launch.buffers if isinstance(b, Code))]
-        compiled = kernels(specs, isa)
+        # launches of a form share the objects for their micro-kernels, dozens each: those are looked up once
+        codes = {id(b): b for launch in launches for b in launch.buffers if type(b) is Code}
+        compiled = kernels([*(x.spec for x in launches), *(code.spec for code in codes.values())], isa)
         self.kernels = tuple(compiled.values())  # their code lives as long as the program
         self.steps = tuple(Step(x.label, x.spec.name, x.tiles, x.flops, x.traffic) for x in launches)
         self.bases = bases
         self.scratch = max((launch.scratch for launch in launches), default=0)
-        entries = [_entry(buffer, places, compiled) for launch in launches for buffer in launch.buffers]
+        known = {number: (ABSOLUTE, compiled[code.spec].address) for number, code in codes.items()}
+        entries = [known.get(id(b)) or _entry(b, places) for launch in launches for b in launch.buffers]
         self._entries = np.array(entries, np.int64).reshape(-1, 2)
         if len(entries) and not 0 <= self._entries[:, 0].min() <= self._entries[:, 0].max() < bases:
             raise ValueError(f"a storage is placed at a base outside of the {bases} there are")
@@ -210,11 +210,8 @@ class NativeProgram:
         return int(times.ctypes.data)
 
 
-def _entry(
-    buffer: At | Code, places: Mapping[Storage, Placement], compiled: Mapping[KernelSpec, Kernel]
-) -> tuple[int, int]:
-    if isinstance(buffer, Code):
-        return ABSOLUTE, compiled[buffer.spec].address
+def _entry(buffer: At | Code, places: Mapping[Storage, Placement]) -> tuple[int, int]:
+    assert isinstance(buffer, At)
     place = places[buffer.storage]
     return place.base, place.offset + buffer.offset
 
