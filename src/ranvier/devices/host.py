@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import platform
 import re
+import time
 from dataclasses import replace
 
 from ranvier.devices.kinds import MachineInfo, NumaNode
@@ -43,10 +44,24 @@ def usable_cores(around: Surroundings | None = None) -> int:
 
     A quota is rounded down: threads that wait for each other lose more to being stopped than a part of a core gains.
     """
-    around = around or Surroundings()
-    cores = max(1, len(around.affinity()))
-    quota = cpu_quota(around)
+    quota = _own_quota() if around is None else cpu_quota(around)
+    cores = max(1, len((around or Surroundings()).affinity()))
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+_LOOK_SECONDS = 1.0
+_own: tuple[float, float | None] = (-_LOOK_SECONDS, None)  # when this process's quota was last looked at, and it
+
+
+def _own_quota() -> float | None:
+    """Read again after a second: a session asks several times, and a look means a dozen files."""
+    global _own
+    looked, quota = _own
+    now = time.monotonic()
+    if now - looked >= _LOOK_SECONDS:
+        quota = cpu_quota(Surroundings())
+        _own = (now, quota)
+    return quota
 
 
 def cpu_quota(around: Surroundings) -> float | None:

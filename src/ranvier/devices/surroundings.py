@@ -93,7 +93,7 @@ class Surroundings:
     def read(self, path: str, most: int = -1) -> str:
         """Text of a file below the root; empty where it cannot be read. ``most`` bytes of it, where given."""
         try:
-            with open(self.root / path, "rb") as file:
+            with open(os.path.join(self.root, path), "rb") as file:
                 return file.read(most).decode(errors="replace")
         except OSError:
             return ""
@@ -106,7 +106,7 @@ class Surroundings:
     def entries(self, path: str) -> list[str]:
         """Names in a folder below the root, in order; none where it cannot be read."""
         try:
-            return sorted(os.listdir(self.root / path))
+            return sorted(os.listdir(os.path.join(self.root, path)))
         except OSError:
             return []
 
