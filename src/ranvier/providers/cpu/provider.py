@@ -91,6 +91,7 @@ def _capability(code: str) -> ProviderCapability:
         ops=ops,
         dtypes=registry.ALL,
         notes=f"machine code for {code}",
+        asks_for_bodies=True,
         flash_attention=True,
         custom_kernels=frozenset({"llvm", "loops"}),
     )
@@ -111,7 +112,7 @@ def reason_against(node: Node) -> str | None:
     lowering = registry.find(node)
     if lowering is None:
         return "no lowering"
-    if is_replaced(node.domain, node.op, node.version):
+    if not lowering.own and is_replaced(node.domain, node.op, node.version):
         return "a function of the user's own stands for this operator"
     if node.version < lowering.since:
         return f"lowered from version {lowering.since} on, this is {node.version}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ranvier.providers.cpu.custom.builder import LoopBuilder
 from ranvier.providers.cpu.custom.kernels import CpuKernels
+from ranvier.providers.cpu.custom.lowering import lower_op, unlower_op
 from ranvier.providers.cpu.custom.signature import Buffer, Local, Param, Scalar, Signature, Size, Tensor
 from ranvier.providers.cpu.custom.terms import Term
 
@@ -18,4 +19,6 @@ __all__ = [
     "Size",
     "Tensor",
     "Term",
+    "lower_op",
+    "unlower_op",
 ]

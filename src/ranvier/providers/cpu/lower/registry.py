@@ -44,9 +44,11 @@ class Lowering:
     dtypes: frozenset[DType] = ALL
     check: Check | None = None
     since: int = 1  # versions before this mean something else
+    own: bool = False  # the user's, for an operator of the user's
 
 
 _TABLE: dict[tuple[str, str], Lowering] = {}
+OWN: dict[tuple[str, str], Lowering] = {}  # of operators that have none here; see custom/lowering.py
 
 
 def lowers(
@@ -87,4 +89,4 @@ def find(node: Node) -> Lowering | None:
     if found is None and key in MODULES:
         importlib.import_module(f"{__package__}.{MODULES[key]}")
         found = _TABLE[key]
-    return found
+    return found or OWN.get(key)
