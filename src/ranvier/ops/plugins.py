@@ -7,11 +7,14 @@ package costs nothing until then, and an absent one never does.
 
 from __future__ import annotations
 
-import importlib.metadata
 import threading
+from typing import TYPE_CHECKING
 
 from ranvier.logs import warn_once
 from ranvier.ops.registry import OpDef, add_fallback, own_declaration
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "ranvier.ops"
 
@@ -26,13 +29,15 @@ def find_plugged(domain: str, name: str, version: int | None) -> OpDef | None:
         return None
     with _lock:
         if domain not in _asked:
+            from importlib.metadata import entry_points
+
             _asked.add(domain)
-            for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=domain):
+            for entry in entry_points(group=ENTRY_POINTS, name=domain):
                 _load(entry)
         return own_declaration(domain, name, version)
 
 
-def _load(entry: importlib.metadata.EntryPoint) -> None:
+def _load(entry: EntryPoint) -> None:
     """One that is broken must not keep models from others' operators; what it lacks is missing, and told as such."""
     try:
         found = entry.load()

@@ -21,7 +21,6 @@ import numpy as np
 
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.tensors import ConstTensor
-from ranvier.ops import registry as operators
 from ranvier.providers.base import Claim, Decline, ExecutionProvider, GraphView
 
 KEPT = 64  # answers: of a provider about a graph
@@ -57,6 +56,8 @@ class ClaimCache:
         return [each for each, found in kept if found]
 
     def _found(self, provider: ExecutionProvider, graph: Graph, nodes: list[Node]) -> _Answer:
+        from ranvier.ops import registry as operators  # which takes longer to import than all else that is needed here
+
         key = (provider.name, type(provider), _options(provider), operators.generation(), digest(graph))
         with self._lock:
             found = self._answers.get(key)

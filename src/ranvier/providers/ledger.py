@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from ranvier.providers.base import AllocatorStats
 from ranvier.records import dataclass
+from ranvier.records import dataclass
 
 
 class Tally:
