@@ -90,11 +90,18 @@ class _Transform:
 
 
 def _waves(turns: Array, n: int, inverse: bool, parts: int, made: int) -> Array:
-    """Multiplication by ``exp(∓2πi turns / n)`` as real matrices ``[…, parts, …, made]``, one pair per entry."""
-    angle = turns * (2 * np.pi / n)
+    """Multiplication by ``exp(∓2πi turns / n)`` as real matrices ``[…, parts, …, made]``, one pair per entry.
+
+    Turns are from 0 to n - 1, each of them many times: their waves are worked out once and looked up.
+    """
+    angle = np.arange(n) * (2 * np.pi / n)
     cos, sin = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
-    real, imaginary = np.stack([cos, sin], axis=-1), np.stack([-sin, cos], axis=-1)
-    return np.stack([real, imaginary], axis=1)[:, :parts, :, :made]
+    rows, columns = turns.shape
+    found = np.empty((rows, parts, columns, made))
+    for part, pair in enumerate([(cos, sin), (-sin, cos)][:parts]):
+        for which, wave in enumerate(pair[:made]):
+            found[:, part, :, which] = wave[turns]
+    return found
 
 
 def unsupported(dtype: DType, length: int, rank: int = 3) -> str | None:
