@@ -31,6 +31,7 @@ from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete
 from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.calibration.lazy import VARIABLE as CALIBRATE
 
 _REQUIRED = ("numpy", "onnx", "ml_dtypes", "llvmlite", "click", "rich")
 _OPTIONAL = ("pillow", "onnxruntime", "openvino", "torch", "triton")
@@ -41,6 +42,7 @@ _OTHER_VARIABLES = {  # that set no option of a session
     **dict.fromkeys(FORCE_CPU, "chooses the CPU over CUDA"),
     **dict.fromkeys(CUDA_DEVICE, "chooses the GPU"),
     isa.VARIABLE: "forces the instruction set of generated code",
+    CALIBRATE: "switches measuring for placement by cost",
     cache.SWITCH: "switches the kernel cache",
     cache.FOLDER: "places the kernel cache",
     cache.LIMIT: "limits the kernel cache",

@@ -49,6 +49,7 @@ class ProviderCapability:
     whole_parts: bool = True  # False: compiles one node at a time, so the runtime plans between its nodes
     notes: str = ""
     last_resort: bool = False  # gets only what no other provider takes, whatever the costs
+    asks_for_bodies: bool = False  # the runtime runs bodies of control flow for it, wherever their nodes are placed
     devices: frozenset[str] = frozenset()  # kinds it computes on; empty: that of its tensors
     max_rank: int | None = None
     max_dim: int | None = None  # along any axis

@@ -53,7 +53,12 @@ class ReferenceProvider:
         return None
 
     def capability(self) -> ProviderCapability:
-        return ProviderCapability(whole_parts=False, last_resort=True, notes="NumPy bodies of all declared operators")
+        return ProviderCapability(
+            whole_parts=False,
+            last_resort=True,
+            asks_for_bodies=True,
+            notes="NumPy bodies of all declared operators",
+        )
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
         for node in view:

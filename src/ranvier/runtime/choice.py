@@ -31,7 +31,7 @@ def select_backend(
     """The provider that is predicted to be fastest for one operator on operands of these shapes, results on the host.
 
     ``sizes``: a shape for each operand; one shape, or a number of elements, for an operator with one. ``devices``
-    limits the choice to providers of these names, devices (``cpu``, ``sim:0``) or kinds of device. What
+    limits the choice to providers of these names or on these devices (``cpu``, ``sim:0``). What
     ``set_backend`` and ``set_backend_priority`` prefer comes first where it takes the operator.
     """
     node = _node(op, _shapes(sizes), _dtype(dtype), attrs)
@@ -77,15 +77,13 @@ def _takers(
 
 
 def _providers(devices: Sequence[str] | None) -> list[ExecutionProvider]:
-    names = dict.fromkeys([*preferred(), *REGISTRY.available(auto=True)])
+    here = [REGISTRY.get(name) for name in dict.fromkeys([*preferred(), *REGISTRY.available(auto=True)])]
     if devices is None:
-        return [REGISTRY.get(name) for name in names]
+        return here
     found: dict[str, ExecutionProvider] = {}
-    wanted = (devices,) if isinstance(devices, str) else devices
-    for each in wanted:
-        here = [REGISTRY.get(name) for name in names]
-        fitting = [p for p in here if each in (p.name, str(p.device), p.device.kind)]
-        found.update({p.name: p for p in fitting or [REGISTRY.get(each)]})
+    for each in (devices,) if isinstance(devices, str) else devices:
+        known = [p for p in here if each == p.name] or [p for p in here if each in (str(p.device), p.device.kind)]
+        found.update({p.name: p for p in known or [REGISTRY.get(each.partition(":")[0])]})
     return list(found.values())
 
 

@@ -6,10 +6,10 @@ look at costs. Costs are asked for only where two providers, neither of them a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ranvier.config import SessionConfig
-from ranvier.graph.ir import Graph
+from ranvier.graph.ir import Graph, Node
 from ranvier.logs import warn_once
 from ranvier.providers.base import ExecutionProvider
 from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
@@ -62,12 +62,24 @@ def pinned(graph: Graph, providers: Sequence[ExecutionProvider], config: Session
     wanted = {rule: [n for n in _tuple(given) if n.lower() in names] for rule, given in config.pins.items()}
     nodes = list(graph.all_nodes())
     rules = {rule: given for rule, given in wanted.items() if given and any(map(matching(rule), nodes))}
-    return {
-        (provider.name, id(nodes[k])): f"pinned elsewhere by {rule!r}"
-        for k, (allowed, rule) in resolve_pins(rules, nodes, providers).items()
-        for p, provider in enumerate(providers)
-        if p not in allowed
-    }
+    found: Blocked = {}
+    for k, (allowed, rule) in resolve_pins(rules, nodes, providers).items():
+        for p, provider in enumerate(providers):
+            if p in allowed:
+                continue
+            found[provider.name, id(nodes[k])] = f"pinned elsewhere by {rule!r}"
+            if not provider.capability().asks_for_bodies:
+                for outer in _around(nodes[k]):
+                    found.setdefault((provider.name, id(outer)), f"a node inside is pinned elsewhere by {rule!r}")
+    return found
+
+
+def _around(node: Node) -> Iterator[Node]:
+    """The nodes of control flow that a node is inside of."""
+    outer = node.graph.parent if node.graph is not None else None
+    while outer is not None:
+        yield outer
+        outer = outer.graph.parent if outer.graph is not None else None
 
 
 def check_pins(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ from ranvier.runtime.control import RunControl
 
 BUDGET = 5.0  # seconds for a provider
 QUICK = 0.5
-_PER_SAMPLE = 0.03  # seconds of runs, beside what compiling takes
-_LEAST_RUNS, _MOST_RUNS = 5, 200
+_PER_SAMPLE = 0.02  # seconds of runs, beside what compiling takes
+_LEAST_RUNS, _MOST_RUNS = 3, 200
+_ROUNDS = 2  # after the first look
 _SHARE = 0.1  # of a run, at least, is the work itself: what is taken off was measured at another moment
 _LARGE = 4 << 20  # bytes of the transfer that tells the bandwidth
 Progress = Callable[[Sequence[Sample]], Iterable[Sample]]
@@ -46,28 +49,42 @@ def measure(
     per_sample = _PER_SAMPLE / 3 if quick else _PER_SAMPLE
     inward, outward = _ways(provider)
     moved = 0.0 if inward is None or outward is None else inward[0] + outward[0]
-    launch = max(0.0, _run_seconds(provider, tiny(), config, 3 * per_sample) - moved)
-    node = _node_seconds(provider, config, per_sample, launch + moved)
+    with ExitStack() as stack:
+        small = _prepared(provider, tiny(), config, stack)
+        small.run(3 * per_sample)
+        row = tiny_row()
+        many = _prepared(provider, row, config, stack) if _takes(provider, row) else None
+        runs: list[tuple[Sample, _Run]] = []
+        wanted = [sample for sample in samples() if sample.urgent or not quick]
+        for sample in wanted if progress is None else progress(wanted):
+            if time.perf_counter() > end:
+                break
+            built = sample.make()
+            if not _takes(provider, built):
+                continue
+            try:
+                made = _prepared(provider, built, config, stack)
+                made.run(per_sample)
+            except RanvierError as error:
+                logger.info("calibration of %s: %s left out (%s)", provider.name, sample.name, error)
+                continue
+            runs.append((sample, made))
+        for _ in range(_ROUNDS):  # a busy moment shall not decide about one class alone
+            for each in (small, many, *(made for _, made in runs)):
+                if each is not None and (each is many or time.perf_counter() < end):
+                    each.run(per_sample / 2)
+        launch = max(0.0, small.best - moved)
+        node = 0.0 if many is None else max(0.0, many.best - launch - moved) / len(row.measured)
     points: dict[str, list[Point]] = {}
-    wanted = [sample for sample in samples() if sample.urgent or not quick]
-    for sample in wanted if progress is None else progress(wanted):
-        if time.perf_counter() > end:
-            break
-        built = sample.make()
-        if not _takes(provider, built):
-            continue
-        try:
-            whole = _run_seconds(provider, built, config, per_sample)
-        except RanvierError as error:
-            logger.info("calibration of %s: %s left out (%s)", provider.name, sample.name, error)
-            continue
-        seconds = whole - launch
+    for sample, made in runs:
+        seconds = made.best - launch
         if inward is not None and outward is not None:
-            seconds -= inward[0] + outward[0] + built.feed["x"].nbytes / inward[1] + _result_bytes(built) / outward[1]
-        seconds -= _others(built, points, node)
-        amount = sum(work_of(each).amount for each in built.measured) / len(built.measured)
+            seconds -= moved + made.built.feed["x"].nbytes / inward[1] + _result_bytes(made.built) / outward[1]
+        seconds -= _others(made.built, points, node)
+        count = len(made.built.measured)
+        amount = sum(work_of(each).amount for each in made.built.measured) / count
         if amount > 0:
-            points.setdefault(sample.name, []).append((amount, max(seconds, _SHARE * whole) / len(built.measured)))
+            points.setdefault(sample.name, []).append((amount, max(seconds, _SHARE * made.best) / count))
     return Figures(
         provider.name,
         launch,
@@ -96,52 +113,54 @@ def _others(built: Built, points: dict[str, list[Point]], node: float) -> float:
     return total
 
 
-def _node_seconds(provider: ExecutionProvider, config: SessionConfig, seconds: float, rest: float) -> float:
-    row = tiny_row()
-    if not _takes(provider, row):
-        return 0.0
-    return max(0.0, _run_seconds(provider, row, config, 3 * seconds) - rest) / len(row.measured)
-
-
 def _result_bytes(built: Built) -> int:
     kind = built.graph.outputs[0].type
     return (kind.nbytes or 0) if isinstance(kind, TensorType) else 0
 
 
-def _run_seconds(provider: ExecutionProvider, built: Built, config: SessionConfig, seconds: float) -> float:
-    """The time of a run, results on the host."""
+class _Run:
+    """A sample on a provider, and the shortest time it took so far: a neighbour on the machine only ever adds time,
+    and in a busy moment a median is the neighbour's."""
+
+    def __init__(self, built: Built, call: Callable[[], Any]) -> None:
+        self.built = built
+        self.best = math.inf
+        self._call = call
+        call()  # warms up
+
+    def run(self, seconds: float) -> None:
+        self.best = min(self.best, _best(self._call, seconds))
+
+
+def _prepared(provider: ExecutionProvider, built: Built, config: SessionConfig, stack: ExitStack) -> _Run:
+    """The sample compiled by the provider, as a session would have it, results on the host."""
     from ranvier.runtime.compiled import Compiled  # which places by what is measured here
 
     compiled = Compiled(built.graph, [provider], config.updated(policy="priority", pins={}))
-    try:
-        types = [value.type for value in built.graph.inputs]
-        values = [built.feed[value.name] for value in built.graph.inputs]
-        plan = compiled.plan(tuple((x.dtype, x.shape) for x in values), types, {}, ("y",))
-        control = RunControl(None, config.limits)
+    stack.callback(compiled.close)
+    types = [value.type for value in built.graph.inputs]
+    values = [built.feed[value.name] for value in built.graph.inputs]
+    plan = compiled.plan(tuple((x.dtype, x.shape) for x in values), types, {}, ("y",))
+    control = RunControl(None, config.limits)
 
-        def run() -> Any:
-            found = plan.run_directly(values)
-            return plan.run(values, control, None) if found is None else found
+    def call() -> Any:
+        found = plan.run_directly(values)
+        return plan.run(values, control, None) if found is None else found
 
-        return _best(run, seconds)
-    finally:
-        compiled.close()
+    return _Run(built, call)
 
 
-def _best(run: Callable[[], Any], seconds: float) -> float:
-    """The shortest of as many runs as ``seconds`` allow, after one that warms up: a neighbour on the machine only
-    ever adds time, and in a busy moment a median is the neighbour's."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < _MOST_RUNS:
+def _best(call: Callable[[], Any], seconds: float) -> float:
+    """The shortest of as many runs as ``seconds`` allow, and of a few at least."""
+    best, end = math.inf, time.perf_counter() + seconds
+    for count in range(_MOST_RUNS):
         begin = time.perf_counter()
-        run()
+        call()
         now = time.perf_counter()
-        times.append(now - begin)
-        if now > end and len(times) >= _LEAST_RUNS:
+        best = min(best, now - begin)
+        if now > end and count + 1 >= _LEAST_RUNS:
             break
-    return min(times)
+    return best
 
 
 def _ways(provider: ExecutionProvider) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:

@@ -252,7 +252,7 @@ def samples() -> list[Sample]:
         s("gather", lambda: _gather(1 << 14)),
         s("product.thin", lambda: _product(1, 128, 128, count=8)),
         s("product.thin", lambda: _product(1, 2048, 2048)),
-        s("product.thin", lambda: _product(1, 4096, 4096)),
+        s("product.thin", lambda: _product(1, 3072, 3072)),
         s("conv.first", lambda: _first_convolution(8, 32)),
         s("attention", lambda: _attention(4, 16)),
         s("recurrent", lambda: _recurrent(4, 32)),
