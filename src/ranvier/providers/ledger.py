@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from ranvier.providers.base import AllocatorStats
 from ranvier.records import dataclass
-from ranvier.records import dataclass
 
 
 class Tally:
