@@ -1,9 +1,10 @@
 """The IR: graphs of nodes and values, types with symbolic dims, patterns and their rewriting, verification."""
 
-from ranvier.graph.ir import Graph, Node, Value, topological_order
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.patterns import Match, Rule
 from ranvier.graph.rewrite import GraphOps, RuleSet, substitute
 from ranvier.graph.tensors import ConstTensor
+from ranvier.graph.topology import topological_order
 from ranvier.graph.types import (
     MapType,
     OptionalType,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from ranvier.graph.ir import Graph, Node, Value, topological_order
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.topology import topological_order
 
 
 def order_for_memory(graph: Graph, nbytes: Callable[[Value], int]) -> list[Node]:
