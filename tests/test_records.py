@@ -126,6 +126,17 @@ class Small:
 
 
 @dataclass
+class Plain:
+    x: int = 1
+
+
+@dataclass(eq=False)
+class Wider(Plain):
+    y: int = 2
+    z: int = dataclasses.field(default=3, kw_only=True)
+
+
+@dataclass
 class Own:
     """What a class has itself stays."""
 
@@ -144,6 +155,7 @@ def test_what_is_inherited_and_what_is_the_classes_own() -> None:
     assert (Point(5).x, Point(5).y) == (5, 1)
     assert repr(Own(1)) == "own" and hash(Own(1)) == 4 and Own(1) == Own(1)
     assert {Point(1), Point(1), Deep(1)} == {Point(1), Deep(1)}
+    assert repr(Wider(5, z=6)) == "Wider(x=5, y=2, z=6)" and Wider(5) == Wider(5, 7) != Plain(5)
 
 
 def test_a_record_that_holds_itself_is_shown() -> None:

@@ -3,8 +3,8 @@
 The library's own writes and compiles up to six methods for every class when its module is imported: half of the time
 that importing Ranvier took. Here comparing, hashing, showing and refusing to change are done by functions that all
 classes share, and ``__init__`` is compiled once for all classes with as many fields of the same kinds.
-``fields``, ``replace``, ``asdict`` and ``match`` work as ever. What is rare (``order``, ``InitVar``, a record that
-inherits from another) is left to the library.
+``fields``, ``replace``, ``asdict`` and ``match`` work as ever. What is rare (``order``, ``InitVar``, a frozen
+record that inherits from another) is left to the library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ else:
         unsafe_hash: bool = False,
         **others: bool,
     ) -> type:
-        inherits = any(hasattr(base, "__dataclass_fields__") for base in cls.__mro__[1:])
+        bases = [base.__dataclass_params__ for base in cls.__mro__[1:] if hasattr(base, "__dataclass_params__")]
+        inherits = any(frozen or base.frozen for base in bases)
         if inherits or others or "InitVar" in str(getattr(cls, "__annotations__", "")):
             return dataclasses.dataclass(frozen=frozen, eq=eq, slots=slots, unsafe_hash=unsafe_hash, **others)(cls)
         own = set(cls.__dict__)

@@ -6,11 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ranvier.errors import InvalidConfig
+from ranvier.records import dataclass
 
 NAME = "ranvier.toml"
 VARIABLE = "RANVIER_CONFIG"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ranvier.errors import InvalidConfig
+from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
 Growth = Literal["static", "dynamic", "incremental"]

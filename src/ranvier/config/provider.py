@@ -8,13 +8,14 @@ values become options of the session: ``threads``, ``limits.memory_bytes``, ``op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from ranvier.config.memory import MemoryConfig
 from ranvier.config.session import LEVELS, Level
 from ranvier.devices import usable_cores, usable_memory
 from ranvier.errors import InvalidConfig, nearest
+from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Instance, OptionsByName, Positive, Rule, Whole
 
 _MB, _GB = 1 << 20, 1 << 30

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ranvier.config.provider import ProviderConfig
 from ranvier.config.provider import preset as preset_of
 from ranvier.config.session import SessionConfig
 from ranvier.errors import InvalidConfig
+from ranvier.records import dataclass
 
 PRESET_VARIABLE = "RANVIER_PRESET"
 _PRESET = "preset"

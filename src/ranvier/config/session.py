@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from ranvier.config.memory import MemoryConfig
+from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
 
 Level = Literal["none", "basic", "aggressive"]
