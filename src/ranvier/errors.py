@@ -6,7 +6,6 @@ would otherwise catch (``ValueError``, ``MemoryError`` …), so ordinary ``excep
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 
@@ -230,6 +229,8 @@ def _number(value: float) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or the list of names when nothing is close."""
+    import difflib  # only where something is wrong
+
     names = sorted(known)
     folded = {n.lower(): n for n in reversed(names)}
     close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from ranvier.ops.prepared import prepared
 from ranvier.ops.registry import Array, TypeCall
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")  # in the order TreeEnsemble-5 numbers them
-_STANDARD_NORMAL = NormalDist()
 
 
 def feature_rows(op_name: str, X: Array) -> Array:
@@ -70,10 +68,13 @@ def _softmax_without_zeros(scores: Array) -> Array:
 
 def _probit(probabilities: Array) -> Array:
     """The inverse of the normal distribution's cumulative function; NaN outside [0, 1]."""
+    from statistics import NormalDist  # takes milliseconds to import, and few models need it
+
+    normal = NormalDist()
     edges = np.where(probabilities == 0, -np.inf, np.where(probabilities == 1, np.inf, np.nan))
     result = edges.astype(probabilities.dtype)
     inside = (probabilities > 0) & (probabilities < 1)
-    result[inside] = [_STANDARD_NORMAL.inv_cdf(float(p)) for p in probabilities[inside]]
+    result[inside] = [normal.inv_cdf(float(p)) for p in probabilities[inside]]
     return result
 
 
