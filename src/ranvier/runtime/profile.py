@@ -20,11 +20,11 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.formats.files import write_files
-from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops.estimate import node_cost
 from ranvier.ops.registry import Cost
-from ranvier.providers.base import KernelTime
+from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.records import dataclass
 from ranvier.runtime.transfer import TransferCount, TransferCounts, TransferKernel
 
@@ -265,17 +265,19 @@ def _operands(node: Node, types: Sequence[TensorType | None]) -> dict[Value, Typ
     return {v: t for v, t in zip(values, types) if t is not None} if len(values) == len(types) else {}
 
 
-def _work(part: Graph, types: Sequence[TensorType | None]) -> Cost:
+def _work(part: Subgraph, types: Sequence[TensorType | None]) -> Cost:
     """Arithmetic and traffic of a partition at the sizes of a call.
 
-    What several nodes hand to each other inside a partition need not travel through memory: only its edges and its
-    constants count. A single node says itself what it moves.
+    What several nodes hand to each other inside a partition need not travel through memory: only what it reads,
+    constants among it, and what it makes counts. A single node says itself what it moves. Types of values in another
+    memory are those of the graph.
     """
     known: dict[Value, Type] = {v: t for v, t in zip([*part.inputs, *part.outputs], types) if t is not None}
     costs = [node_cost(node, known) for node in part.nodes]
     if len(costs) == 1:
         return costs[0]
-    moved = sum(t.nbytes or 0 for t in types if t is not None) + part.constant_bytes()
+    kinds = [known.get(v) or v.type for v in [*part.inputs, *part.outputs]]
+    moved = sum(kind.nbytes or 0 for kind in kinds if isinstance(kind, TensorType))
     return Cost(sum(c.flops for c in costs), float(moved))
 
 
