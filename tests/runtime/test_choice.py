@@ -45,7 +45,7 @@ def figures(launch: float, seconds: float) -> Figures:
 
 def test_the_calibrated_costs_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"cpu": figures(1e-6, 1e-9), "onnxruntime": figures(1e-3, 1e-10)}
-    monkeypatch.setattr("ranvier.runtime.choice.figures_for", lambda providers, config: known)
+    monkeypatch.setattr("ranvier.runtime.choice.figures_for", lambda providers, config, **how: known)
     pytest.importorskip("onnxruntime")
     choice = ["cpu", "onnxruntime"]
     assert rv.select_backend("MatMul", ((8, 8), (8, 8)), choice) == "cpu"

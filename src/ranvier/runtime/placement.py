@@ -14,6 +14,7 @@ from ranvier.logs import warn_once
 from ranvier.providers.base import ExecutionProvider
 from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
 from ranvier.runtime.partition.pins import matching, resolve_pins
+from ranvier.runtime.transfer import space_of
 
 
 def partitioned(
@@ -30,7 +31,7 @@ def partitioned(
 def _weighed(
     graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, blocked: Blocked
 ) -> Partitioning | None:
-    """The cheapest placement; None where no node can go to more than one provider."""
+    """The cheapest placement, in an order that keeps devices busy; None where there is nothing to weigh or order."""
     from ranvier.runtime.calibration.lazy import figures_for  # most sessions never need these
     from ranvier.runtime.calibration.model import MachineCosts, guessed_types
     from ranvier.runtime.partition.costs import ask, restricted
@@ -41,10 +42,13 @@ def _weighed(
     takers = [0] * len(claims.nodes)
     for node, _ in claims.notes:
         takers[node] += 1
-    if max(takers, default=0) < 2:
-        return None
-    involved = [provider for p, provider in enumerate(providers) if any(q == p for _, q in claims.notes)]
-    model = MachineCosts(providers, figures_for(involved, config), guessed_types(graph))
+    choice = max(takers, default=0) > 1
+    among = {p for _, p in claims.notes}
+    involved = [provider for p, provider in enumerate(providers) if p in among]
+    if not choice and len({space_of(provider) for provider in involved}) < 2:
+        return None  # nor does anything run at the same time
+    figures = figures_for(involved, config, measuring=choice)
+    model = MachineCosts(providers, figures, guessed_types(graph))
     placed = place(graph, providers, model, claims=claims)
     placed.partitioning.predicted = prediction(placed, [provider.name for provider in providers], model)
     return placed.partitioning
@@ -87,7 +91,7 @@ def check_pins(
 ) -> None:
     """InvalidConfig for a pin that names an unknown provider or no node at all; a warning for one whose nodes the
     optimizer has fused into others or removed. ``loaded`` says which rules fitted the model as it came."""
-    nodes = list(graph.all_nodes())
+    nodes = list(graph.all_nodes()) if config.pins else []
     for rule, given in config.pins.items():
         gone = loaded.get(rule, False) and not any(map(matching(rule), nodes))
         resolve_pins({rule: given}, [] if gone else nodes, providers, must_match=not gone)

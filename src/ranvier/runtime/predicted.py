@@ -15,7 +15,7 @@ from ranvier.runtime.partition import Partitioning
 from ranvier.runtime.partition.costs import Claims, Posed, pose
 from ranvier.runtime.partition.explain import Option, explain
 from ranvier.runtime.partition.placing import Placed
-from ranvier.runtime.partition.schedule import Schedule, in_sequence
+from ranvier.runtime.partition.schedule import Step, in_sequence
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Prediction:
 def prediction(placed: Placed, names: Sequence[str], model: MachineCosts) -> Prediction:
     """The prediction behind a placement by cost."""
     options = tuple(each.options for each in placed.explain())
-    return _prediction(placed.posed, placed.owner, placed.schedule, names, model, options)
+    steps = [placed.schedule.steps[k] for k in placed.issue]
+    return _prediction(placed.posed, placed.owner, steps, placed.schedule.seconds, names, model, options)
 
 
 def predict(
@@ -93,13 +94,15 @@ def predict(
     posed = pose(graph, providers, model, claims=Claims(nodes, notes, reasons))
     options = tuple(each.options for each in explain(posed.problem, owner, reasons))
     names = [provider.name for provider in providers]
-    return _prediction(posed, owner, in_sequence(posed.problem, owner), names, model, options)
+    schedule = in_sequence(posed.problem, owner)
+    return _prediction(posed, owner, schedule.steps, schedule.seconds, names, model, options)
 
 
 def _prediction(
     posed: Posed,
     owner: Sequence[int],
-    schedule: Schedule,
+    steps: Sequence[Step],
+    seconds: float,
     names: Sequence[str],
     model: MachineCosts,
     options: tuple[tuple[Option, ...], ...],
@@ -124,12 +127,12 @@ def _prediction(
         figures = model.figures.get(name)
         sources[name] = "nominal" if figures is None else "measured in haste" if figures.quick else "measured"
     return Prediction(
-        schedule.seconds,
+        seconds,
         cost.compute,
         cost.transfer,
         cost.launch,
         sources,
-        tuple(PartCost(names[step.owner], step.nodes, step.start, step.end) for step in schedule.steps),
+        tuple(PartCost(names[step.owner], step.nodes, step.start, step.end) for step in steps),
         tuple(transfers),
         options,
     )

@@ -246,3 +246,35 @@ def test_a_session_that_must_weigh_measures_once(measured: list[str]) -> None:
     with session({**FAST, "gflops": 5.0}) as made:  # other options, another device
         made.run(inputs())
     assert sorted(measured) == ["cpu", "sim", "sim"]
+
+
+def branches() -> ModelProto:
+    """Two chains of products that meet at the end; the host's comes first in the file."""
+    rng = np.random.default_rng(11)
+    weights = {name: rng.standard_normal((BIG, BIG)).astype(np.float32) / BIG for name in ("w_here", "w_there")}
+    nodes = []
+    for name in ("here", "there"):
+        value = "x"
+        for k in range(3):
+            nodes.append(helper.make_node("MatMul", [value, f"w_{name}"], [f"{name}{k}"], name=f"{name}/{k}"))
+            value = f"{name}{k}"
+    nodes.append(helper.make_node("Add", ["here2", "there2"], ["y"], name="meet"))
+    kind = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [BIG, BIG]) for name in "xy"]
+    return model_of(nodes, kind[:1], kind[1:], weights)
+
+
+def test_a_device_is_given_its_work_before_the_host_begins_its_own() -> None:
+    options: dict[str, Any] = {
+        "providers": ("cpu", "sim"),
+        "policy": "cost",
+        "pins": {"here/*": "cpu", "there/*": "sim", "meet": "cpu"},
+        "provider_options": {"sim": {"gflops": 50.0, "latency": 1e-6, "bandwidth": 1e12}},
+    }
+    with rv.load(branches(), **options) as made, rv.load(branches(), providers="reference") as oracle:
+        assert [part.provider for part in made.report.parts] == ["sim", "cpu", "cpu"]
+        predicted = made.report.predicted
+        assert predicted is not None
+        assert predicted.seconds < predicted.compute + predicted.transfer + predicted.launch
+        assert [part.provider for part in predicted.parts] == ["sim", "cpu", "cpu"]
+        feed = {"x": inputs()["x"]}
+        np.testing.assert_allclose(made.run(feed)["y"], oracle.run(feed)["y"], rtol=1e-4, atol=1e-6)

@@ -28,14 +28,17 @@ def kept(providers: Sequence[ExecutionProvider], config: SessionConfig) -> dict[
     return {name: figures for name, figures in found.items() if figures is not None}
 
 
-def figures_for(providers: Sequence[ExecutionProvider], config: SessionConfig) -> dict[str, Figures]:
+def figures_for(
+    providers: Sequence[ExecutionProvider], config: SessionConfig, *, measuring: bool = True
+) -> dict[str, Figures]:
     """Figures of all of them, or of none: measured times must not compete with nominal ones.
 
-    With ``RANVIER_CALIBRATE=off`` nothing is measured unasked, and nominal costs decide where not all are known.
+    Without ``measuring``, and with ``RANVIER_CALIBRATE=off``, only what is known counts, and nominal costs decide
+    where not all of them are.
     """
     found = kept(providers, config)
     missing = [provider for provider in providers if provider.name not in found]
-    if missing and os.environ.get(VARIABLE, "").strip().lower() not in _OFF:
+    if missing and measuring and os.environ.get(VARIABLE, "").strip().lower() not in _OFF:
         with _measuring:
             found = kept(providers, config)
             missing = [provider for provider in providers if provider.name not in found]

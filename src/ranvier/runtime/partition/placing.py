@@ -11,6 +11,7 @@ from ranvier.records import dataclass
 from ranvier.runtime.partition.balance import balance
 from ranvier.runtime.partition.costs import Claims, CostModel, Posed, pose
 from ranvier.runtime.partition.explain import Explanation, explain
+from ranvier.runtime.partition.issuing import order_of_issue
 from ranvier.runtime.partition.optimise import by_priority, optimise
 from ranvier.runtime.partition.partitioner import Part, Partitioning, Placement, subgraph_of
 from ranvier.runtime.partition.pins import Rules
@@ -28,6 +29,7 @@ class Placed:
     owner: tuple[int, ...]  # by node, positions among the providers
     cost: Cost  # run part after part
     schedule: Schedule
+    issue: tuple[int, ...]  # the steps of the schedule in the order of the parts
     posed: Posed
 
     def explain(self) -> list[Explanation]:
@@ -58,7 +60,11 @@ def place(
     else:
         schedule = in_sequence(problem, owner)
     nodes = posed.claims.nodes
-    parts = [Part(providers[step.owner], subgraph_of(graph, [nodes[k] for k in step.nodes])) for step in schedule.steps]
+    issue = order_of_issue(problem, schedule)
+    parts = [
+        Part(providers[step.owner], subgraph_of(graph, [nodes[k] for k in step.nodes]))
+        for step in (schedule.steps[k] for k in issue)
+    ]
     placements = [
         Placement(
             node,
@@ -72,4 +78,4 @@ def place(
     for value, flow in zip(posed.values, problem.flows):
         source, targets = problem.reached(flow, owner)
         transfers += [(value, posed.devices[source], posed.devices[target]) for target in targets]
-    return Placed(Partitioning(parts, placements, transfers), owner, problem.cost(owner), schedule, posed)
+    return Placed(Partitioning(parts, placements, transfers), owner, problem.cost(owner), schedule, tuple(issue), posed)
