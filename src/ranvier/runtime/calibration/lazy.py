@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ranvier.config import SessionConfig
-from ranvier.errors import RanvierError
 from ranvier.logs import logger
 from ranvier.providers.base import ExecutionProvider
 from ranvier.runtime.calibration import store
@@ -65,7 +64,7 @@ def _measured(provider: ExecutionProvider, config: SessionConfig, seconds: float
     logger.info("measuring %s for placement by cost, which happens once; %s=off prevents it", provider.name, VARIABLE)
     try:
         figures = measure(provider, config, quick=True, budget=seconds)
-    except RanvierError as error:
+    except Exception as error:  # a provider may raise anything, and the session may do without its figures
         logger.info("%s cannot be measured (%s): nominal costs decide", provider.name, error)
         _failed.add(text)
         return None

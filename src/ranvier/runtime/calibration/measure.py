@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
-from ranvier.errors import RanvierError
 from ranvier.graph.types import TensorType
 from ranvier.logs import logger
 from ranvier.providers.base import Decline, ExecutionProvider, GraphView, OwnMemory
@@ -65,7 +64,7 @@ def measure(
             try:
                 made = _prepared(provider, built, config, stack)
                 made.run(per_sample)
-            except RanvierError as error:
+            except Exception as error:  # a provider may raise anything; the other samples are worth having
                 logger.info("calibration of %s: %s left out (%s)", provider.name, sample.name, error)
                 continue
             runs.append((sample, made))
@@ -136,7 +135,7 @@ def _prepared(provider: ExecutionProvider, built: Built, config: SessionConfig, 
     """The sample compiled by the provider, as a session would have it, results on the host."""
     from ranvier.runtime.compiled import Compiled  # which places by what is measured here
 
-    compiled = Compiled(built.graph, [provider], config.updated(policy="priority", pins={}))
+    compiled = Compiled(built.graph, [provider], config.updated(policy="priority", pins={}, fallback="off"))
     stack.callback(compiled.close)
     types = [value.type for value in built.graph.inputs]
     values = [built.feed[value.name] for value in built.graph.inputs]
