@@ -41,6 +41,13 @@ def test_sizes_that_are_set_give_bytes(call, call_json, listed):
     assert call("explain", listed, "--set", "bach=8").exit_code == exit_codes.USAGE
 
 
+def test_costs_are_predicted_for_the_sizes_that_are_set(call, call_json, listed):
+    few, many = (call_json("explain", listed, *SPLIT, "--set", f"batch={n}")["predicted"] for n in (1, 100_000))
+    assert 0 < few["seconds"] < many["seconds"] and set(few["sources"]) == {"sim", "reference"}
+    assert [o["reason"] for o in many["options"][2]] == ["this accelerator does not have the operator", "chosen"]
+    assert "parts; predicted" in call("explain", listed, *SPLIT).stdout
+
+
 def test_json_holds_what_is_drawn(call_json, listed):
     found = call_json("explain", listed, *SPLIT)
     assert found["model"] == str(listed) and found["providers"] == ["sim", "reference"]

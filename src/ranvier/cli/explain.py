@@ -36,7 +36,7 @@ def command(
     if streams > 1:
         raise InvalidConfig("--svg -, --html - and --json: only one of them can go to stdout")
     with setup.open(model, output) as session:
-        report = report_for(session, setup.dims(session.graph)) if setup.sizes else session.report
+        report = report_for(session, setup.dims(session.graph))
     report.passes = _estimated_passes(model, setup)
     data = report.to_dict()
     _draw(output, data, Path(model).name, svg, page)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ranvier.cli.plots.placement_text import Costs, Data, listed, transfer_size, transfer_title
 from ranvier.cli.render import Output, seconds_text, table
+from ranvier.graph.svg import one_line, short
 
 _MOST = 20  # lines of a table that need not be whole
 
 
 def show_parts(output: Output, data: Data, *, every: bool) -> None:
     parts, nodes, costs = data["parts"], data["nodes"], Costs(data)
-    output.heading("parts" if costs.total is None else f"parts; predicted {seconds_text(costs.total)} a run")
+    predicted = costs.summary(dict.fromkeys(part["provider"] for part in parts))
+    output.heading(f"parts; {predicted}" if predicted else "parts")
     rows: list[tuple[Any, ...]] = []
     for p, part in enumerate(parts):
         first = nodes[part["nodes"][0]]
@@ -24,8 +27,8 @@ def show_parts(output: Output, data: Data, *, every: bool) -> None:
                 len(part["nodes"]),
                 "" if seconds is None else seconds_text(seconds),
                 first["name"] or first["op"],
-                listed(part["inputs"], 3),
-                listed(part["outputs"], 3),
+                _names(part["inputs"]),
+                _names(part["outputs"]),
             )
         )
     _table(output, [">part", "!provider", ">nodes", ">predicted", "first node", "reads", "gives"], rows, every)
@@ -45,7 +48,7 @@ def show_transfers(output: Output, data: Data, *, every: bool) -> None:
                 len(transfer["values"]),
                 transfer_size(transfer),
                 "" if seconds is None else seconds_text(seconds),
-                listed(transfer["values"], 4),
+                _names(transfer["values"]),
             )
         )
     _table(output, ["!memories", ">values", ">bytes", ">predicted", "names"], rows, every)
@@ -61,6 +64,10 @@ def show_declines(output: Output, data: Data) -> None:
         (g["provider"], g["reason"], g["count"], listed(g["operators"], 4), ", ".join(g["examples"])) for g in groups
     ]
     output.show(table(["!provider", "reason", ">nodes", "operators", "for example"], rows))
+
+
+def _names(names: Iterable[str]) -> str:
+    return listed((short(one_line(name), 40) for name in names), 3)
 
 
 def _table(output: Output, columns: list[str], rows: list[tuple[Any, ...]], every: bool) -> None:

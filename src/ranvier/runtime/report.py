@@ -191,11 +191,24 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
 
 
 def report_for(session: Any, dims: Mapping[str, int]) -> Report:
-    """The report of a session for these sizes of its symbolic dims: types and bytes are those of such a run."""
+    """The report of a session for these sizes of its symbolic dims: types, bytes and costs are those of such a run.
+
+    Costs are predicted from the figures that are known, whatever the nodes were placed by; nothing is measured.
+    """
+    from ranvier.runtime.calibration.lazy import figures_for  # a session itself needs these seldom
+    from ranvier.runtime.calibration.model import guessed_types
+    from ranvier.runtime.predicted import predict
+
     report: Report = dataclasses.replace(session.report)
     inference = TypeInference(dims, annotated=True)
     inference.run(session.graph)
-    describe_placement(report, session._compiled, inference.types)
+    compiled: Compiled = session._compiled
+    describe_placement(report, compiled, inference.types)
+    if report.predicted is None or dims:
+        used = [provider for provider in compiled.providers if provider.name in report.by_provider()]
+        figures = figures_for(used, session.config, measuring=False)
+        types = guessed_types(compiled.graph, sizes=dims)
+        report.predicted = predict(compiled.partitioning, compiled.providers, figures, types)
     return report
 
 

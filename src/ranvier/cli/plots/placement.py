@@ -352,8 +352,8 @@ class _Painter:
             known = [t["bytes"] for t in transfers if t.get("bytes") is not None]
             size = f" of {transfer_size({'bytes': sum(known)})}" if len(known) == len(transfers) else ""
             about += f", {count(len(transfers), 'transfer')}{size} a run"
-        if self.costs.total is not None:
-            about += f", predicted {seconds_text(self.costs.total)}"
+        if predicted := self.costs.summary(self.looks):
+            about += f", {predicted}"
         parts.append(text_element(0, 31, about, "minor", "start"))
         counts: dict[str, int] = {}
         for node in self.nodes:

@@ -20,9 +20,15 @@
   function start() {
     const scale = Math.max(whole.width / view.clientWidth, whole.height / view.clientHeight);
     if (scale <= 2.5) { show({ ...whole }); return; }
-    // too large to be read as a whole: begin at the top
+    // too large to be read as a whole: begin at the top, above the first node
     const width = view.clientWidth * 1.4, height = view.clientHeight * 1.4;
-    show({ x: whole.width > width ? 0 : (whole.width - width) / 2, y: 0, width, height });
+    const first = svg.querySelector(".node");
+    show({ x: (first ? middleOf(first).x : whole.width / 2) - width / 2, y: 0, width, height });
+  }
+  function middleOf(element) {
+    const shape = element.getBBox(), matrix = svg.getScreenCTM().inverse().multiply(element.getScreenCTM());
+    const middle = new DOMPoint(shape.x + shape.width / 2, shape.y + shape.height / 2).matrixTransform(matrix);
+    return { shape, x: middle.x, y: middle.y, top: middle.y - shape.height / 2 };
   }
   function at(event) {
     const frame = view.getBoundingClientRect(), scale = unit();
@@ -81,15 +87,10 @@
   svg.addEventListener("click", (event) => { if (!dragged) choose(event.target.closest(named)); });
 
   function go(element) {
-    const shape = element.getBBox(), matrix = svg.getScreenCTM().inverse().multiply(element.getScreenCTM());
-    const middle = new DOMPoint(shape.x + shape.width / 2, shape.y + shape.height / 2).matrixTransform(matrix);
+    const { shape, x, y, top } = middleOf(element);
     const room = Math.max(shape.width / view.clientWidth, shape.height / view.clientHeight) * 1.2;
-    if (room > 2.5) {  // a large part is shown from its top
-      const top = new DOMPoint(shape.x + shape.width / 2, shape.y).matrixTransform(matrix);
-      around(top.x, top.y + view.clientHeight * 0.6, 1.4);
-    } else {
-      around(middle.x, middle.y, Math.max(room, 0.7));
-    }
+    if (room > 2.5) around(x, top + view.clientHeight * 0.6, 1.4);  // a large part is shown from its top
+    else around(x, y, Math.max(room, 0.7));
     choose(element);
   }
   document.addEventListener("click", (event) => {

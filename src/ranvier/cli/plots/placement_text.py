@@ -24,6 +24,14 @@ class Costs:
         }
         self._moves = {(t["value"], t["source"], t["target"]): t for t in predicted.get("transfers") or ()}
         self.total: float | None = predicted.get("seconds")
+        self._sources: Mapping[str, str] = predicted.get("sources") or {}
+
+    def summary(self, providers: Iterable[str]) -> str:
+        """``predicted 1.2 ms a run (cpu measured, sim nominal)``; nothing where nothing is known."""
+        if self.total is None:
+            return ""
+        told = ", ".join(f"{name} {self._sources[name]}" for name in providers if name in self._sources)
+        return f"predicted {seconds_text(self.total)} a run" + (f" ({told})" if told else "")
 
     def node(self, k: int) -> float | None:
         """What a node takes where it is."""

@@ -150,13 +150,16 @@ class MachineCosts:
         return Link(SECONDS_PER_NODE, BYTES_PER_SECOND)
 
 
-def guessed_types(graph: Graph, given: Sequence[Type | None] | None = None) -> dict[Value, Type | None]:
-    """Types of all values of a graph with a size for every symbol: of a batch 1, of others a typical one."""
+def guessed_types(
+    graph: Graph, given: Sequence[Type | None] | None = None, sizes: Mapping[str, int] | None = None
+) -> dict[Value, Type | None]:
+    """Types of all values of a graph with a size for every symbol: those in ``sizes``, of a batch 1, of others a
+    typical one."""
     dims = {name: max(symbol.lo, 1 if _is_batch(name) else TYPICAL_DIM) for name, symbol in graph.symbols.items()}
     for name, symbol in graph.symbols.items():
         if symbol.hi is not None:
             dims[name] = min(dims[name], symbol.hi)
-    inference = TypeInference(dims, annotated=True)
+    inference = TypeInference({**dims, **(sizes or {})}, annotated=True)
     inference.run(graph, given)
     return inference.types
 
