@@ -60,6 +60,7 @@ class OnnxRuntimeProvider:
     name: ClassVar[str] = "onnxruntime"
     aliases: ClassVar[tuple[str, ...]] = ("ort",)
     Options: ClassVar[type] = OnnxRuntimeOptions
+    library: ClassVar[str] = "onnxruntime"  # which knows what it takes, and is imported when somebody asks
 
     def __init__(self, options: OnnxRuntimeOptions | None = None) -> None:
         self.options = options or OnnxRuntimeOptions()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import queue
 import threading
@@ -62,6 +63,7 @@ class OpenVinoProvider:
     name: ClassVar[str] = "openvino"
     aliases: ClassVar[tuple[str, ...]] = ("OpenVINOExecutionProvider",)
     Options: ClassVar[type] = OpenVinoOptions
+    library: ClassVar[str] = "openvino"  # which knows what it takes, and is imported when somebody asks
 
     def __init__(self, options: OpenVinoOptions | None = None) -> None:
         self.options = options or OpenVinoOptions()
@@ -78,7 +80,8 @@ class OpenVinoProvider:
         return None if importlib.util.find_spec("openvino") is not None else "openvino is not installed"
 
     def capability(self) -> ProviderCapability:
-        return ProviderCapability(notes=f"OpenVINO {_library().__version__}, {self.options.plugin}")
+        notes = f"OpenVINO {_version()}, {self.options.plugin}"
+        return ProviderCapability(notes=notes, dear_claims=True)
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
         for node in view:
@@ -152,6 +155,11 @@ class OpenVinoKernel:
     def stats(self) -> KernelStats:
         with self._lock:
             return KernelStats(self._calls, self._seconds)
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("openvino")
 
 
 @functools.cache

@@ -96,6 +96,10 @@ class ProviderRegistry:
         self._discover()
         return list(self._factories)
 
+    def automatic(self, name: str) -> bool:
+        """Does ``auto`` stand for it too, or must somebody name it?"""
+        return self.resolve(name) not in self._by_name_only
+
     def resolve(self, name: str) -> str:
         """The registered name for a name or alias; InvalidConfig with the nearest one for an unknown name."""
         self._discover()

@@ -5,6 +5,7 @@ mlx works in memory that processor and GPU share, so nothing is transferred: ope
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import threading
@@ -69,7 +70,7 @@ class MlxProvider:
         return None if importlib.util.find_spec("mlx") is not None else "mlx is not installed"
 
     def capability(self) -> ProviderCapability:
-        notes = f"mlx {importlib.metadata.version('mlx')}, {self.options.device}"
+        notes = f"mlx {_version()}, {self.options.device}"
         return ProviderCapability(ops=operators(), dtypes=ALL, memory=("system", "shared"), notes=notes)
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
@@ -87,3 +88,8 @@ class MlxProvider:
 
     def close(self) -> None:
         self._allocator.trim()
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("mlx")
