@@ -192,6 +192,34 @@ def test_one_that_fails_to_close_does_not_keep_the_others(counted: None, caplog:
     assert "RuntimeError: no" in caplog.text
 
 
+def test_requests_under_way_end_well_or_with_a_typed_error(counted: None) -> None:
+    session = rv.load(model("Relu", "Neg"), providers=["cpu"])
+    expected = session.run(X)["v2"]
+    ready = threading.Barrier(5)
+    wrong: list[Any] = []
+
+    def work() -> None:
+        ready.wait()
+        while True:
+            try:
+                if not np.array_equal(session.run(X)["v2"], expected):
+                    wrong.append("a result")
+            except SessionClosed:
+                return
+            except BaseException as error:
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    REGISTRY.shutdown()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
 _PROGRAM = """
 import os, sys
 from ranvier.providers.reference import ReferenceProvider

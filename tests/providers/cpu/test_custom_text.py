@@ -165,6 +165,17 @@ def test_kernels_that_define_the_same_names_do_not_meet(kernels: CpuKernels) -> 
         assert x[0] == number
 
 
+def test_a_kernel_may_keep_a_variable(kernels: CpuKernels) -> None:
+    """Memory of the code itself that is written to needs another loader than code alone."""
+    body = "  %old = atomicrmw add ptr @count, i64 1 seq_cst\n  store i64 %old, ptr %x"
+    signature = Signature((Tensor("x", DType.int64, (1,), "out"),))
+    handle = kernels.load(around(body, before="@count = global i64 7"), "k", signature)
+    x = np.zeros(1, np.int64)
+    kernels.launch(handle, 3, 1, [x])
+    kernels.launch(handle, 1, 1, [x])
+    assert x[0] == 10
+
+
 def test_many_threads_launch_one_kernel(kernels: CpuKernels) -> None:
     handle = kernels.load(SAXPY, "saxpy", SAXPY_SIGNATURE)
     wrong: list[int] = []
