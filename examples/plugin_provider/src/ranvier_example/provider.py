@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ranvier.providers.base import (
     CompileContext,
     Decline,
     GraphView,
+    KernelHandle,
     KernelStats,
     MemoryUsage,
     ProviderCapability,
@@ -94,7 +96,11 @@ class ExampleProvider:
         self.device: Device = CPU
         self._allocator = PoolAllocator(name=self.name)
         self._kernels = CpuKernels()
-        self._leaky = self._kernels.load(_TEXT, "leaky", _SIGNATURE)
+
+    @functools.cached_property
+    def _leaky(self) -> KernelHandle:
+        """Loaded when it is first needed: a session that uses all providers makes this one for every model."""
+        return self._kernels.load(_TEXT, "leaky", _SIGNATURE)
 
     def available(self) -> str | None:
         return None
