@@ -6,7 +6,9 @@ look at costs. Costs are asked for only where two providers, neither of them a l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ranvier.config import SessionConfig
 from ranvier.graph.ir import Graph, Node
@@ -15,6 +17,12 @@ from ranvier.providers.base import ExecutionProvider
 from ranvier.runtime.partition import Blocked, Partitioner, Partitioning
 from ranvier.runtime.partition.pins import matching, resolve_pins
 from ranvier.runtime.transfer import space_of
+
+if TYPE_CHECKING:
+    from ranvier.runtime.partition.costs import Claims
+    from ranvier.runtime.partition.placing import Placed
+
+MARGIN = 0.2  # share of the time that dividing the work must save: less than that, predictions err
 
 
 def partitioned(
@@ -50,8 +58,26 @@ def _weighed(
     figures = figures_for(involved, config, measuring=choice)
     model = MachineCosts(providers, figures, guessed_types(graph))
     placed = place(graph, providers, model, claims=claims)
+    if choice and len(set(placed.owner)) > 1:
+        placed = _worth_it(placed, [place(graph, providers, model, claims=each) for each in _undivided(claims, among)])
     placed.partitioning.predicted = prediction(placed, [provider.name for provider in providers], model)
     return placed.partitioning
+
+
+def _undivided(claims: Claims, among: Iterable[int]) -> list[Claims]:
+    """For each provider the claims that leave it all it takes; others get the rest."""
+    found: list[Claims] = []
+    for p in sorted(among):
+        notes = {(k, q): note for (k, q), note in claims.notes.items() if q == p or (k, p) not in claims.notes}
+        left = {(k, q): "kept together" for k, q in claims.notes if (k, q) not in notes}
+        found.append(replace(claims, notes=notes, declined={**claims.declined, **left}))
+    return found
+
+
+def _worth_it(divided: Placed, whole: Sequence[Placed]) -> Placed:
+    """The divided placement, where it promises more than predictions err; else the best that is not divided."""
+    best = min(whole, key=lambda placed: placed.schedule.seconds)
+    return divided if divided.schedule.seconds < (1 - MARGIN) * best.schedule.seconds else best
 
 
 def pinned(graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> Blocked:

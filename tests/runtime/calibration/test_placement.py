@@ -14,6 +14,7 @@ import ranvier as rv
 from ranvier import errors
 from ranvier.codegen.llvm import cache
 from ranvier.runtime.calibration import lazy, store
+from ranvier.runtime.calibration.table import Figures
 from tests.runtime.small_models import model_of
 
 BIG, SMALL = 256, 4
@@ -246,6 +247,27 @@ def test_a_session_that_must_weigh_measures_once(measured: list[str]) -> None:
     with session({**FAST, "gflops": 5.0}) as made:  # other options, another device
         made.run(inputs())
     assert sorted(measured) == ["cpu", "sim", "sim"]
+
+
+def test_work_is_divided_only_where_that_saves_more_than_predictions_err(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two providers on the host, one better at products, the other at what follows them."""
+    pytest.importorskip("onnxruntime")
+
+    def figures(product: float, elementwise: float) -> Figures:
+        rates = {"product": product, "product.thin": product, "elementwise.fused": elementwise, "movement": 1e-15}
+        return Figures("", launch=1e-6, points={f"{kind} float32": ((1.0, each),) for kind, each in rates.items()})
+
+    def placed(product: float) -> dict[str, str]:
+        """With these seconds for one operation of a product on the second provider; on the first it takes 1e-12."""
+        known = {"cpu": figures(1e-12, 1e-10), "onnxruntime": figures(product, 1e-15)}
+        monkeypatch.setattr(lazy, "figures_for", lambda providers, config, **how: known)
+        with rv.load(products(), providers=("cpu", "onnxruntime"), policy="cost") as made:
+            return where(made)
+
+    assert placed(3e-12) == {"big": "cpu", "after": "onnxruntime", "small": "cpu"}
+    assert set(placed(1.2e-12).values()) == {"onnxruntime"}  # a tenth is not worth it
+    monkeypatch.setattr("ranvier.runtime.placement.MARGIN", 0.0)
+    assert placed(1.2e-12)["big"] == "cpu"
 
 
 def branches() -> ModelProto:

@@ -55,6 +55,9 @@ class Costs:
     def capacity(self, provider: Any) -> float | None:
         return None
 
+    def memory(self, provider: Any) -> str:
+        return str(provider.device)
+
     def engine(self, provider: Any) -> tuple[int | None, int]:
         return None, 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ranvier.devices import CPU
 from ranvier.graph.ir import Graph, Node, Value
@@ -53,13 +53,14 @@ class MachineCosts:
 
     def __init__(
         self,
-        providers: Iterable[ExecutionProvider],
+        providers: Sequence[ExecutionProvider],
         figures: Mapping[str, Figures],
         types: Mapping[Value, Type | None] | None = None,
     ) -> None:
         self.figures = dict(figures)
         self.types = types or {}
-        self._devices = {str(provider.device): provider for provider in providers if isinstance(provider, OwnMemory)}
+        self._home = next((p.name for p in providers if not isinstance(p, OwnMemory)), "")
+        self._devices = {self.memory(provider): provider for provider in providers}
         self._works: dict[int, Work] = {}
 
     def node_seconds(self, node: Node, provider: ExecutionProvider) -> float | None:
@@ -87,6 +88,14 @@ class MachineCosts:
         if source != host:
             ways.append(self._way(source, inward=False))
         return Link(sum(way.latency for way in ways), 1 / sum(1 / way.bandwidth for way in ways))
+
+    def memory(self, provider: ExecutionProvider) -> str:
+        """Providers on the host have one memory, and yet a value costs something to hand over: each keeps tensors in
+        an order of its own, and what one computes in a go another cannot continue. The first of them is at home."""
+        device = str(provider.device)
+        if isinstance(provider, OwnMemory) or provider.name == self._home or not provider.capability().whole_parts:
+            return device
+        return f"{device}/{provider.name}"
 
     def launch(self, provider: ExecutionProvider) -> float:
         figures = self.figures.get(provider.name)
@@ -141,6 +150,9 @@ class MachineCosts:
         if provider is None:
             return Link(0.0)
         figures = self.figures.get(provider.name)
+        if not isinstance(provider, OwnMemory):
+            moved = None if figures is None else figures.points.get("movement float32")
+            return Link(_LAUNCH, BYTES_PER_SECOND / 2 if not moved else moved[-1][0] / moved[-1][1] / 2)
         way = None if figures is None else figures.inward if inward else figures.outward
         if way is not None:
             return Link(*way)

@@ -31,7 +31,7 @@ class CostModel(Protocol):
         ...
 
     def transfer(self, source: str, target: str) -> Link:
-        """The way between the memories of two devices."""
+        """The way between two memories."""
         ...
 
     def launch(self, provider: ExecutionProvider) -> float:
@@ -40,6 +40,10 @@ class CostModel(Protocol):
 
     def capacity(self, provider: ExecutionProvider) -> float | None:
         """Bytes of weights a provider can hold; None where that is no concern."""
+        ...
+
+    def memory(self, provider: ExecutionProvider) -> str:
+        """The memory a provider works in: its device, or a name of its own where handing values over takes time."""
         ...
 
     def engine(self, provider: ExecutionProvider) -> tuple[int | None, int]:
@@ -123,7 +127,7 @@ def pose(
     ]
     _check(nodes, open_, providers, reasons)
     seconds, unknown = _seconds(nodes, open_, providers, model)
-    devices = list(dict.fromkeys([str(CPU), *(str(provider.device) for provider in providers)]))
+    devices = list(dict.fromkeys([str(CPU), *(model.memory(provider) for provider in providers)]))
     choices = [_choice(provider, devices, model) for provider in providers]
     values, flows = _flows(graph, nodes, model)
     links = {
@@ -185,7 +189,7 @@ def _choice(provider: ExecutionProvider, devices: Sequence[str], model: CostMode
     engine, lanes = model.engine(provider)
     return Choice(
         provider.name,
-        devices.index(str(provider.device)),
+        devices.index(model.memory(provider)),
         model.launch(provider),
         provider.capability().whole_parts,
         model.capacity(provider),
