@@ -6,6 +6,7 @@ The whole pipeline is :meth:`Session.__init__`: ``load → Graph → passes → 
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -110,7 +111,7 @@ class Session:
         self._unlimited = None if control.watched else control
         fallbacks = [*map(str, absent), *self._compiled.fallbacks]
         self._fallbacks = fallbacks
-        self.report = self._report(loaded, reports, clock.laps, fallbacks)
+        self._summary = self._summarised(loaded, reports, clock.laps, fallbacks)
         if self.config.debug >= 1:
             show_report(self.report)
         if self.config.debug >= 2:
@@ -136,8 +137,14 @@ class Session:
         with self._preparing("compiling it again"):
             return Compiled(self.graph, providers, self.config, self._pool, self._moved)
 
-    def _report(self, loaded: int, passes: list[Any], seconds: dict[str, float], fallbacks: list[str]) -> Report:
-        report = Report(
+    @functools.cached_property
+    def report(self) -> Report:
+        """What was done to the model and where it runs; nodes are described when somebody first looks."""
+        describe_placement(self._summary, self._compiled)
+        return self._summary
+
+    def _summarised(self, loaded: int, passes: list[Any], seconds: dict[str, float], fallbacks: list[str]) -> Report:
+        return Report(
             model=self.config.name or self.graph.name,
             providers=tuple(p.name for p in self.providers),
             optimization=self.config.optimization,
@@ -148,8 +155,6 @@ class Session:
             problems=list(self.graph.metadata.get("problems", ())),
             counts=self._moved,
         )
-        describe_placement(report, self._compiled)
-        return report
 
     def _prepare_static(self) -> None:
         """Where all sizes are known now, generated code is made now: the first run shall not be slower than others."""
@@ -161,7 +166,7 @@ class Session:
             self.bind()
         except (ResourceLimit, OutOfMemory):
             return  # the run will say so, and only if it happens
-        self.report.seconds["generate"] = time.perf_counter() - started
+        self._summary.seconds["generate"] = time.perf_counter() - started
 
     # -- the interface of the model ---------------------------------------------------------------------------------
 
@@ -245,7 +250,7 @@ class Session:
         started = time.perf_counter_ns()
         results = plan.run(values, control, _Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
         for profiler in profilers:
-            profiler.span(self.report.model or "run", started, time.perf_counter_ns())
+            profiler.span(self._summary.model or "run", started, time.perf_counter_ns())
         return results
 
     def _recovered(
@@ -271,7 +276,7 @@ class Session:
             without,
             lambda other: self._attempt(other, inputs, names, control.again(), into),
         )
-        self.report.fallbacks = [*self._fallbacks, *(f"{t} ({n} times)" for t, n in self._recovery.events.items())]
+        self._summary.fallbacks = [*self._fallbacks, *(f"{t} ({n} times)" for t, n in self._recovery.events.items())]
         return dict(zip(names, results))
 
     @property
@@ -368,7 +373,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SessionClosed(f"session {self.report.model!r} is closed")
+            raise SessionClosed(f"session {self._summary.model!r} is closed")
 
     def __enter__(self) -> Session:
         return self
@@ -379,7 +384,7 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Session {self.report.model!r} on {', '.join(self.report.providers)}>"
+        return f"<Session {self._summary.model!r} on {', '.join(self._summary.providers)}>"
 
 
 def _close_all(providers: Sequence[ExecutionProvider]) -> None:
