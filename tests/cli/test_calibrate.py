@@ -122,10 +122,11 @@ def test_samples_compute(name: str) -> None:
         assert np.isfinite(session.run(built.feed)["y"].astype(np.float64)).all()
 
 
-def test_a_provider_without_time_is_measured_by_nothing_but_its_launch() -> None:
+def test_however_little_time_there_is_both_kinds_of_work_are_measured() -> None:
     figures = measure(REGISTRY.get("reference"), budget=1e-9)
-    assert figures.points == {}
+    assert set(figures.points) == {"product float32", "elementwise float32"}
     assert figures.launch > 0
+    assert figures.time("product", "float32", 1e6) is not None
 
 
 def test_the_cache_is_where_calibrations_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ QUICK = 0.5
 _PER_SAMPLE = 0.02  # seconds of runs, beside what compiling takes
 _LEAST_RUNS, _MOST_RUNS = 3, 200
 _ROUNDS = 2  # after the first look
+_LEAST_SAMPLES = 2  # however little time there is: one class by operations, one by bytes
 _SHARE = 0.1  # of a run, at least, is the work itself: what is taken off was measured at another moment
 _LARGE = 4 << 20  # bytes of the transfer that tells the bandwidth
 Progress = Callable[[Sequence[Sample]], Iterable[Sample]]
@@ -46,17 +47,17 @@ def measure(
     started = time.perf_counter()
     end = started + (budget or (QUICK if quick else BUDGET))
     per_sample = _PER_SAMPLE / 3 if quick else _PER_SAMPLE
-    inward, outward = _ways(provider)
+    inward, outward = _ways(provider, per_sample)
     moved = 0.0 if inward is None or outward is None else inward[0] + outward[0]
     with ExitStack() as stack:
         small = _prepared(provider, tiny(), config, stack)
         small.run(3 * per_sample)
         row = tiny_row()
-        many = _prepared(provider, row, config, stack) if _takes(provider, row) else None
+        many = _prepared(provider, row, config, stack) if not quick and _takes(provider, row) else None
         runs: list[tuple[Sample, _Run]] = []
         wanted = [sample for sample in samples() if sample.urgent or not quick]
         for sample in wanted if progress is None else progress(wanted):
-            if time.perf_counter() > end:
+            if time.perf_counter() > end and len(runs) >= _LEAST_SAMPLES:
                 break
             built = sample.make()
             if not _takes(provider, built):
@@ -162,7 +163,7 @@ def _best(call: Callable[[], Any], seconds: float) -> float:
     return best
 
 
-def _ways(provider: ExecutionProvider) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+def _ways(provider: ExecutionProvider, seconds: float) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """Latency and bandwidth to the provider's memory and back; None for one that works in the host's.
 
     Sending returns before the data are there, so a round trip is timed and both ways get half of it.
@@ -172,7 +173,7 @@ def _ways(provider: ExecutionProvider) -> tuple[tuple[float, float] | None, tupl
 
     def there_and_back(nbytes: int) -> float:
         array = np.zeros(nbytes, np.uint8)
-        return _best(lambda: provider.download(provider.upload([array])), _PER_SAMPLE)
+        return _best(lambda: provider.download(provider.upload([array])), seconds)
 
     small, large = there_and_back(64), there_and_back(_LARGE)
     bandwidth = 2 * _LARGE / max(large - small, 1e-6)
