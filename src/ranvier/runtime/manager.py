@@ -409,7 +409,7 @@ def _metrics(entry: _Entry) -> SessionMetrics:
         active=entry.active,
         weights=entry.weights if entry.present else 0,
         arenas=entry.arenas(),
-        transfers=() if entry.session is None else entry.session.report.moved(),
+        transfers=() if entry.session is None else entry.session._moved.snapshot(),
     )
 
 
