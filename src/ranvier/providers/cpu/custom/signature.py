@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidConfig, InvalidInput, InvalidValue, RanvierError, ShapeMismatch
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 Access = Literal["in", "out", "inout"]
