@@ -30,7 +30,7 @@ from tests.conformance.deviations import DEVIATIONS, SEEN_WITH
 
 PROVIDERS = ("onnxruntime", "openvino", "mlx", "sim", "remote")
 FULL = os.environ.get("RANVIER_CONFORMANCE") == "full"
-_ORDINARY = {TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL}  # which every provider has
+_ORDINARY = {TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL}  # which every provider has
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
@@ -47,19 +47,24 @@ def _is_ordinary(case: Case) -> bool:
 
 @functools.cache
 def _cases() -> tuple[Case, ...]:
-    """All cases, or for every operator the first one, the first with ordinary types and the last."""
+    """All cases, or for every operator the first one, the first with ordinary types and the last, and the first one
+    with ordinary types of every opset that it occurs in: others take some versions only."""
     cases = [case for case in all_cases() if case.kind != "light" and case.name not in WAITING]
     if FULL:
         return tuple(cases)
-    by_operator: dict[tuple[str, str], list[Case]] = {}
+    by_operator: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        for node in _nodes(case.model().graph):
+        model = case.model()
+        opsets = {each.domain: each.version for each in model.opset_import}
+        for node in _nodes(model.graph):
             by_operator.setdefault((node.domain, node.op_type), []).append(case)
+            by_operator.setdefault((node.domain, node.op_type, opsets.get(node.domain)), []).append(case)
     chosen: set[str] = set()
-    for found in by_operator.values():
+    for key, found in by_operator.items():
         simple = [case for case in found if "_expanded" not in case.name] or found
-        ordinary = next((case for case in simple if _is_ordinary(case)), simple[0])
-        chosen.update(case.name for case in (simple[0], ordinary, simple[-1]))
+        chosen.add(next((case for case in simple if _is_ordinary(case)), simple[0]).name)
+        if len(key) == 2:
+            chosen.update((simple[0].name, simple[-1].name))
     return tuple(case for case in cases if case.name in chosen)
 
 
