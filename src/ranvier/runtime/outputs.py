@@ -23,19 +23,20 @@ LIMIT_BYTES = 128 << 20  # of blocks that wait
 class _Lease:
     """What the arrays over a block refer to, directly or through each other; its end is the end of them all."""
 
-    __slots__ = ("__array_interface__", "_block", "_blocks")
+    __slots__ = ("__array_interface__", "_address", "_block", "_blocks")
 
     def __init__(self, block: Array, blocks: Blocks, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._block, self._blocks = block, blocks
+        self._address = block.ctypes.data  # asked for now: at the end of the interpreter NumPy can no longer tell
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
             "typestr": dtype.str,
-            "data": (block.ctypes.data, False),
+            "data": (self._address, False),
         }
 
     def __del__(self) -> None:
-        self._blocks.give(self._block)
+        self._blocks.give(self._block, self._address)
 
 
 class Blocks:
@@ -76,12 +77,11 @@ class Blocks:
         finally:
             self._lock.release()
 
-    def give(self, block: Array) -> None:
+    def give(self, block: Array, address: int) -> None:
         size = block.nbytes
         if size > self._limit or not self._lock.acquire(blocking=False):
             return
         try:
-            address = block.ctypes.data
             self._waiting[address] = block
             self._sizes.setdefault(size, []).append(address)
             self.nbytes += size
