@@ -8,7 +8,7 @@ import gc
 import pickle
 import threading
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -142,6 +142,8 @@ class ManagedVersioned(ctypes.Structure):
 class Handmade:
     """A capsule as a C library would make it; counts the calls of its deleter."""
 
+    alive: ClassVar[list[Handmade]] = []
+
     def __init__(
         self,
         memory: np.ndarray,
@@ -174,6 +176,7 @@ class Handmade:
         else:
             self.managed = ManagedVersioned(*version, None, self.deleter, flags, tensor)
             self.name = b"dltensor_versioned"
+        self.alive.append(self)  # a C library's memory is there until its deleter is called
         # no destructor: the tests take every capsule that must be freed
         self.capsule = new_capsule(ctypes.addressof(self.managed), self.name, None)
 

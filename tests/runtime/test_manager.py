@@ -354,10 +354,11 @@ def test_closing_lets_runs_finish(slow: Path) -> None:
     manager = rv.SessionManager()
     manager.load("slow", slow)
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(manager.run, "slow", {"limit": np.array(2000, np.float32)})
+        steps = 50_000  # a second or so: long enough to be seen while it runs
+        run = pool.submit(manager.run, "slow", {"limit": np.array(steps, np.float32)})
         running(manager, "slow")
         manager.close()
-        assert run.result(WAIT)["end"] == 2000
+        assert run.result(WAIT)["end"] == steps
 
 
 # -- counting -------------------------------------------------------------------------------------------------------
