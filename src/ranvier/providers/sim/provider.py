@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from ranvier.providers.sim.faults import parse_faults
 from ranvier.records import dataclass
 
 WORKER = "ranvier.runtime.worker.pipe"
+_ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # others have work too
 _PATIENCE = 0.2  # seconds a worker has to end by itself
 
 
@@ -95,6 +97,7 @@ class _ProcessChannel:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
+                env={**os.environ, **_ONE_CORE},
             )
         except OSError as error:
             raise ProviderUnavailable("sim", f"its process cannot be started ({error})") from error
