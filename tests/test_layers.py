@@ -34,7 +34,7 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model"}
+SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model", "foreign"}
 
 
 def modules() -> list[Path]:

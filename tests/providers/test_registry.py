@@ -58,7 +58,7 @@ def test_a_failing_import_of_ours_is_an_error(own: ProviderRegistry, statement: 
 def test_a_missing_module_of_the_cpu_provider_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ranvier.providers.cpu.provider", None)  # as if it were not there
     made = ProviderRegistry()
-    made.register("cpu", registry._cpu)
+    made.register("cpu", registry._ours("cpu.provider", "CpuProvider"))
     with pytest.raises(ImportError, match=r"ranvier\.providers\.cpu\.provider"):
         made.get("cpu")
 

@@ -11,17 +11,18 @@ import importlib
 import json
 import os
 import pickle
-import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from ranvier.runtime.worker.process import die_with_parent, private_stdout
 
 
 def main() -> None:
-    _die_with_parent()
-    answers = _private_stdout()
+    die_with_parent()  # between turns this process is stopped, and cannot notice that nobody needs it any more
+    answers = os.fdopen(private_stdout(), "w")
     worker: _Worker | None = None
     for line in sys.stdin:
         order = json.loads(line)
@@ -38,22 +39,6 @@ def main() -> None:
         except BaseException as error:
             answer = {"error": _error_facts(error)}
         print(json.dumps(answer), file=answers, flush=True)
-
-
-def _private_stdout() -> TextIO:
-    """Libraries print; what they print goes to stderr, and the old stdout carries answers alone."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return answers
-
-
-def _die_with_parent() -> None:
-    """Between turns this process is stopped and cannot notice that nobody needs it any more; Linux can tell it."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 class _Worker:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.names import Names
 
 
 def extract(
@@ -39,16 +40,10 @@ class _Copies:
 
     def __init__(self) -> None:
         self.map: dict[Value, Value] = {}
-        self._used: set[str] = set()
+        self._names = Names()
 
     def name(self, value: Value) -> str:
-        stem = value.name or "v"
-        found, k = stem, 0
-        while found in self._used:
-            k += 1
-            found = f"{stem}.{k}"
-        self._used.add(found)
-        return found
+        return self._names.unique(value.name)
 
     def nodes(self, nodes: Iterable[Node], target: Graph) -> None:
         for node in nodes:

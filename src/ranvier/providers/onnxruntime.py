@@ -9,9 +9,8 @@ from __future__ import annotations
 import collections
 import functools
 import importlib.util
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -25,17 +24,12 @@ from ranvier.logs import logger
 from ranvier.ops.proto import schema_of
 from ranvier.providers.base import (
     Array,
-    Claim,
     CompileContext,
-    Decline,
-    GraphView,
-    KernelStats,
-    MemoryUsage,
     ProviderCapability,
     Subgraph,
 )
-from ranvier.providers.memory import PoolAllocator
-from ranvier.providers.part_model import PartModel, check_results, part_model, reason_against_moving
+from ranvier.providers.foreign import ForeignKernel, ForeignProvider
+from ranvier.providers.part_model import PartModel, check_results, part_model
 from ranvier.records import dataclass
 
 _DEFAULT = "CPUExecutionProvider"
@@ -56,16 +50,16 @@ class OnnxRuntimeOptions:
             raise InvalidConfig("OnnxRuntimeOptions: ep is a name and ep_options is a mapping")
 
 
-class OnnxRuntimeProvider:
+class OnnxRuntimeProvider(ForeignProvider):
     name: ClassVar[str] = "onnxruntime"
     aliases: ClassVar[tuple[str, ...]] = ("ort",)
     Options: ClassVar[type] = OnnxRuntimeOptions
     library: ClassVar[str] = "onnxruntime"  # which knows what it takes, and is imported when somebody asks
 
     def __init__(self, options: OnnxRuntimeOptions | None = None) -> None:
+        super().__init__()
         self.options = options or OnnxRuntimeOptions()
         self.device: Device = CPU  # operands and results are on the host, whatever happens between
-        self._allocator = PoolAllocator(name=self.name)
 
     def configure(self, options: Any) -> OnnxRuntimeProvider:
         made = OnnxRuntimeProvider(options)
@@ -84,22 +78,14 @@ class OnnxRuntimeProvider:
         ops = frozenset(op for _, op in _kernels())
         return ProviderCapability(ops=ops, notes=f"ONNX Runtime {_library().__version__}, {self.options.ep}")
 
-    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
-        for node in view:
-            reason = reason_against_moving(node) or _refusal(node)
-            yield Claim((node,)) if reason is None else Decline(node, reason)
+    def _refuses(self, node: Node) -> str | None:
+        return _refusal(node)
 
     def compile(self, part: Subgraph, ctx: CompileContext) -> OnnxRuntimeKernel:
         return OnnxRuntimeKernel(part_model(part), self.options, ctx)
 
-    def allocator(self) -> PoolAllocator:
-        return self._allocator
 
-    def close(self) -> None:
-        self._allocator.trim()
-
-
-class OnnxRuntimeKernel:
+class OnnxRuntimeKernel(ForeignKernel):
     """A part inside an ``InferenceSession``."""
 
     holds_constants = True
@@ -119,10 +105,9 @@ class OnnxRuntimeKernel:
             self._session = library.InferenceSession(model.data, settings, providers=chain)
         except Exception as error:
             raise KernelError(f"ONNX Runtime cannot load it: {error}", provider="onnxruntime") from error
+        super().__init__(model.constant_bytes)
         self._model = model
         self.source = model.text
-        self._lock = threading.Lock()
-        self._calls, self._seconds = 0, 0.0
 
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
@@ -138,19 +123,7 @@ class OnnxRuntimeKernel:
             raise KernelError(f"ONNX Runtime: {text}", provider="onnxruntime") from error
         check_results(self._model.types, found, dims, "onnxruntime")
         outputs[:] = found
-        with self._lock:
-            self._calls += 1
-            self._seconds += time.perf_counter() - started
-
-    def in_place(self, output: int, input: int) -> bool:
-        return False
-
-    def memory_usage(self) -> MemoryUsage:
-        return MemoryUsage(constants=self._model.constant_bytes)
-
-    def stats(self) -> KernelStats:
-        with self._lock:
-            return KernelStats(self._calls, self._seconds)
+        self._count(started)
 
 
 @functools.cache

@@ -10,9 +10,8 @@ import functools
 import importlib.metadata
 import importlib.util
 import queue
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,17 +23,12 @@ from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
 from ranvier.providers.base import (
     Array,
-    Claim,
     CompileContext,
-    Decline,
-    GraphView,
-    KernelStats,
-    MemoryUsage,
     ProviderCapability,
     Subgraph,
 )
-from ranvier.providers.memory import PoolAllocator
-from ranvier.providers.part_model import PartModel, check_results, part_model, reason_against_moving
+from ranvier.providers.foreign import ForeignKernel, ForeignProvider
+from ranvier.providers.part_model import PartModel, check_results, part_model
 from ranvier.records import dataclass
 
 _ELEMENTS = frozenset(
@@ -59,16 +53,16 @@ class OpenVinoOptions:
             )
 
 
-class OpenVinoProvider:
+class OpenVinoProvider(ForeignProvider):
     name: ClassVar[str] = "openvino"
     aliases: ClassVar[tuple[str, ...]] = ("OpenVINOExecutionProvider",)
     Options: ClassVar[type] = OpenVinoOptions
     library: ClassVar[str] = "openvino"  # which knows what it takes, and is imported when somebody asks
 
     def __init__(self, options: OpenVinoOptions | None = None) -> None:
+        super().__init__()
         self.options = options or OpenVinoOptions()
         self.device: Device = CPU  # operands and results are on the host, whatever happens between
-        self._allocator = PoolAllocator(name=self.name)
 
     def configure(self, options: Any) -> OpenVinoProvider:
         known = _core().available_devices
@@ -83,22 +77,14 @@ class OpenVinoProvider:
         notes = f"OpenVINO {_version()}, {self.options.plugin}"
         return ProviderCapability(notes=notes, dear_claims=True)
 
-    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
-        for node in view:
-            reason = reason_against_moving(node) or _refusal(node)
-            yield Claim((node,)) if reason is None else Decline(node, reason)
+    def _refuses(self, node: Node) -> str | None:
+        return _refusal(node)
 
     def compile(self, part: Subgraph, ctx: CompileContext) -> OpenVinoKernel:
         return OpenVinoKernel(part_model(part), self.options, ctx)
 
-    def allocator(self) -> PoolAllocator:
-        return self._allocator
 
-    def close(self) -> None:
-        self._allocator.trim()
-
-
-class OpenVinoKernel:
+class OpenVinoKernel(ForeignKernel):
     """A part inside a compiled model. A request serves one thread at a time, so there are as many as were needed."""
 
     holds_constants = True
@@ -111,11 +97,10 @@ class OpenVinoKernel:
             self._compiled = _core().compile_model(_core().read_model(model.data), options.plugin, choices)
         except RuntimeError as error:
             raise KernelError(f"OpenVINO cannot load it: {_short(error)}", provider="openvino") from error
+        super().__init__(model.constant_bytes)
         self._model = model
         self.source = model.text
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._calls, self._seconds = 0, 0.0
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[Any]:
@@ -142,19 +127,7 @@ class OpenVinoKernel:
             found = [np.array(request.get_output_tensor(k).data) for k in range(len(outputs))]
         check_results(self._model.types, found, dims, "openvino")
         outputs[:] = found
-        with self._lock:
-            self._calls += 1
-            self._seconds += time.perf_counter() - started
-
-    def in_place(self, output: int, input: int) -> bool:
-        return False
-
-    def memory_usage(self) -> MemoryUsage:
-        return MemoryUsage(constants=self._model.constant_bytes)
-
-    def stats(self) -> KernelStats:
-        with self._lock:
-            return KernelStats(self._calls, self._seconds)
+        self._count(started)
 
 
 @functools.cache

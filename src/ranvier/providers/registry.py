@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -296,46 +297,14 @@ def _plugin(entry: importlib.metadata.EntryPoint) -> ExecutionProvider:
     return made
 
 
-def _reference() -> ExecutionProvider:
-    from ranvier.providers.reference import ReferenceProvider
+def _ours(module: str, name: str) -> Factory:
+    """A provider of this package, whose module is imported when it is first asked for."""
 
-    return ReferenceProvider()
+    def make() -> ExecutionProvider:
+        made: ExecutionProvider = getattr(importlib.import_module(f"ranvier.providers.{module}"), name)()
+        return made
 
-
-def _cpu() -> ExecutionProvider:
-    from ranvier.providers.cpu.provider import CpuProvider
-
-    return CpuProvider()
-
-
-def _sim() -> ExecutionProvider:
-    from ranvier.providers.sim.provider import SimProvider
-
-    return SimProvider()
-
-
-def _onnxruntime() -> ExecutionProvider:
-    from ranvier.providers.onnxruntime import OnnxRuntimeProvider
-
-    return OnnxRuntimeProvider()
-
-
-def _openvino() -> ExecutionProvider:
-    from ranvier.providers.openvino import OpenVinoProvider
-
-    return OpenVinoProvider()
-
-
-def _mlx() -> ExecutionProvider:
-    from ranvier.providers.mlx.provider import MlxProvider
-
-    return MlxProvider()
-
-
-def _remote() -> ExecutionProvider:
-    from ranvier.providers.remote.provider import RemoteProvider
-
-    return RemoteProvider()
+    return make
 
 
 def _at_exit(process: int) -> None:
@@ -347,12 +316,17 @@ def _at_exit(process: int) -> None:
 
 REGISTRY = ProviderRegistry()
 atexit.register(_at_exit, os.getpid())
-REGISTRY.register("cpu", _cpu, ("CPUExecutionProvider",))
+REGISTRY.register("cpu", _ours("cpu.provider", "CpuProvider"), ("CPUExecutionProvider",))
 # before the reference, which takes everything; by itself only where it is the way to the GPU
-REGISTRY.register("mlx", _mlx, ("metal",), auto=sys.platform == "darwin" and platform.machine() == "arm64")
-REGISTRY.register("reference", _reference, ("numpy",))
+REGISTRY.register(
+    "mlx",
+    _ours("mlx.provider", "MlxProvider"),
+    ("metal",),
+    auto=sys.platform == "darwin" and platform.machine() == "arm64",
+)
+REGISTRY.register("reference", _ours("reference", "ReferenceProvider"), ("numpy",))
 # other runtimes and distant devices are used when somebody names them: what runs where shall be no surprise
-REGISTRY.register("onnxruntime", _onnxruntime, ("ort",), auto=False)
-REGISTRY.register("openvino", _openvino, ("OpenVINOExecutionProvider",), auto=False)
-REGISTRY.register("sim", _sim, auto=False)
-REGISTRY.register("remote", _remote, auto=False)
+REGISTRY.register("onnxruntime", _ours("onnxruntime", "OnnxRuntimeProvider"), ("ort",), auto=False)
+REGISTRY.register("openvino", _ours("openvino", "OpenVinoProvider"), ("OpenVINOExecutionProvider",), auto=False)
+REGISTRY.register("sim", _ours("sim.provider", "SimProvider"), auto=False)
+REGISTRY.register("remote", _ours("remote.provider", "RemoteProvider"), auto=False)

@@ -15,6 +15,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.formats.files import write_files
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.names import Names
 from ranvier.graph.tensors import ConstTensor
 from ranvier.ops.proto import array_tensor, node_to_proto, schema_of, type_to_proto
 
@@ -62,7 +63,7 @@ class _Writer:
         self.placed: list[tuple[int, ConstTensor]] = []  # (offset, tensor) in the external file
         self.end = 0
         self.names: dict[Value, str] = {}
-        self.used: set[str] = set()
+        self._unique = Names()
         # interface names are the caller's: they are taken before any inner value may claim them
         for value in [*graph.inputs, *graph.outputs]:
             self.name(value)
@@ -93,13 +94,7 @@ class _Writer:
         """The name of a value in the file, unique over the model: ONNX forbids shadowing in subgraphs."""
         found = self.names.get(value)
         if found is None:
-            stem = value.name or "v"
-            found, k = stem, 0
-            while found in self.used:
-                k += 1
-                found = f"{stem}.{k}"
-            self.used.add(found)
-            self.names[value] = found
+            found = self.names[value] = self._unique.unique(value.name)
         return found
 
     def _graph(self, graph: Graph) -> GraphProto:

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
@@ -20,22 +20,16 @@ import numpy as np
 
 from ranvier.devices import Device
 from ranvier.errors import WorkerLost
-from ranvier.graph.ir import Node
 from ranvier.providers.base import (
-    Claim,
     CompileContext,
-    Decline,
-    GraphView,
-    KernelStats,
-    MemoryUsage,
     ProviderCapability,
     Subgraph,
 )
 from ranvier.providers.distant.channel import Channel
 from ranvier.providers.distant.link import Link
 from ranvier.providers.distant.wire import Array, Message
-from ranvier.providers.memory import PoolAllocator
-from ranvier.providers.part_model import part_model, reason_against_moving
+from ranvier.providers.foreign import ForeignKernel, ForeignProvider
+from ranvier.providers.part_model import part_model
 
 PROTOCOL = 1
 _START = 60.0  # seconds that a worker may take until it is there: it has a runtime to import
@@ -63,7 +57,7 @@ class DistantTensor:
         self.link.wait(self._made, "run")
 
 
-class DistantProvider(ABC):
+class DistantProvider(ForeignProvider, ABC):
     """Common to all providers of this kind; a subclass says how the other end is reached."""
 
     name: ClassVar[str]
@@ -71,9 +65,9 @@ class DistantProvider(ABC):
     Options: ClassVar[type]
 
     def __init__(self, options: Any) -> None:
+        super().__init__()
         self.options = options
         self.device: Device = self._device()
-        self._allocator = PoolAllocator(name=self.name)
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._closed = False
@@ -89,28 +83,16 @@ class DistantProvider(ABC):
     def _timeout(self) -> float | None:
         """Seconds that an answer may take."""
 
-    def _refuses(self, node: Node) -> str | None:
-        """Why the other end would not take a node, beyond what holds for all of this kind."""
-        return None
-
     def available(self) -> str | None:
         return None
 
     def capability(self) -> ProviderCapability:
         return ProviderCapability(memory=("device",), notes=f"runs in another process, {self.device}")
 
-    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
-        for node in view:
-            reason = reason_against_moving(node) or self._refuses(node)
-            yield Claim((node,)) if reason is None else Decline(node, reason)
-
     def compile(self, part: Subgraph, ctx: CompileContext) -> DistantKernel:
         kernel = DistantKernel(self, part, ctx)
         kernel.ship(self.link())
         return kernel
-
-    def allocator(self) -> PoolAllocator:
-        return self._allocator
 
     def link(self) -> Link:
         """The connection, made when it is first needed and again after it broke."""
@@ -147,19 +129,19 @@ class DistantProvider(ABC):
             link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._allocator.trim()
+        super().close()
 
 
-class DistantKernel:
+class DistantKernel(ForeignKernel):
     """A part that was shipped as a small model of its own."""
 
     def __init__(self, provider: DistantProvider, part: Subgraph, ctx: CompileContext) -> None:
-        self._provider = provider
         self._model = part_model(part)
+        super().__init__(self._model.constant_bytes)
+        self._provider = provider
         self.source = self._model.text
         self._lock = threading.Lock()
         self._shipped: tuple[Link, int] | None = None
-        self._calls, self._seconds = 0, 0.0
 
     def ship(self, link: Link) -> int:
         """Make the other end load the part; its number there."""
@@ -185,16 +167,4 @@ class DistantKernel:
         fields = {"part": part, "inputs": [t.number for t in given], "outputs": numbers, "seconds": link.timeout}
         made = link.post("run", fields)
         outputs[:] = [DistantTensor(link, number, made, k) for k, number in enumerate(numbers)]
-        with self._lock:
-            self._calls += 1
-            self._seconds += time.perf_counter() - started
-
-    def in_place(self, output: int, input: int) -> bool:
-        return False
-
-    def memory_usage(self) -> MemoryUsage:
-        return MemoryUsage(constants=self._model.constant_bytes)
-
-    def stats(self) -> KernelStats:
-        with self._lock:
-            return KernelStats(self._calls, self._seconds)
+        self._count(started)

@@ -14,7 +14,8 @@ from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
-from ranvier.providers.base import Array, CompileContext, KernelStats, MemoryUsage, Subgraph
+from ranvier.providers.base import Array, CompileContext, Subgraph
+from ranvier.providers.foreign import ForeignKernel
 from ranvier.providers.mlx.library import dtype_of, mx, to_mlx, to_numpy
 from ranvier.providers.mlx.table import Call, Lowering, lowering_of
 from ranvier.providers.part_model import check_results
@@ -22,7 +23,7 @@ from ranvier.providers.part_model import check_results
 _FUNCTIONS = 16  # compiled for different contents of operands that shape the results
 
 
-class MlxKernel:
+class MlxKernel(ForeignKernel):
     """Values that only shape others (sizes, axes, pads) are computed by the operators' NumPy bodies while the function
     is built, so mlx never has to stop for one of them."""
 
@@ -49,7 +50,7 @@ class MlxKernel:
             mx.eval(list(self._fixed.values()), list(self._prepared.values()))
         self._messages: list[str] = []  # of the requirements, in the order of their conditions
         self._functions: OrderedDict[Any, Callable[[list[Any]], list[Any]]] = OrderedDict()
-        self._calls, self._seconds = 0, 0.0
+        super().__init__(sum(a.nbytes for a in [*self._fixed.values(), *self._prepared.values()]))
 
     @property
     def source(self) -> str:
@@ -81,17 +82,7 @@ class MlxKernel:
             raise KernelError(text, provider="mlx") from error
         check_results(self._types, arrays, dims, "mlx")
         outputs[:] = arrays
-        self._calls += 1
-        self._seconds += time.perf_counter() - started
-
-    def in_place(self, output: int, input: int) -> bool:
-        return False
-
-    def memory_usage(self) -> MemoryUsage:
-        return MemoryUsage(constants=sum(a.nbytes for a in [*self._fixed.values(), *self._prepared.values()]))
-
-    def stats(self) -> KernelStats:
-        return KernelStats(self._calls, self._seconds)
+        self._count(started)
 
     def _is_host(self, node: Node, lowering: Lowering) -> bool:
         return lowering.numpy or any(v in self._on_host for v in node.outputs)

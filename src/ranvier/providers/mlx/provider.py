@@ -9,13 +9,13 @@ import functools
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ranvier.devices import CPU, Device
 from ranvier.errors import InvalidConfig, nearest
-from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
-from ranvier.providers.memory import PoolAllocator
+from ranvier.graph.ir import Node
+from ranvier.providers.base import CompileContext, ProviderCapability, Subgraph
+from ranvier.providers.foreign import ForeignProvider
 from ranvier.providers.mlx import (  # noqa: F401 - what they declare is what is used
     attention,
     elementwise,
@@ -28,7 +28,6 @@ from ranvier.providers.mlx import (  # noqa: F401 - what they declare is what is
 from ranvier.providers.mlx.kernel import MlxKernel
 from ranvier.providers.mlx.library import mx
 from ranvier.providers.mlx.table import ALL, operators, refusal
-from ranvier.providers.part_model import reason_against_moving
 from ranvier.records import dataclass
 
 DEVICES = ("auto", "gpu", "cpu")
@@ -49,15 +48,15 @@ class MlxOptions:
             raise InvalidConfig(f"MlxOptions: fuse must be true or false, got {self.fuse!r}")
 
 
-class MlxProvider:
+class MlxProvider(ForeignProvider):
     name: ClassVar[str] = "mlx"
     aliases: ClassVar[tuple[str, ...]] = ("metal",)
     Options: ClassVar[type] = MlxOptions
 
     def __init__(self, options: MlxOptions | None = None) -> None:
+        super().__init__()
         self.options = options or MlxOptions()
         self.device: Device = CPU  # operands and results are on the host, and so is everything else
-        self._allocator = PoolAllocator(name=self.name)
         self._gate = threading.Lock()  # mlx promises nothing to several threads, and the device is one
 
     def configure(self, options: Any) -> MlxProvider:
@@ -73,21 +72,13 @@ class MlxProvider:
         notes = f"mlx {_version()}, {self.options.device}"
         return ProviderCapability(ops=operators(), dtypes=ALL, memory=("system", "shared"), notes=notes)
 
-    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
-        for node in view:
-            reason = reason_against_moving(node) or refusal(node)
-            yield Claim((node,)) if reason is None else Decline(node, reason)
+    def _refuses(self, node: Node) -> str | None:
+        return refusal(node)
 
     def compile(self, part: Subgraph, ctx: CompileContext) -> MlxKernel:
         on_gpu = self.options.device != "cpu" and mx.is_available(mx.gpu)
         fuse = on_gpu if self.options.fuse is None else self.options.fuse
         return MlxKernel(part, ctx, self._gate, mx.gpu if on_gpu else mx.cpu, fuse=fuse)
-
-    def allocator(self) -> PoolAllocator:
-        return self._allocator
-
-    def close(self) -> None:
-        self._allocator.trim()
 
 
 @functools.cache

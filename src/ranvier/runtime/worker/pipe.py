@@ -14,14 +14,15 @@ from ranvier.errors import RanvierError
 from ranvier.providers.distant.channel import PipeChannel
 from ranvier.providers.sim.faults import parse_faults
 from ranvier.runtime.worker.device import DeviceServer
+from ranvier.runtime.worker.process import die_with_parent, private_stdout
 from ranvier.runtime.worker.simulation import Simulated
 
 
 def main() -> None:
-    _settle()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the parent
+    die_with_parent()
     incoming = os.fdopen(os.dup(0), "rb", buffering=0)
-    outgoing = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print must not end up among the answers
+    outgoing = os.fdopen(private_stdout(), "wb", buffering=0)
     options = json.loads(sys.argv[1])
     server = DeviceServer(
         ("reference",),
@@ -40,15 +41,6 @@ def main() -> None:
         except (EOFError, OSError, RanvierError):
             break
     server.close()
-
-
-def _settle() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the parent
-    if sys.platform == "linux":
-        import ctypes
-
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 if __name__ == "__main__":
