@@ -44,7 +44,7 @@ $(MODELS): tests/models/packages.txt $(DEV)
 	@touch $@
 
 bench: setup
-	$(BIN)/python bench/bench_graph.py
+	$(BIN)/python -m bench.bench_graph
 
 # Runs the standard's suite, here and on installed peers, and writes docs/conformance.md.
 conformance: setup

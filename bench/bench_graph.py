@@ -1,6 +1,6 @@
 """How fast is the IR: microseconds to build a node, seconds to try every fusion rule on a large graph.
 
-    python bench/bench_graph.py [--nodes 10000] [--json]
+    python -m bench.bench_graph [--nodes 10000] [--json]
 
 Two graphs of the same size are searched: one of common operators in which no rule applies, and one made of exported
 transformer layers, of whose nodes 56 become 32 (types of the new nodes included).
@@ -8,18 +8,14 @@ transformer layers, of whose nodes 56 become 32 (types of the new nodes included
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from bench.figures import Figure, main
 from ranvier.dtypes import DType
 from ranvier.graph import ConstTensor, Graph, TensorType, Value
 from ranvier.ops import NEWEST, annotate, complete
@@ -28,20 +24,6 @@ from ranvier.passes.base import PassContext, RulePass
 from ranvier.passes.fuse import fusion_passes
 
 BATCH, TIME, WIDTH, HEADS = 2, 16, 64, 4
-
-
-@dataclass
-class Figure:
-    """One measured number and the bound it should stay under."""
-
-    name: str
-    value: float
-    unit: str
-    target: float | None = None
-
-    @property
-    def holds(self) -> bool:
-        return self.target is None or self.value < self.target
 
 
 class Builder:
@@ -153,9 +135,8 @@ def timed(work: Callable[[], object]) -> float:
 
 def search(graph: Graph) -> tuple[float, int]:
     """Seconds for all rules of all fusion passes, and how many rewrites they made."""
-    passes = fusion_passes()
+    passes = [step for step in fusion_passes() if isinstance(step, RulePass)]  # others look for layers, not patterns
     for step in passes:
-        assert isinstance(step, RulePass)
         step.rule_set()  # patterns are made once per process
     ctx = PassContext()
     seconds = timed(lambda: [step.run(graph, ctx) for step in passes])
@@ -177,24 +158,5 @@ def measure(nodes: int) -> list[Figure]:
     return figures
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    arguments.add_argument("--nodes", type=int, default=10_000)
-    arguments.add_argument("--json", action="store_true", help="print the figures as JSON")
-    options = arguments.parse_args()
-    figures = measure(options.nodes)
-    if options.json:
-        print(json.dumps({"nodes": options.nodes, "figures": [asdict(f) | {"holds": f.holds} for f in figures]}))
-        return
-    table = Table(title=f"graph of {options.nodes:,} nodes")
-    for column, justify in (("what", "left"), ("measured", "right"), ("target", "right"), ("", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for f in figures:
-        value = f"{f.value:.3g} {f.unit}" if f.unit else f"{f.value:,.0f}"
-        target = "" if f.target is None else f"< {f.target:g} {f.unit}"
-        table.add_row(f.name, value, target, "" if f.target is None else "ok" if f.holds else "missed")
-    Console().print(table)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure)

@@ -1,7 +1,7 @@
 """Does a device work while the host does? Two independent branches of six products, one on a simulated accelerator and
 one on the CPU, placed by the list of providers and by cost: the second cuts the CPU's part where it waits.
 
-    PYTHONPATH=. python bench/bench_overlap.py
+    python bench/bench_overlap.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How fast is placing: seconds to divide a large graph among providers, and to schedule what comes of it.
 
-    python bench/bench_partition.py [--nodes 10000] [--json]
+    python -m bench.bench_partition [--nodes 10000] [--json]
 
 The graph mixes what networks are made of: chains, residual blocks, branches, transformer layers that all read one
 mask, and dense blocks in which everything reads everything before it. Four providers in three memories, each best
@@ -9,16 +9,11 @@ at something. Time is that of one core; the best of three runs is kept, for othe
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.figures import Figure, main
 from ranvier.runtime.partition.balance import balance
 from ranvier.runtime.partition.optimise import optimise
 from ranvier.runtime.partition.problem import CANNOT, OUTSIDE, Choice, Flow, Link, Problem
@@ -37,20 +32,6 @@ LINKS = {
 }
 RATES = (8e12, 2e12, 3e11, 1e10)  # operations per second
 FIXED = (5e-6, 2e-6, 1e-6, 5e-6)  # seconds a node takes at least
-
-
-@dataclass
-class Figure:
-    """One measured number and the bound it should stay under."""
-
-    name: str
-    value: float
-    unit: str
-    target: float | None = None
-
-    @property
-    def holds(self) -> bool:
-        return self.target is None or self.value < self.target
 
 
 class Network:
@@ -151,24 +132,5 @@ def measure(nodes: int) -> list[Figure]:
     ]
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    arguments.add_argument("--nodes", type=int, default=10_000)
-    arguments.add_argument("--json", action="store_true", help="print the figures as JSON")
-    options = arguments.parse_args()
-    figures = measure(options.nodes)
-    if options.json:
-        print(json.dumps({"nodes": options.nodes, "figures": [asdict(f) | {"holds": f.holds} for f in figures]}))
-        return
-    table = Table(title=f"graph of {options.nodes:,} nodes, four providers")
-    for column, justify in (("what", "left"), ("measured", "right"), ("target", "right"), ("", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for f in figures:
-        value = f"{f.value:.3g} {f.unit}" if f.unit else f"{f.value:,.0f}"
-        target = "" if f.target is None else f"< {f.target:g} {f.unit}"
-        table.add_row(f.name, value, target, "" if f.target is None else "ok" if f.holds else "missed")
-    Console().print(table)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure, ", four providers")
