@@ -7,7 +7,7 @@ less a chunk owns that chunk of tiles. The caller takes chunks like everybody el
 done, and goes on.
 
 Up to PLACED_CHUNKS chunks are one bit each, and a thread prefers those around its own place: what the next step reads
-there, it has often written itself, and a line that another core wrote takes four times as long to come as one from the
+there, it has often written itself, and a line that another core wrote takes longer to come than one from the
 own cache. More chunks than that are only counted, and taken in order.
 
 Nobody ever waits for a worker that holds no chunk. A worker that is suspended anywhere else — about to take one, on its
