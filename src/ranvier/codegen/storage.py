@@ -15,9 +15,13 @@ Kind = Literal["input", "output", "temp", "const"]
 
 
 class Storage:
-    """A block of bytes: an input or output of the partition, a temporary, or a constant. Compared by identity."""
+    """A block of bytes: an input or output of the partition, a temporary, or a constant. Compared by identity.
 
-    __slots__ = ("array", "index", "kind", "name", "nbytes")
+    ``stands_for``: the type its elements have in expressions, where they are stored in a narrower one (see
+    docs/precision.md). It belongs to the memory, so that every view of it, however it was made, says the same.
+    """
+
+    __slots__ = ("array", "index", "kind", "name", "nbytes", "stands_for")
 
     def __init__(
         self,
@@ -27,7 +31,9 @@ class Storage:
         index: int = 0,
         array: np.ndarray[Any, Any] | None = None,
         name: str = "",
+        stands_for: DType | None = None,
     ) -> None:
+        self.stands_for = stands_for
         self.kind = kind
         self.nbytes = nbytes
         self.index = index  # position among the inputs or outputs
@@ -75,6 +81,18 @@ class View:
         strides = dense_strides(shape) if order is None else ordered_strides(shape, order)
         size = math.prod(shape)
         return cls(Storage.temporary(size * dtype.numpy.itemsize), dtype, shape, strides)
+
+    @classmethod
+    def narrowed(cls, dtype: DType, stored: DType, shape: tuple[int, ...], order: tuple[int, ...] | None) -> View:
+        """A new temporary of ``dtype`` whose elements are kept as ``stored``: rounded by the store, widened by loads."""
+        made = cls.temporary(stored, shape, order)
+        made.storage.stands_for = dtype
+        return made
+
+    @property
+    def element(self) -> DType:
+        """The type of the elements once they are loaded; ``dtype`` is the one they have in memory."""
+        return self.storage.stands_for or self.dtype
 
     @property
     def rank(self) -> int:

@@ -45,12 +45,11 @@ def transposed_axes(nest: Nest, isa: Isa) -> tuple[int, int] | None:
         return None
     if any(o.at is not None or o.guard is not None for o in nest.operands):
         return None
-    strides = nest.operands[value.operand].strides
-    to = nest.operands[target].strides
-    if 1 not in strides or 1 not in to:
+    source, result = nest.operands[value.operand], nest.operands[target]
+    if source.dtype is not result.dtype or 1 not in source.strides or 1 not in result.strides:
         return None
-    a, b = strides.index(1), to.index(1)
-    least = side(isa, value.dtype.numpy.itemsize) // 2
+    a, b = source.strides.index(1), result.strides.index(1)
+    least = side(isa, source.dtype.numpy.itemsize) // 2
     if a == b or min(nest.extents[a], nest.extents[b]) < max(2, least):
         return None
     return a, b
@@ -64,7 +63,7 @@ def transpose_launch(nest: Nest, isa: Isa, axes: tuple[int, int]) -> Launch:
     assert isinstance(value, Load)
     source_of, target_of = nest.operands[value.operand], nest.operands[target]
     packed = [k for k in range(len(nest.extents)) if k not in axes]
-    size = value.dtype.numpy.itemsize
+    size = source_of.dtype.numpy.itemsize
     points = math.prod(nest.extents)
     lines = side(isa, size) * size == 64 and isa.triple == "x86_64"
     lines = lines and all(s * size % 64 == 0 for k, s in enumerate(target_of.strides) if k != b)

@@ -33,6 +33,7 @@ from ranvier.records import dataclass
 if TYPE_CHECKING:
     from ranvier.providers.cpu.nest_builder import NestBuilder
     from ranvier.providers.cpu.realise import Realiser
+    from ranvier.providers.cpu.target import Target
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -141,6 +142,11 @@ class Contraction(Def):
 
     ``fold(strides)`` maps strides over the result's axes to (batch, row, column) strides of an epilogue operand, or
     None where they cannot be expressed. ``order`` is how the result must lie in memory (outermost axis first).
+
+    ``narrow(target)`` says why the product cannot be had with operands of ``target.narrow``, or None where it can. Then
+    ``realise`` may be given float32 tensors that are stored so (``View.element`` is float32 still): all operands but
+    constants, which it packs as it likes, together; and whatever the operands are, the target and the epilogue's
+    operands may be stored in either type. The sum is one of float32, rounded once at the store.
     """
 
     sources: tuple[Value, ...]
@@ -148,6 +154,8 @@ class Contraction(Def):
     fold: Callable[[Sequence[int]], tuple[int, int, int] | None]
     order: tuple[int, ...] | None = None
     unit_axis: int | None = None  # the result's axis that must have stride 1
+    flops: float = 0.0
+    narrow: Callable[[Target], str | None] | None = None
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -166,11 +174,16 @@ class Joined(Def):
 
 @dataclass(eq=False)
 class Opaque(Def):
-    """``realise(realiser, views, outs)`` fills dense results; ``dense`` operands are made row-major before."""
+    """``realise(realiser, views, outs)`` fills dense results; ``dense`` operands are made row-major before.
+
+    ``narrow(target)`` as for a contraction: then operands and results may be stored in 16 bits, each or not.
+    """
 
     sources: tuple[Value, ...]
     realise: Callable[[Realiser, list[View], list[View]], Sequence[Launch]]
     dense: bool = True
+    flops: float = 0.0
+    narrow: Callable[[Target], str | None] | None = None
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -338,9 +351,11 @@ class Definitions:
         *,
         order: tuple[int, ...] | None = None,
         unit_axis: int | None = None,
+        flops: float = 0.0,
+        narrow: Callable[[Target], str | None] | None = None,
     ) -> Value:
         result = self._result(out, dtype, shape)
-        self._add(Contraction((result,), tuple(sources), realise, fold, order, unit_axis))
+        self._add(Contraction((result,), tuple(sources), realise, fold, order, unit_axis, flops, narrow))
         return result
 
     def joined(self, sources: Sequence[Value], axis: int, shape: Sequence[int], out: Value | None = None) -> Value:
@@ -356,12 +371,14 @@ class Definitions:
         results: Sequence[Value | None] = (),
         *,
         dense: bool = True,
+        flops: float = 0.0,
+        narrow: Callable[[Target], str | None] | None = None,
     ) -> list[Value]:
         made = [
             self._result(results[k] if k < len(results) else None, dtype, shape)
             for k, (dtype, shape) in enumerate(outs)
         ]
-        self._add(Opaque(tuple(made), tuple(sources), realise, dense))
+        self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow))
         return made
 
     def check(self, flag: Value, message: str) -> None:

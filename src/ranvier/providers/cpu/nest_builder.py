@@ -30,7 +30,7 @@ class NestBuilder:
     ) -> Expr:
         """The element of ``view`` at this point: by broadcasting, or by the given strides per axis of the domain."""
         steps = tuple(strides) if strides is not None else view.expanded(self.domain).strides
-        return Load(self._operand(Operand(view, steps, offset, at, guard, other)), view.dtype)
+        return Load(self._operand(Operand(view, steps, offset, at, guard, other)), view.element)
 
     def _operand(self, operand: Operand) -> int:
         found = self._index.get(operand)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 T = TypeVar("T")
@@ -76,8 +77,24 @@ class Realised:
 
 @dataclass(frozen=True)
 class Target:
-    """What code is made for."""
+    """What code is made for.
+
+    ``precision``: "f32", or "bf16" or "fp16" where float32 values may be stored and multiplied in 16 bits. Nodes whose
+    names fit a pattern of ``keep_f32`` are left as they are; ``ranges`` are the largest absolute values seen of
+    tensors, by name, which float16 needs to know.
+    """
 
     isa: Isa
     threads: int
     winograd: bool = True
+    precision: str = "f32"
+    keep_f32: tuple[str, ...] = ()
+    ranges: Mapping[str, float] | None = None
+
+    @property
+    def narrow(self) -> DType | None:
+        """The type of 16 bits that float32 values may be stored in; None where they stay as they are."""
+        return _NARROW.get(self.precision)
+
+
+_NARROW = {"bf16": DType.bfloat16, "fp16": DType.float16}
