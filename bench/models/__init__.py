@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bench.models import convolutional, decoders, dense_prediction, encoders, light, small
+from bench.models import convolutional, decoders, dense_prediction, encoders, light, quantized, small
 from bench.models.blocks import Net
 
 BUILT: dict[str, Callable[[], Net]] = {
@@ -29,10 +29,12 @@ BUILT: dict[str, Callable[[], Net]] = {
 
 
 def names() -> list[str]:
-    """Every model that can be written: the built ones, and the light ones of the onnx package."""
-    return [*BUILT, *light.names()]
+    """Every model that can be written: the built ones, the light ones of the onnx package, and 8-bit ones."""
+    return [*BUILT, *light.names(), *quantized.names()]
 
 
 def make(name: str) -> Any:
     """A model as a ``ModelProto``."""
+    if name in quantized.names():
+        return quantized.quantized(name, make)
     return BUILT[name]().model() if name in BUILT else light.filled(name)

@@ -36,7 +36,7 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
 
 @click.command()
 @click.option("--suite", type=click.Choice(SUITES), required=True, help="The suite to measure.")
-@click.option("--models", callback=_split, default="all", show_default=True, help="Groups: real, light, built, all.")
+@click.option("--models", callback=_split, default="all", show_default=True, help="Groups: real, light, built, int8, all.")
 @click.option("--only", callback=_split, metavar="PATTERN,…", help="Only models whose names fit, with * and ?.")
 @click.option("--runners", callback=_split, default="ranvier,onnxruntime,openvino", show_default=True)
 @click.option("--threads", callback=_counts, default="1,2", show_default=True, help="Numbers of threads, by commas.")

@@ -17,7 +17,7 @@ from typing import Any
 import ranvier
 from ranvier.errors import InvalidConfig
 
-GROUPS = ("real", "light", "built")
+GROUPS = ("real", "light", "built", "int8")
 FOLDER_VARIABLE = "RANVIER_MODELS"
 _TABLE = Path(__file__).with_name("catalogue.json")
 
