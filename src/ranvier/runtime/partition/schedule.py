@@ -8,7 +8,7 @@ then goes, in the order of its upward rank (the longest way from it to the end),
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ranvier.records import dataclass
 from ranvier.runtime.partition.problem import HOST, OUTSIDE, Problem
@@ -25,6 +25,8 @@ class Step:
     engine: int
     lane: int
     after: tuple[int, ...]  # steps
+    wave: int = -1  # steps of one wave run at the same time in threads of the host, one thread for each lane
+    threads: int = 0  # that it may use itself; 0: all that the session has
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Cut:
+    """Nodes of one provider that run in a row, and how long that takes."""
+
     owner: int
     nodes: tuple[int, ...]
     seconds: float
@@ -66,7 +70,7 @@ def schedule(problem: Problem, owner: Sequence[int]) -> Schedule:
 
 def in_sequence(problem: Problem, owner: Sequence[int]) -> Schedule:
     """Part after part, each with the transfers of what it reads before it; outputs come home at the end."""
-    engines = _engines(problem)
+    engines = engines_of(problem)
     steps: list[Step] = []
     paid: set[tuple[int, int]] = set()
     now = 0.0
@@ -87,18 +91,11 @@ def in_sequence(problem: Problem, owner: Sequence[int]) -> Schedule:
 
 
 def _overlapped(problem: Problem, owner: Sequence[int], serial: float, fine: bool) -> Schedule:
-    parts, part_of = _parts(problem, owner, fine)
-    before: list[dict[int, None]] = [{} for _ in parts]
-    after: list[dict[int, None]] = [{} for _ in parts]
-    for node, earlier in enumerate(problem.before):
-        for other in sorted(earlier):
-            a, b = part_of[other], part_of[node]
-            if a != b:
-                before[b][a] = None
-                after[a][b] = None
-    moves = _moves(problem, owner, part_of, len(parts))
-    rank = _ranks(problem, parts, after, moves)
-    engines = _engines(problem)
+    parts, part_of = cut(problem, owner, fine)
+    before, after = joined(problem, part_of, len(parts))
+    moves = moves_of(problem, owner, part_of, len(parts))
+    rank = ranks(problem, parts, after, moves)
+    engines = engines_of(problem)
     free = {engines[p]: [0.0] * max(1, choice.lanes) for p, choice in enumerate(problem.choices)}
     link_free: dict[tuple[int, int], float] = {}
     arrived: dict[tuple[int, int], float] = {}  # (flow, memory) -> when it is there
@@ -115,7 +112,7 @@ def _overlapped(problem: Problem, owner: Sequence[int], serial: float, fine: boo
         for index, source, maker in moves.reads[k]:
             target = problem.space[part.owner]
             if (index, target) not in arrived:
-                arrived[index, target] = _carry(
+                arrived[index, target] = carry(
                     problem, index, source, target, end[maker] if maker >= 0 else 0.0, link_free
                 )
             inputs = max(inputs, arrived[index, target])
@@ -127,7 +124,7 @@ def _overlapped(problem: Problem, owner: Sequence[int], serial: float, fine: boo
         last = max(last, end[k])
         for index, source in moves.home[k]:
             if (index, HOST) not in arrived:
-                arrived[index, HOST] = _carry(problem, index, source, HOST, end[k], link_free)
+                arrived[index, HOST] = carry(problem, index, source, HOST, end[k], link_free)
             last = max(last, arrived[index, HOST])
         for other in after[k]:
             waiting[other] -= 1
@@ -150,7 +147,7 @@ def _overlapped(problem: Problem, owner: Sequence[int], serial: float, fine: boo
     return Schedule(tuple(steps), last, serial)
 
 
-def _carry(
+def carry(
     problem: Problem, index: int, source: int, target: int, ready: float, link_free: dict[tuple[int, int], float]
 ) -> float:
     """When a value arrives; one value at a time on the way between two memories."""
@@ -160,11 +157,26 @@ def _carry(
     return end
 
 
-def _parts(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[_Part], list[int]]:
+def joined(problem: Problem, part_of: Sequence[int], count: int) -> tuple[list[dict[int, None]], list[dict[int, None]]]:
+    """For every part those that must have run before it, and those that wait for it."""
+    before: list[dict[int, None]] = [{} for _ in range(count)]
+    after: list[dict[int, None]] = [{} for _ in range(count)]
+    for node, earlier in enumerate(problem.before):
+        for other in sorted(earlier):
+            a, b = part_of[other], part_of[node]
+            if a != b:
+                before[b][a] = None
+                after[a][b] = None
+    return before, after
+
+
+def cut(problem: Problem, owner: Sequence[int], fine: bool, apart: Container[int] = ()) -> tuple[list[Cut], list[int]]:
     """Nodes of one provider with as many changes of provider before them and as many after them: such groups never
-    wait for each other in a circle. Where an engine has several lanes, what is not joined inside a group is apart, and
-    where parts shall be ``fine``, only nodes in a row stay together, so that branches between two nodes show."""
+    wait for each other in a circle. Where an engine has several lanes, and for the providers in ``apart``, what is not
+    joined inside a group is apart, and where parts shall be ``fine``, only nodes in a row stay together, so that
+    branches between two nodes show."""
     n = problem.size
+    split = [choice.lanes > 1 or p in apart for p, choice in enumerate(problem.choices)]
     depth, height = [0] * n, [0] * n
     for node in range(n):
         for other in problem.before[node]:
@@ -183,7 +195,7 @@ def _parts(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[_Pa
 
     keys = [(owner[node], depth[node], height[node]) for node in range(n)]
     for node in range(n):
-        if problem.choices[owner[node]].lanes > 1:
+        if split[owner[node]]:
             for other in problem.before[node]:
                 in_row = len(problem.before[node]) == len(problem.after[other]) == 1
                 if keys[other] == keys[node] and (in_row or not fine):
@@ -193,7 +205,7 @@ def _parts(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[_Pa
     part_of = [0] * n
     for node in range(n):
         choice = problem.choices[owner[node]]
-        apart = node if not choice.whole_parts else find(node) if choice.lanes > 1 else -1
+        apart = node if not choice.whole_parts else find(node) if split[owner[node]] else -1
         key = (*keys[node], apart)
         if key not in numbers:
             numbers[key] = len(members)
@@ -201,7 +213,7 @@ def _parts(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[_Pa
         part_of[node] = numbers[key]
         members[numbers[key]].append(node)
     parts = [
-        _Part(who, tuple(nodes), problem.launch[who] + sum(problem.seconds[node][who] for node in nodes))
+        Cut(who, tuple(nodes), problem.launch[who] + sum(problem.seconds[node][who] for node in nodes))
         for nodes in members
         for who in (owner[nodes[0]],)
     ]
@@ -209,15 +221,15 @@ def _parts(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[_Pa
 
 
 @dataclass(frozen=True)
-class _Moves:
+class Moves:
     """Of every part: the (value, from, its part or -1) it needs from elsewhere, the (value, from) it sends home."""
 
     reads: list[list[tuple[int, int, int]]]
     home: list[list[tuple[int, int]]]
 
 
-def _moves(problem: Problem, owner: Sequence[int], part_of: Sequence[int], count: int) -> _Moves:
-    found = _Moves([[] for _ in range(count)], [[] for _ in range(count)])
+def moves_of(problem: Problem, owner: Sequence[int], part_of: Sequence[int], count: int) -> Moves:
+    found = Moves([[] for _ in range(count)], [[] for _ in range(count)])
     for index, flow in enumerate(problem.flows):
         source, targets = problem.reached(flow, owner)
         if not targets:
@@ -232,7 +244,7 @@ def _moves(problem: Problem, owner: Sequence[int], part_of: Sequence[int], count
     return found
 
 
-def _ranks(problem: Problem, parts: Sequence[_Part], after: Sequence[dict[int, None]], moves: _Moves) -> list[float]:
+def ranks(problem: Problem, parts: Sequence[Cut], after: Sequence[dict[int, None]], moves: Moves) -> list[float]:
     """The longest way from each part to the end, transfers included."""
     between: dict[tuple[int, int], float] = {}
     for reader, reads in enumerate(moves.reads):
@@ -258,7 +270,7 @@ def _ranks(problem: Problem, parts: Sequence[_Part], after: Sequence[dict[int, N
     return rank
 
 
-def _engines(problem: Problem) -> list[int]:
+def engines_of(problem: Problem) -> list[int]:
     """The engine of every provider; those that name none get one of their own."""
     named = [choice.engine for choice in problem.choices if choice.engine is not None]
     return [
