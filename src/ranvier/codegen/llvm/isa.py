@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ranvier.codegen.llvm.permission import tiles_allowed
 from ranvier.devices import cpu_features
 from ranvier.errors import InvalidConfig, NotSupported, nearest
 from ranvier.records import dataclass
@@ -56,6 +57,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "avx2": ("avxvnni",),
     "neon": ("dotprod", "i8mm", "bf16", "fullfp16", "sve"),
 }
+TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})  # of these, the system gives permission
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 TABLE: tuple[Isa, ...] = (
@@ -95,6 +97,14 @@ def available() -> list[Isa]:
 
 def _extended(isa: Isa, features: Mapping[str, bool]) -> Isa:
     has = frozenset(name for name in OPTIONAL.get(isa.name, ()) if features.get(name))
+    if "amx-tile" in has and not tiles_allowed():
+        has -= TILES
+    return with_extensions(isa, has)
+
+
+def with_extensions(isa: Isa, has: frozenset[str]) -> Isa:
+    """An entry of the table, or what was made of one, with these extensions and no others."""
+    isa = next(i for i in TABLE if (i.name, i.triple) == (isa.name, isa.triple))
     extra = ",".join([*([isa.features] if isa.features else []), *(f"+{name}" for name in sorted(has))])
     return replace(isa, features=extra, extensions=has)
 

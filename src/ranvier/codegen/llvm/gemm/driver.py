@@ -11,8 +11,9 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
-from ranvier.codegen.llvm.gemm.micro import ALPHA, SLOTS, Slot, write_slot
+from ranvier.codegen.llvm.gemm.micro import ALPHA, SLOTS, Slot, read_slot, write_slot
 from ranvier.codegen.llvm.gemm.pack import batch_offsets, quotient
 from ranvier.codegen.llvm.isa import Isa
 
@@ -64,8 +65,10 @@ class Dim(IntEnum):
     FINISH_DIMS = 28  # position in dims of the finish kernel's
     WAITING = 29  # between tiles that wait in scratch; 0 where none waits for another K block
     NEXT = 30  # panels from the last one of a tile to the first one of this thread's next tile, or so
-    RANK = 31  # batch axes
-    BATCH = 32  # extent, then strides of a, b, out, residual, per axis
+    SMALL_ROWS = 31  # rows of a small block
+    REST = 32  # bytes of A in the last step of K, for micro-kernels that work with tiles
+    RANK = 33  # batch axes
+    BATCH = 34  # extent, then strides of a, b, out, residual, per axis
 
 
 def driver_spec() -> KernelSpec:
@@ -114,6 +117,7 @@ class _Driver(_Function):
         ):
             self.slot(slot, self.dim(dim))
         self.slot(Slot.SEGMENTS, 1)
+        self.slot(Slot.TILES, 0)
         row_groups, panel_groups = self.dim(Dim.ROW_GROUPS), self.dim(Dim.PANEL_GROUPS)
         row_group, panel_group = self.dim(Dim.ROW_GROUP), self.dim(Dim.PANEL_GROUP)
         with f.loop(f.args["begin"], f.args["end"]) as tile:
@@ -132,6 +136,9 @@ class _Driver(_Function):
             f.store(batch, self.place)
             self.p1 = p1
             self._tile(p0, p1)
+        if self.isa.has("amx-tile"):
+            with f.if_(f.cmp("ne", read_slot(f, self.control, Slot.TILES), 0)):
+                release(f)
         f.ret()
 
     def _tile(self, p0: Val, p1: Val) -> None:
@@ -145,6 +152,7 @@ class _Driver(_Function):
             self.slot(Slot.K, size)
             self.first = f.cmp("eq", start, 0)
             self.last = f.cmp("sge", following, k_all)
+            self.slot(Slot.REST, f.select(self.last, self.dim(Dim.REST), 0))
             with f.loop(p0, p1) as p:
                 self._panel(p, p - p0, start)
             k0.set(following)
@@ -225,6 +233,7 @@ def _emit_rows(module: Module, name: str) -> None:
     f = module.function(name, [("ptr", "bufs"), ("ptr", "dims"), *_ROWS], internal=True)
     at, given = _Function(f), f.args
     rows, large_rows, apart = at.dim(Dim.ROWS), at.dim(Dim.LARGE_ROWS), at.dim(Dim.WAITING)
+    small_rows = at.dim(Dim.SMALL_ROWS)
     a_row, out_row, residual_row = at.dim(Dim.A_ROW), at.dim(Dim.OUT_ROW), at.dim(Dim.RESIDUAL_ROW)
     slice_ = at.dim(Dim.K_BLOCK) * 64
     most = at.dim(Dim.K_BLOCK) * given["width"] - slice_
@@ -236,7 +245,9 @@ def _emit_rows(module: Module, name: str) -> None:
     with f.loop(given["i0"], given["i1"]) as i:
         nth = i - given["i0"]
         is_large = f.cmp("slt", i, large_rows)
-        row = i * rows - f.max_(i - large_rows, 0)
+        row = i * rows - f.max_(i - large_rows, 0) * (rows - small_rows)
+        here = f.select(is_large, rows, small_rows)
+        slot(Slot.ROWS, here)
         waiting = f.gep(given["waiting"], nth * apart)
         out = f.gep(given["out"], row * out_row + given["column"])
         slot(Slot.OUT, f.select(given["direct"], out, waiting))
@@ -249,7 +260,6 @@ def _emit_rows(module: Module, name: str) -> None:
         with f.if_(given["finishes"]):
             item = at.dim(Dim.ITEM)
             first_column = f.div(given["column"], item)
-            here = f.select(is_large, rows, rows - 1)
             exist = f.min_(f.div(given["width"], item), at.dim(Dim.COLUMNS) - first_column)
             for k, value in enumerate((row, first_column, here, exist, given["width"])):
                 f.store(value, f.gep(given["place"], k + 1, "i64"))

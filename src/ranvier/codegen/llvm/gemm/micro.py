@@ -67,6 +67,10 @@ class Slot(IntEnum):
     LOW = 13
     HIGH = 14
     FETCH = 15
+    # of micro-kernels that work with tiles (amx/micro.py); the others know their rows, and have none to keep
+    ROWS = 16
+    REST = 17
+    TILES = 18
 
 
 SLOTS = len(Slot)

@@ -201,6 +201,8 @@ class _Plan:
             Dim.FINISH_DIMS: Dim.BATCH + len(table),
             Dim.WAITING: waiting,
             Dim.NEXT: 1 + (self.threads - 1) * panel_group,
+            Dim.SMALL_ROWS: rows.size - 1,
+            Dim.REST: 0,
             Dim.RANK: len(p.batch),
         }
         micro = self._micro_kernels()

@@ -126,6 +126,7 @@ def _launch(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> Launch:
         Dim.ROW_BLOCKS: rows.count,
         Dim.ROWS: rows.size,
         Dim.LARGE_ROWS: rows.large,
+        Dim.SMALL_ROWS: rows.size - 1,
         Dim.PANELS: panels.cut.count,
         Dim.WIDE: wide,
         Dim.WIDE_PANELS: panels.cut.large,

@@ -1,0 +1,260 @@
+"""The micro-kernel of the matrix unit: up to 32 rows of A times a panel of one or two vectors of B.
+
+It stands where the float micro-kernels do (``gemm/micro.py``) and reads the same control block, so the same drivers
+call it. What differs:
+
+    an "element" of A and B is a group of 32 bits (two bfloat16 or four bytes along K), and Slot.K counts groups: a
+    multiple of ``STEP``. B is packed as ever, panel after panel, group after group, with zeros where K was padded;
+    Slot.REST says how many bytes of A exist in the last step of a segment (0: all 64), and no others are read;
+    Slot.ROWS is the number of rows, 1 to 32: one kernel serves all;
+    Slot.TILES is written: which configuration is loaded. The driver sets it to 0 when it is called, and where it is
+    not 0 at the end, releases the tiles.
+
+Of A there are the layouts
+
+    "rows"      the first row; rows lie ``A_STEP`` bytes apart (one segment)
+    "starts"    a table of ``SEGMENTS`` pointers, each to the first row of its segment; rows lie ``A_STEP`` bytes apart
+    "table"     a table of row pointers, ``SEGMENTS`` groups of them ``A_STEP`` bytes apart: rows are copied together
+                for every step, which costs about as much as the multiplication (``rows.py`` copies once for all panels)
+
+bfloat16 sums are float32, rounded to nearest after every pair; subnormal operands and sums count as zero, which is the
+unit's nature. Integer sums are exact, and everything but earlier partial sums is left to the finish kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.amx import tiles
+from ranvier.codegen.llvm.amx.rows import bytes_mask, copy_rows
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, Slot, read_slot, write_slot
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+from ranvier.records import dataclass
+
+STEP = 16  # groups of K that one tile holds
+Layout = Literal["rows", "starts", "table"]
+_INSTRUCTIONS = {
+    (DType.bfloat16, DType.bfloat16): "tdpbf16ps",
+    (DType.int8, DType.int8): "tdpbssd",
+    (DType.int8, DType.uint8): "tdpbsud",
+    (DType.uint8, DType.int8): "tdpbusd",
+    (DType.uint8, DType.uint8): "tdpbuud",
+}
+_NEEDS = {DType.bfloat16: "amx-bf16", DType.int8: "amx-int8", DType.uint8: "amx-int8"}
+
+
+def suits(isa: Isa, left: DType, right: DType) -> bool:
+    """Whether the machine multiplies these types by tiles."""
+    return (left, right) in _INSTRUCTIONS and isa.has("amx-tile") and isa.has(_NEEDS[left])
+
+
+def padded_groups(groups: int) -> int:
+    """Groups of a packed B whose K has so many."""
+    return -(-groups // STEP) * STEP
+
+
+def rest_bytes(nbytes: int) -> int:
+    """Slot.REST for rows of A of so many bytes."""
+    return nbytes % tiles.LINE
+
+
+@dataclass(frozen=True)
+class TileMicro:
+    """``left`` and ``right`` are the types of A and B; ``vectors`` (1 or 2) is the width of the panels."""
+
+    left: DType
+    right: DType
+    vectors: int
+    a: Layout = "rows"
+    fetches: bool = True  # brings 16 lines per step near, from FETCH on
+
+    def spec(self) -> KernelSpec:
+        key = ("amx micro", self.left.name, self.right.name, self.vectors, self.a, self.fetches)
+        name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
+
+        def emit(module: Module, symbol: str, isa: Isa) -> None:
+            _Emitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self).emit()
+
+        return KernelSpec(name, key, emit)
+
+
+class _Emitter:
+    def __init__(self, fn: Fn, micro: TileMicro) -> None:
+        self.fn, self.micro = fn, micro
+        self.instruction = _INSTRUCTIONS[micro.left, micro.right]
+        self.element = "float" if micro.left is DType.bfloat16 else "i32"
+        self.kind = vector(self.element, tiles.TILE_ROWS)
+        self.width = micro.vectors * tiles.LINE
+        self.control = fn.args["control"]
+        self.line = fn.i64(tiles.LINE)
+        self.block = fn.stack("i8", 2 * tiles.ROWS * tiles.LINE)  # rows copied together, or sums on their way out
+        self.b = fn.var("ptr", fn.args["b"])
+
+    def slot(self, slot: Slot, kind: str = "i64") -> Val:
+        return read_slot(self.fn, self.control, slot, kind)
+
+    def emit(self) -> None:
+        f = self.fn
+        self.rows = self.slot(Slot.ROWS)
+        self.two = f.cmp("sgt", self.rows, tiles.TILE_ROWS)
+        with f.if_(f.cmp("ne", self.slot(Slot.TILES), self.rows)):
+            tiles.configure(f, self.rows)
+            write_slot(f, self.control, Slot.TILES, self.rows)
+        self.steps = f.lshr(self.slot(Slot.K), STEP.bit_length() - 1)
+        self.rest = self.slot(Slot.REST)
+        self.short = f.cmp("ne", self.rest, 0)
+        self.whole = self.steps - f.cast(self.short, "i64")
+        self.fetch = self.slot(Slot.FETCH, "ptr") if self.micro.fetches else None
+        self._begin()
+        if self.micro.a == "rows":
+            self._segment(f.args["a"])
+        else:
+            with f.loop(0, self.slot(Slot.SEGMENTS)) as s:
+                if self.micro.a == "table":
+                    self._copied(f.gep(f.args["a"], s * self.slot(Slot.A_STEP)))
+                else:
+                    self._segment(f.load("ptr", f.gep(f.args["a"], s, "ptr")))
+        self._finish()
+        f.ret()
+
+    # -- the loop over K --------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Sums start at zero, or at earlier ones: those that are scaled already wait where the product is not."""
+        f = self.fn
+        self.partial = self.slot(Slot.PARTIAL, "ptr")
+        self.flags = self.slot(Slot.FLAGS)
+        there = f.cmp("ne", self.partial, f.zero("ptr"))
+        scaled = f.cmp("ne", f.and_(self.flags, ALPHA), 0)
+        self.adds_partial = f.and_(there, scaled)
+        with f.if_else(f.and_(there, f.not_(scaled))) as otherwise:
+            self._each(lambda tile, r, v: tiles.load(f, tile, self._in(self.partial, r, v), f.i64(self.width)))
+            otherwise()
+            self._each(lambda tile, r, v: tiles.zero(f, tile))
+
+    def _in(self, base: Val, block: int, column: int) -> Val:
+        """Where a tile of sums lies in a dense block."""
+        return self.fn.gep(base, block * tiles.TILE_ROWS * self.width + column * tiles.LINE)
+
+    def _each(self, what: Callable[[int, int, int], None]) -> None:
+        """Every tile of sums that there is; the lower ones where there are more than 16 rows."""
+        for v in range(self.micro.vectors):
+            what(tiles.sums(0, v), 0, v)
+        with self.fn.if_(self.two):
+            for v in range(self.micro.vectors):
+                what(tiles.sums(1, v), 1, v)
+
+    def _segment(self, a: Val) -> None:
+        f, step = self.fn, self.slot(Slot.A_STEP)
+        start, apart = self.b.get(), STEP * self.width
+        with f.if_else(self.two) as otherwise:
+            with f.loop(0, self.whole) as s:
+                self._step(f.gep(a, s * tiles.LINE), step, f.gep(start, s * apart), 2, s)
+            otherwise()
+            with f.loop(0, self.whole) as s:
+                self._step(f.gep(a, s * tiles.LINE), step, f.gep(start, s * apart), 1, s)
+        with f.if_(self.short):
+            from_ = f.gep(a, self.whole * tiles.LINE)
+            mask = bytes_mask(f, self.rest)
+            copy_rows(f, self.rows, lambda r: f.gep(from_, r * step), self.block, self.line, mask)
+            self._either(self.block, f.gep(start, self.whole * apart))
+        self.b.set(f.gep(start, self.steps * apart))
+
+    def _copied(self, table: Val) -> None:
+        """Rows that lie anywhere: copied together step by step, into two blocks in turn."""
+        f = self.fn
+        start, apart = self.b.get(), STEP * self.width
+        with f.loop(0, self.steps) as s:
+            last = f.and_(self.short, f.cmp("eq", s, self.whole))
+            mask = bytes_mask(f, f.select(last, self.rest, tiles.LINE))
+            block = f.gep(self.block, f.and_(s, 1) * (tiles.ROWS * tiles.LINE))
+
+            def row(r: Val, s: Val = s) -> Val:
+                return f.gep(f.load("ptr", f.gep(table, r, "ptr")), s * tiles.LINE)
+
+            copy_rows(f, self.rows, row, block, self.line, mask)
+            self._either(block, f.gep(start, s * apart))
+        self.b.set(f.gep(start, self.steps * apart))
+
+    def _either(self, block: Val, b: Val) -> None:
+        with self.fn.if_else(self.two) as otherwise:
+            self._step(block, self.line, b, 2)
+            otherwise()
+            self._step(block, self.line, b, 1)
+
+    def _step(self, a: Val, step: Val, b: Val, blocks: int, s: Val | None = None) -> None:
+        """One tile of K: rows at ``a`` against the panel at ``b``."""
+        f, wide = self.fn, self.fn.i64(self.width)
+        if s is not None and self.fetch is not None:
+            for k in range(STEP):
+                f.prefetch(f.gep(self.fetch, s * (STEP * 64) + k * 64), locality=2)
+        for v in range(self.micro.vectors):
+            tiles.load(f, tiles.b_tile(v), f.gep(b, v * tiles.LINE), wide)
+            for r in range(blocks):
+                if v == 0:
+                    tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
+                tiles.multiply(f, self.instruction, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+
+    # -- what happens to the sums -----------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        f = self.fn
+        out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+        columns = self.slot(Slot.COLUMNS)
+        none = f.zero("ptr")
+        plain = f.cmp("eq", columns, tiles.TILE_ROWS)
+        if self.element == "float":
+            bias, residual = self.slot(Slot.BIAS, "ptr"), self.slot(Slot.RESIDUAL, "ptr")
+            plain = f.and_(plain, f.cmp("eq", self.flags, 0))
+            plain = f.and_(plain, f.and_(f.cmp("eq", bias, none), f.cmp("eq", residual, none)))
+
+        def there(tile: int, block: int, column: int) -> None:
+            at = f.gep(out, step * (block * tiles.TILE_ROWS)) if block else out
+            tiles.store(f, tile, f.gep(at, column * tiles.LINE), step)
+
+        with f.if_else(plain) as otherwise:
+            self._each(there)
+            otherwise()
+            self._each(lambda tile, r, v: tiles.store(f, tile, self._in(self.block, r, v), f.i64(self.width)))
+            mask = f.mask_below(tiles.TILE_ROWS, columns)
+            with f.loop(0, self.rows) as r:
+                self._row(r, f.gep(out, r * step), mask)
+
+    def _row(self, r: Val, out: Val, mask: Val) -> None:
+        """A row of sums from the block to the output, with all that there is to add to it."""
+        f, vectors = self.fn, self.micro.vectors
+        row = r * self.width
+        values = [f.var(self.kind, f.load(self.kind, f.gep(self.block, row + v * 64), 64)) for v in range(vectors)]
+
+        def load(at: Val, v: int) -> Val:
+            at = f.gep(at, v * tiles.LINE)
+            return f.masked_load(self.kind, at, mask) if v == vectors - 1 else f.load(self.kind, at)
+
+        if self.element == "float":
+            with f.if_(f.cmp("ne", f.and_(self.flags, ALPHA), 0)):
+                alpha = f.splat(self.slot(Slot.ALPHA, "float"), tiles.TILE_ROWS)
+                for value in values:
+                    value.set(value.get() * alpha)
+            with f.if_(self.adds_partial):
+                for v, value in enumerate(values):
+                    value.set(value.get() + f.load(self.kind, f.gep(self.partial, row + v * tiles.LINE)))
+            for slot, apart in ((Slot.BIAS, f.i64(0)), (Slot.RESIDUAL, self.slot(Slot.RESIDUAL_STEP))):
+                addend = self.slot(slot, "ptr")
+                with f.if_(f.cmp("ne", addend, f.zero("ptr"))):
+                    for v, value in enumerate(values):
+                        value.set(value.get() + load(f.gep(addend, r * apart), v))
+            with f.if_(f.cmp("ne", f.and_(self.flags, CLAMP), 0)):
+                low, high = (f.splat(self.slot(s, "float"), tiles.TILE_ROWS) for s in (Slot.LOW, Slot.HIGH))
+                for value in values:
+                    # the value stands second: where it is NaN, it is what comes out
+                    value.set(f.quick_min(high, f.quick_max(low, value.get())))
+        for v, value in enumerate(values):
+            at = f.gep(out, v * tiles.LINE)
+            if v == vectors - 1:
+                f.masked_store(value.get(), at, mask)
+            else:
+                f.store(value.get(), at)
