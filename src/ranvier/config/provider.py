@@ -27,7 +27,7 @@ class ProviderConfig(Checked):
     """Options of the providers of a session; None leaves an option to the other sources."""
 
     threads: int | None = None
-    memory_limit: int | None = None  # bytes that one run may take
+    memory_limit: int | None = None  # bytes that the runs of a session may take together
     optimization_level: Level | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single providers, by their names
     memory: MemoryConfig | None = None

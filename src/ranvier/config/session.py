@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar, Literal
@@ -12,7 +13,12 @@ from ranvier.rules import Checked, Choice, Instance, Names, OptionsByName, Posit
 
 Level = Literal["none", "basic", "aggressive"]
 LEVELS: tuple[Level, ...] = ("none", "basic", "aggressive")
-PRECISIONS = ("float32",)
+PRECISIONS = ("float32", "bf16", "fp16")
+_SPELLINGS = {
+    **dict.fromkeys(("float32", "f32", "fp32", "float", "single"), "float32"),
+    **dict.fromkeys(("bf16", "bfloat16", "bfloat"), "bf16"),
+    **dict.fromkeys(("fp16", "f16", "float16", "half"), "fp16"),
+}
 FALLBACKS = ("on", "off")
 POLICIES = ("cost", "priority")
 
@@ -26,7 +32,7 @@ class Limits(Checked):
     graph_depth: int | None = 64  # nesting of subgraphs and functions
     graph_nodes: int | None = 1_000_000  # nodes in all graphs together
     run_seconds: float | None = None  # wall time of one run; checked between nodes
-    memory_bytes: int | None = None  # one run: weights in the form it uses, planned buffers, outputs, live tensors
+    memory_bytes: int | None = None  # all runs at once: weights in the form they use, buffers, outputs, live tensors
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "model_bytes": Positive(),
@@ -36,6 +42,26 @@ class Limits(Checked):
         "run_seconds": Positive(whole=False),
         "memory_bytes": Positive(),
     }
+
+
+class _Precision(Choice):
+    """The name of a type as people write it, in the spelling used here."""
+
+    def check(self, value: Any) -> str | None:
+        return super().check(_SPELLINGS.get(value.strip().lower(), value) if isinstance(value, str) else value)
+
+
+class _Sample(Rule):
+    """Inputs by name, or the .npz file that holds them; empty for none."""
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, str | os.PathLike | Mapping) or not all(isinstance(n, str) for n in _keys(value)):
+            raise ValueError(f"must be the name of an .npz file or a mapping from names of inputs to arrays, got {value!r}")
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _keys(value: Any) -> Sequence[Any]:
+    return list(value) if isinstance(value, Mapping) else ()
 
 
 class _Bounds(Rule):
@@ -101,7 +127,10 @@ class SessionConfig(Checked):
     pins: Mapping[str, str | Sequence[str]] = field(default_factory=dict)  # nodes tied to providers
     optimization: Level = "basic"
     disabled_passes: tuple[str, ...] = ()
-    precision: str = "float32"
+    precision: str = "float32"  # what float32 values may be stored and multiplied in; see docs/precision.md
+    keep_f32: tuple[str, ...] = ()  # names or patterns of nodes that a narrower precision leaves alone
+    calibration: str | Mapping[str, Any] = ""  # inputs on which it is found out what else must be left alone …
+    max_error: float = 0.01  # … so that no output is further off than this part of its largest value
     threads: int | None = None  # for providers that run threads; the reference leaves them to NumPy
     fold_limit: int = 1 << 24  # constant folding makes no constant larger than this many bytes
     plan_cache: int = 16  # how many shapes keep their plan
@@ -119,7 +148,10 @@ class SessionConfig(Checked):
         "pins": _Pins(),
         "optimization": Choice(LEVELS),
         "disabled_passes": Names(),
-        "precision": Choice(PRECISIONS),
+        "precision": _Precision(PRECISIONS),
+        "keep_f32": Names(),
+        "calibration": _Sample(),
+        "max_error": Positive(whole=False),
         "threads": Whole(1, optional=True),
         "fold_limit": Whole(0, unit="bytes"),
         "plan_cache": Whole(1),

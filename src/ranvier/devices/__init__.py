@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ranvier.devices.choose import DeviceConfig, detect_devices, forced, get_device, warn_of_unusable_gpus
-from ranvier.devices.host import cpu_features, machine_info, memory_left, resident_memory, usable_cores, usable_memory
+from ranvier.devices.host import (
+    address_space_left,
+    cpu_features,
+    machine_info,
+    memory_left,
+    resident_memory,
+    usable_cores,
+    usable_memory,
+)
 from ranvier.devices.kinds import CPU, Device, DeviceInfo, GpuInfo, MachineInfo, NumaNode
 
 __all__ = [
@@ -14,6 +22,7 @@ __all__ = [
     "GpuInfo",
     "MachineInfo",
     "NumaNode",
+    "address_space_left",
     "cpu_features",
     "detect_devices",
     "forced",

@@ -145,6 +145,17 @@ def resident_memory(around: Surroundings | None = None) -> int:
     return peak if around.system == "darwin" else peak * 1024
 
 
+def address_space_left(around: Surroundings | None = None) -> int | None:
+    """Bytes of address space this process may still reserve; None where nobody set a limit on it."""
+    around = around or Surroundings()
+    allowed = around.address_space()
+    if allowed is None:
+        return None
+    words = around.read("proc/self/statm", 256).split()
+    taken = int(words[0]) * mmap.PAGESIZE if words and words[0].isascii() and words[0].isdigit() else 0
+    return max(0, allowed - taken)
+
+
 def _left(around: Surroundings, group: str, limit: str, usage: str, reclaimable: str) -> int | None:
     allowed, used = around.number(f"{group}/{limit}"), around.number(f"{group}/{usage}")
     if allowed is None or used is None:
@@ -238,6 +249,7 @@ def machine_info(around: Surroundings | None = None) -> MachineInfo:
 
 
 __all__ = [
+    "address_space_left",
     "core_list",
     "cpu_features",
     "cpu_quota",

@@ -68,6 +68,16 @@ def _physical_memory() -> int | None:
         return None
 
 
+def _address_space() -> int | None:
+    """What the process may reserve in all, where a limit is set."""
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return None
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if allowed == resource.RLIM_INFINITY else allowed
+
+
 def _has_package(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
@@ -84,6 +94,7 @@ class Surroundings:
     cores_present: int = field(default_factory=lambda: os.cpu_count() or 1)
     affinity: Callable[[], frozenset[int]] = _affinity
     physical_memory: Callable[[], int | None] = _physical_memory
+    address_space: Callable[[], int | None] = _address_space
     nvml: Callable[[], GpuLibrary] = open_nvml
     find_torch: Callable[[], TorchBuild | None] = find_torch
     loaded_torch: Callable[[], Any] = loaded_torch

@@ -95,8 +95,7 @@ class MemoryTracker:
             self._on_limit(self, self._missing(nbytes))
             if self._count(nbytes, holding):
                 return
-        assert self.limit is not None
-        raise MemoryLimit("memory", self.limit, self._current + nbytes, part=str(holding), requested=nbytes)
+        raise self._refusal(nbytes, holding)
 
     def remove(self, nbytes: int, tag: str, *, device: str = "cpu", part: str = "") -> None:
         """Count bytes as given back; more than were taken is an error of the caller's."""
@@ -154,6 +153,10 @@ class MemoryTracker:
     @property
     def peak(self) -> int:
         return self._peak
+
+    def _refusal(self, nbytes: int, holding: MemoryHolding) -> MemoryLimit:
+        assert self.limit is not None
+        return MemoryLimit("memory", self.limit, self._current + nbytes, part=str(holding), requested=nbytes)
 
     def _count(self, nbytes: int, holding: MemoryHolding) -> bool:
         with self._lock:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import InvalidValue, ResourceLimit
-from ranvier.memory import LARGE, check_room
+from ranvier.memory import NOTED_FROM, NOTHING, Promise, promised
+from ranvier.varying import whole
 
 DEFAULT_TENSOR_BYTES = 1 << 34
 MAX_RANK = 64  # of a NumPy array
@@ -22,6 +23,7 @@ MAX_RANK = 64  # of a NumPy array
 
 class _Current(threading.local):
     tensor_bytes: int = DEFAULT_TENSOR_BYTES
+    promise: Promise = NOTHING  # of the tensor that was asked for last: whoever asks again has written it by then
 
 
 _current = _Current()
@@ -41,11 +43,12 @@ class tensor_limit:
 
     def __exit__(self, *error: object) -> None:
         _current.tensor_bytes = self._before
+        _current.promise = NOTHING
 
 
 def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tuple[int, ...]:
     """``shape`` as a tuple of ints, or an error when a size is negative or the tensor would pass the limit."""
-    sizes = tuple([int(s) for s in shape])
+    sizes = tuple([whole(s) for s in shape])
     if len(sizes) > MAX_RANK:
         raise InvalidValue(f"{what}: {len(sizes)} dimensions; at most {MAX_RANK} are possible")
     if sizes and min(sizes) < 0:
@@ -54,8 +57,9 @@ def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tup
     nbytes = math.prod([s or 1 for s in sizes]) * np.dtype(dtype).itemsize
     if nbytes > _current.tensor_bytes:
         raise ResourceLimit("tensor_bytes", _current.tensor_bytes, nbytes, f"{what} of shape {list(sizes)}")
-    if nbytes >= LARGE:
-        check_room(nbytes, what)
+    if nbytes >= NOTED_FROM:
+        _current.promise = NOTHING
+        _current.promise = promised(nbytes, what)
     return sizes
 
 

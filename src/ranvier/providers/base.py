@@ -18,6 +18,7 @@ from ranvier.devices import Device
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Type
+from ranvier.memory import MemoryTracker
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -236,9 +237,19 @@ class PooledAllocator(TensorAllocator, Protocol):
     @property
     def secure(self) -> bool: ...
 
-    def configured(self, config: MemoryConfig, limit: int | None = None, name: str = "") -> PooledAllocator: ...
+    def configured(
+        self, config: MemoryConfig, limit: int | None = None, name: str = "", tracker: MemoryTracker | None = None
+    ) -> PooledAllocator: ...
 
     def on_pressure(self, release: Callable[[], object]) -> None: ...
+
+    def ask_back(self) -> None:
+        """Have everybody who registered with ``on_pressure`` give back what waits."""
+        ...
+
+    def touched(self, buffer: Array) -> None:
+        """A buffer has been written to: from now on the system counts it."""
+        ...
 
     def close(self) -> int: ...
 

@@ -16,6 +16,7 @@ from ranvier.errors import InvalidConfig, InvalidGraph, InvalidModel, ResourceLi
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import Type
 from ranvier.logs import warn_once
+from ranvier.memory import promises
 from ranvier.providers.base import ExecutionProvider, PooledAllocator
 from ranvier.runtime.holdings import ask_before_failing
 from ranvier.runtime.partition import Partitioner, Partitioning
@@ -55,6 +56,7 @@ class Compiled:
         self._compile()
         if pool is not None:
             ask_before_failing(pool, self)
+        promises.on_pressure(self.release_arenas)
 
     def _compile(self) -> None:
         blocked = pinned(self.graph, self.providers, self._config)

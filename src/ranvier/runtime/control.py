@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import Limits
-from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, MemoryLimit, NotSupported, nearest
+from ranvier.errors import Cancelled, DeadlineExceeded, InvalidConfig, NotSupported, nearest
+from ranvier.memory import Budget
 from ranvier.ops.allocation import held_bytes
 from ranvier.ops.pulse import interruptible
-from ranvier.providers import memory
 
 SHRINK_ENTRY = "memory.enable_memory_arena_shrinkage"  # give back, after the run, arenas that no run uses
 RUN_ENTRIES = (SHRINK_ENTRY, "disable_synchronize_execution_providers")  # the second has nothing to act on here
@@ -74,24 +74,30 @@ class RunOptions:
 
 
 class RunControl:
-    """The limits of one run in progress; ``check`` raises when one is reached."""
+    """The limits of one run in progress; ``check`` raises when one is reached.
 
-    __slots__ = ("_allowed", "_deadline", "_held", "_live", "_options", "_seconds", "watched")
+    ``budget`` is what it shares with other runs of its session. ``close`` gives back what the run still counts there:
+    from then on its results are the caller's.
+    """
 
-    def __init__(self, options: RunOptions | None, limits: Limits) -> None:
+    __slots__ = ("_deadline", "_held", "_options", "_reserved", "_seconds", "budget", "watched")
+
+    def __init__(self, options: RunOptions | None, limits: Limits, budget: Budget | None = None) -> None:
         self._options = options
         seconds = [s for s in (options.timeout if options else None, limits.run_seconds) if s is not None]
         self._seconds = min(seconds) if seconds else None
         self._deadline = time.monotonic() + self._seconds if self._seconds is not None else None
-        self._allowed = limits.memory_bytes
-        self._live = 0
-        self._held: dict[int, weakref.ref[Any]] = {}
-        self.watched = options is not None or self._deadline is not None or self._allowed is not None
+        if budget is None and limits.memory_bytes is not None:
+            budget = Budget(limits.memory_bytes)
+        self.budget = budget
+        self._reserved: dict[str, int] = {}
+        self._held: dict[int, tuple[weakref.ref[Any], int, str]] = {}
+        self.watched = options is not None or self._deadline is not None or budget is not None
 
     def again(self) -> RunControl:
         """For another attempt at the same run: the time goes on, the memory starts anew."""
         made = copy.copy(self)
-        made._live, made._held = 0, {}
+        made._reserved, made._held = {}, {}
         return made
 
     def check(self, where: str) -> None:
@@ -101,34 +107,47 @@ class RunControl:
             raise DeadlineExceeded(f"the run passed its limit of {self._seconds:g} s at {where}")
 
     def reserve(self, nbytes: int, where: str) -> None:
-        """Count bytes for the whole run; MemoryLimit when they pass the limit."""
-        self._live += nbytes
-        self._check_memory(where, nbytes)
+        """Count bytes for the whole run, or fewer of them; MemoryLimit when they pass the limit."""
+        if self.budget is None or not nbytes:
+            return
+        if nbytes > 0:
+            self.budget.add(nbytes, where)
+        else:
+            self.budget.remove(-nbytes, where)
+        self._reserved[where] = self._reserved.get(where, 0) + nbytes
 
     def hold(self, result: Any, where: str) -> None:
         """Count a tensor, or the tensors of a sequence, for as long as anybody refers to it."""
-        if self._allowed is None:
+        if self.budget is None:
             return
-        added = 0
         for array in _arrays(result):
             key = id(array)
             if key not in self._held:  # a value that is passed through counts once
                 nbytes = held_bytes(array)
-                self._held[key] = weakref.ref(array, self._forget(key, nbytes))
-                self._live += nbytes
-                added += nbytes
-        self._check_memory(where, added)
+                self.budget.add(nbytes, where)
+                self._held[key] = weakref.ref(array, self._forget(key)), nbytes, where
 
-    def _forget(self, key: int, nbytes: int) -> Callable[[Any], None]:
+    def _forget(self, key: int) -> Callable[[Any], None]:
         def forget(_: Any) -> None:
-            self._held.pop(key, None)
-            self._live -= nbytes
+            entry = self._held.pop(key, None)
+            if entry is not None and self.budget is not None:
+                self.budget.remove(entry[1], entry[2])
 
         return forget
 
-    def _check_memory(self, where: str, added: int) -> None:
-        if added > 0 and self._allowed is not None and self._live > self._allowed:
-            raise MemoryLimit("memory_bytes", self._allowed, self._live, where, part=where, requested=added)
+    def close(self) -> None:
+        """The run is over, however it ended."""
+        if self.budget is None:
+            return
+        while self._held:
+            try:
+                _, (_, nbytes, where) = self._held.popitem()
+            except KeyError:  # the last one went by itself
+                break
+            self.budget.remove(nbytes, where)
+        while self._reserved:
+            where, nbytes = self._reserved.popitem()
+            self.budget.remove(nbytes, where)
 
 
 def _arrays(x: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -163,11 +182,10 @@ class running:
         self._interruptible = interruptible(control.check if control.watched else None)
 
     def __enter__(self) -> None:
-        self._before = current.control, current.profiler, memory.current.reserve
-        memory.current.reserve = self._control.reserve if self._control.watched else None
+        self._before = current.control, current.profiler
         current.control, current.profiler = self._control, self._profiler
         self._interruptible.__enter__()
 
     def __exit__(self, *error: object) -> None:
         self._interruptible.__exit__()
-        current.control, current.profiler, memory.current.reserve = self._before
+        current.control, current.profiler = self._before

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from ranvier.config import MemoryConfig, SessionConfig
+from ranvier.memory import Budget, MemorySnapshot
 from ranvier.providers.base import AllocatorStats, ExecutionProvider, PooledAllocator
 from ranvier.records import dataclass
 
@@ -25,20 +26,35 @@ class SessionMemory:
     packed: int = 0  # of the weights: in a form that kernels made for themselves
     parts: Mapping[str, int] = field(default_factory=dict)  # packed, by part
     pools: Mapping[str, AllocatorStats] = field(default_factory=dict)  # shared by sessions, or this one's own
+    budget: MemorySnapshot | None = None  # what counts towards ``Limits.memory_bytes`` now, and did at most
 
     @property
     def total(self) -> int:
         return self.weights + self.arenas_waiting + self.arenas_in_use
 
 
-def own_pool(providers: Sequence[ExecutionProvider], config: SessionConfig) -> PooledAllocator | None:
-    """A pool for one session; None where the providers' suits it. The last provider is the host's."""
-    if config.memory == MemoryConfig():
-        return None
+def own_memory(
+    providers: Sequence[ExecutionProvider], config: SessionConfig
+) -> tuple[PooledAllocator | None, Budget | None]:
+    """A pool for one session, None where the providers' suits it, and what its runs may hold together, where there is
+    a limit: then its arenas come from a pool that counts them there. The last provider is the host's."""
+    limit = config.limits.memory_bytes
     shared = providers[-1].allocator()
     if not isinstance(shared, PooledAllocator):
-        return None
-    return shared.configured(config.memory, name=f"pool of {config.name}" if config.name else "pool of a session")
+        return None, None if limit is None else Budget(limit)
+    name = f"pool of {config.name}" if config.name else "pool of a session"
+    if limit is None:
+        return (None if config.memory == MemoryConfig() else shared.configured(config.memory, name=name)), None
+
+    def release() -> None:
+        found = known()
+        if found is not None:
+            found.ask_back()
+
+    budget = Budget(limit, arenas=True, release=release)
+    pool = shared.configured(config.memory, name=name, tracker=budget)
+    known = weakref.ref(pool)
+    return pool, budget
 
 
 class HoldsArenas(Protocol):
@@ -57,7 +73,9 @@ def ask_before_failing(pool: PooledAllocator, holder: HoldsArenas) -> None:
     pool.on_pressure(release)
 
 
-def held(compiled: Compiled, constants: int, pool: PooledAllocator | None) -> SessionMemory:
+def held(
+    compiled: Compiled, constants: int, pool: PooledAllocator | None, budget: Budget | None = None
+) -> SessionMemory:
     """What a session holds: ``constants`` are the model's own weights."""
     arenas = [plan.arenas() for plan in compiled.plans()]
     parts: dict[str, int] = {}
@@ -70,4 +88,12 @@ def held(compiled: Compiled, constants: int, pool: PooledAllocator | None) -> Se
     if pool is not None:
         pools["session"] = pool.stats()
     packed = sum(parts.values())
-    return SessionMemory(constants + packed, sum(w for w, _ in arenas), sum(u for _, u in arenas), packed, parts, pools)
+    return SessionMemory(
+        constants + packed,
+        sum(w for w, _ in arenas),
+        sum(u for _, u in arenas),
+        packed,
+        parts,
+        pools,
+        None if budget is None else budget.snapshot(),
+    )

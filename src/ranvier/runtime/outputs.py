@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ranvier.memory import check_room
+from ranvier.memory import NOTHING, Promise, promised, promises
 
 Array = np.ndarray[Any, Any]
+_Shape = tuple[int, ...]
 FROM_BYTES = 256 << 10  # smaller ones are the allocator's business: it keeps those by itself
 LIMIT_BYTES = 128 << 20  # of blocks that wait
 
@@ -50,18 +52,37 @@ class Blocks:
         # Nobody waits for it: whoever finds it taken does without. A lease may end anywhere, also where this very
         # thread holds it (an allocation can start the collector), and a fork may leave it taken for ever.
         self._lock = threading.Lock()
+        promises.on_pressure(self._yield)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """As NumPy's function of that name."""
-        count = 1
-        for size in shape:
-            count *= size
-        nbytes = count * dtype.itemsize
+        nbytes = _bytes(shape, dtype)
         if nbytes < FROM_BYTES or dtype.kind in "OV":
             return np.empty(shape, dtype)
-        block = self._take(nbytes)
-        if block is None:
-            check_room(nbytes, f"an output of {nbytes:,} bytes")
+        return self._leased(self._take(nbytes), nbytes, shape, dtype)
+
+    def several(self, wanted: Sequence[tuple[_Shape, np.dtype[Any]]], part: str) -> tuple[list[Array], Promise]:
+        """As ``empty`` for each, where there is room for all that do not lie here already: none of them is touched
+        before all are made. The promise is to be ended once they are written."""
+        sizes = [_bytes(shape, dtype) for shape, dtype in wanted]
+        leased = [n >= FROM_BYTES and dtype.kind not in "OV" for n, (_, dtype) in zip(sizes, wanted)]
+        found = [self._take(n) if lease else None for n, lease in zip(sizes, leased)]
+        made: list[Array] = []
+        promise = NOTHING
+        try:
+            promise = promised(sum(n for n, block in zip(sizes, found) if block is None), part)
+            for k, (shape, dtype) in enumerate(wanted):
+                block, found[k] = found[k], None
+                made.append(self._leased(block, sizes[k], shape, dtype) if leased[k] else np.empty(shape, dtype))
+        except BaseException:
+            for block in found:
+                if block is not None:
+                    self.give(block, block.ctypes.data)
+            promise.done()
+            raise
+        return made, promise
+
+    def _leased(self, block: Array | None, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return np.asarray(_Lease(np.empty(nbytes, np.uint8) if block is None else block, self, shape, dtype))
 
     def _take(self, nbytes: int) -> Array | None:
@@ -97,9 +118,27 @@ class Blocks:
     def clear(self) -> None:
         """Give what waits back to the system."""
         with self._lock:
-            self._waiting.clear()
-            self._sizes.clear()
-            self.nbytes = 0
+            self._empty_out()
+
+    def _yield(self) -> None:
+        """The machine is short of memory: what waits goes, unless somebody is in here."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._empty_out()
+            finally:
+                self._lock.release()
+
+    def _empty_out(self) -> None:
+        self._waiting.clear()
+        self._sizes.clear()
+        self.nbytes = 0
+
+
+def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count * dtype.itemsize
 
 
 blocks = Blocks()  # of this process

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from ranvier.config import SessionConfig
 from ranvier.errors import MemoryLimit, OutOfMemory, ResourceLimit
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
-from ranvier.memory import LARGE, check_room
+from ranvier.memory import NOTED_FROM, NOTHING, Promise, promised
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
-from ranvier.providers.base import Bindable, BoundKernel, SelfContained, TensorAllocator
+from ranvier.providers.base import Bindable, BoundKernel, PooledAllocator, SelfContained, TensorAllocator
 from ranvier.providers.registry import REGISTRY
 from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl, is_plain, running
@@ -29,6 +30,7 @@ from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 
 Array = np.ndarray[Any, Any]
 _KEEP_ARENAS = 4
+_Fresh = tuple[int, np.dtype[Any], Any]  # an output of known size: slot, type and shape
 _Making = tuple[Callable[..., Array], Any, np.dtype[Any]]  # how an output is made, its shape and type
 # the memory, its views by slot, the kernels that were bound with the address of their part of it, its own address
 _Arena = tuple[Array, dict[int, Array], list[Prepared | None], int]
@@ -65,12 +67,13 @@ class Plan:
         self._lock = threading.Lock()
         self._free: list[_Arena] = []
         self._in_use = 0
+        self._untouched: set[int] = set()  # addresses of large arenas that no run has ended in
         inference = TypeInference(dims, annotated=True)
         inference.types.update(captured or {})
         inference.run(program.graph, input_types)
         self.types: dict[int, Type | None] = {slot: inference.types.get(v) for v, slot in program.slots.items()}
-        self._check_packing()
-        self._bound = [self._bind(step, inference) for step in program.steps]
+        with self._packing():
+            self._bound = [self._bind(step, inference) for step in program.steps]
         self._given = self._sources()
         self._lent = [k for k, slot in enumerate(program.output_slots) if slot in self._given]
         self._workspaces: dict[int, int] = {}  # offset in the arena by step
@@ -96,7 +99,7 @@ class Plan:
         steps, outputs = self.program.steps, self.program.output_slots
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
             return None
-        if self._fresh_bytes >= LARGE:
+        if self._fresh_bytes >= NOTED_FROM:
             return None  # which are looked at together: none of them is touched before all are made
         where = {slot: k for k, slot in enumerate(self.program.input_slots)}
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
@@ -205,12 +208,15 @@ class Plan:
             what = f"weights, planned buffers and outputs; most of it for {largest}"
             raise MemoryLimit("memory_bytes", allowed, weights + buffers, what, part=largest, requested=buffers)
 
-    def _check_packing(self) -> None:
-        """Before kernels put weights into a form of their own: is there room for them?"""
-        for item in self.program.parts:
-            if isinstance(item.kernel, SelfContained) and not item.kernel.memory_usage().constants:
-                nbytes = sum(v.const.nbytes for v in item.part.subgraph.inputs if v.const is not None)
-                check_room(nbytes, f"weights of {item.part.subgraph.label!r} on {item.part.provider.name}")
+    def _packing(self) -> ExitStack:
+        """While kernels put weights into a form of their own: room for them is promised."""
+        with ExitStack() as stack:
+            for item in self.program.parts:
+                if isinstance(item.kernel, SelfContained) and not item.kernel.memory_usage().constants:
+                    nbytes = sum(v.const.nbytes for v in item.part.subgraph.inputs if v.const is not None)
+                    part = f"weights of {item.part.subgraph.label!r} on {item.part.provider.name}"
+                    stack.enter_context(promised(nbytes, part))
+            return stack.pop_all()
 
     def weight_bytes(self) -> int:
         """Weights in the form in which the run uses them: packed by a kernel, or as they are in the model."""
@@ -254,16 +260,19 @@ class Plan:
             env[slot] = given
         held = self._take()
         _, views, kernels, _ = held
+        promise = NOTHING
         try:
             if control.watched:
                 self._reserve(control)
             buffers = dict(views)
-            if into is None:
-                check_room(self._fresh_bytes - blocks.nbytes, f"outputs of {program.graph.name!r}")
-            for slot, dtype, shape in self._fresh:
-                buffers[slot] = np.empty(shape, dtype) if self._secure else _output(shape, dtype)
+            fresh = self._fresh
             if into is not None:
-                self._offer(into, buffers)
+                fresh = self._offered(into, buffers)
+            if self._fresh_bytes >= NOTED_FROM:
+                promise = self._make_large(fresh, buffers)
+            else:
+                for slot, dtype, shape in fresh:
+                    buffers[slot] = np.empty(shape, dtype) if self._secure else _output(shape, dtype)
             with tensor_limit(self._limits.tensor_bytes):
                 if is_plain(control, profiler):
                     results = program.run(env, control, buffers, self.dims, None, kernels)
@@ -271,24 +280,49 @@ class Plan:
                     with running(control, profiler):
                         results = program.run(env, control, buffers, self.dims, profiler, kernels)
         finally:
+            promise.done()
+            control.close()
             self._give(held)
         self._hand_out(results)
         self._tally.runs += 1
         return results
 
     def _reserve(self, control: RunControl) -> None:
-        if self._limits.memory_bytes is not None:
-            control.reserve(self.weight_bytes(), "weights")
-            control.reserve(self.memory.arena + self.output_bytes(), "planned buffers and outputs")
+        budget = control.budget
+        if budget is not None:
+            budget.weigh(self.weight_bytes())
+            name = self.program.graph.name
+            control.reserve(self.output_bytes(), f"outputs of {name!r}")
+            if not budget.counts_arenas:
+                control.reserve(self.memory.arena, f"arena of {name!r}")
 
-    def _offer(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> None:
-        """Let outputs of known size be written straight into the caller's memory where it fits."""
-        for slot, target in zip(self.program.output_slots, into):
-            planned = buffers.get(slot)
-            if target is None or planned is None:
-                continue
-            if target.shape == planned.shape and target.dtype == planned.dtype and target.flags.writeable:
+    def _make_large(self, fresh: Sequence[_Fresh], buffers: dict[int, Array]) -> Promise:
+        """Outputs that are looked at together, before any of them is touched."""
+        part = f"outputs of {self.program.graph.name!r}"
+        try:
+            if self._secure:
+                promise = promised(sum(static_bytes(self.types.get(slot)) or 0 for slot, _, _ in fresh), part)
+                made = [np.empty(shape, dtype) for _, dtype, shape in fresh]
+            else:
+                made, promise = blocks.several([(tuple(shape), dtype) for _, dtype, shape in fresh], part)
+        except OutOfMemory:
+            raise
+        except (MemoryError, ValueError) as error:
+            raise OutOfMemory(f"cannot allocate the {part}: {self._fresh_bytes:,} bytes", part=part) from error
+        buffers.update((slot, array) for (slot, _, _), array in zip(fresh, made))
+        return promise
+
+    def _offered(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> list[_Fresh]:
+        """Outputs of known size are written straight into the caller's memory where it fits; returns the others."""
+        targets = {slot: target for slot, target in zip(self.program.output_slots, into) if target is not None}
+        others: list[_Fresh] = []
+        for slot, dtype, shape in self._fresh:
+            target = targets.get(slot)
+            if target is not None and target.shape == shape and target.dtype == dtype and target.flags.writeable:
                 buffers[slot] = target
+            else:
+                others.append((slot, dtype, shape))
+        return others
 
     def _hand_out(self, results: list[Any]) -> None:
         """Copy what is an input, a constant or another output: callers may write into what they get."""
@@ -316,15 +350,26 @@ class Plan:
         ]
         with self._lock:
             self._in_use += 1
+            if self.memory.arena >= NOTED_FROM:
+                self._untouched.add(start)
         return arena, views, kernels, start
 
     def _give(self, held: _Arena) -> None:
         with self._lock:
             self._in_use -= 1
+            if self._untouched:
+                self._settle(held)
             if len(self._free) < self._keep:
                 self._free.append(held)
                 return
         self._allocator.free(held[0])
+
+    def _settle(self, held: _Arena) -> None:
+        """After the first run in an arena the system counts it, and the allocator need not remember the promise."""
+        if held[3] in self._untouched:
+            self._untouched.discard(held[3])
+            if isinstance(self._allocator, PooledAllocator):
+                self._allocator.touched(held[0])
 
     def arenas(self) -> tuple[int, int]:
         """Bytes of arenas that wait for a run, and of those in one."""

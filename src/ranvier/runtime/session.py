@@ -42,7 +42,7 @@ from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
 from ranvier.runtime.fallback import FAILURES, Condition, Recovery
-from ranvier.runtime.holdings import SessionMemory, held, own_pool
+from ranvier.runtime.holdings import SessionMemory, held, own_memory
 from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.outputs import blocks
 from ranvier.runtime.partition import unsupported_ops
@@ -94,20 +94,21 @@ class Session:
             check_pins(self.graph, self.providers, self.config, named)
         clock.lap("optimize")
         with self._preparing("compiling it"):
-            self._pool = own_pool(self.providers, self.config)
+            self._pool, self._budget = own_memory(self.providers, self.config)
             self._moved = TransferCounts()
             self._compiled = Compiled(self.graph, self.providers, self.config, self._pool, self._moved)
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
         self._outputs = dict(zip(self.output_names, self.graph.outputs))
+        self._control = functools.partial(RunControl, limits=self.config.limits, budget=self._budget)
         self._recovery = Recovery(self.providers, self._compiled_for)
         self._lock = threading.Lock()
         self._profilers: tuple[Profiler, ...] = ()
         self._recent: _Recent | None = None
         self._printer: KernelPrinter | None = None
         self._closed = False
-        control = RunControl(None, self.config.limits)
+        control = self._control(None)
         self._unlimited = None if control.watched else control
         fallbacks = [*map(str, absent), *self._compiled.fallbacks]
         self._fallbacks = fallbacks
@@ -209,7 +210,7 @@ class Session:
                 return found
         self._check_open()
         names = self.output_names if outputs is None else self._selected(outputs)
-        control = self._unlimited if options is None and self._unlimited else RunControl(options, self.config.limits)
+        control = self._unlimited if options is None and self._unlimited else self._control(options)
         compiled, without = self._compiled, frozenset[str]()
         if self._recovery.troubled:
             without = self._recovery.left_out()
@@ -269,7 +270,7 @@ class Session:
                 REGISTRY.ledger.failed(name, error)
             raise error
         self._recent = None
-        control = RunControl(options, self.config.limits)
+        control = self._control(options)
         results = self._recovery.run(
             error,
             compiled,
@@ -330,7 +331,7 @@ class Session:
 
     def memory(self) -> SessionMemory:
         """Bytes the session holds now: weights, and arenas that wait for a run or are in one."""
-        return held(self._compiled, self.graph.constant_bytes(), self._pool)
+        return held(self._compiled, self.graph.constant_bytes(), self._pool, self._budget)
 
     def trim(self) -> None:
         """Give back the arenas that no run uses, and what providers and the process keep for reuse."""

@@ -17,7 +17,7 @@ from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError,
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.logs import warn_once
-from ranvier.memory import check_room
+from ranvier.memory import promised
 from ranvier.ops import TypeInference, registry
 from ranvier.ops.pulse import pulse
 from ranvier.providers.base import (
@@ -33,7 +33,6 @@ from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.sources import shape_sources
 from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised, define
 from ranvier.providers.cpu.target import Packs, Target
-from ranvier.providers.memory import counted
 
 Array = np.ndarray[Any, Any]
 _SMALL = 64  # inputs of up to this many elements may decide shapes
@@ -135,12 +134,11 @@ class CpuKernel:
             self._interpret(given, outputs)
             self._tell(made)
             return []
-        if any(given is None for given in outputs):
-            check_room(made.workspace + made.result_bytes, self.part.label)
-        results = [_writable(given, result) for given, result in zip(outputs, made.results)]
+        missing = made.result_bytes if any(given is None for given in outputs) else 0
         records: list[KernelTime] = []
         started = time.perf_counter()
-        with counted(made.workspace, self.part.label):
+        with promised(missing, self.part.label):
+            results = [_writable(given, result) for given, result in zip(outputs, made.results)]
             memory = self._allocator.alloc(made.workspace, self.part.label)
             try:
                 if profiled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ranvier.providers.memory.counting import counted, current
 from ranvier.providers.memory.pool import ALIGNMENT, PoolAllocator
 from ranvier.providers.memory.sources import (
     HostRegion,
@@ -28,6 +27,4 @@ __all__ = [
     "Source",
     "SystemSource",
     "attach",
-    "counted",
-    "current",
 ]

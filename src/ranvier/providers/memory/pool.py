@@ -19,7 +19,7 @@ from ranvier.config import MemoryConfig
 from ranvier.errors import InvalidBuffer, InvalidValue, MemoryLimit, OutOfMemory, SessionClosed
 from ranvier.logs import logger
 from ranvier.memory import forking
-from ranvier.memory.room import check_room
+from ranvier.memory.room import Promise, promised, promises
 from ranvier.memory.tracker import MemoryTracker
 from ranvier.providers.base import AllocatorStats
 from ranvier.providers.memory.holes import Holes
@@ -73,6 +73,7 @@ class PoolAllocator:
         self._chunks: dict[int, Region] = {}
         self._used: dict[int, int] = {}  # pieces out by chunk
         self._idle: dict[int, None] = {}  # chunks with none, the longest idle first
+        self._promises: dict[int, Promise] = {}  # by chunk: what nobody has written to yet
         self._next_chunk = 0
         self._step = _FIRST_CHUNK
         self._holes = Holes()
@@ -86,6 +87,7 @@ class PoolAllocator:
             with self._lock:
                 self._reserve_pool()
         forking.watch(self)
+        promises.on_pressure(self._yield, order=1)  # after those who give back to a pool
 
     @property
     def kind(self) -> MemoryKind:
@@ -95,13 +97,19 @@ class PoolAllocator:
     def secure(self) -> bool:
         return self.config.secure
 
-    def configured(self, config: MemoryConfig, limit: int | None = None, name: str = "") -> PoolAllocator:
+    def configured(
+        self, config: MemoryConfig, limit: int | None = None, name: str = "", tracker: MemoryTracker | None = None
+    ) -> PoolAllocator:
         """A pool of its own over the same kind of memory."""
-        return PoolAllocator(config, self.source, limit=limit, name=name or self.name, tracker=self._tracker)
+        return PoolAllocator(config, self.source, limit=limit, name=name or self.name, tracker=tracker or self._tracker)
 
     def on_pressure(self, release: Callable[[], object]) -> None:
         """Call ``release`` before a request fails, and at the end; it may free buffers of this allocator."""
         self._pressure.append(release)
+
+    def ask_back(self) -> None:
+        for release in list(self._pressure):
+            release()
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
@@ -116,8 +124,7 @@ class PoolAllocator:
         except OutOfMemory:
             if not self._pressure:
                 raise
-        for release in list(self._pressure):
-            release()
+        self.ask_back()
         with self._lock:
             return self._take(size, nbytes, part)
 
@@ -218,13 +225,19 @@ class PoolAllocator:
             ) from error
 
     def _add_chunk(self, size: int, part: str) -> None:
-        if self.kind == "system":
-            check_room(size, part or self.name)
-        region = self.source.reserve(size, self._unit)
+        promise = promised(size if self.kind in ("system", "shared") else 0, part or self.name)
+        try:
+            region = self.source.reserve(size, self._unit)
+        except BaseException:
+            promise.done()
+            raise
         if self.config.secure:
             region.zero(0, size)  # nor does anybody see what was there before
+            promise.done()
         chunk = self._next_chunk
         self._next_chunk += 1
+        if promise.nbytes:
+            self._promises[chunk] = promise
         self._chunks[chunk] = region
         self._used[chunk] = 0
         self._idle[chunk] = None
@@ -266,11 +279,36 @@ class PoolAllocator:
             self._active -= piece.nbytes
             if self._tracker is not None:
                 self._tracker.remove(piece.nbytes, self.kind, device=self.name, part=piece.part)
+            if self._promises:
+                self._written(piece)
             self._holes.add(piece.chunk, piece.start, piece.size)
             self._used[piece.chunk] -= 1
             if not self._used[piece.chunk]:
                 self._idle[piece.chunk] = None
         self._shrink()
+
+    def touched(self, buffer: Any) -> None:
+        """A buffer has been written to: from now on the system counts it, and nobody has to remember a promise."""
+        piece = self._out.get(id(buffer))
+        if piece is not None:
+            self._written(piece)
+
+    def _written(self, piece: _Piece) -> None:
+        """Chunks are used from their start, so what lies before a piece has been written to as well."""
+        promise = self._promises.get(piece.chunk)
+        if promise is not None:
+            promise.lower(max(0, self._chunks[piece.chunk].nbytes - piece.start - piece.size))
+            if not promise.nbytes:
+                self._promises.pop(piece.chunk, None)
+
+    def _yield(self) -> None:
+        """Chunks nobody uses go because the machine is short; not while somebody is in here, who may be asking."""
+        if not self._static and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+                self._release(list(self._idle))
+            finally:
+                self._lock.release()
 
     def _shrink(self) -> None:
         """Chunks nobody uses go, the longest idle first, until no more is kept than may be."""
@@ -284,6 +322,7 @@ class PoolAllocator:
         freed = 0
         for chunk in chunks:
             region = self._chunks.pop(chunk)
+            self._promises.pop(chunk, None)
             del self._idle[chunk], self._used[chunk]
             size = region.nbytes
             self._holes.remove(chunk, size)
@@ -300,8 +339,7 @@ class PoolAllocator:
 
     def close(self) -> int:
         """Give everything back that is not in use, and the rest as it is freed; returns the bytes still in use."""
-        for release in list(self._pressure):
-            release()
+        self.ask_back()
         with self._lock:
             self._settle()
             self._closed = True
@@ -355,6 +393,7 @@ class PoolAllocator:
         self._out.clear()
         self._returned.clear()
         self._chunks.clear()
+        self._promises.clear()
         self._used.clear()
         self._idle.clear()
         self._holes = Holes()
