@@ -14,26 +14,35 @@ from ranvier.runtime.partition.schedule import Schedule
 
 
 def order_of_issue(problem: Problem, schedule: Schedule) -> list[int]:
-    """Positions of the schedule's steps in the order to start them."""
+    """Positions of the schedule's steps in the order to start them. The steps of a wave stand together, lane by lane:
+    run one after the other they are right too."""
     steps = schedule.steps
-    waiting = [len(step.after) for step in steps]
-    followers: list[list[int]] = [[] for _ in steps]
+    first: dict[int, int] = {}  # step of each wave
+    unit = [k if step.wave < 0 else first.setdefault(step.wave, k) for k, step in enumerate(steps)]
+    members: dict[int, list[int]] = {}
+    for k in sorted(range(len(steps)), key=lambda k: steps[k].lane if steps[k].wave >= 0 else 0):
+        members.setdefault(unit[k], []).append(k)
+    before: dict[int, set[int]] = {u: set() for u in members}
+    followers: dict[int, list[int]] = {u: [] for u in members}
     for k, step in enumerate(steps):
         for other in step.after:
-            followers[other].append(k)
+            if unit[other] != unit[k] and unit[other] not in before[unit[k]]:
+                before[unit[k]].add(unit[other])
+                followers[unit[other]].append(unit[k])
+    waiting = {u: len(earlier) for u, earlier in before.items()}
     ready: list[tuple[bool, float, int]] = []
 
-    def enter(k: int) -> None:
-        heapq.heappush(ready, (_waits(problem, schedule, k), steps[k].start, k))
+    def enter(u: int) -> None:
+        heapq.heappush(ready, (_waits(problem, schedule, u), steps[u].start, u))
 
-    for k, count in enumerate(waiting):
+    for u, count in waiting.items():
         if not count:
-            enter(k)
+            enter(u)
     order: list[int] = []
     while ready:
-        k = heapq.heappop(ready)[2]
-        order.append(k)
-        for other in followers[k]:
+        u = heapq.heappop(ready)[2]
+        order += members[u]
+        for other in followers[u]:
             waiting[other] -= 1
             if not waiting[other]:
                 enter(other)
@@ -43,5 +52,7 @@ def order_of_issue(problem: Problem, schedule: Schedule) -> list[int]:
 def _waits(problem: Problem, schedule: Schedule, k: int) -> bool:
     """Does the thread that starts a step wait for work: the step's own, or that of another device?"""
     space = problem.space[schedule.steps[k].owner]
+    if schedule.steps[k].wave >= 0:
+        return True
     before = {problem.space[schedule.steps[other].owner] for other in schedule.steps[k].after}
     return space == HOST or not before <= {HOST, space}

@@ -205,8 +205,8 @@ def cut(problem: Problem, owner: Sequence[int], fine: bool, apart: Container[int
     part_of = [0] * n
     for node in range(n):
         choice = problem.choices[owner[node]]
-        apart = node if not choice.whole_parts else find(node) if split[owner[node]] else -1
-        key = (*keys[node], apart)
+        row = node if not choice.whole_parts else find(node) if split[owner[node]] else -1
+        key = (*keys[node], row)
         if key not in numbers:
             numbers[key] = len(members)
             members.append([])
