@@ -84,7 +84,7 @@ class View:
 
     @classmethod
     def narrowed(cls, dtype: DType, stored: DType, shape: tuple[int, ...], order: tuple[int, ...] | None) -> View:
-        """A new temporary of ``dtype`` whose elements are kept as ``stored``: rounded by the store, widened by loads."""
+        """A new temporary of ``dtype`` whose elements are kept as ``stored``: stores round, loads widen."""
         made = cls.temporary(stored, shape, order)
         made.storage.stands_for = dtype
         return made
@@ -92,7 +92,8 @@ class View:
     @property
     def element(self) -> DType:
         """The type of the elements once they are loaded; ``dtype`` is the one they have in memory."""
-        return self.storage.stands_for or self.dtype
+        found = self.storage.stands_for
+        return self.dtype if found is None or not self.dtype.is_float else found
 
     @property
     def rank(self) -> int:

@@ -56,7 +56,7 @@ class _Sample(Rule):
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, str | os.PathLike | Mapping) or not all(isinstance(n, str) for n in _keys(value)):
-            raise ValueError(f"must be the name of an .npz file or a mapping from names of inputs to arrays, got {value!r}")
+            raise ValueError(f"must be the name of an .npz file or arrays by the names of inputs, got {value!r}")
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

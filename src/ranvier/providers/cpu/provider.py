@@ -18,6 +18,7 @@ from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, Pr
 from ranvier.providers.cpu.kernel import CpuKernel
 from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.lower.index import MODULES
+from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.cpu.target import Target
 from ranvier.providers.memory import PoolAllocator
 
@@ -73,7 +74,9 @@ class CpuProvider:
         options: CpuOptions = ctx.options
         chosen = isa.chosen(options.isa) if options.isa else isa.host()
         threads = min(ctx.config.threads or usable_cores(), 64)
-        return CpuKernel(part, ctx, Target(chosen, threads, options.winograd), ctx.allocator or self._allocator)
+        precision, _ = effective(ctx.config.precision, chosen)
+        target = Target(chosen, threads, options.winograd, precision, ctx.config.keep_f32)
+        return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:
         return self._allocator

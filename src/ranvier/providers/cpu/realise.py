@@ -15,8 +15,8 @@ import numpy as np
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
-from ranvier.codegen.llvm.elements import DTYPES
-from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Map, Operand, Result, Stage
+from ranvier.codegen.llvm.elements import DTYPES, NARROW
+from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
@@ -34,7 +34,9 @@ from ranvier.providers.cpu.defs import (
     Use,
 )
 from ranvier.providers.cpu.groups import Group, group
+from ranvier.providers.cpu.narrow.assign import assign
 from ranvier.providers.cpu.nest_builder import NestBuilder, memory_order
+from ranvier.providers.cpu.realise_rows import realise_rows
 from ranvier.providers.cpu.target import Packs, Realised, Target
 
 Array = np.ndarray[Any, Any]
@@ -58,7 +60,7 @@ class Realiser:
         self.packs = packs
         self.done = Realised()
         self._views: dict[Value, View] = {}
-        self._label = ""
+        self.label = ""
         self._tensors: dict[int, ConstTensor] = {}  # by the identity of their arrays
         for k, value in enumerate(inputs):
             self._views[value] = self._outside(value, "input", k)
@@ -73,6 +75,8 @@ class Realiser:
         self._wanted = list(outputs)
         self._slices: dict[Value, tuple[Joined, int]] = {}
         self._outputs_behind: dict[Value, View] = {}  # results that lie in an output's memory under another shape
+        self._inputs = list(inputs)
+        self._converted: dict[tuple[int, DType], tuple[View, View]] = {}  # with the view, whose identity it goes by
 
     def _outside(self, value: Value, kind: Any, k: int) -> View:
         shape, dtype = self.program.shape(value), self.program.dtype(value)
@@ -88,14 +92,17 @@ class Realiser:
         members = [d for g in groups for d in g.defs]
         self._plan_joins(members)
         self._plan_outputs(members)
+        if self.target.narrow is not None:
+            border = [*self._inputs, *self._wanted]
+            self.done.assignment = assign(self.program, groups, border, self._slices, self.target)
         for each in groups:
-            self._label = _label(each)
+            self.label = _label(each)
             self._realise(each)
             self._release(each)
         for value, view in self._outputs.items():
             have = self.view(value)
             if have.storage is not view.storage:
-                self._label = f"output {value.name}"
+                self.label = f"output {value.name}"
                 self.copy(have, view)
         for value, view in self._copies:
             self.copy(self.view(value), view)
@@ -108,7 +115,7 @@ class Realiser:
         if isinstance(anchor, Contraction):
             self._contraction(each, anchor)
         elif isinstance(anchor, Rows):
-            self._rows(each, anchor)
+            realise_rows(self, each, anchor)
         elif isinstance(each.last, Alias):
             self._alias(each.last)
         elif isinstance(each.last, Joined):
@@ -161,7 +168,12 @@ class Realiser:
         elif value in self._outputs_behind:
             made = self._outputs_behind[value]
         else:
-            made = View.temporary(self.program.dtype(value), self.program.shape(value), order)
+            dtype, shape = self.program.dtype(value), self.program.shape(value)
+            stored = self.done.assignment.stored.get(value)
+            if stored is None:
+                made = View.temporary(dtype, shape, order)
+            else:
+                made = View.narrowed(dtype, stored, shape, order)
         self._views[value] = made
         return made
 
@@ -209,21 +221,57 @@ class Realiser:
 
     def add(self, launches: Sequence[Launch]) -> None:
         for each in launches:
-            self.done.launches.append(each if each.label == self._label else each.labelled(self._label))
+            self.done.launches.append(each if each.label == self.label else each.labelled(self.label))
 
     def copy(self, source: View, target: View) -> None:
         if target.dtype not in DTYPES:
             # elements that no code computes with are moved as the bytes they are
-            source, target = _bytes(source), _bytes(target)
-        nest = NestBuilder(target.shape, self._label)
+            source, target = _patterns(source, DType.uint8), _patterns(target, DType.uint8)
+        elif source.dtype is target.dtype and source.dtype in NARROW:
+            source, target = _patterns(source, DType.uint16), _patterns(target, DType.uint16)
+        elif source.dtype is not target.dtype and (way := self._between(source, target)) is not None:
+            self.copy(source, way)
+            source = way
+        nest = NestBuilder(target.shape, self.label)
         value = nest.load(source)
         self.add(nests.launches(nest.nest([Map(((nest.store(target), value),))]), self.isa, self.threads))
+
+    def _between(self, source: View, target: View) -> View | None:
+        """A stop on the way to another type and another order of axes, which no kernel does at once: in the smaller
+        type, so that less is turned round."""
+        orders = [memory_order(v.shape, v.strides) for v in (source, target)]
+        if orders[0] == orders[1] or 0 in source.strides:
+            return None
+        small = source.dtype.numpy.itemsize < target.dtype.numpy.itemsize
+        if small:
+            return self._like(source, source.dtype, orders[1])
+        return self._like(source, target.dtype, orders[0])
+
+    def _like(self, view: View, stored: DType, order: tuple[int, ...] | None) -> View:
+        if stored is view.element:
+            return View.temporary(stored, view.shape, order)
+        return View.narrowed(view.element, stored, view.shape, order)
+
+    def stored_as(self, view: View, dtype: DType) -> View:
+        """The float32 tensor with its elements in memory as ``dtype``; converted once for all that want it so."""
+        if view.dtype is dtype or view.element is not DType.float32 or view.storage.kind == "const":
+            return view
+        found = self._converted.get((id(view), dtype))
+        if found is None:
+            made = self._like(view, dtype, memory_order(view.shape, view.strides))
+            found = self._converted[id(view), dtype] = view, made
+            self.copy(view, made)
+        return found[1]
+
+    def plain(self, view: View) -> View:
+        """The tensor with its elements in memory as they are in expressions."""
+        return self.stored_as(view, view.element)
 
     def dense(self, view: View) -> View:
         """The tensor in row-major order, copied where it is not."""
         if view.is_dense:
             return view
-        made = View.temporary(view.dtype, view.shape)
+        made = self._like(view, view.dtype, None)
         self.copy(view, made)
         return made
 
@@ -233,7 +281,7 @@ class Realiser:
             view.shape[order[-1]] == 1 or view.strides[order[-1]] == 1
         ):
             return view
-        made = View.temporary(view.dtype, view.shape, order)
+        made = self._like(view, view.dtype, order)
         self.copy(view, made)
         return made
 
@@ -264,22 +312,29 @@ class Realiser:
         return self._views[source].storage is whole.storage
 
     def _opaque(self, each: Opaque) -> None:
-        views = [self.dense(self.view(v)) if each.dense else self.view(v) for v in each.sources]
+        able = self._takes_narrow(each)
+        views = [self.view(v) if able else self.plain(self.view(v)) for v in each.sources]
+        views = [self.dense(v) for v in views] if each.dense else views
         outs = [self.destination(v) for v in each.outputs]
-        whole = [v if v.is_dense else View.temporary(v.dtype, v.shape) for v in outs]
+        kinds = [v.dtype if able else v.element for v in outs]
+        whole = [v if v.is_dense and v.dtype is kind else self._like(v, kind, None) for v, kind in zip(outs, kinds)]
         self.add(each.realise(self, views, whole))
         for made, wanted in zip(whole, outs):
             if made is not wanted:
                 self.copy(made, wanted)
 
-    def _expr(self, nest: NestBuilder, made: Mapping[Value, Expr], use: Use) -> Expr:
+    def _takes_narrow(self, each: Contraction | Opaque) -> bool:
+        """Whether the kernel reads and writes tensors in whichever type they are stored."""
+        return self.target.narrow is not None and each.narrow is not None and each.narrow(self.target) is None
+
+    def expr(self, nest: NestBuilder, made: Mapping[Value, Expr], use: Use, *, plain: bool = False) -> Expr:
         found = made.get(use.value)
         if found is not None:
             return found
-        return nest.load(self._seen(use))
+        return nest.load(self.seen(use, plain=plain))
 
-    def _seen(self, use: Use) -> View:
-        view = self.view(use.value)
+    def seen(self, use: Use, *, plain: bool = False) -> View:
+        view = self.plain(self.view(use.value)) if plain else self.view(use.value)
         if use.shape is None:
             return view
         seen = view.reshaped(use.shape)
@@ -290,11 +345,11 @@ class Realiser:
 
     def _elementwise(self, defs: Sequence[Def]) -> None:
         result = defs[-1].out
-        nest = NestBuilder(self.program.shape(result), self._label)
+        nest = NestBuilder(self.program.shape(result), self.label)
         made: dict[Value, Expr] = {}
         for each in defs:
             if isinstance(each, Pointwise):
-                made[each.out] = each.compute([self._expr(nest, made, u) for u in each.uses])
+                made[each.out] = each.compute([self.expr(nest, made, u) for u in each.uses])
             else:
                 assert isinstance(each, Moved)
                 made[each.out] = each.compute(nest, [self.view(v) for v in each.sources])
@@ -327,103 +382,11 @@ class Realiser:
         if found:
             self.done.reuse[target.storage] = found
 
-    def _rows(self, each: Group, anchor: Rows) -> None:
-        nest = NestBuilder(anchor.domain, self._label)
-        made: dict[Value, Expr] = {}
-        feeding = _ancestors(each.defs, anchor)
-        for before in feeding:
-            if isinstance(before, Pointwise):
-                made[before.out] = before.compute([self._expr(nest, made, u) for u in before.uses])
-            else:
-                assert isinstance(before, Moved)
-                made[before.out] = before.compute(nest, [self.view(v) for v in before.sources])
-        operands = [self._expr(nest, made, u) for u in anchor.uses]
-        if anchor.gather is not None:
-            operands += anchor.gather(nest, [self.view(v) for v in anchor.sources])
-        body = anchor.build(operands)
-        row = anchor.axes
-        after = [d for d in each.defs if d is not anchor and d not in feeding]
-        maps: list[tuple[int, Expr]] = []
-        finals: list[tuple[int, Expr]] = []
-        if after:
-            values: dict[Value, Expr] = {}
-            mapped = 0 in anchor.mapped
-            values[anchor.out] = body.maps[0] if mapped else body.finals[0]
-            for follower in after:
-                assert isinstance(follower, Pointwise)
-                exprs = [
-                    values[u.value] if u.value in values else self._row_load(nest, u, anchor, mapped)
-                    for u in follower.uses
-                ]
-                values[follower.out] = follower.compute(exprs)
-            result = after[-1].out
-            self._row_store(nest, result, values[result], anchor, mapped, maps, finals)
-        else:
-            for k, result in enumerate(anchor.outputs):
-                mapped = k in anchor.mapped
-                if k in body.maps or k in body.finals:
-                    value = body.maps[k] if mapped else body.finals[k]
-                    self._row_store(nest, result, value, anchor, mapped, maps, finals)
-        stages: list[Stage] = list(body.reduces)
-        if maps:
-            stages.append(Map(tuple(maps)))
-        if finals:
-            stages.append(Final(tuple(finals)))
-        self.add(nests.launches(nest.nest(stages, row), self.isa, self.threads))
-
-    def _row_load(self, nest: NestBuilder, use: Use, anchor: Rows, mapped: bool) -> Expr:
-        view = self._seen(use)
-        if mapped:
-            return nest.load(view)
-        return nest.load(view, self._outer_strides(view, anchor))
-
-    def _outer_strides(self, view: View, anchor: Rows) -> tuple[int, ...]:
-        """Strides over the domain of a tensor that broadcasts to the reduced shape."""
-        kept = [k for k in range(len(anchor.domain)) if k not in anchor.axes]
-        if anchor.keepdims:
-            reduced = tuple(1 if k in anchor.axes else d for k, d in enumerate(anchor.domain))
-            strides = view.expanded(reduced).strides
-            return tuple(0 if k in anchor.axes else strides[k] for k in range(len(anchor.domain)))
-        steps = view.expanded(tuple(anchor.domain[k] for k in kept)).strides
-        placed = [0] * len(anchor.domain)
-        for k, step in zip(kept, steps):
-            placed[k] = step
-        return tuple(placed)
-
-    def _outer_order(self, nest: NestBuilder, anchor: Rows) -> tuple[int, ...] | None:
-        """How a reduced result should lie in memory: as the operands do along the axes that stay."""
-        kept = [k for k in range(len(anchor.domain)) if k not in anchor.axes]
-        for operand in nest.operands:
-            strides = operand.strides
-            if any(strides[k] == 0 and anchor.domain[k] != 1 for k in kept):
-                continue
-            if anchor.keepdims:
-                shape = [1 if k in anchor.axes else d for k, d in enumerate(anchor.domain)]
-                return memory_order(shape, strides)
-            return memory_order([anchor.domain[k] for k in kept], [strides[k] for k in kept])
-        return None
-
-    def _row_store(
-        self,
-        nest: NestBuilder,
-        result: Value,
-        value: Expr,
-        anchor: Rows,
-        mapped: bool,
-        maps: list[tuple[int, Expr]],
-        finals: list[tuple[int, Expr]],
-    ) -> None:
-        if mapped:
-            target = self.destination(result, nest.order())
-            maps.append((nest.store(target), value))
-        else:
-            target = self.destination(result, self._outer_order(nest, anchor))
-            finals.append((nest.store(target, self._outer_strides(target, anchor)), value))
-
     # -- contractions -----------------------------------------------------------------------------------------------
 
     def _contraction(self, each: Group, anchor: Contraction) -> None:
-        views = [self.view(v) for v in anchor.sources]
+        wanted = self.target.narrow if id(anchor) in self.done.assignment.products else None
+        views = [self.stored_as(v, wanted or v.element) for v in map(self.view, anchor.sources)]
         after = [d for d in each.defs if d is not anchor]
         result = each.last.out
         epilogue = self._epilogue(anchor, after) if after else None
@@ -436,20 +399,21 @@ class Realiser:
 
     def _product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         axis = anchor.unit_axis
-        if axis is None or target.shape[axis] == 1 or target.strides[axis] == 1:
+        kind = target.dtype if self._takes_narrow(anchor) else target.element
+        if kind is target.dtype and (axis is None or target.shape[axis] == 1 or target.strides[axis] == 1):
             self.add(anchor.realise(self, views, target, epilogue))
             return
-        made = View.temporary(target.dtype, target.shape, anchor.order)
+        made = self._like(target, kind, anchor.order)
         self.add(anchor.realise(self, views, made, epilogue))
         self.copy(made, target)
 
     def _epilogue(self, anchor: Contraction, after: Sequence[Def]) -> Epilogue | None:
         shape = self.program.shape(anchor.out)
-        nest = NestBuilder(shape, self._label)
+        nest, plain = NestBuilder(shape, self.label), not self._takes_narrow(anchor)
         made: dict[Value, Expr] = {anchor.out: Result(0, self.program.dtype(anchor.out))}
         for each in after:
             assert isinstance(each, Pointwise)
-            made[each.out] = each.compute([self._expr(nest, made, u) for u in each.uses])
+            made[each.out] = each.compute([self.expr(nest, made, u, plain=plain) for u in each.uses])
         operands: list[Operand] = []
         for operand in nest.operands:
             folded = anchor.fold(operand.strides)
@@ -459,25 +423,15 @@ class Realiser:
         return Epilogue(made[after[-1].out], tuple(operands))
 
 
-def _ancestors(defs: Sequence[Def], anchor: Def) -> list[Def]:
-    """Members whose results flow into the anchor."""
-    wanted = set(anchor.operands)
-    found: list[Def] = []
-    for each in reversed(defs):
-        if each is not anchor and any(v in wanted for v in each.outputs):
-            wanted.update(each.operands)
-            found.append(each)
-    return found[::-1]
-
-
 def _label(each: Group) -> str:
     names = dict.fromkeys(d.label for d in each.defs if d.label)
     return " + ".join(names)
 
 
-def _bytes(view: View) -> View:
-    assert view.dtype.numpy.itemsize == 1
-    return View(view.storage, DType.uint8, view.shape, view.strides, view.offset)
+def _patterns(view: View, kind: DType) -> View:
+    """The elements as what they are in memory: for moving them."""
+    assert view.dtype.numpy.itemsize == kind.numpy.itemsize
+    return View(view.storage, kind, view.shape, view.strides, view.offset)
 
 
 def slice_of(view: View, axis: int, start: int, size: int) -> View:

@@ -50,6 +50,7 @@ class Specialised:
     ) -> None:
         realised = Realiser(definitions, inputs, part.outputs, target, packs).run()
         self.launches: list[Launch] = realised.launches
+        self.choices = realised.assignment.choices
         self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
         places, self.memory = _place(realised)
         self.workspace = -(-self.memory.arena // ALIGNMENT) * ALIGNMENT

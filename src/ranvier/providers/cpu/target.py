@@ -12,6 +12,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
+from ranvier.graph.ir import Value
 from ranvier.records import dataclass
 
 T = TypeVar("T")
@@ -66,6 +67,25 @@ def _arrays(made: Any) -> Iterator[np.ndarray[Any, Any]]:
             yield from _arrays(getattr(made, each.name))
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a node computes in and its result is stored in, for people: "bf16", "fp16" or "f32", and why."""
+
+    computes: str
+    stores: str
+    why: str = ""
+
+
+@dataclass
+class Assignment:
+    """``stored``: the type of 16 bits of the values that have one in memory. ``products``: definitions, by identity,
+    that multiply in it."""
+
+    stored: dict[Value, DType] = field(default_factory=dict)
+    products: set[int] = field(default_factory=set)
+    choices: dict[str, Choice] = field(default_factory=dict)  # by the label of definitions: the node's name
+
+
 @dataclass
 class Realised:
     """Launches in order, where the outputs are, and which results may take over an operand's memory."""
@@ -73,6 +93,7 @@ class Realised:
     launches: list[Launch] = field(default_factory=list)
     reuse: dict[Storage, list[Storage]] = field(default_factory=dict)
     checks: list[tuple[Storage, str, str]] = field(default_factory=list)
+    assignment: Assignment = field(default_factory=Assignment)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,280 @@
+"""Which values are stored in 16 bits and which products are made of such, over a whole partition at once.
+
+Every float32 tensor that lies in memory between two kernels, and every product that could be had in 16 bits, gets one
+of two labels. A tensor in 16 bits is written and read in half the time; a product of 16-bit operands takes a fraction
+of the time; where a kernel wants the other type than the one in memory, a conversion is paid, once for all that want
+it. The labels with the least time in all are a minimum cut. What must keep its bits (:mod:`.sensitive`), what crosses the
+partition's border and what the user keeps has one label from the start.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Value
+from ranvier.providers.cpu.defs import Alias, Contraction, Def, Definitions, Joined, Opaque, Rows
+from ranvier.providers.cpu.groups import Group
+from ranvier.providers.cpu.narrow.mincut import Cut
+from ranvier.providers.cpu.narrow.rates import LAUNCH, multiplying, product_speed, touching
+from ranvier.providers.cpu.narrow.sensitive import exact_reads, running_sums
+from ranvier.providers.cpu.target import Assignment, Choice, Target
+
+F32 = DType.float32
+_HEADROOM = 8.0  # values seen in a sample are taken to grow to this many times as much
+
+
+def assign(
+    program: Definitions,
+    groups: Sequence[Group],
+    border: Iterable[Value],
+    slices: Mapping[Value, tuple[Joined, int]],
+    target: Target,
+) -> Assignment:
+    """``border``: inputs and outputs; ``slices``: results that are written into a concatenation at once."""
+    narrow = target.narrow
+    if narrow is None:
+        return Assignment()
+    return _Assigning(program, groups, set(border), slices, target, narrow).run()
+
+
+class _Assigning:
+    def __init__(
+        self,
+        program: Definitions,
+        groups: Sequence[Group],
+        border: set[Value],
+        slices: Mapping[Value, tuple[Joined, int]],
+        target: Target,
+        narrow: DType,
+    ) -> None:
+        self.program = program
+        self.groups = groups
+        self.target = target
+        self.narrow = narrow
+        self.speed = product_speed(target.isa, narrow)
+        self.cut = Cut()
+        self.same: dict[Value, Value] = {}  # values in one piece of memory, to the one that stands for them
+        self.items: dict[Value, int] = {}
+        self.why: dict[Value, str] = {}  # memory that stays float32
+        self.widened: dict[Value, int] = {}  # items: the tensor is needed in float32 too …
+        self.narrowed: dict[Value, int] = {}  # … and in 16 bits
+        self.products: dict[int, int] = {}  # of definitions, their items
+        self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
+        self.readers: dict[Value, list[Group]] = {}
+        self._share_memory(slices)
+        self._find_readers()
+        self._pin(border)
+
+    # -- what lies where --------------------------------------------------------------------------------------------
+
+    def _share_memory(self, slices: Mapping[Value, tuple[Joined, int]]) -> None:
+        for each in (d for g in self.groups for d in g.defs):
+            if isinstance(each, Alias):
+                self._unite(each.source, each.out)
+            elif isinstance(each, Joined):
+                for source in each.sources:
+                    if source in slices and slices[source][0] is each:
+                        self._unite(source, each.out)
+
+    def memory(self, value: Value) -> Value:
+        """The value that stands for all that lie in the same memory."""
+        while value in self.same:
+            value = self.same[value]
+        return value
+
+    def _unite(self, a: Value, b: Value) -> None:
+        a, b = self.memory(a), self.memory(b)
+        if a is not b:
+            self.same[a] = b
+
+    def _find_readers(self) -> None:
+        for group in self.groups:
+            for value in self.reads(group):
+                self.readers.setdefault(value, []).append(group)
+
+    def reads(self, group: Group) -> list[Value]:
+        """Tensors of float32 that a group reads from memory that is not constant."""
+        made = {v for d in group.defs for v in d.outputs}
+        found = dict.fromkeys(v for d in group.defs for v in d.operands if v not in made)
+        return [v for v in found if self._movable(v)]
+
+    def writes(self, group: Group) -> list[Value]:
+        return [v for v in group.last.outputs if self._movable(v)]
+
+    def _movable(self, value: Value) -> bool:
+        return value.const is None and value not in self.program.known and self.program.dtype(value) is F32
+
+    # -- what must stay as it is ------------------------------------------------------------------------------------
+
+    def _pin(self, border: set[Value]) -> None:
+        for value in border:
+            self._keep(value, "crosses the border of the partition")
+        for group in self.groups:
+            for value, why in exact_reads(group, self.program).items():
+                self._keep(value, why)
+            if name := self.kept(group):
+                for value in group.last.outputs:
+                    self._keep(value, f"kept by {name!r}")
+            if isinstance(group.anchor, Rows) and group.anchor.gather is None:  # windows are no statistics
+                for k, value in enumerate(group.anchor.outputs):
+                    if k not in group.anchor.mapped and not self._only_multiplied(value):
+                        self._keep(value, "is a reduction")
+            for value in group.last.outputs:
+                if why := self._out_of_range(value):
+                    self._keep(value, why)
+        for value in running_sums(self.groups, self.program, self.readers):
+            self._keep(value, "is a sum that every layer adds to")
+        for group in self.groups:  # constants under another shape, values that are known: they are where they are
+            if isinstance(group.last, Alias) and not self._movable(group.last.source):
+                self._keep(group.last.out, "is a constant")
+
+    def _only_multiplied(self, value: Value) -> bool:
+        """Whether products alone read it, which round it themselves."""
+        memory = self.memory(value)
+        readers = [g for v, found in self.readers.items() if self.memory(v) is memory for g in found]
+        return all(isinstance(g.last, Alias) or isinstance(g.anchor, Contraction) for g in readers)
+
+    def _keep(self, value: Value, why: str) -> None:
+        self.why.setdefault(self.memory(value), why)
+
+    def kept(self, group: Group) -> str:
+        """The pattern that keeps a node of the group in float32."""
+        labels = {d.label for d in group.defs}
+        return next((p for p in self.target.keep_f32 for name in labels if fnmatch.fnmatchcase(name, p)), "")
+
+    def _out_of_range(self, value: Value) -> str:
+        """Why a value may not fit into float16, which ends at 65504; bfloat16 reaches as far as float32."""
+        if self.narrow is not DType.float16 or not self._movable(value):
+            return ""
+        seen = (self.target.ranges or {}).get(value.name)
+        if seen is None:
+            return "of unknown range, which a calibration sample would tell"
+        return "" if seen * _HEADROOM < 65504.0 else f"reaches {seen:.3g}, near the end of float16"
+
+    # -- costs ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Assignment:
+        for group in self.groups:
+            self._count(group)
+        ones = self.cut.solve()
+        stored = {
+            v: self.narrow
+            for g in self.groups
+            for d in g.defs
+            for v in d.outputs
+            if self._movable(v) and self.items.get(self.memory(v)) in ones
+        }
+        products = {key for key, item in self.products.items() if item in ones}
+        made = Assignment(stored, products)
+        for group in self.groups:
+            self._tell(group, made)
+        return made
+
+    def item(self, value: Value) -> int:
+        found = self.items.get(self.memory(value))
+        if found is None:
+            memory = self.memory(value)
+            # a rounding for nothing is no gain: ties go to float32, and so do tensors too small to matter
+            found = self.items[memory] = self.cut.item(one=math.inf if memory in self.why else LAUNCH / 100)
+        return found
+
+    def _count(self, group: Group) -> None:
+        anchor = group.anchor if isinstance(group.anchor, Contraction) else group.last
+        if isinstance(anchor, Alias):
+            return
+        if isinstance(anchor, Contraction):
+            self._contraction(group, anchor)
+        elif isinstance(anchor, Opaque):
+            able = anchor.narrow is not None and anchor.narrow(self.target) is None
+            self._plain(group) if able else self._float_only(group)
+        else:
+            self._plain(group)
+
+    def _plain(self, group: Group, skip: Iterable[Value] = ()) -> None:
+        """Loops that take every tensor as it is stored."""
+        skipped = set(skip)
+        placed = self._placed(group)
+        for value in [v for v in self.reads(group) if v not in skipped and v not in placed] + self.writes(group):
+            if not (isinstance(group.last, Joined) and placed and value is group.last.out):
+                self.cut.cost(self.item(value), touching(self._bytes(value)), touching(self._bytes(value) / 2))
+
+    def _placed(self, group: Group) -> set[Value]:
+        """Sources of a concatenation that lie there already."""
+        joined = group.last
+        if not isinstance(joined, Joined):
+            return set()
+        return {v for v in joined.sources if self.memory(v) is self.memory(joined.out)}
+
+    def _float_only(self, group: Group) -> None:
+        for value in self.reads(group):
+            self._needs_float(value)
+        for value in self.writes(group):
+            self.cut.cost(self.item(value), one=self._conversion(value))
+
+    def _contraction(self, group: Group, anchor: Contraction) -> None:
+        able = anchor.narrow is not None and self.program.dtype(anchor.out) is F32
+        why = "its kernel multiplies in float32 only"
+        if able and anchor.narrow is not None:
+            why = anchor.narrow(self.target) or ""
+        if why:
+            self.unable[id(anchor)] = why
+            self._float_only(group)
+            return
+        # whatever it multiplies in, such a kernel reads what is added, and writes, as it is stored
+        self._plain(group, anchor.sources)
+        item = self.products[id(anchor)] = self.cut.item()
+        if name := self.kept(group):
+            self.unable[id(anchor)] = f"kept by {name!r}"
+            self.cut.cost(item, one=math.inf)
+        else:
+            work, operands = multiplying(anchor.flops), sum(self._bytes(v) for v in anchor.sources)
+            fast = work / max(self.speed, 0.1)
+            self.cut.cost(item, max(work, touching(operands)), max(fast, touching(operands / 2)) + LAUNCH / 10)
+        for value in dict.fromkeys(v for v in anchor.sources if self._movable(v)):
+            memory, bytes_ = self.memory(value), self._bytes(value)
+            if memory not in self.narrowed:
+                made = self.narrowed[memory] = self.cut.item()
+                self.cut.pair(made, self.item(value), touching(bytes_) + touching(bytes_ / 2) + LAUNCH)
+            self.cut.pair(item, self.narrowed[memory], math.inf)
+            self.cut.pair(self._wide(value), item, math.inf)
+
+    def _wide(self, value: Value) -> int:
+        """An item with label 1 where nobody needs the tensor in float32; label 0 costs where it is in 16 bits."""
+        memory = self.memory(value)
+        if memory not in self.widened:
+            made = self.widened[memory] = self.cut.item()
+            self.cut.pair(self.item(value), made, self._conversion(value))
+        return self.widened[memory]
+
+    def _needs_float(self, value: Value) -> None:
+        self.cut.cost(self._wide(value), one=math.inf)
+
+    def _conversion(self, value: Value) -> float:
+        bytes_ = self._bytes(value)
+        return touching(bytes_) + touching(bytes_ / 2) + LAUNCH
+
+    def _bytes(self, value: Value) -> float:
+        return 4.0 * math.prod(self.program.shape(value))
+
+    # -- for people -------------------------------------------------------------------------------------------------
+
+    def _tell(self, group: Group, made: Assignment) -> None:
+        results = self.writes(group)
+        stores = self.target.precision if any(v in made.stored for v in results) else "f32"
+        for each in group.defs:
+            if each.label and self._worth_telling(each, results):
+                computes = self.target.precision if id(group.anchor) in made.products else "f32"
+                made.choices.setdefault(each.label, Choice(computes, stores, self._reason(group, made, results)))
+
+    def _worth_telling(self, each: Def, results: Sequence[Value]) -> bool:
+        return isinstance(each, Contraction) or bool(results)
+
+    def _reason(self, group: Group, made: Assignment, results: Sequence[Value]) -> str:
+        anchor = group.anchor
+        if isinstance(anchor, Contraction) and id(anchor) not in made.products:
+            return self.unable.get(id(anchor), "conversions would cost more than they save")
+        kept = next((self.why[self.memory(v)] for v in results if self.memory(v) in self.why), "")
+        return f"result {kept}" if kept else ""

@@ -1,0 +1,131 @@
+"""Values that keep all their bits, whatever it costs: where a rounding of 1 in 256 would show in the results.
+
+* what is raised to a power of e, or is an angle: an error of x is a relative error of exp(x), and x may be large
+* what becomes a whole number or a position, or decides between them
+* sums along a deep network that every layer adds to: rounding them again and again adds up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ranvier.codegen.loops.fold import is_arg
+from ranvier.codegen.loops.ir import Const, Expr, Load, Op
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Value
+from ranvier.providers.cpu.defs import Contraction, Def, Definitions, Moved, Pointwise, Rows
+from ranvier.providers.cpu.groups import Group
+
+_STEEP = frozenset({"exp", "expm1", "log", "log1p", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan2"})
+_STEPPED = frozenset({"mod", "fmod", "floor", "ceil", "trunc", "round", "eq", "ne", "bits", "floordiv"})
+_HARMLESS_POWER = 4.0  # exponents up to here only multiply the relative error
+
+
+def exact_reads(group: Group, program: Definitions) -> dict[Value, str]:
+    """The values that a group must read as they are, and why."""
+    found: dict[Value, str] = {}  # of the values the group reads and makes
+    for each in reversed(group.defs):
+        wanted = next((found[v] for v in each.outputs if v in found), "")
+        for value, why in _reads(each, program, wanted):
+            found.setdefault(value, why)
+    return found
+
+
+def _reads(each: Def, program: Definitions, wanted: str) -> Iterable[tuple[Value, str]]:
+    """Operands of a definition that it needs exactly; ``wanted``: why its result must be exact, if it must."""
+    if isinstance(each, Moved | Rows) and len(each.operands) > 1:
+        others = each.sources[1:] if isinstance(each, Moved) else each.sources[1 if not each.uses else 0 :]
+        yield from ((v, "says where to read") for v in others)
+    if wanted:
+        yield from ((v, wanted) for v in each.operands)
+    elif isinstance(each, Pointwise):
+        loads: list[Expr] = [Load(k, program.dtype(u.value)) for k, u in enumerate(each.uses)]
+        yield from _named(each, _exact(each.compute(loads)))
+    elif isinstance(each, Rows) and each.gather is None:
+        loads = [Load(k, program.dtype(v)) for k, v in enumerate(each.operands)]
+        body = each.build(loads)
+        for reduce in body.reduces:
+            why = "is searched for its largest" if is_arg(reduce.fold) else ""
+            yield from _named(each, _exact(reduce.value, why))
+        for value in (*body.maps.values(), *body.finals.values()):
+            yield from _named(each, _exact(value))
+
+
+def _named(each: Pointwise | Rows, loads: dict[int, str]) -> Iterable[tuple[Value, str]]:
+    operands = each.operands
+    return ((operands[k], why) for k, why in loads.items())
+
+
+def _exact(expr: Expr, why: str = "") -> dict[int, str]:
+    """Loads below an operation that needs its operands exactly, and why."""
+    found: dict[int, str] = {}
+    seen: set[tuple[int, bool]] = set()
+    stack = [(expr, why)]
+    while stack:
+        each, reason = stack.pop()
+        if (id(each), bool(reason)) in seen:
+            continue
+        seen.add((id(each), bool(reason)))
+        if isinstance(each, Load) and reason:
+            found.setdefault(each.operand, reason)
+        elif isinstance(each, Op):
+            below = reason or _needs(each)
+            stack += [(a, below) for a in each.args]
+    return found
+
+
+def _needs(op: Op) -> str:
+    if op.name in _STEEP:
+        power = op.args[1] if op.name == "pow" else None
+        small = isinstance(power, Const) and abs(float(power.value)) <= _HARMLESS_POWER
+        return "" if small else f"goes into {op.name}"
+    if op.name in _STEPPED:
+        return f"goes into {op.name}"
+    if op.name == "cast" and not op.dtype.is_float and op.dtype is not DType.bool:
+        return "becomes a whole number"
+    return ""
+
+
+def running_sums(groups: Iterable[Group], program: Definitions, readers: dict[Value, list[Group]]) -> set[Value]:
+    """Results that add to an earlier tensor of their shape, and go both on and into a normalisation: what every block
+    of a transformer adds to."""
+    return {
+        g.last.out
+        for g in groups
+        if len(readers.get(g.last.out, ())) > 1
+        and any(isinstance(r.anchor, Rows) and r.anchor.mapped for r in readers[g.last.out])
+        and _adds(g, program)
+    }
+
+
+def _adds(group: Group, program: Definitions) -> bool:
+    shape = program.shape(group.last.out)
+    made = {v for d in group.defs for v in d.outputs}
+    inside = sum(isinstance(d, Contraction) for d in group.defs)
+    outside = {
+        v
+        for d in group.defs
+        if isinstance(d, Pointwise)
+        for v in d.operands
+        if v not in made and v.const is None and v not in program.known and program.shape(v) == shape
+    }
+    if inside + len(outside) < 2:
+        return False
+    for each in group.defs:
+        if isinstance(each, Pointwise):
+            expr = each.compute([Load(k, program.dtype(u.value)) for k, u in enumerate(each.uses)])
+            if _has_sum(expr):
+                return True
+    return False
+
+
+def _has_sum(expr: Expr) -> bool:
+    stack, seen = [expr], set()
+    while stack:
+        each = stack.pop()
+        if isinstance(each, Op) and id(each) not in seen:
+            seen.add(id(each))
+            if each.name == "add" and not any(isinstance(a, Const) for a in each.args):
+                return True
+            stack.extend(each.args)
+    return False
