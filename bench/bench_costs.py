@@ -26,7 +26,7 @@ from ranvier.runtime.predicted import Prediction, predict
 from ranvier.runtime.session import Session
 
 
-def types_for(session: Session, inputs: dict[str, object]) -> dict[Value, Type | None]:
+def known_for(session: Session, inputs: dict[str, object]) -> TypeInference:
     """The types of all values for these inputs: known here, unlike when a session is made."""
     values, dims = session.signature.bind(session.signature.named(inputs))
     types = [
@@ -35,7 +35,7 @@ def types_for(session: Session, inputs: dict[str, object]) -> dict[Value, Type |
     ]
     inference = TypeInference(dims, annotated=True)
     inference.run(session.graph, types)
-    return inference.types
+    return inference
 
 
 def measured(session: Session, inputs: dict[str, object], seconds: float) -> float:
@@ -84,18 +84,18 @@ def main() -> None:
             inputs = dict(prepare(case, 0).inputs)
             with Session(str(case.path), config) as session:
                 if not ratios:
-                    known = kept(session.providers, config)
+                    measured_before = kept(session.providers, config)
                     for provider in session.providers:
-                        if given.fresh or provider.name not in known:
+                        if given.fresh or provider.name not in measured_before:
                             calibrated(provider, config)
-                types = types_for(session, inputs)
+                known = known_for(session, inputs)
                 partitioning, figures = session._compiled.partitioning, kept(session.providers, config)
-                guess = predict(partitioning, session.providers, figures, types)
+                guess = predict(partitioning, session.providers, figures, known)
                 seconds = measured(session, inputs, given.seconds)
                 ratios.append(guess.seconds / seconds)
                 print(
                     f"{case.name:28} predicted {guess.seconds * 1e3:9.3f} ms  measured {seconds * 1e3:9.3f} ms"
-                    f"  ratio {ratios[-1]:5.2f}  {by_class(session, guess, types)}",
+                    f"  ratio {ratios[-1]:5.2f}  {by_class(session, guess, known.types)}",
                     flush=True,
                 )
         except RanvierError as error:

@@ -124,10 +124,11 @@ def _clear(output: Output, names: Sequence[str]) -> None:
 
 def _show(output: Output, found: dict[str, Figures], failed: dict[str, str]) -> None:
     for name, figures in found.items():
-        output.heading(f"{name}{' (in haste)' if figures.quick else ''}")
+        output.heading(f"{name}{'' if figures.quality == 'measured' else f' ({figures.quality})'}")
         output.show(
             f"start of a part {seconds_text(figures.launch)}, least time of a node {seconds_text(figures.node)}, "
             f"measured in {seconds_text(figures.seconds)}"
+            + ("" if figures.iteration is None else f", a round of a loop {seconds_text(figures.iteration)}")
         )
         for way, words in ((figures.inward, "to its memory"), (figures.outward, "from its memory")):
             if way is not None:

@@ -41,7 +41,7 @@ def _weighed(
 ) -> Partitioning | None:
     """The cheapest placement, in an order that keeps devices busy; None where there is nothing to weigh or order."""
     from ranvier.runtime.calibration.lazy import figures_for  # most sessions never need these
-    from ranvier.runtime.calibration.model import MachineCosts, guessed_types
+    from ranvier.runtime.calibration.model import MachineCosts, guessed
     from ranvier.runtime.partition.costs import ask, restricted
     from ranvier.runtime.partition.placing import place
     from ranvier.runtime.predicted import prediction
@@ -56,7 +56,8 @@ def _weighed(
     if not choice and len({space_of(provider) for provider in involved}) < 2:
         return None  # nor does anything run at the same time
     figures = figures_for(involved, config, measuring=choice)
-    model = MachineCosts(providers, figures, guessed_types(graph))
+    known = guessed(graph)
+    model = MachineCosts(providers, figures, known.types, known.values)
     placed = place(graph, providers, model, claims=claims)
     if choice and len(set(placed.owner)) > 1:
         placed = _worth_it(placed, [place(graph, providers, model, claims=each) for each in _undivided(claims, among)])

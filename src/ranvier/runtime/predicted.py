@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from ranvier.graph.ir import Value
-from ranvier.graph.types import Type
+from ranvier.ops import TypeInference
 from ranvier.providers.base import ExecutionProvider
 from ranvier.records import dataclass
-from ranvier.runtime.calibration.model import MachineCosts, guessed_types
+from ranvier.runtime.calibration.model import MachineCosts, guessed
 from ranvier.runtime.calibration.table import Figures
 from ranvier.runtime.partition import Partitioning
 from ranvier.runtime.partition.costs import Claims, Posed, pose
 from ranvier.runtime.partition.explain import Option, explain
 from ranvier.runtime.partition.placing import Placed
-from ranvier.runtime.partition.schedule import Step, in_sequence
+from ranvier.runtime.partition.problem import Problem
+from ranvier.runtime.partition.schedule import Step, in_sequence, schedule
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Prediction:
     compute: float
     transfer: float
     launch: float
-    sources: Mapping[str, str]  # of the figures, by provider: "measured", "measured in haste" or "nominal"
+    sources: Mapping[str, str]  # of the figures, by provider: "nominal", or "measured" and how
     parts: tuple[PartCost, ...] = ()
     transfers: tuple[TransferCost, ...] = ()
     options: tuple[tuple[Option, ...], ...] = field(default=(), repr=False)
@@ -74,9 +74,12 @@ def predict(
     partitioning: Partitioning,
     providers: Sequence[ExecutionProvider],
     figures: Mapping[str, Figures],
-    types: Mapping[Value, Type | None] | None = None,
+    known: TypeInference | None = None,
 ) -> Prediction:
-    """What a placement takes that was made without a look at costs; nothing is measured for it."""
+    """What a placement takes with the types and values that are ``known``; nothing is measured for it.
+
+    Where costs decided, the providers that could have had a node are told again, at the costs of these sizes.
+    """
     if not partitioning.parts:
         return Prediction(0.0, 0.0, 0.0, 0.0, {})
     graph = partitioning.parts[0].subgraph.graph
@@ -84,18 +87,36 @@ def predict(
     owner = tuple(position[placement.provider] for placement in partitioning.placements)
     nodes = [placement.node for placement in partitioning.placements]
     notes = {(k, who): partitioning.placements[k].note for k, who in enumerate(owner)}
+    for k, others in enumerate(partitioning.predicted.options if partitioning.predicted is not None else ()):
+        for other in others:
+            if other.seconds is not None and other.provider in position:
+                notes.setdefault((k, position[other.provider]), "")
     reasons = {
         (k, position[name]): reason
         for k, placement in enumerate(partitioning.placements)
         for name, reason in placement.declined
         if name in position
     }
-    model = MachineCosts(providers, figures, guessed_types(graph) if types is None else types)
+    known = guessed(graph) if known is None else known
+    model = MachineCosts(providers, figures, known.types, known.values)
     posed = pose(graph, providers, model, claims=Claims(nodes, notes, reasons))
     options = tuple(each.options for each in explain(posed.problem, owner, reasons))
     names = [provider.name for provider in providers]
-    schedule = in_sequence(posed.problem, owner)
-    return _prediction(posed, owner, schedule.steps, schedule.seconds, names, model, options)
+    steps, seconds = _steps(posed.problem, owner, partitioning)
+    return _prediction(posed, owner, steps, seconds, names, model, options)
+
+
+def _steps(problem: Problem, owner: Sequence[int], partitioning: Partitioning) -> tuple[Sequence[Step], float]:
+    """The parts as they are, in time: with what overlaps where they are those of a schedule, else one by one."""
+    if partitioning.predicted is not None:
+        found = schedule(problem, owner)
+        index = {id(placement.node): k for k, placement in enumerate(partitioning.placements)}
+        steps = {tuple(sorted(step.nodes)): step for step in found.steps}
+        wanted = [tuple(sorted(index[id(node)] for node in part.subgraph.nodes)) for part in partitioning.parts]
+        if all(nodes in steps for nodes in wanted) and len(wanted) == len(steps):
+            return [steps[nodes] for nodes in wanted], found.seconds
+    found = in_sequence(problem, owner)
+    return found.steps, found.seconds
 
 
 def _prediction(
@@ -125,7 +146,7 @@ def _prediction(
     sources = {}
     for name in names:
         figures = model.figures.get(name)
-        sources[name] = "nominal" if figures is None else "measured in haste" if figures.quick else "measured"
+        sources[name] = "nominal" if figures is None else figures.quality
     return Prediction(
         seconds,
         cost.compute,

@@ -196,7 +196,7 @@ def report_for(session: Any, dims: Mapping[str, int]) -> Report:
     Costs are predicted from the figures that are known, whatever the nodes were placed by; nothing is measured.
     """
     from ranvier.runtime.calibration.lazy import figures_for  # a session itself needs these seldom
-    from ranvier.runtime.calibration.model import guessed_types
+    from ranvier.runtime.calibration.model import guessed
     from ranvier.runtime.predicted import predict
 
     report: Report = dataclasses.replace(session.report)
@@ -205,10 +205,12 @@ def report_for(session: Any, dims: Mapping[str, int]) -> Report:
     compiled: Compiled = session._compiled
     describe_placement(report, compiled, inference.types)
     if report.predicted is None or dims:
-        used = [provider for provider in compiled.providers if provider.name in report.by_provider()]
-        figures = figures_for(used, session.config, measuring=False)
-        types = guessed_types(compiled.graph, sizes=dims)
-        report.predicted = predict(compiled.partitioning, compiled.providers, figures, types)
+        names = set(report.by_provider())
+        for others in report.predicted.options if report.predicted is not None else ():
+            names.update(other.provider for other in others if other.seconds is not None)
+        figures = figures_for([p for p in compiled.providers if p.name in names], session.config, measuring=False)
+        known = guessed(compiled.graph, sizes=dims)
+        report.predicted = predict(compiled.partitioning, compiled.providers, figures, known)
     return report
 
 

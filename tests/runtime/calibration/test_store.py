@@ -24,6 +24,8 @@ FIGURES = Figures(
     outward=(2e-5, 4e9),
     quick=True,
     seconds=0.4,
+    iteration=3e-6,
+    provisional=2,
 )
 
 

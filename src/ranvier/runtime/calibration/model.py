@@ -11,13 +11,16 @@ from ranvier.graph.types import Type
 from ranvier.ops import TypeInference
 from ranvier.ops.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, SECONDS_PER_NODE, node_cost
 from ranvier.providers.base import DeclaresSpeed, ExecutionProvider, OwnMemory
+from ranvier.runtime.calibration.bodies import Values, graphs_run, times_run
 from ranvier.runtime.calibration.classes import BY_ARITHMETIC, VIEW, Work, bytes_of, weight_bytes, work_of
 from ranvier.runtime.calibration.table import Figures
+from ranvier.runtime.partition.costs import ask, pose, restricted
+from ranvier.runtime.partition.optimise import optimise
 from ranvier.runtime.partition.problem import Link
 
 TYPICAL_DIM = 64  # stands for a dimension that only a run will tell
 _LAUNCH = 2e-6  # nominal seconds to start a part
-_REPEATED = 8.0  # times that the body of a loop runs, where nobody knows
+_ITERATION = 5e-6  # nominal seconds to run a nested graph once, beside what is in it
 # where a class was not measured: others whose rates are the next best guess
 _NEXT = {
     "product.thin": ("product",),
@@ -48,7 +51,8 @@ _MESSAGE = 20e-6  # nominal seconds of a message to another process, beside what
 class MachineCosts:
     """A :class:`~ranvier.runtime.partition.costs.CostModel` for some providers.
 
-    ``figures`` by the names of providers; ``types`` of values where those in the graph say too little.
+    ``figures`` by the names of providers; ``types`` of values where those in the graph say too little, ``values`` the
+    data of small ones: they tell how often loops run, and which branch.
     """
 
     def __init__(
@@ -56,12 +60,16 @@ class MachineCosts:
         providers: Sequence[ExecutionProvider],
         figures: Mapping[str, Figures],
         types: Mapping[Value, Type | None] | None = None,
+        values: Values | None = None,
     ) -> None:
+        self.providers = list(providers)
         self.figures = dict(figures)
         self.types = types or {}
+        self.values = values or {}
         self._home = next((p.name for p in providers if not isinstance(p, OwnMemory)), "")
         self._devices = {self.memory(provider): provider for provider in providers}
         self._works: dict[int, Work] = {}
+        self._placed: dict[int, float] = {}  # seconds of nested graphs that the runtime places
 
     def node_seconds(self, node: Node, provider: ExecutionProvider) -> float | None:
         if node.has_subgraphs:
@@ -126,12 +134,28 @@ class MachineCosts:
         return weight_bytes(node) * seconds / (operations / 2 * 4)
 
     def _bodies(self, node: Node, provider: ExecutionProvider) -> float:
-        """Of branches the longest counts, of loops the body as often as it is guessed to run."""
+        """The nested graphs as often as they run; of branches that may be taken the longest counts."""
+        capability = provider.capability()
+        driven = capability.asks_for_bodies and not capability.whole_parts
         times = [
-            sum(self.node_seconds(inner, provider) or 0.0 for inner in body) + self.launch(provider)
-            for body in node.subgraphs()
+            self._driven(body, provider) if driven else self._compiled(body, provider)
+            for body in graphs_run(node, self.values)
         ]
-        return max(times, default=0.0) * (1.0 if node.op == "If" else _REPEATED)
+        return max(times, default=0.0) * times_run(node, self.types, self.values)
+
+    def _driven(self, body: Graph, provider: ExecutionProvider) -> float:
+        """Once through a graph that the runtime places among all providers, whoever has the node around it."""
+        found = self._placed.get(id(body))
+        if found is None:
+            claims = restricted(ask(body, self.providers), self.providers, {})
+            found = optimise(pose(body, self.providers, self, claims=claims).problem).cost.total if len(body) else 0.0
+            self._placed[id(body)] = found
+        figures = self.figures.get(provider.name)
+        return found + (_ITERATION if figures is None or figures.iteration is None else figures.iteration)
+
+    def _compiled(self, body: Graph, provider: ExecutionProvider) -> float:
+        """Once through a graph that the provider compiles into its part: nothing starts anew for it."""
+        return sum(self.node_seconds(inner, provider) or 0.0 for inner in body)
 
     def _nominal(self, node: Node, work: Work, provider: ExecutionProvider) -> float:
         flops, bandwidth, each = FLOPS_PER_SECOND, BYTES_PER_SECOND, 0.0
@@ -162,18 +186,18 @@ class MachineCosts:
         return Link(SECONDS_PER_NODE, BYTES_PER_SECOND)
 
 
-def guessed_types(
+def guessed(
     graph: Graph, given: Sequence[Type | None] | None = None, sizes: Mapping[str, int] | None = None
-) -> dict[Value, Type | None]:
-    """Types of all values of a graph with a size for every symbol: those in ``sizes``, of a batch 1, of others a
-    typical one."""
+) -> TypeInference:
+    """Types, and the data of small values, of a graph with a size for every symbol: those in ``sizes``, of a batch 1,
+    of others a typical one."""
     dims = {name: max(symbol.lo, 1 if _is_batch(name) else TYPICAL_DIM) for name, symbol in graph.symbols.items()}
     for name, symbol in graph.symbols.items():
         if symbol.hi is not None:
             dims[name] = min(dims[name], symbol.hi)
     inference = TypeInference({**dims, **(sizes or {})}, annotated=True)
     inference.run(graph, given)
-    return inference.types
+    return inference
 
 
 def _is_batch(name: str) -> bool:

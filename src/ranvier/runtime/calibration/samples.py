@@ -197,6 +197,22 @@ def tiny_row(count: int = 16) -> Built:
     return made.finished()
 
 
+def looping(trips: int) -> Built:
+    """A loop whose body is as little as can be: what a round takes beside it is the loop's own."""
+    made = Built((1, 16))
+    body = Graph("body", opsets=made.graph.opsets)
+    body.add_input("step", TensorType(DType.int64, ()))
+    going = body.add_input("going", TensorType(DType.bool, ()))
+    node = body.add("Relu", [body.add_input("x", TensorType(DType.float32, (1, 16)))])
+    complete(node)
+    body.outputs = [going, node.outputs[0]]
+    count = made.constant(np.array(trips, np.int64))
+    loop = made.graph.add("Loop", [count, None, made.value], {"body": body})
+    complete(loop)
+    made.value = loop.outputs[0]
+    return made.finished()
+
+
 def _sample(kind: str, make: Callable[[], Built], *, dtype: str = "float32", urgent: bool = False) -> Sample:
     return Sample(kind, dtype, make, urgent)
 

@@ -23,7 +23,7 @@ from ranvier.devices import machine_info
 from ranvier.providers.base import ExecutionProvider
 from ranvier.runtime.calibration.table import Figures
 
-_VERSION = 1  # of the way of measuring, and of the files
+_VERSION = 2  # of the way of measuring, and of the files
 _FOLDER = "calibration"
 _lock = threading.Lock()
 _read: dict[tuple[Path | None, str], Figures] = {}  # what this process has read or measured

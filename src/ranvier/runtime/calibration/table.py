@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ranvier.records import dataclass
@@ -20,7 +20,8 @@ class Figures:
 
     ``points``: by ``class element-type``, ascending amounts of work with the seconds they took. ``inward`` and
     ``outward`` are the way from the host to its memory and back: seconds of latency, bytes a second; None where
-    the host's memory is its own.
+    the host's memory is its own. ``provisional`` counts the measurements so far where none of them is to be relied on,
+    because the machine was at work: they are repeated.
     """
 
     provider: str
@@ -31,6 +32,14 @@ class Figures:
     outward: tuple[float, float] | None = None
     quick: bool = False  # only the most important classes, and those hastily
     seconds: float = 0.0  # that measuring took
+    iteration: float | None = None  # seconds to run a nested graph once, beside what is in it; None: runs none
+    provisional: int = 0
+
+    @property
+    def quality(self) -> str:
+        how = ["in haste"] if self.quick else []
+        how += ["provisional"] if self.provisional else []
+        return f"measured {', '.join(how)}".strip()
 
     def time(self, kind: str, dtype: str, amount: float) -> float | None:
         """Seconds for an amount of work of a class; None where nothing like it was measured."""
@@ -51,6 +60,8 @@ class Figures:
             "outward": None if self.outward is None else list(self.outward),
             "quick": self.quick,
             "seconds": self.seconds,
+            "iteration": self.iteration,
+            "provisional": self.provisional,
         }
 
     @classmethod
@@ -72,9 +83,34 @@ class Figures:
                 _way(data["outward"]),
                 bool(data["quick"]),
                 _number(data["seconds"]),
+                None if data["iteration"] is None else _number(data["iteration"]),
+                int(_number(data["provisional"])),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no figures of a provider ({type(error).__name__}: {error})") from None
+
+
+def least_of(a: Figures, b: Figures) -> Figures:
+    """Of two measurements on a machine at work the shorter times: others only ever add. Classes of either count."""
+    points = {name: tuple(b.points.get(name, a.points.get(name, ()))) for name in {**a.points, **b.points}}
+    for name in a.points.keys() & b.points.keys():
+        before = dict(a.points[name])
+        points[name] = tuple((amount, min(seconds, before.get(amount, seconds))) for amount, seconds in b.points[name])
+    return replace(
+        b,
+        launch=min(a.launch, b.launch),
+        node=min(a.node, b.node),
+        points=points,
+        inward=_quicker(a.inward, b.inward),
+        outward=_quicker(a.outward, b.outward),
+        quick=a.quick and b.quick,
+        iteration=min((each for each in (a.iteration, b.iteration) if each is not None), default=None),
+        provisional=a.provisional + b.provisional,
+    )
+
+
+def _quicker(a: tuple[float, float] | None, b: tuple[float, float] | None) -> tuple[float, float] | None:
+    return (min(a[0], b[0]), max(a[1], b[1])) if a is not None and b is not None else b
 
 
 def interpolated(points: Sequence[Point], amount: float) -> float:
