@@ -39,7 +39,7 @@ class Promise:
     def lower(self, nbytes: int) -> None:
         """No more than ``nbytes`` of it are still to be written."""
         if nbytes < self.nbytes:
-            self._ledger.change(self, nbytes)
+            self._ledger.change(self, nbytes if nbytes >= NOTED_FROM else 0)
 
     def done(self) -> None:
         if self.nbytes:

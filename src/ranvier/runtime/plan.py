@@ -280,8 +280,10 @@ class Plan:
                     with running(control, profiler):
                         results = program.run(env, control, buffers, self.dims, profiler, kernels)
         finally:
-            promise.done()
-            control.close()
+            if promise is not NOTHING:
+                promise.done()
+            if control.watched:
+                control.close()
             self._give(held)
         self._hand_out(results)
         self._tally.runs += 1
