@@ -48,11 +48,12 @@ class Specialised:
     def __init__(
         self, part: Subgraph, inputs: Sequence[Value], definitions: Definitions, target: Target, packs: Packs
     ) -> None:
-        realised = Realiser(definitions, inputs, part.outputs, target, packs).run()
+        realised = self._settled(Realiser(definitions, inputs, part.outputs, target, packs).run())
         self.launches: list[Launch] = realised.launches
         self.choices = realised.assignment.choices
         self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
         places, self.memory = _place(realised)
+        self.places = places
         self.workspace = -(-self.memory.arena // ALIGNMENT) * ALIGNMENT
         self._checks = [(places[flag].offset, message, node) for flag, message, node in realised.checks]
         count = len(inputs)
@@ -72,6 +73,10 @@ class Specialised:
         self.threads = target.threads
         self._isa = target.isa
         self.program = NativeProgram(self.launches, places, target.isa, bases=2 + count + len(part.outputs))
+
+    def _settled(self, realised: Realised) -> Realised:
+        """What is compiled and placed, where launches are still to be made ready for it."""
+        return realised
 
     def run(self, inputs: list[Array], outputs: list[Array], arena: int, times: Array | None = None) -> None:
         """Outputs from C-contiguous inputs, over ``workspace`` bytes at the address ``arena``.
