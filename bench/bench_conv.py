@@ -3,7 +3,10 @@
 Ours runs channels-last; ONNX Runtime runs a model of one Conv in its own order (NCHW). Both are called in turns and the
 minimum of many calls counts, because neighbours on the machine only ever add time.
 
-    python bench/bench_conv.py [name …] [--isa avx2] [--seconds 0.6] [--no-winograd]
+With --bf16 the layers run in bfloat16 with float32 sums, against our own float32 kernels and against OpenVINO, of which
+the time of the convolution alone counts (its own profile), not that of the conversions around it.
+
+    python bench/bench_conv.py [name …] [--isa avx2] [--seconds 0.6] [--no-winograd] [--bf16]
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from ranvier.codegen.storage import View
 from tests.codegen import harness
 
 Array = np.ndarray[Any, Any]
-F32 = dtypes.DType.float32
+F32, BF16 = dtypes.DType.float32, dtypes.DType.bfloat16
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ class Layer:
     @property
     def pad(self) -> int:
         return self.kernel // 2
+
+    def tensors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """An input, weights that keep its variance, and a bias."""
+        x = rng.standard_normal((1, self.cin, self.size, self.size)).astype(np.float32)
+        depth = self.cin // self.group
+        w = rng.standard_normal((self.cout, depth, self.kernel, self.kernel)).astype(np.float32)
+        w /= np.float32(np.sqrt(depth * self.kernel**2))
+        return x, w, rng.standard_normal(self.cout).astype(np.float32)
 
 
 LAYERS = (
@@ -93,7 +104,7 @@ LAYERS = (
 
 
 def best(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The least time of one call of each, called in turns."""
+    """The least time of one call of each, called in turns; a call that returns a float has measured itself."""
     found = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
@@ -102,12 +113,13 @@ def best(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, fl
         for name, call in calls.items():
             for _ in range(3):
                 start = time.perf_counter()
-                call()
-                found[name] = min(found[name], time.perf_counter() - start)
+                told = call()
+                taken = told if isinstance(told, float) else time.perf_counter() - start
+                found[name] = min(found[name], taken)
     return found
 
 
-def peer(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
+def model_of(layer: Layer, x: Array, w: Array, bias: Array) -> bytes:
     node = helper.make_node(
         "Conv",
         ["x", "w", "b"],
@@ -126,9 +138,33 @@ def peer(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
         [onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(bias, "b")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def openvino_bf16(layer: Layer, x: Array, w: Array, bias: Array) -> tuple[Callable[[], float], Array]:
+    """Calls that return the time of the convolution alone, and the result."""
+    import io
+
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1, "PERF_COUNT": True}
+    model = core.read_model(io.BytesIO(model_of(layer, x, w, bias)))
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    result: Array = np.array(request.infer({0: x})[0])
+
+    def call() -> float:
+        request.infer()
+        return sum(i.real_time.total_seconds() for i in request.profiling_info if "Convolution" in i.node_type)
+
+    return call, result
+
+
+def peer(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    model = model_of(layer, x, w, bias)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     result: Array = session.run(None, {"x": x})[0]
     binding = session.io_binding()
     value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
@@ -143,20 +179,24 @@ def peer(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
     return call
 
 
-def ours(layer: Layer, x: Array, w: Array, bias: Array, isa: Isa, winograd: bool) -> tuple[Callable[[], None], Array]:
+def ours(
+    layer: Layer, x: Array, w: Array, bias: Array, isa: Isa, winograd: bool, dtype: dtypes.DType = F32
+) -> tuple[Callable[[], None], Array]:
     pads = (layer.pad,) * 4
     shape = ConvShape.conv(x.shape, w.shape, strides=(layer.stride,) * 2, pads=pads, group=layer.group)
     if not takes_any_layout(shape):
         x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-    source = harness.aligned(x.nbytes).view(np.float32)
+    if not takes_any_layout(shape):  # a network's input is float32, what its layers pass on is stored narrow
+        x = x.astype(dtype.numpy)
+    source = harness.aligned(x.nbytes).view(x.dtype)
     order = (0, 1, 2, 3) if takes_any_layout(shape) else (0, 2, 3, 1)
     source[:] = x.transpose(order).reshape(-1)
     x_view = harness.view_of(x)
-    target = harness.aligned(4 * shape.pixels * layer.cout).view(np.float32)
-    out = View.temporary(F32, (1, layer.cout, *shape.out[1:]), (0, 2, 3, 1))
+    target = harness.aligned(dtype.numpy.itemsize * shape.pixels * layer.cout).view(dtype.numpy)
+    out = View.temporary(dtype, (1, layer.cout, *shape.out[1:]), (0, 2, 3, 1))
     operand = Operand(View.constant(bias, F32), (0, 0, 1))
     value = Op("max", (Op("add", (Result(0, F32), Load(0, F32)), F32), Const(0.0, F32)), F32)
-    packed = pack_weights(w, isa, shape, winograd=winograd)
+    packed = pack_weights(w, isa, shape, winograd=winograd, dtype=dtype)
     launches = conv(x_view, packed, out, shape, isa, epilogue=Epilogue(value, (operand,)), threads=1)
     runner = harness.Runner(launches, isa, {x_view.storage: source, out.storage: target})
     result = target.reshape(1, *shape.out[1:], layer.cout).transpose(0, 3, 1, 2)
@@ -194,10 +234,65 @@ def fma_peak(isa: Isa) -> float:
     return 2 * lanes * chains * count / least / 1e9
 
 
+def tile_peak(isa: Isa) -> float:
+    """GFLOP/s of the matrix unit on tiles that are there."""
+    import ctypes
+
+    from ranvier.codegen.launch import KernelSpec
+    from ranvier.codegen.llvm.amx import tiles
+    from ranvier.codegen.llvm.builder import Module
+    from ranvier.codegen.llvm.library import kernels
+
+    def emit(module: Module, symbol: str, target: Isa) -> None:
+        f = module.function(symbol, [("i64", "count")])
+        tiles.configure(f, f.i64(tiles.ROWS))
+        with f.loop(0, f.args["count"]):
+            for r in range(2):
+                for c in range(2):
+                    tiles.multiply(f, "tdpbf16ps", tiles.sums(r, c), tiles.a_tile(r), tiles.b_tile(c))
+        tiles.release(f)
+        f.ret()
+
+    spec = KernelSpec("tile peak", ("tile peak",), emit)
+    kernel = kernels([spec], isa)[spec]
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernel.address)
+    count = 20_000
+    least = min(_timed(lambda: function(count)) for _ in range(40))
+    return 4 * 2 * 16 * 16 * 32 * count / least / 1e9
+
+
 def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def chosen_layers(names: list[str]) -> list[Layer]:
+    return [layer for layer in LAYERS if not names or any(n in layer.name for n in names)]
+
+
+def in_bf16(names: list[str], isa: Isa, seconds: float) -> None:
+    peak = tile_peak(isa) if isa.has("amx-bf16") else 2 * fma_peak(isa)
+    print(f"{isa.name}: bfloat16 peak {peak:.0f} GFLOP/s")
+    heads = ("ours µs", "f32 µs", "OV µs", "OV/ours", "f32/ours", "GFLOP/s", "of peak", "error")
+    print(f"{'layer':26} " + " ".join(f"{h:>8}" for h in heads))
+    rng = np.random.default_rng(0)
+    ratios: list[tuple[float, float]] = []
+    for layer in chosen_layers(names):
+        x, w, bias = layer.tensors(rng)
+        plain, _ = ours(layer, x, w, bias, isa, True)
+        narrow, result = ours(layer, x, w, bias, isa, True, BF16)
+        theirs, want = openvino_bf16(layer, x, w, bias)
+        least = best({"f32": plain, "bf16": narrow, "openvino": theirs}, seconds)
+        rate = 2.0 * result.size * w[0].size / least["bf16"] / 1e9
+        error = float(np.abs(result.astype(np.float32) - want).max() / np.abs(want).max())
+        ratios.append((least["openvino"] / least["bf16"], least["f32"] / least["bf16"]))
+        times = " ".join(f"{least[k] * 1e6:8.1f}" for k in ("bf16", "f32", "openvino"))
+        shares = " ".join(f"{r:8.2f}" for r in ratios[-1])
+        print(f"{layer.name:26} {times} {shares} {rate:8.0f} {rate / peak:8.1%} {error:8.1e}", flush=True)
+    for k, name in enumerate(("OpenVINO", "our float32")):
+        mean = float(np.exp(np.mean(np.log([r[k] for r in ratios]))))
+        print(f"geometric mean of {name} / ours: {mean:.3f}")
 
 
 def main() -> None:
@@ -206,21 +301,20 @@ def main() -> None:
     parser.add_argument("--isa", default="")
     parser.add_argument("--seconds", type=float, default=0.6)
     parser.add_argument("--no-winograd", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
     given = parser.parse_args()
     isa = chosen(given.isa)
+    if given.bf16:
+        in_bf16(given.names, isa, given.seconds)
+        return
     peak = fma_peak(isa)
     print(f"{isa.name}: FMA peak {peak:.0f} GFLOP/s")
     print(f"{'layer':26} {'ours µs':>9} {'ORT µs':>9} {'ORT/ours':>9} {'GFLOP/s':>8} {'of peak':>8} {'error':>8}")
     rng = np.random.default_rng(0)
     ratios: list[float] = []
-    for layer in LAYERS:
-        if given.names and not any(n in layer.name for n in given.names):
-            continue
-        x = rng.standard_normal((1, layer.cin, layer.size, layer.size)).astype(np.float32)
-        depth = layer.cin // layer.group
-        w = rng.standard_normal((layer.cout, depth, layer.kernel, layer.kernel)).astype(np.float32)
-        w /= np.float32(np.sqrt(depth * layer.kernel**2))
-        bias = rng.standard_normal(layer.cout).astype(np.float32)
+    for layer in chosen_layers(given.names):
+        x, w, bias = layer.tensors(rng)
+        depth = w.shape[1]
         theirs = peer(layer, x, w, bias)
         mine, result = ours(layer, x, w, bias, isa, not given.no_winograd)
         least = best({"ours": mine, "ort": theirs}, given.seconds)

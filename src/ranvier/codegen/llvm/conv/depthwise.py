@@ -43,9 +43,9 @@ def depthwise(
 ) -> list[Launch]:
     require_channels_last(x, "the input")
     require_channels_last(out, "the output")
-    tail = Tail.of(epilogue, x.dtype)
+    tail = Tail.of(epilogue, packed.dtype)
     item = x.dtype.numpy.itemsize
-    lanes = isa.lanes(item)
+    lanes = isa.lanes(packed.dtype.numpy.itemsize)
     kernel, stride, dilation = shape.kernel[2], shape.strides[2], shape.dilations[2]
     pixels = _group(shape.out[2], kernel, isa)
     multiplier = shape.cout // shape.cin

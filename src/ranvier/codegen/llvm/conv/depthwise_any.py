@@ -8,9 +8,9 @@ row, takes columns outside the image from a block of zeros.
 
 from __future__ import annotations
 
-from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.builder import Module, Val, Var, size_of, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.elements import memory_type, register_type
+from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -55,10 +55,10 @@ class Depthwise:
         self.high, self.taps, self.pixels = structure.high, structure.taps, structure.pixels
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
         self.whole = structure.whole
-        self.element = register_type(dtype)
-        self.item = dtype.numpy.itemsize
+        self.element, self.source = register_type(dtype), memory_type(dtype)
+        self.item = size_of(self.element)
         self.f = f = module.kernel(symbol)
-        self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.element, [0] * isa.lanes(self.item)))
+        self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.source, [0] * isa.lanes(self.item)))
         self.at = Fields(f, f.args["dims"], FIELDS)
         bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(bufs, k, "ptr")) for k in range(3))
@@ -93,7 +93,7 @@ class Depthwise:
         front = od * at["sd"] - at["pd"]
         self.kh = self.taps_inside(top, at["h"], at["kh"], at["dh"])
         self.kd = self.taps_inside(front, at["d"], at["kd"], at["dd"])
-        corner = f.gep(self.x, image * at["xn"] + front * at["xd"] + top * at["xh"], self.element)
+        corner = f.gep(self.x, image * at["xn"] + front * at["xd"] + top * at["xh"], self.source)
         target = f.gep(self.y, image * at["yn"] + od * at["yd"] + oh * at["yh"], self._out)
         line = od * at["qd"] + oh * at["qh"] + at["q0"]
         span = (self.pixels - 1) * self.stride
@@ -104,7 +104,7 @@ class Depthwise:
                 right = left + span + (at["kw"] - 1) * self.dilation
                 inside = f.and_(f.cmp("sge", left, 0), f.cmp("slt", right, at["w"]))
                 inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
-                start = f.gep(corner, left * at["xw"], self.element)
+                start = f.gep(corner, left * at["xw"], self.source)
                 place = f.gep(target, ow * at["yw"], self._out)
                 rows = self.code.rows(image, line + ow * at["qw"])
                 with f.if_else(inside) as otherwise:
@@ -126,7 +126,7 @@ class Depthwise:
         kind = vector(self.element, piece.count)
         sums = [f.var(kind, f.zero(kind) if piece.count > 1 else 0.0) for _ in range(self.pixels)]
         with f.loop(*self.kd) as kd, f.loop(*self.kh) as kh:
-            line = f.gep(start, kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"], self.element)
+            line = f.gep(start, kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"], self.source)
             taps = f.gep(self.w, (kd * at["kh"] + kh) * at["kw"] * at["padded"] + piece.channel, self.element)
             if self.taps:
                 self.unrolled(piece, sums, line, taps, left)
@@ -163,29 +163,32 @@ class Depthwise:
     def column(self, piece: Lanes, line: Val, left: Val | None, column: Val) -> Val:
         """The input at a column counted from the group's first; outside the image zeros, where ``left`` is given."""
         f, at = self.f, self.at
-        kind = vector(self.element, piece.count)
         there = None if left is None else f.cmp("ult", left + column, at["w"])
-        base = f.gep(line, column * at["xw"], self.element)
+        base = f.gep(line, column * at["xw"], self.source)
         if self.spread:
             return self.gathered(piece, base, there)
-        address = f.gep(base, piece.channel, self.element)
+        address = f.gep(base, piece.channel, self.source)
         if there is not None:
             address = f.select(there, address, self.zeros)
-        return f.load(kind, address) if piece.mask is None else f.masked_load(kind, address, piece.mask)
+        return self.loaded(piece, address)
+
+    def loaded(self, piece: Lanes, address: Val) -> Val:
+        """Channels of the input that lie side by side."""
+        return load_vector(self.f, self.isa, self.dtype, address, piece.count, mask=piece.mask)
 
     def gathered(self, piece: Lanes, base: Val, there: Val | None) -> Val:
         """Several output channels read one input channel."""
         f = self.f
         if piece.count == 1:
-            address = f.gep(base, f.div(piece.channel, self.at["multiplier"]), self.element)
-            return f.load(self.element, address if there is None else f.select(there, address, self.zeros))
+            address = f.gep(base, f.div(piece.channel, self.at["multiplier"]), self.source)
+            return self.loaded(piece, address if there is None else f.select(there, address, self.zeros))
         ids = f.lane_ids(piece.count) + piece.channel
         where = f.div(ids, f.like(ids, self.at["multiplier"]), signed=False)
         on = piece.mask
         if there is not None:
             all_lanes = f.splat(there, piece.count)
             on = all_lanes if on is None else f.and_(on, all_lanes)
-        return f.gather(self.element, base, where, on)
+        return gather_elements(f, self.isa, self.dtype, base, where, mask=on)
 
     def finish(
         self,

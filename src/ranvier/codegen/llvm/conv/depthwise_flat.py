@@ -20,7 +20,7 @@ _HELD_TAPS = 9  # weights that stay in registers while the vector of channels do
 class FlatDepthwise(Depthwise):
     def rows_of(self, image: Val, od: Val, first: Val, last: Val) -> None:
         f, at = self.f, self.at
-        source = f.gep(self.x, image * at["xn"], self.element)
+        source = f.gep(self.x, image * at["xn"], self.source)
 
         def body(piece: Lanes) -> None:
             weights: list[Val] = []
@@ -51,14 +51,14 @@ class FlatDepthwise(Depthwise):
         for r in range(self.high):
             down = top + at["dh"] * r
             there = f.cmp("ult", down, at["h"])
-            start = f.gep(source, down * at["xh"] + piece.channel, self.element)
+            start = f.gep(source, down * at["xh"] + piece.channel, self.source)
             lines.append((f.select(there, start, self.zeros), f.select(there, at["xw"], f.i64(0))))
         target = f.gep(self.y, image * at["yn"] + oh * at["yh"] + piece.channel, self._out)
         number = oh * at["qh"] + at["q0"]
         width = (self.pixels - 1) * self.stride + (self.taps - 1) * self.dilation
         with f.loop(0, at["ow"], self.pixels) as ow:
             left = ow * self.stride - at["pw"]
-            starts = [(f.gep(start, left * step, self.element), step) for start, step in lines]
+            starts = [(f.gep(start, left * step, self.source), step) for start, step in lines]
             place = f.gep(target, ow * at["yw"], self._out)
             rows = self.code.rows(image, number + ow * at["qw"])
             if self.whole:
@@ -98,10 +98,10 @@ class FlatDepthwise(Depthwise):
             taps = weights[r * self.taps : (r + 1) * self.taps] or self.weights(piece, range(r, r + 1))
             address, at_column = start, 0
             for column, pairs in sorted(users.items()):
-                address = f.gep(address, step * (column - at_column), self.element)
+                address = f.gep(address, step * (column - at_column), self.source)
                 at_column = column
                 where = f.select(there[column], address, self.zeros) if column in there else address
-                value = f.load(kind, where) if piece.mask is None else f.masked_load(kind, where, piece.mask)
+                value = self.loaded(piece, where)
                 for p, t in pairs:
                     total = sums[p]
                     if total is None:

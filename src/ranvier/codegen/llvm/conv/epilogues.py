@@ -113,17 +113,10 @@ class TailCode:
             if still
         }
 
-    def store(
-        self,
-        acc: Val,
-        rows: list[Val],
-        channel: Val,
-        address: Val,
-        dtype: DType,
-        mask: Val | None = None,
-        fixed: dict[int, Val] | None = None,
-    ) -> None:
-        """Finish one accumulator that stands for ``channel`` and following ones, and store it at ``address``."""
+    def value(
+        self, acc: Val, rows: list[Val], channel: Val, mask: Val | None = None, fixed: dict[int, Val] | None = None
+    ) -> Val:
+        """What becomes of one accumulator that stands for ``channel`` and following ones."""
         f, isa, lanes = self.fn, self.isa, acc.lanes
         known = fixed or {}
 
@@ -135,8 +128,20 @@ class TailCode:
                 return known[expr.operand]
             return self.operand(expr.operand, rows, channel, lanes, mask)
 
-        value = widened(f, ExprEmitter(f, isa, lanes).value(self.tail.value, leaf), lanes)
-        store_vector(f, isa, dtype, value, address, mask=mask)
+        return widened(f, ExprEmitter(f, isa, lanes).value(self.tail.value, leaf), lanes)
+
+    def store(
+        self,
+        acc: Val,
+        rows: list[Val],
+        channel: Val,
+        address: Val,
+        dtype: DType,
+        mask: Val | None = None,
+        fixed: dict[int, Val] | None = None,
+    ) -> None:
+        """Finish one accumulator and store it at ``address``."""
+        store_vector(self.fn, self.isa, dtype, self.value(acc, rows, channel, mask, fixed), address, mask=mask)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.conv import depthwise, narrow, plan, rows
+from ranvier.codegen.llvm.conv import bfloat, depthwise, narrow, plan, rows
 from ranvier.codegen.llvm.conv import winograd as winograd_kernels
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
+from ranvier.codegen.llvm.conv.widen import widened
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
 
 
 def takes_any_layout(shape: ConvShape) -> bool:
@@ -21,11 +23,19 @@ def takes_any_layout(shape: ConvShape) -> bool:
     return rows.is_thin(shape)
 
 
-def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True) -> str:
+def takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
+    """Whether bfloat16 inputs are multiplied as they are, and not widened first."""
+    return shape.is_depthwise or bfloat.kind_of(shape, isa) is not None
+
+
+def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True, dtype: DType | None = None) -> str:
     """The kind of kernel for a shape: weights packed for one shape serve every other shape of the same kind.
 
-    ``item`` is the size of an element in bytes.
+    ``item`` is the size of an element in bytes. ``dtype`` bfloat16 asks for products of such; where there is no kernel
+    for them the weights stay as they are, for one that widens its input.
     """
+    if dtype is DType.bfloat16 and (kind := bfloat.kind_of(shape, isa)) is not None:
+        return kind
     if shape.is_depthwise:
         return "depthwise"
     if narrow.is_narrow(shape, isa, item):
@@ -65,10 +75,14 @@ def _winograd_size(shape: ConvShape) -> int:
     return chosen
 
 
-def pack_weights(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, winograd: bool = True) -> Packed:
-    """Weights [cout, cin/group, *kernel] in the order the kernel for this shape reads them."""
+def pack_weights(
+    w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, winograd: bool = True, dtype: DType | None = None
+) -> Packed:
+    """Weights [cout, cin/group, *kernel] in the order the kernel for this shape reads them; ``dtype`` as above."""
+    kind = packing(shape, isa, item=w.itemsize, winograd=winograd, dtype=dtype)
+    if kind.startswith("bfloat"):
+        return bfloat.pack(w, isa, shape)
     dtype = dtypes.of(w)
-    kind = packing(shape, isa, item=w.itemsize, winograd=winograd)
     if kind == "depthwise":
         return depthwise.pack(w, isa, shape, dtype)
     if kind == "narrow":
@@ -91,15 +105,21 @@ def conv(
 ) -> list[Launch]:
     """Launches that compute a convolution of ``x`` with packed weights into ``out``.
 
+    ``x`` may be bfloat16 where the weights are float32, and either where they are bfloat16; ``out`` may be bfloat16.
+
     Operands of the epilogue have axes (image, output pixel in row-major order, output channel); ``numbering`` is for
     outputs that are part of a larger one.
     """
     if shape.is_empty:
         return []
+    if packed.kind.startswith("bfloat"):
+        return bfloat.bfloat_conv(x, packed, out, shape, isa, epilogue, threads, numbering)
     if packed.kind == "depthwise":
         return depthwise.depthwise(x, packed, out, shape, isa, epilogue, threads, numbering)
-    if packed.kind == "narrow":
-        return rows.narrow_conv(x, packed, out, shape, isa, epilogue, threads, numbering)
+    before: list[Launch] = []
+    if x.dtype is not packed.dtype:
+        x, before = widened(x, packed.dtype, isa, threads)
     if packed.kind.startswith("winograd"):
-        return winograd_kernels.winograd(x, packed, out, shape, isa, epilogue, threads)
-    return rows.gemm_conv(x, packed, out, shape, isa, epilogue, threads, numbering)
+        return [*before, *winograd_kernels.winograd(x, packed, out, shape, isa, epilogue, threads)]
+    product = rows.narrow_conv if packed.kind == "narrow" else rows.gemm_conv
+    return [*before, *product(x, packed, out, shape, isa, epilogue, threads, numbering)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.driver import MOST_ROWS, POINTERS, Code, Driver
+from ranvier.codegen.llvm.conv.interleave import interleaved
 from ranvier.codegen.llvm.isa import Isa
 
 
@@ -87,22 +88,11 @@ class StripRows(Driver):
                         f.load(vector(self.element, lanes), f.gep(start, at["xc"] * c + w, self.element))
                         for c in range(self.channels)
                     ]
-                    f.store(self.interleaved(planes), f.gep(line, w * self.channels, self.element))
+                    f.store(interleaved(f, planes), f.gep(line, w * self.channels, self.element))
                 begin.set(f.max_(whole, first))
         with f.loop(begin.get(), last) as w, f.loop(0, at["cin"]) as c:
             value = f.load(self.element, f.gep(start, w * at["xw"] + c * at["xc"], self.element))
             f.store(value, f.gep(line, w * at["cin"] + c, self.element))
-
-    def interleaved(self, planes: list[Val]) -> Val:
-        f, lanes = self.f, planes[0].lanes
-        if len(planes) == 1:
-            return planes[0]
-        pairs = [f.shuffle(planes[0], planes[1], range(2 * lanes))]
-        if len(planes) > 2:
-            pairs.append(f.shuffle(planes[2], planes[-1], range(2 * lanes)))
-        count = len(planes)
-        order = [(k % count) * lanes + k // count for k in range(count * lanes)]
-        return f.shuffle(pairs[0], pairs[-1] if len(pairs) > 1 else None, order)
 
     def pointers(self, columns: Val) -> None:
         f, at = self.f, self.at

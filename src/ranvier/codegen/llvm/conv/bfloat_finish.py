@@ -1,0 +1,58 @@
+"""What happens to a tile of float32 sums of a bfloat16 convolution: the epilogue, one rounding, the store.
+
+A driver calls the kernel through a pointer as ``void finish(ptr bufs, ptr dims, ptr tile, ptr out, ptr place)``:
+operands' addresses, then :attr:`Tail.dims`, the first sum, the first output, and a block of numbers (:data:`PLACE`).
+Vectors run along the channels; for each the rows are walked down, so that what is the same for all pixels (a bias)
+is loaded once.
+"""
+
+from __future__ import annotations
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.conv.bfloat_copy import narrowed_half
+from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail, TailCode
+from ranvier.codegen.llvm.elements import memory_type, store_vector
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+# image; the first pixel's number and how far the numbers of neighbours are apart; the first channel; how many rows and
+# columns there are; bytes between rows of sums; elements between rows of outputs
+PLACE = ("image", "number", "number_step", "channel", "rows", "columns", "step", "out_step")
+
+
+def finish_spec(tail: Tail, out: DType) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _emit(module, symbol, isa, tail, out)
+
+    return KernelSpec(f"conv bfloat16 finish {out}", ("bfloat conv finish", 1, tail.key, out.name), emit)
+
+
+def _emit(module: Module, symbol: str, isa: Isa, tail: Tail, out: DType) -> None:
+    f = module.function(symbol, [("ptr", n) for n in ("bufs", "dims", "tile", "out", "place")])
+    at = {name: f.load("i64", f.gep(f.args["place"], k, "i64")) for k, name in enumerate(PLACE)}
+    code = TailCode(f, isa, tail, f.args["bufs"], 0, f.args["dims"], 0)
+    lanes = isa.lanes(4)
+    first = code.rows(at["image"], at["number"])
+
+    def piece(column: Val, mask: Val | None) -> None:
+        channel = at["channel"] + column
+        fixed = code.fixed(first, channel, Lanes(lanes, column, mask))
+        with f.loop(0, at["rows"]) as r:
+            acc = f.load(vector("float", lanes), f.gep(f.gep(f.args["tile"], r * at["step"]), column, "float"))
+            place = f.gep(f.args["out"], r * at["out_step"] + column, memory_type(out))
+            rows = code.moved(first, r * at["number_step"])
+            value = code.value(acc, rows, channel, mask, fixed)
+            if out is not DType.bfloat16:
+                store_vector(f, isa, out, value, place, mask=mask)
+            elif mask is None:
+                f.store(narrowed_half(f, value), place, 2)
+            else:
+                f.masked_store(narrowed_half(f, value), place, mask, 2)
+
+    whole = f.and_(at["columns"], -lanes)
+    with f.loop(0, whole, lanes) as column:
+        piece(column, None)
+    with f.if_(f.cmp("slt", whole, at["columns"])):
+        piece(whole, f.mask_below(lanes, at["columns"] - whole))
+    f.ret()
