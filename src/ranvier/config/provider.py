@@ -44,8 +44,8 @@ class ProviderConfig(Checked):
     def edge(cls) -> ProviderConfig:
         """A small machine that does other work too: few threads, little memory, and that given back soon.
 
-        A run takes at most 1 GB, or half of a smaller machine. Optimization is aggressive, because what is deployed
-        there runs the same model for long.
+        Its runs take at most 1 GB together, or half of a smaller machine. Optimization is aggressive, because what is
+        deployed there runs the same model for long.
         """
         memory = usable_memory()
         return cls(

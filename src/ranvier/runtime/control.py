@@ -80,7 +80,7 @@ class RunControl:
     from then on its results are the caller's.
     """
 
-    __slots__ = ("_deadline", "_held", "_options", "_reserved", "_seconds", "budget", "watched")
+    __slots__ = ("_deadline", "_held", "_options", "_reserved", "_seconds", "budget", "ends_early", "watched")
 
     def __init__(self, options: RunOptions | None, limits: Limits, budget: Budget | None = None) -> None:
         self._options = options
@@ -92,7 +92,8 @@ class RunControl:
         self.budget = budget
         self._reserved: dict[str, int] = {}
         self._held: dict[int, tuple[weakref.ref[Any], int, str]] = {}
-        self.watched = options is not None or self._deadline is not None or budget is not None
+        self.ends_early = options is not None or self._deadline is not None  # may ``check`` raise?
+        self.watched = self.ends_early or budget is not None
 
     def again(self) -> RunControl:
         """For another attempt at the same run: the time goes on, the memory starts anew."""
@@ -179,7 +180,7 @@ class running:
     def __init__(self, control: RunControl, profiler: Any) -> None:
         self._control = control
         self._profiler = profiler
-        self._interruptible = interruptible(control.check if control.watched else None)
+        self._interruptible = interruptible(control.check if control.ends_early else None)
 
     def __enter__(self) -> None:
         self._before = current.control, current.profiler
