@@ -22,6 +22,7 @@ from ranvier.codegen.llvm import cache, isa
 from ranvier.config import SessionConfig
 from ranvier.config.files import VARIABLE as CONFIG_VARIABLE
 from ranvier.config.resolve import PRESET_VARIABLE, VARIABLES
+from ranvier.config.session import PRECISIONS
 from ranvier.devices import DeviceInfo, GpuInfo, MachineInfo, detect_devices, machine_info
 from ranvier.devices.choose import CUDA_DEVICE, FORCE_CPU
 from ranvier.dtypes import DType
@@ -30,6 +31,7 @@ from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete
+from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.calibration.lazy import VARIABLE as CALIBRATE
 
@@ -131,12 +133,14 @@ def code_facts() -> dict[str, Any]:
         "isa": None,
         "extensions": [],
         "available": [i.name for i in here],
+        "precisions": {},  # those a session may ask for, with the reason why one is not to be had
         "cache": None,
         "problem": "",
     }
     try:
         chosen = isa.host()
         found |= {"isa": chosen.name, "extensions": sorted(chosen.extensions), "cache": cache_facts()}
+        found["precisions"] = {name: effective(name, chosen)[1] for name in PRECISIONS}
     except RanvierError as error:
         found["problem"] = str(error)
     return found
@@ -262,6 +266,7 @@ def _code_lines(code: dict[str, Any]) -> list[tuple[str, str]]:
         ("instruction set", code["isa"] or "none"),
         ("extensions", ", ".join(code["extensions"])),
         ("available", ", ".join(code["available"])),
+        *((f"precision {name}", why or "yes") for name, why in code["precisions"].items()),
     ]
     if kept := code["cache"]:
         size = f"{kept['entries']:,} kernels, {bytes_text(kept['bytes'])}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ranvier.cli.explain_parts import show_declines, show_parts, show_transfers
+from ranvier.cli.explain_parts import show_declines, show_parts, show_precision, show_transfers
 from ranvier.cli.files import write_text
 from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, seconds_text, table
@@ -16,7 +16,7 @@ from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassReport, passes_for
-from ranvier.runtime.report import NodeReport, Report, report_for
+from ranvier.runtime.report import NodeReport, Report, precision_text, report_for
 
 _GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
 
@@ -65,6 +65,8 @@ def _show(output: Output, report: Report, data: dict[str, Any], every_node: bool
     _show_passes(output, report)
     single = len(report.nodes) <= _GROUPED_FROM if every_node is None else every_node
     _show_placement(output, report, single=single)
+    if report.precision != "float32":
+        show_precision(output, report, every=single)
     show_parts(output, data, every=single)
     show_transfers(output, data, every=single)
     show_declines(output, data)
@@ -139,6 +141,8 @@ def _show_summary(output: Output, report: Report) -> None:
         f"asked in this order: {', '.join(report.providers)}",
         ", ".join(f"{name} {seconds_text(s)}" for name, s in report.seconds.items()),
     )
+    if report.precision != "float32":
+        output.show(precision_text(report))
     gain = sum(step.gain for step in report.passes)
     if gain:
         output.show(f"estimated gain of all passes: {seconds_text(gain)} a run")

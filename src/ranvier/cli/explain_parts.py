@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from ranvier.cli.plots.placement_text import Costs, Data, listed, transfer_size, transfer_title
 from ranvier.cli.render import Output, seconds_text, table
 from ranvier.graph.svg import one_line, short
+from ranvier.runtime.report import Report
 
 _MOST = 20  # lines of a table that need not be whole
 
@@ -32,6 +34,19 @@ def show_parts(output: Output, data: Data, *, every: bool) -> None:
             )
         )
     _table(output, [">part", "!provider", ">nodes", ">predicted", "first node", "reads", "gives"], rows, every)
+
+
+def show_precision(output: Output, report: Report, *, every: bool) -> None:
+    """What nodes compute in and results are stored in, alike ones together unless all are asked for."""
+    output.heading("precision")
+    told = [node for node in report.nodes if node.precision]
+    if every:
+        rows: list[tuple[Any, ...]] = [(n.op, n.name, n.precision, n.stored, n.precision_why) for n in told]
+        _table(output, ["!operator", "node", "computes in", "stored in", "why"], rows, every)
+        return
+    groups = Counter((n.op, n.precision, n.stored, n.precision_why) for n in told)
+    rows = [(op, count, *rest) for (op, *rest), count in groups.most_common()]
+    _table(output, ["!operator", ">nodes", "computes in", "stored in", "why"], rows, every)
 
 
 def show_transfers(output: Output, data: Data, *, every: bool) -> None:

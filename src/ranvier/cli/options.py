@@ -152,6 +152,7 @@ class Setup:
     sources: Sources = field(default_factory=Sources)
     policy: str | None = None
     pins: tuple[tuple[str, str], ...] = ()
+    precision: tuple[tuple[str, Any], ...] = ()  # options about it, those that were given
 
     def changes(self) -> dict[str, Any]:
         """The session options given on the command line, as plain data."""
@@ -159,6 +160,7 @@ class Setup:
         found: dict[str, Any] = {"providers": tuple(names), "optimization": self.level, "threads": self.threads}
         found["policy"] = self.policy
         found["pins"] = {rule: providers.replace("|", ",").split(",") for rule, providers in self.pins}
+        found |= dict(self.precision)
         return {name: value for name, value in found.items() if value}
 
     def resolved(self) -> Resolved:
@@ -204,10 +206,15 @@ def session_options(function: Function) -> Function:
         threads: Any,
         limits: Any,
         sizes: Any,
+        precision: Any,
+        keep_f32: Any,
+        calibration: Any,
+        max_error: Any,
         sources: Sources,
         **kwargs: Any,
     ) -> Any:
-        setup = Setup(providers, level, threads, limits, sizes, sources, policy, pins)
+        about = {"precision": precision, "keep_f32": keep_f32, "calibration": calibration, "max_error": max_error}
+        setup = Setup(providers, level, threads, limits, sizes, sources, policy, pins, tuple(about.items()))
         return function(*args, setup=setup, **kwargs)
 
     options: list[Callable[[Any], Any]] = [
@@ -247,6 +254,26 @@ def session_options(function: Function) -> Function:
             multiple=True,
             metavar="NAME=VALUE",
             help="A limit such as memory_bytes=2G or run_seconds=30; repeatable.",
+        ),
+        click.option(
+            "--precision", metavar="NAME", help="What float32 values may be stored and multiplied in: bf16 or fp16."
+        ),
+        click.option(
+            "--keep-f32",
+            multiple=True,
+            metavar="PATTERN",
+            help="Nodes that --precision leaves alone, by name or pattern; repeatable.",
+        ),
+        click.option(
+            "--calib",
+            "calibration",
+            metavar="FILE",
+            help="An .npz with inputs: find out on them which nodes --precision must leave alone.",
+        ),
+        click.option(
+            "--max-error",
+            type=click.FloatRange(min=0.0, min_open=True),
+            help="How far an output may be off on the --calib inputs, as a part of its largest value.",
         ),
         click.option(
             "--set",

@@ -204,6 +204,29 @@ class SelfContained(Protocol):
     holds_constants: bool
 
 
+@dataclass(frozen=True)
+class NodePrecision:
+    """What a node computes in and its result is stored in ("f32", "bf16", "fp16"), and why where there is a reason."""
+
+    computes: str
+    stores: str
+    why: str = ""
+
+
+@runtime_checkable
+class TellsPrecision(Protocol):
+    """A compiled kernel that can store and multiply float32 values in 16 bits, where the session allows it."""
+
+    @property
+    def refused(self) -> str:
+        """Why it does not do what the session asks for; empty where it does."""
+        ...
+
+    def precisions(self) -> Mapping[str, NodePrecision]:
+        """By the names of nodes, for the shapes that were last compiled for."""
+        ...
+
+
 @runtime_checkable
 class Narrowable(Protocol):
     """A compiled kernel of several nodes that can be had for some of them: what a call asks for, and no more."""

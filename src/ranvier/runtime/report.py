@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from ranvier.errors import RanvierError
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.passes.manager import PassReport
+from ranvier.providers.base import TellsPrecision
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
@@ -38,6 +41,9 @@ class NodeReport:
     types: tuple[str, ...] = ()  # of the outputs
     weight_bytes: int = 0  # of the constants it reads
     inside: int = 0  # nodes in bodies of control flow, run by the same provider
+    precision: str = ""  # what it computes in, where that was a question: f32, bf16 or fp16 …
+    stored: str = ""  # … and what its result is stored in
+    precision_why: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,19 @@ class Report:
     transfers: list[TransferReport] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # what type inference could not make sense of
+    precision: str = "float32"  # what the session allows
+    refused: str = ""  # why a provider does not make use of it
     predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
 
     def by_provider(self) -> Counter[str]:
         return Counter(node.provider for node in self.nodes)
+
+    def by_precision(self) -> Counter[str]:
+        """How many nodes compute in what, and how many results are stored in 16 bits; of those it is known of."""
+        found = Counter(node.precision for node in self.nodes if node.precision)
+        found.update(f"stored in {n.stored}" for n in self.nodes if n.stored not in ("", "f32"))
+        return found
 
     def moved(self) -> list[TransferCount]:
         """What all runs of the session so far moved, by pair of memories."""
@@ -131,6 +145,8 @@ class Report:
         lines = [f"{self.model}: {nodes}: {where or 'none'}", f"  {times}"]
         if self.predicted is not None:
             lines.append(f"  {self.predicted}")
+        if self.precision != "float32":
+            lines.append(f"  {precision_text(self)}")
         for step in self.passes:
             if step.changes:
                 count = f"{step.nodes_before} → {step.nodes_after} nodes"
@@ -142,6 +158,14 @@ class Report:
         return "\n".join(lines)
 
 
+def precision_text(report: Report) -> str:
+    """One line about what float32 values are computed and stored in."""
+    if report.refused:
+        return f"precision float32 instead of {report.precision}: {report.refused}"
+    counts = ", ".join(f"{count} {what}" for what, count in report.by_precision().most_common())
+    return f"precision {report.precision}: nodes {counts or 'not compiled yet: sizes are known at the first run'}"
+
+
 def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value, Type | None] | None = None) -> None:
     """Write into the report where nodes run and what moves; ``types`` may know sizes that the graph does not."""
     graph, partitioning = compiled.graph, compiled.partitioning
@@ -151,6 +175,7 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
     def type_of(value: Value) -> Type | None:
         return known.get(value) or value.type
 
+    told = _precisions(report, compiled)
     index = {id(p.node): k for k, p in enumerate(partitioning.placements)}
     part_of = {id(n): k for k, part in enumerate(partitioning.parts) for n in part.subgraph.nodes}
     report.nodes = [
@@ -167,6 +192,7 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
             types=tuple(str(type_of(v)) for v in p.node.outputs),
             weight_bytes=_weights(p.node),
             inside=sum(1 for body in p.node.subgraphs() for _ in body.all_nodes()) if p.node.has_subgraphs else 0,
+            **told.get(p.node.name or p.node.op, {}),
         )
         for p in partitioning.placements
     ]
@@ -190,6 +216,20 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
             report.transfers.append(TransferReport(names, *kernel.way, tuple(map(str, kinds)), _bytes(kinds)))
 
 
+def _precisions(report: Report, compiled: Compiled) -> dict[str, dict[str, str]]:
+    """Of the nodes whose precision was a question, what a report says about it; also whether nobody asked it."""
+    if report.precision == "float32":
+        return {}
+    kernels = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsPrecision)]
+    none = "" if kernels else "no provider here stores or multiplies float32 values in anything else"
+    report.refused = none or next((k.refused for k in kernels if k.refused), "")
+    return {
+        name: {"precision": p.computes, "stored": p.stores, "precision_why": p.why}
+        for kernel in kernels
+        for name, p in kernel.precisions().items()
+    }
+
+
 def report_for(session: Any, dims: Mapping[str, int]) -> Report:
     """The report of a session for these sizes of its symbolic dims: types, bytes and costs are those of such a run.
 
@@ -203,6 +243,9 @@ def report_for(session: Any, dims: Mapping[str, int]) -> Report:
     inference = TypeInference(dims, annotated=True)
     inference.run(session.graph)
     compiled: Compiled = session._compiled
+    if session.config.precision != "float32":
+        with suppress(RanvierError):  # sizes that are not all given: then nothing is known of them
+            session.bind(**dims)
     describe_placement(report, compiled, inference.types)
     if report.predicted is None or dims:
         names = set(report.by_provider())
@@ -242,4 +285,13 @@ def _plain(data: Any) -> Any:
     return data
 
 
-__all__ = ["DeclineReport", "NodeReport", "PartReport", "Report", "TransferReport", "describe_placement", "report_for"]
+__all__ = [
+    "DeclineReport",
+    "NodeReport",
+    "PartReport",
+    "Report",
+    "TransferReport",
+    "describe_placement",
+    "precision_text",
+    "report_for",
+]

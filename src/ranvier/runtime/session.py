@@ -154,6 +154,7 @@ class Session:
             seconds=seconds,
             fallbacks=fallbacks,
             problems=list(self.graph.metadata.get("problems", ())),
+            precision=self.config.precision,
             counts=self._moved,
         )
 

@@ -26,10 +26,12 @@ from ranvier.providers.base import (
     KernelStats,
     KernelTime,
     MemoryUsage,
+    NodePrecision,
     Subgraph,
     TensorAllocator,
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
+from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.cpu.sources import shape_sources
 from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised, define
 from ranvier.providers.cpu.target import Packs, Target
@@ -267,6 +269,14 @@ class CpuKernel:
             self._interpret(given, [None] * len(self.part.outputs))
         node = next((n for n in self.part.nodes if failed.node in (n.name, n.op)), None)
         raise failed if node is None else _at(node, failed)
+
+    @property
+    def refused(self) -> str:
+        return effective(self._ctx.config.precision, self.target.isa)[1]
+
+    def precisions(self) -> Mapping[str, NodePrecision]:
+        newest = self._newest()
+        return {} if newest is None else newest.choices
 
     # -- about it ---------------------------------------------------------------------------------------------------
 

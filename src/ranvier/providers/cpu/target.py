@@ -13,6 +13,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.providers.base import NodePrecision
 from ranvier.records import dataclass
 
 T = TypeVar("T")
@@ -67,15 +68,6 @@ def _arrays(made: Any) -> Iterator[np.ndarray[Any, Any]]:
             yield from _arrays(getattr(made, each.name))
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a node computes in and its result is stored in, for people: "bf16", "fp16" or "f32", and why."""
-
-    computes: str
-    stores: str
-    why: str = ""
-
-
 @dataclass
 class Assignment:
     """``stored``: the type of 16 bits of the values that have one in memory. ``products``: definitions, by identity,
@@ -83,7 +75,7 @@ class Assignment:
 
     stored: dict[Value, DType] = field(default_factory=dict)
     products: set[int] = field(default_factory=set)
-    choices: dict[str, Choice] = field(default_factory=dict)  # by the label of definitions: the node's name
+    choices: dict[str, NodePrecision] = field(default_factory=dict)  # by the label of definitions: the node's name
 
 
 @dataclass

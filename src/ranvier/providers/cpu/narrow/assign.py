@@ -3,8 +3,8 @@
 Every float32 tensor that lies in memory between two kernels, and every product that could be had in 16 bits, gets one
 of two labels. A tensor in 16 bits is written and read in half the time; a product of 16-bit operands takes a fraction
 of the time; where a kernel wants the other type than the one in memory, a conversion is paid, once for all that want
-it. The labels with the least time in all are a minimum cut. What must keep its bits (:mod:`.sensitive`), what crosses the
-partition's border and what the user keeps has one label from the start.
+it. The labels with the least time in all are a minimum cut. What must keep its bits (:mod:`.sensitive`), what crosses
+the partition's border and what the user keeps has one label from the start.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.providers.base import NodePrecision
 from ranvier.providers.cpu.defs import Alias, Contraction, Def, Definitions, Joined, Opaque, Rows
 from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.rates import LAUNCH, multiplying, product_speed, touching
 from ranvier.providers.cpu.narrow.sensitive import exact_reads, running_sums
-from ranvier.providers.cpu.target import Assignment, Choice, Target
+from ranvier.providers.cpu.target import Assignment, Target
 
 F32 = DType.float32
 _HEADROOM = 8.0  # values seen in a sample are taken to grow to this many times as much
@@ -267,7 +268,7 @@ class _Assigning:
         for each in group.defs:
             if each.label and self._worth_telling(each, results):
                 computes = self.target.precision if id(group.anchor) in made.products else "f32"
-                made.choices.setdefault(each.label, Choice(computes, stores, self._reason(group, made, results)))
+                made.choices.setdefault(each.label, NodePrecision(computes, stores, self._reason(group, made, results)))
 
     def _worth_telling(self, each: Def, results: Sequence[Value]) -> bool:
         return isinstance(each, Contraction) or bool(results)
