@@ -15,7 +15,6 @@ from ranvier.codegen.llvm.integer import (
     integer_conv,
     integer_depthwise,
     integer_matmul,
-    moved_left,
     moved_right,
     pack_codes,
     pack_depthwise,
@@ -31,8 +30,10 @@ from tests.codegen.harness import ISAS, Runner, view_of
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
 _PLAIN = [i for i in isas.TABLE if any(i.name == h.name and i.triple == h.triple and h.extensions for h in ISAS)]
+_UNTILED = [isas.with_extensions(i, i.extensions - isas.TILES) for i in ISAS if i.extensions & isas.TILES]
 SIZES = ((1, 1, 1), (1, 64, 40), (7, 13, 5), (13, 130, 67), (5, 24, 1), (40, 36, 17), (3, 0, 4), (30, 256, 128))
-PATHS = [*ISAS, *_PLAIN]  # those of this machine, then the same without what only some members of a family have
+# those of this machine, then the same without tiles, and without all that only some members of a family have
+PATHS = [*ISAS, *_UNTILED, *_PLAIN]
 
 
 def path_name(isa: Isa) -> str:
@@ -49,7 +50,7 @@ def codes(dtype: type, *shape: int) -> Array:
 
 
 def oracle(a: Array, b: Array) -> Array:
-    left = a.astype(np.int64) + moved_left(of(a))
+    left = a.astype(np.int64)
     right = b.astype(np.int64) + moved_right(of(b))
     return np.matmul(left, right)
 
@@ -183,9 +184,8 @@ def test_convolution(isa: Isa, left: type) -> None:
             packed = pack_filters(w, isa, shape)
             launches = integer_conv(views[0], views[1], packed, views[2], shape, isa, threads=threads)
             Runner(launches, isa, dict(zip([v.storage for v in views], (x, zero, out))), split=threads)()
-            up, down = moved_left(of(x)), moved_right(of(w))
-            moved = w.astype(np.int64) + down
-            want = convolved(x.astype(np.int64) + up, int(zero[0]) + up, moved, shape, pads[2:])
+            moved = w.astype(np.int64) + moved_right(of(w))
+            want = convolved(x.astype(np.int64), int(zero[0]), moved, shape, pads[2:])
             np.testing.assert_array_equal(out, want)
             out[...] = -7
 

@@ -1,23 +1,24 @@
 """Products and convolutions of 8-bit codes with exact int32 sums."""
 
-from ranvier.codegen.llvm.integer.convolution import has_few_pixels, integer_conv, pack_filters
+from ranvier.codegen.llvm.integer.convolution import integer_conv, pack_filters, pixels_hint
 from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
+from ranvier.codegen.llvm.integer.dots import dot_of
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
-from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_left, moved_right, pack_at_run, pack_codes
+from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
 from ranvier.codegen.llvm.integer.product import integer_matmul
 
 __all__ = [
     "PackedCodes",
     "Recurrent",
-    "has_few_pixels",
+    "dot_of",
     "integer_conv",
     "integer_depthwise",
     "integer_matmul",
-    "moved_left",
     "moved_right",
     "pack_at_run",
     "pack_codes",
     "pack_depthwise",
     "pack_filters",
+    "pixels_hint",
     "quantized_lstm",
 ]

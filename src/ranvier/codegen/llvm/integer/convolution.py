@@ -2,26 +2,27 @@
 
 A tile of a launch is a block of output pixels times a block of filter panels. The codes under the windows of a block
 are gathered first: taps after each other, channels side by side, the zero point where a window leaves the image, in
-the form the micro-kernels want (unsigned, or 16 bits wide). Bytes are cheap to copy, a copied row has no borders, and
+the form the micro-kernels want (as they are, unsigned, or 16 bits wide). Bytes are cheap to copy, a copied row has no borders, and
 its length is a whole number of groups whatever the number of channels.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
+from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
-from ranvier.codegen.llvm.integer.micro import IntegerMicro
-from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, groups, pack_codes
-from ranvier.codegen.llvm.integer.product import most_rows
+from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, pack_codes, put_right
+from ranvier.codegen.llvm.integer.product import micro_kernels, row_blocks
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -29,7 +30,7 @@ from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
 _ROWS_BYTES = 128 << 10  # gathered rows of one block
-_GOPS = 300.0
+_GOPS, _TILE_GOPS = 300.0, 800.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "pixels"),
@@ -43,12 +44,12 @@ def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     """Filters [cout, cin / group, *kernel] as a matrix per group: taps and channels by outputs."""
     by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
     matrix = by_tap.reshape(shape.group, shape.taps * shape.depth, shape.width)
-    return pack_codes(matrix, isa, rows_hint=8 if has_few_pixels(shape) else 256)
+    return pack_codes(matrix, isa, rows_hint=pixels_hint(shape))
 
 
-def has_few_pixels(shape: ConvShape) -> bool:
-    """Filters are packed for one of two kinds of images."""
-    return shape.pixels <= 16
+def pixels_hint(shape: ConvShape) -> int:
+    """Filters are packed for one of three kinds of images."""
+    return 1 if shape.pixels < 4 else 8 if shape.pixels <= 16 else 256
 
 
 def integer_conv(
@@ -69,14 +70,13 @@ def integer_conv(
     """
     if shape.is_empty:
         return []
-    dot = dot_of(isa)
-    item = dot.left.numpy.itemsize
-    depth = shape.taps * shape.depth
-    row_bytes = groups(depth, isa) * 4
+    dot = packed.dot
+    item = _item(dot)
+    row_bytes = packed.k * 4
     cut = packed.panels.cut
-    rows = Cut.of(shape.pixels, most_rows(isa, cut.size)).size
+    rows = row_blocks(shape.pixels, isa, packed).size
     row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
-    work = shape.flops / _GOPS / 1e3
+    work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3
     fitting = max(1, _ROWS_BYTES // (row_bytes * rows))
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads) // shape.n)
     blocks = Cut.of(-(-shape.pixels // rows), max(1, min(fitting, shape.pixels // (rows * wanted))))
@@ -116,18 +116,21 @@ def integer_conv(
         "width": shape.width,
         "entry": packed.entry * 4,
     }
+    # filters of all groups lie side by side in the result
+    columns = None if packed.shift is None else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
+    epilogue, _ = put_right(x.dtype, replace(packed, batch=(), shift=columns), epilogue, (), isa, threads)
     done = finish_of(epilogue, out)
-    narrow = cut.size - 1 if cut.large < cut.count else cut.size
+    micro = micro_kernels(Cut(rows, 1), cut, dot, x.dtype)
     tiles = shape.n * count * panel_groups
     # rows, room for what a last vector writes beyond them, and one tile of sums
     gathered = -(-(pixels * row_bytes + 2 * isa.vector_bytes) // 64) * 64
     return [
         Launch(
-            _spec(x.dtype),
+            _spec(x.dtype is DType.int8, dot),
             (
                 *(At.of(x), At(packed.storage), At.of(out), At.of(zero)),
-                Code(IntegerMicro(rows, cut.size).spec()),
-                Code(IntegerMicro(rows, narrow).spec()),
+                Code(micro[0]),
+                Code(micro[2]),
                 Code(done.spec),
                 *done.buffers,
             ),
@@ -143,20 +146,28 @@ def integer_conv(
     ]
 
 
-def _spec(dtype: DType) -> KernelSpec:
-    def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), dtype).emit()
+def _item(dot: Dot) -> int:
+    """Bytes of a code of A."""
+    return 2 if dot is WORDS else 1
 
-    return KernelSpec(f"integer conv {dtype.name}", ("integer conv", dtype.name), emit)
+
+def _spec(signed: bool, dot: Dot) -> KernelSpec:
+    turns = signed and dot is BYTES
+
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), signed, dot).emit()
+
+    form = "turned" if turns else "words" if dot is WORDS else "plain"
+    key = ("integer conv", form, signed and dot is WORDS, dot is TILES)
+    return KernelSpec(f"integer conv {form}{' by tiles' if dot is TILES else ''}", key, emit)
 
 
 class _Driver:
-    def __init__(self, frame: Frame, dtype: DType) -> None:
+    def __init__(self, frame: Frame, signed: bool, dot: Dot) -> None:
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.signed = dtype is DType.int8
-        self.bytes = dot_of(frame.isa) is BYTES
-        self.item = 1 if self.bytes else 2
-        self.element = "i8" if self.bytes else "i16"
+        self.signed, self.dot = signed, dot
+        self.item = _item(dot)
+        self.element = "i8" if self.item == 1 else "i16"
         self.control = self.f.stack("i64", SLOTS)
 
     def emit(self) -> None:
@@ -173,6 +184,10 @@ class _Driver:
             (Slot.OUT, self.sums),
             (Slot.PARTIAL, f.zero("ptr")),
             (Slot.COLUMNS, f.i64(self.isa.lanes(4))),
+            (Slot.FLAGS, f.i64(0)),
+            (Slot.ROWS, at["rows"]),
+            (Slot.REST, f.i64(0)),
+            (Slot.TILES, f.i64(0)),
         ):
             write_slot(f, self.control, slot, value)
         with f.loop(f.args["begin"], f.args["end"]) as tile:
@@ -186,6 +201,8 @@ class _Driver:
             with f.loop(0, at["groups"]) as group:
                 self.gather(image, group, first, count)
                 self.multiply(image, group, first, count, p0, p1)
+        if self.dot is TILES:
+            release(f)
         f.ret()
 
     # -- rows -------------------------------------------------------------------------------------------------------
@@ -193,10 +210,9 @@ class _Driver:
     def converted(self, codes: Val) -> Val:
         """Codes as the micro-kernel wants them."""
         f = self.f
-        if self.bytes:
-            return f.xor(codes, HALF - 256) if self.signed else codes
-        wide = f.cast(codes, "i16", signed=self.signed)
-        return wide + HALF if self.signed else wide
+        if self.dot is WORDS:
+            return f.cast(codes, "i16", signed=self.signed)
+        return f.xor(codes, HALF - 256) if self.dot is BYTES and self.signed else codes
 
     def gather(self, image: Val, group: Val, first: Val, count: Val) -> None:
         f, at = self.f, self.at

@@ -1,13 +1,15 @@
 """The instruction that multiplies small integers: four bytes, or two 16-bit words, of every 32-bit lane at a time.
 
-Products of 8-bit codes are exact in both. Where the processor multiplies bytes, one operand is unsigned and the other
-signed; elsewhere codes are widened to 16 bits first, because the older byte instruction saturates.
+Products of 8-bit codes are exact in all of them. The matrix unit multiplies bytes of either sign; where only the vector
+units multiply bytes, one operand is unsigned and the other signed; elsewhere codes are widened to 16 bits first,
+because the older byte instruction saturates.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ranvier.codegen.llvm.amx.micro import STEP, suits
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
@@ -19,16 +21,29 @@ class Dot:
     """How operands of a product are stored: ``group`` of them fill a 32-bit lane."""
 
     group: int
-    left: DType
+    left: DType | None  # None: bytes as they are
     right: DType
+    step: int = 1  # groups that K is padded to a multiple of
+
+    def groups(self, k: int) -> int:
+        """32-bit groups that K codes fill."""
+        return -(-k // (self.group * self.step)) * self.step
 
 
 BYTES = Dot(4, DType.uint8, DType.int8)
 WORDS = Dot(2, DType.int16, DType.int16)
+TILES = Dot(4, None, DType.int8, STEP)
+_TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a matter of reading B
 
 
 def dot_of(isa: Isa) -> Dot:
+    """What the vector units have."""
     return BYTES if isa.has("avx512vnni") or isa.has("avxvnni") else WORDS
+
+
+def dot_for(isa: Isa, rows: int) -> Dot:
+    """What suits products with so many rows."""
+    return TILES if rows >= _TILE_ROWS and suits(isa, DType.uint8, DType.int8) else dot_of(isa)
 
 
 def shapes_of(isa: Isa) -> Isa:

@@ -1,7 +1,9 @@
 """Operands of integer products in the form the micro-kernels read.
 
-A is rows of unsigned bytes (or 16-bit words), B panels of signed ones; codes of the other sign are moved by 128, and
-whoever asks for the product takes that out of the result again (:func:`moved_left`, :func:`moved_right`).
+B is panels of signed bytes (or 16-bit words): unsigned codes are moved by 128, and whoever asks for the product takes
+that out of the result again (:func:`moved_right`). A is rows of codes as they are, but for byte products of the vector
+units, which take unsigned ones: signed codes are moved there too, and what that adds to every column is taken out by
+the finish kernel (:func:`put_right`).
 """
 
 from __future__ import annotations
@@ -15,20 +17,30 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
-from ranvier.codegen.llvm.integer.dots import dot_of, shapes_of
+from ranvier.codegen.llvm.integer.dots import BYTES, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.loops.ir import Const, Expr, Index, Load, Map, Nest, Op, Operand, Size
+from ranvier.codegen.loops.ir import (
+    Const,
+    Epilogue,
+    Expr,
+    Final,
+    Index,
+    Load,
+    Map,
+    Nest,
+    Op,
+    Operand,
+    Reduce,
+    Result,
+    Size,
+    substitute,
+)
 from ranvier.codegen.storage import Storage, View, aligned_empty, dense_strides
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 HALF = 128
-
-
-def moved_left(dtype: DType) -> int:
-    """What is added to codes of A before they are multiplied."""
-    return HALF if dtype is DType.int8 else 0
 
 
 def moved_right(dtype: DType) -> int:
@@ -49,11 +61,6 @@ def signed(b: Array) -> Array:
     return b if b.dtype == np.int8 else (b ^ np.uint8(HALF)).view(np.int8)
 
 
-def groups(k: int, isa: Isa) -> int:
-    """32-bit groups that K codes fill."""
-    return -(-k // dot_of(isa).group)
-
-
 @dataclass(frozen=True)
 class PackedCodes:
     """A packed matrix of codes, or a dense stack of them: panel after panel, group after group of K."""
@@ -63,6 +70,8 @@ class PackedCodes:
     k: int  # groups
     n: int
     panels: Panels
+    dot: Dot
+    shift: View | None = None  # [..., N] of int32: what moving signed codes of A adds, negated
 
     @property
     def nbytes(self) -> int:
@@ -74,11 +83,10 @@ class PackedCodes:
         return self.panels.packed_elements(self.k)
 
 
-def grouped(b: Array, isa: Isa) -> Array:
+def grouped(b: Array, dot: Dot) -> Array:
     """Codes [..., K, N] as int32 groups [..., K / group, N], zeros behind the last."""
-    dot = dot_of(isa)
     *batch, k, n = b.shape
-    deep = groups(k, isa)
+    deep = dot.groups(k)
     padded = np.zeros((*batch, deep * dot.group, n), dot.right.numpy)
     padded[..., :k, :] = signed(b)
     beside = padded.reshape(*batch, deep, dot.group, n).swapaxes(-1, -2)
@@ -86,15 +94,18 @@ def grouped(b: Array, isa: Isa) -> Array:
     return words
 
 
-def panels_for(m: int, n: int, deep: int, isa: Isa) -> Panels:
+def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
+    if dot is TILES:
+        return Panels.of(n, isa.lanes(4), 2)
     return Panels.of(n, isa.lanes(4), best_tile(max(1, m), n, deep, shapes_of(isa), 4).vectors)
 
 
-def pack_codes(b: Array, isa: Isa, *, rows_hint: int) -> PackedCodes:
+def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) -> PackedCodes:
     """Constant codes [..., K, N] packed once. ``rows_hint`` is the M they will usually meet."""
-    words = grouped(b, isa)
+    dot = dot or dot_for(isa, rows_hint)
+    words = grouped(b, dot)
     *batch, deep, n = words.shape
-    panels = panels_for(rows_hint, n, deep, isa)
+    panels = panels_for(rows_hint, n, deep, isa, dot)
     packed = aligned_empty((*batch, panels.packed_elements(deep)), np.dtype(np.int32))
     packed[...] = 0
     for k in range(panels.cut.count):
@@ -102,19 +113,24 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int) -> PackedCodes:
         room = packed[..., first * deep : end * deep].reshape(*batch, deep, end - first)
         part = words[..., first : min(end, n)]
         room[..., : part.shape[-1]] = part
-    return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels)
+    shift = None
+    if dot is BYTES:
+        total = signed(b).sum(axis=-2, dtype=np.int32) * np.int32(-HALF)
+        shift = View.dense(Storage.constant(total), DType.int32, total.shape)
+    return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift)
 
 
-def pack_at_run(b: View, m: int, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:
-    """Codes that are a tensor of the graph [..., K, N]: grouped by one pass, put into panels by a second."""
-    dot = dot_of(isa)
+def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:
+    """Codes that are a tensor of the graph [..., K, N]: grouped by one pass, put into panels by a second. They will
+    meet ``m`` rows of ``left``."""
+    dot = dot_for(isa, m)
     *batch, k, n = b.shape
-    deep, entries = groups(k, isa), math.prod(batch)
+    deep, entries = dot.groups(k), math.prod(batch)
     extents = (*batch, deep, n, dot.group)
     target = View.temporary(dot.right, extents)
     strides = (*b.strides[:-2], dot.group * b.strides[-2], b.strides[-1], b.strides[-2])
     guard, other = None, 0
-    if k % dot.group:
+    if k % (dot.group * dot.step):
         axis = len(batch)
         place = Op("add", (Op("mul", (Index(axis), Size(dot.group)), DType.int64), Index(axis + 2)), DType.int64)
         guard, other = Op("lt", (place, Size(k)), DType.bool), -moved_right(b.dtype)
@@ -122,35 +138,77 @@ def pack_at_run(b: View, m: int, isa: Isa, threads: int) -> tuple[PackedCodes, l
     value = _cast(turned(value) if b.dtype is DType.uint8 else value, dot.right)
     operands = (Operand(b, strides, guard=guard, other=other), Operand(target, target.strides))
     launches = nests.launches(Nest(extents, operands, (Map(((1, value),)),), label="group"), isa, threads)
-    panels = panels_for(m, n, deep, isa)
+    panels = panels_for(m, n, deep, isa, dot)
     size = panels.packed_elements(deep)
     storage = Storage.temporary(entries * size * 4, "packed")
     words = View(target.storage, DType.int32, (deep, n), (n, 1))
     table = ((entries, deep * n, size),) if entries > 1 else ()
     if size and entries:
         launches.append(pack_launch(words, panels, table, storage))
-    return PackedCodes(storage, tuple(batch), deep, n, panels), launches
+    shift = None
+    if dot is BYTES and left is DType.int8:
+        shift = View.temporary(DType.int32, (*batch, n))
+        launches += _shift(b, shift, isa, threads)
+    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift), launches
+
+
+def _shift(b: View, shift: View, isa: Isa, threads: int) -> list[Launch]:
+    *batch, k, n = b.shape
+    code: Expr = Load(0, b.dtype)
+    code = _cast(turned(code) if b.dtype is DType.uint8 else code, DType.int32)
+    total = Op("mul", (Result(0, DType.int32), Const(-HALF, DType.int32)), DType.int32)
+    operands = (
+        Operand(b, (*b.strides[:-2], b.strides[-1], b.strides[-2])),
+        Operand(shift, (*shift.strides, 0)),
+    )
+    stages = (Reduce("sum", code, DType.int32), Final(((1, total),)))
+    row = frozenset({len(batch) + 1})
+    return nests.launches(Nest((*batch, n, k), operands, stages, row, "column sums"), isa, threads)
+
+
+def put_right(
+    left: DType, packed: PackedCodes, epilogue: Epilogue | None, batch: tuple[int, ...], isa: Isa, threads: int
+) -> tuple[Epilogue | None, list[Launch]]:
+    """The epilogue of a product with this batch on sums of codes of A as they are."""
+    if left is not DType.int8 or packed.dot is not BYTES:
+        return epilogue, []
+    shift, launches = packed.shift, []
+    assert shift is not None
+    if math.prod(packed.batch) not in (1, math.prod(batch)):
+        every = View.temporary(DType.int32, (*batch, packed.n))
+        operands = (Operand(shift, shift.expanded(every.shape).strides), Operand(every, every.strides))
+        copy = Nest(every.shape, operands, (Map(((1, Load(0, DType.int32)),)),), label="column sums")
+        shift, launches = every, nests.launches(copy, isa, threads)
+    given = () if epilogue is None else epilogue.operands
+    raw = Result(0, DType.int32)
+    total: Expr = Op("add", (raw, Load(len(given), DType.int32)), DType.int32)
+    value = total if epilogue is None else substitute(epilogue.value, {raw: total})
+    apart = packed.n if math.prod(shift.shape[:-1]) > 1 else 0
+    return Epilogue(value, (*given, Operand(shift, (apart, 0, 1)))), launches
 
 
 def _cast(x: Expr, dtype: DType) -> Expr:
     return x if x.dtype is dtype else Op("cast", (x,), dtype)
 
 
-def left_codes(a: View, isa: Isa, threads: int) -> tuple[View, list[Launch]]:
-    """Rows of A as 32-bit groups: where they lie if they can be read there, else in a temporary."""
-    dot = dot_of(isa)
+def left_codes(a: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, list[Launch]]:
+    """Rows of A as bytes: where they lie if they can be read there, else in a temporary."""
     *outer, k = a.shape
-    deep = groups(k, isa)
-    if a.dtype is dot.left and k % dot.group == 0 and (a.strides[-1] == 1 or k == 1):
+    beside = a.strides[-1] == 1 or k == 1
+    width = 1 if dot.left is None else dot.left.numpy.itemsize
+    if dot.left is None and beside:
+        return View(a.storage, DType.uint8, a.shape, (*a.strides[:-1], 1), a.offset), []
+    if a.dtype is dot.left and beside and k % dot.group == 0:
         steps = [s if d != 1 else 0 for s, d in zip(a.strides[:-1], outer)]
         if not any(s % 4 for s in steps) and a.offset % 4 == 0:
-            return View(a.storage, DType.int32, (*outer, deep), (*(s // 4 for s in steps), 1), a.offset // 4), []
-    room = (*outer, deep * dot.group)
-    target = View.dense(Storage.temporary(math.prod(room) * dot.left.numpy.itemsize), dot.left, room)
+            return View(a.storage, DType.uint8, a.shape, (*steps, 1), a.offset), []
+    room = (*outer, k if dot.left is None else dot.groups(k) * dot.group)
+    kind = dot.left or a.dtype
+    target = View.dense(Storage.temporary(math.prod(room) * width), kind, room)
     value: Expr = Load(0, a.dtype)
-    value = _cast(turned(value) if a.dtype is DType.int8 else value, dot.left)
+    value = _cast(turned(value) if a.dtype is DType.int8 and kind is DType.uint8 else value, kind)
     # what stands behind the last code of a row meets zeros of B
     operands = (Operand(a, a.strides), Operand(target, target.strides))
     launches = nests.launches(Nest(a.shape, operands, (Map(((1, value),)),), label="codes"), isa, threads)
-    words = (*outer, deep)
-    return View(target.storage, DType.int32, words, dense_strides(words)), launches
+    inside = (*outer, room[-1] * width)
+    return View(target.storage, DType.uint8, inside, dense_strides(inside)), launches

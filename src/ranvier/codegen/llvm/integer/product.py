@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.amx.micro import TileMicro, rest_bytes
+from ranvier.codegen.llvm.amx.tiles import ROWS
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.gemm.problem import Axis, Problem, folded
 from ranvier.codegen.llvm.gemm.tiles import tiles
-from ranvier.codegen.llvm.integer.dots import shapes_of
+from ranvier.codegen.llvm.integer.dots import TILES, Dot, shapes_of
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
-from ranvier.codegen.llvm.integer.pack import PackedCodes, groups, left_codes, pack_at_run
+from ranvier.codegen.llvm.integer.pack import PackedCodes, left_codes, pack_at_run, put_right
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -21,7 +23,8 @@ from ranvier.dtypes import DType
 _K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-level cache
 _A_BYTES = 512 << 10
 _WAITING_BYTES = 256 << 10
-_GOPS, _GBPS = 300.0, 10.0  # rough speed of one core
+_TILE_K_BLOCK = 256  # the same where tiles are loaded from both: the first-level cache
+_GOPS, _TILE_GOPS, _GBPS = 300.0, 1000.0, 10.0  # rough speed of one core
 
 
 def integer_matmul(
@@ -35,26 +38,27 @@ def integer_matmul(
 ) -> list[Launch]:
     """``out = epilogue(a @ b)`` with exact int32 sums: a [..., M, K], b [..., K, N] of 8-bit codes.
 
-    The sums are those of the codes as ``pack`` describes: signed codes of A are 128 more, unsigned ones of B 128 less
-    than they say. ``b`` may be packed by ``pack_codes``.
+    The sums are those of the codes as ``pack`` describes: unsigned codes of B are 128 less than they say. ``b`` may be
+    packed by ``pack_codes``.
     """
     if 0 in out.shape:
         return []
-    m = out.shape[-2]
-    rows, before = left_codes(a, isa, threads)
+    m, before = out.shape[-2], []
     if isinstance(b, View):
         shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
-        b, packing = pack_at_run(b, m * shared, isa, threads)
-        before += packing
-    assert groups(a.shape[-1], isa) == b.k
+        b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
+    assert b.dot.groups(a.shape[-1]) == b.k
+    rows, copying = left_codes(a, b.dot, isa, threads)
+    epilogue, spreading = put_right(a.dtype, b, epilogue, out.shape[:-2], isa, threads)
     problem = folded(_problem(rows, b, out, epilogue))
-    return [*before, _launch(problem, b, isa, threads)]
+    return [*before, *copying, *spreading, _launch(problem, b, a, isa, threads)]
 
 
 def _problem(a: View, b: PackedCodes, out: View, epilogue: Epilogue | None) -> Problem:
+    """A counts in bytes, B in groups of codes."""
     batch = out.shape[:-2]
     m, n = out.shape[-2:]
-    a_all = a.expanded((*batch, m, b.k)).strides
+    a_all = a.expanded((*batch, m, a.shape[-1])).strides
     factor = View.dense(b.storage, DType.int32, (*b.batch, b.entry))
     entry = factor.expanded((*batch, b.entry))
     axes: list[Axis] = []
@@ -82,28 +86,42 @@ def most_rows(isa: Isa, vectors: int) -> int:
     return min((t.vectors, t.rows) for t in tiles(shapes_of(isa)) if t.vectors >= vectors)[1]
 
 
-def micro_kernels(rows: Cut, vectors: Cut) -> tuple[KernelSpec, ...]:
+def micro_kernels(rows: Cut, vectors: Cut, dot: Dot, left: DType) -> tuple[KernelSpec, ...]:
     """Large and small row blocks of wide panels, then of narrow ones; what does not occur repeats another."""
     heights = [rows.size, rows.size - 1 if rows.large < rows.count else rows.size]
     widths = [vectors.size, vectors.size - 1 if vectors.large < vectors.count else vectors.size]
+    if dot is TILES:
+        return tuple(TileMicro(left, dot.right, v, fetches=False).spec() for v in widths for _ in heights)
     return tuple(IntegerMicro(r, v).spec() for v in widths for r in heights)
 
 
-def _launch(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> Launch:
+def row_blocks(m: int, isa: Isa, packed: PackedCodes) -> Cut:
+    """Rows that are multiplied at a time."""
+    return Cut.of(m, ROWS if packed.dot is TILES else most_rows(isa, packed.panels.cut.size))
+
+
+def _k_block(k: int, several: bool, dot: Dot) -> int:
+    """Groups of K that are multiplied at a time; ``several`` row blocks share a panel."""
+    most = _TILE_K_BLOCK if dot is TILES else _K_BLOCK
+    if not several or k <= most * 5 // 4:
+        return k
+    block = -(-k // -(-k // most))
+    return -(-block // dot.step) * dot.step
+
+
+def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> Launch:
     lanes, panels = isa.lanes(4), b.panels
-    rows = Cut.of(p.m, most_rows(isa, panels.cut.size))
+    rows = row_blocks(p.m, isa, b)
     wide = panels.cut.size * isa.vector_bytes
-    k_block = p.k
-    if rows.count > 1 and p.k > _K_BLOCK * 5 // 4:
-        k_block = -(-p.k // -(-p.k // _K_BLOCK))
+    k_block = _k_block(p.k, rows.count > 1, b.dot)
     k_blocks = -(-p.k // k_block) if p.k else 1
     row_group = Cut.of(rows.count, max(1, _A_BYTES // max(1, k_block * 4 * rows.size))).size
     tile_bytes = rows.size * wide
     panel_group = panels.cut.count
     if k_blocks > 1:
         panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
-    operations = 8.0 * p.m * p.n * p.k * p.entries
-    work = operations / _GOPS / 1e3 + 4.0 * p.k * p.n * p.entries / _GBPS / 1e3
+    operations = 2.0 * p.m * p.n * codes.shape[-1] * p.entries
+    work = operations / (_TILE_GOPS if b.dot is TILES else _GOPS) / 1e3 + 4.0 * p.k * p.n * p.entries / _GBPS / 1e3
     if threads > 1:
         wanted = min(int(work / TILE_US), 8 * threads)
         others = p.entries * -(-rows.count // row_group)
@@ -121,7 +139,7 @@ def _launch(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> Launch:
     waiting = tile_bytes if k_blocks > 1 else 0
     scratch = tile_bytes if done is not None or waiting else 0
     item = p.out.dtype.numpy.itemsize
-    table = [x for axis in p.batch for x in (axis.extent, axis.a * 4, axis.b * 4, axis.out * item, 0)]
+    table = [x for axis in p.batch for x in (axis.extent, axis.a, axis.b * 4, axis.out * item, 0)]
     numbers = {
         Dim.ROW_BLOCKS: rows.count,
         Dim.ROWS: rows.size,
@@ -139,18 +157,19 @@ def _launch(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> Launch:
         Dim.PANEL_GROUP: panel_group,
         Dim.ROW_GROUPS: row_groups,
         Dim.PANEL_GROUPS: panel_groups,
-        Dim.A_ROW: p.a_strides[0] * 4,
+        Dim.A_ROW: p.a_strides[0],
         Dim.A_K: 4,
-        Dim.A_STEP: p.a_strides[0] * 4,
+        Dim.A_STEP: p.a_strides[0],
         Dim.OUT_ROW: p.out_strides[0] * 4,
         Dim.FINISHED: direct,
         Dim.ITEM: 4,
         Dim.FINISH_DIMS: Dim.BATCH + len(table),
         Dim.WAITING: waiting,
+        Dim.REST: rest_bytes(codes.shape[-1]) if b.dot is TILES else 0,
         Dim.RANK: len(p.batch),
     }
-    micro = micro_kernels(rows, panels.cut)
-    a = At(p.a.storage, p.a.offset * 4)
+    micro = micro_kernels(rows, panels.cut, b.dot, codes.dtype)
+    a = At(p.a.storage, p.a.offset)
     return Launch(
         driver_spec(),
         (

@@ -15,15 +15,14 @@ from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.integer import (
     PackedCodes,
-    has_few_pixels,
     integer_conv,
     integer_depthwise,
     integer_matmul,
-    moved_left,
     moved_right,
     pack_at_run,
     pack_depthwise,
     pack_filters,
+    pixels_hint,
 )
 from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Map, Reduce, Result, Size
 from ranvier.codegen.storage import View
@@ -84,8 +83,7 @@ class _Convolution:
     def result(self, out: Value | None, bias: Value | None = None) -> Value:
         """The int32 convolution of what the codes stand for, in units of the scales, and a bias per filter."""
         b, filters = self.b, (self.shape.cout, *(1,) * self.spatial)
-        moved = 0 if self.depthwise else moved_left(b.dtype(self.x))
-        left = ZeroPoint(b, self.x_zero, moved, ())
+        left = ZeroPoint(b, self.x_zero, 0, ())
         if self.depthwise:
             right = ZeroPoint(b, None, 0, ())
         else:
@@ -269,11 +267,11 @@ class _Convolution:
             image, before = _interleaved(image, r)
             shape = replace(shape, cin=_THIN)
         if self.weights is not None:
-            few = has_few_pixels(shape)
-            place = ("filter codes", Same(filters.storage.array), filters.offset, shape.group, shape.depth, few)
+            rows = pixels_hint(shape)
+            place = ("filter codes", Same(filters.storage.array), filters.offset, shape.group, shape.depth, rows)
             packed = r.packs.get(place, lambda: pack_filters(_padded(_array(filters), shape.depth), isa, shape))
         else:
-            packed, packing = pack_at_run(filters, shape.pixels, isa, r.threads)
+            packed, packing = pack_at_run(filters, shape.pixels, image.dtype, isa, r.threads)
             before += packing
         if self.pointwise and pixels_even(image, shape.size):
             return [*before, *self._product(image, packed, target, r, how)]

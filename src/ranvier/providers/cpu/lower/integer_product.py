@@ -1,7 +1,7 @@
 """Matrix products of quantized operands: MatMulInteger, QLinearMatMul and their relatives.
 
-The kernels multiply unsigned codes of A by signed codes of B. What the other signs and the zero points add to such a
-sum depends on row sums of A and column sums of B; taking it out again is elementwise work on the result, which fuses
+The kernels multiply codes of A by signed codes of B. What unsigned codes of B and the zero points add to such a sum
+depends on row sums of A and column sums of B; taking it out again is elementwise work on the result, which fuses
 with whatever follows.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_left, moved_right, pack_codes
+from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_right, pack_codes
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -135,7 +135,7 @@ def corrected(
 
 
 def packed_codes(r: Realiser, w: View, m: int) -> PackedCodes:
-    hint = 1 if m <= 1 else 8 if m <= 16 else 256
+    hint = 1 if m < 4 else 8 if m <= 16 else 256
     key = ("codes", Same(w.storage.array), w.offset, w.shape, w.strides, hint)
     return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint))
 
@@ -181,7 +181,7 @@ def multiply(
 ) -> Value:
     """The int32 product of two quantized tensors by NumPy's rule for matmul."""
     rank = len(b.shape(x))
-    left = ZeroPoint(b, x_zero, moved_left(b.dtype(x)), () if x_zero is None else by_row(b.shape(x_zero), rank))
+    left = ZeroPoint(b, x_zero, 0, () if x_zero is None else by_row(b.shape(x_zero), rank))
     right = ZeroPoint(b, w_zero, moved_right(b.dtype(w)), () if w_zero is None else by_column(b.shape(w_zero)))
     p, q = b.shape(x), b.shape(w)
     vectors = len(p) == 1 or len(q) == 1
@@ -201,7 +201,7 @@ def multiply(
             p[-1],
             left,
             right,
-            None if right.is_zero else sums(b, x, -1, left.moved),
+            None if right.is_zero else sums(b, x, -1, 0),
             None if left.is_zero else Use(sums(b, w, -2, right.moved)),
             None if vectors else out,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.integer import Recurrent, moved_right, pack_codes, quantized_lstm
+from ranvier.codegen.llvm.integer import Recurrent, dot_of, moved_right, pack_codes, quantized_lstm
 from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -77,7 +77,10 @@ def dynamic_quantize_lstm(n: NodeView, b: Definitions) -> None:
         few = batch <= 16
         key = ("lstm codes", Same(weights.storage.array), weights.offset, few)
         packed = r.packs.get(
-            key, lambda: pack_codes(np.ascontiguousarray(content(weights)), r.isa, rows_hint=1 if few else 256)
+            key,
+            lambda: pack_codes(
+                np.ascontiguousarray(content(weights)), r.isa, rows_hint=1 if few else 256, dot=dot_of(r.isa)
+            ),
         )
         recurrent = Recurrent(packed, *views[4:])
         return quantized_lstm(
