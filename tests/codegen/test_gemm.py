@@ -326,7 +326,7 @@ def test_code_for_arm() -> None:
     """Everything can be emitted for an architecture that this machine may not have, and stays in its registers."""
     neon = named("neon", "aarch64")
     tile = tile_of(neon, 4)
-    for spec in (driver_spec(), dot_spec("float", 1), Micro("float", tile.rows, 4).spec()):
+    for spec in (driver_spec(), dot_spec(F32, F32, 1), Micro("float", tile.rows, 4).spec()):
         text = compiler.assembly(library.source(spec, neon), neon)
         assert "ret" in text
     assert "fmla" in text

@@ -81,8 +81,9 @@ class Launch:
     # are [k * tiles, (k + 1) * tiles), is begun before all of round k - 1 are done. A range may hold several rounds:
     # its tiles are to be worked on in order.
     rounds: int = 1
+    rate: float = 1.0  # operations in the time of one of float32's, by the units that do them
 
     def labelled(self, label: str) -> Launch:
         """The same step, standing for other nodes."""
         work = (self.grain, self.scratch, self.flops, self.traffic)
-        return Launch(self.spec, self.buffers, self.dims, self.tiles, self.writes, *work, label, self.rounds)
+        return Launch(self.spec, self.buffers, self.dims, self.tiles, self.writes, *work, label, self.rounds, self.rate)

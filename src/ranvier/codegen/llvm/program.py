@@ -238,7 +238,8 @@ def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], di
 def estimated_ns(launch: Launch) -> float:
     """How long a launch takes on one core, roughly."""
     near = launch.traffic / launch.rounds <= NEAR_BYTES
-    return max(launch.flops / FLOPS_PER_NS, launch.traffic / (NEAR_BYTES_PER_NS if near else BYTES_PER_NS))
+    moving = launch.traffic / (NEAR_BYTES_PER_NS if near else BYTES_PER_NS)
+    return max(launch.flops / (FLOPS_PER_NS * launch.rate), moving)
 
 
 def chunked(launch: Launch, cores: int) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 STEP = 16  # groups of K that one tile holds
+VECTORS = 2  # of the widest panels
 Layout = Literal["rows", "starts", "table"]
 _INSTRUCTIONS = {
     (DType.bfloat16, DType.bfloat16): "tdpbf16ps",

@@ -32,8 +32,36 @@ class Cut:
     def large(self) -> int:
         return self.count - (self.size * self.count - self.total)
 
+    @property
+    def small(self) -> int:
+        """The size of the others."""
+        return self.size - 1
+
     def start(self, k: int) -> int:
-        return k * self.size - max(0, k - self.large)
+        return k * self.size - max(0, k - self.large) * (self.size - self.small)
+
+
+@dataclass(frozen=True)
+class Blocks(Cut):
+    """``total`` things in pieces of ``most`` and one of the rest: for units that take whole blocks in any case."""
+
+    most: int
+
+    @classmethod
+    def of(cls, total: int, most: int) -> Blocks:
+        return cls(total, -(-total // most), most)
+
+    @property
+    def size(self) -> int:
+        return max(1, min(self.total, self.most))
+
+    @property
+    def large(self) -> int:
+        return self.total // self.size
+
+    @property
+    def small(self) -> int:
+        return self.total - self.large * self.size or self.size
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,9 @@ class Dim(IntEnum):
     NEXT = 30  # panels from the last one of a tile to the first one of this thread's next tile, or so
     SMALL_ROWS = 31  # rows of a small block
     REST = 32  # bytes of A in the last step of K, for micro-kernels that work with tiles
-    RANK = 33  # batch axes
-    BATCH = 34  # extent, then strides of a, b, out, residual, per axis
+    B_SHIFT = 33  # 1 where elements of B are half as wide as those of the sums
+    RANK = 34  # batch axes
+    BATCH = 35  # extent, then strides of a, b, out, residual, per axis
 
 
 def driver_spec() -> KernelSpec:
@@ -167,7 +168,9 @@ class _Driver(_Function):
         column = p * wide - f.max_(p - wide_panels, 0) * vector_bytes  # in bytes
         b_step = self.dim(Dim.B_STEP)
         packed = f.cmp("eq", b_step, 0)
-        offset = f.select(packed, column * self.dim(Dim.K) + k0 * width, column + k0 * b_step)
+        narrower = self.dim(Dim.B_SHIFT)
+        before = f.ashr(column * self.dim(Dim.K) + k0 * width, narrower)
+        offset = f.select(packed, before, f.ashr(column, narrower) + k0 * b_step)
         b = f.gep(self.b, offset)
         is_last = f.cmp("eq", p + 1, self.dim(Dim.PANELS))
         lanes = self.dim(Dim.LANES)
@@ -195,7 +198,7 @@ class _Driver(_Function):
             p + f.select(f.cmp("slt", p + 1, self.p1), f.i64(1), self.dim(Dim.NEXT)), self.dim(Dim.PANELS) - 1
         )
         fetched = (coming * wide - f.max_(coming - wide_panels, 0) * vector_bytes) * self.dim(Dim.K)
-        coming_at = f.gep(self.b, fetched + k0 * width)
+        coming_at = f.gep(self.b, f.ashr(fetched + k0 * width, narrower))
         given = {
             "control": self.control,
             "place": self.place,

@@ -12,13 +12,15 @@ from enum import IntEnum
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
+from ranvier.codegen.llvm.elements import load_vector, memory_type, register_type
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain, microseconds
 from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.micro import number_bits
 from ranvier.codegen.llvm.gemm.pack import batch_offsets, quotient
-from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem
+from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
 
 STRIP = 128  # columns that gather in scratch before they are stored
 
@@ -61,10 +63,11 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     """The launch of a product that :func:`suits_dots`."""
     assert isinstance(p.b, View)
     item = p.dtype.numpy.itemsize
+    a_item, b_item = p.a.dtype.numpy.itemsize, p.b.dtype.numpy.itemsize
     out_item = p.out.dtype.numpy.itemsize
     # a power of two, so that rows times columns is a whole vector
     rows = min(1 if p.m == 1 else 2 if p.m == 2 else 4, isa.lanes(item))
-    nbytes = float(item * p.k * p.n * p.entries)
+    nbytes = 1.0 * b_item * p.k * p.n * p.entries
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = microseconds(flops, nbytes)
     strips = -(-p.n // STRIP)
@@ -72,13 +75,13 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     group = STRIP * max(1, strips * p.entries // max(1, wanted))
     groups = -(-p.n // group)
     done = finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides)
-    table = [x for each in p.batch for x in (each.extent, each.a * item, each.b * item, each.out * out_item)]
+    table = [x for each in p.batch for x in (each.extent, each.a * a_item, each.b * b_item, each.out * out_item)]
     numbers = {
         Dim.M: p.m,
         Dim.N: p.n,
         Dim.K: p.k,
-        Dim.A_ROW: p.a_strides[0] * item,
-        Dim.B_COLUMN: p.b_strides[1] * item,
+        Dim.A_ROW: p.a_strides[0] * a_item,
+        Dim.B_COLUMN: p.b_strides[1] * b_item,
         Dim.GROUP: group,
         Dim.GROUPS: groups,
         Dim.ALPHA: number_bits(p.alpha, item),
@@ -87,10 +90,10 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     }
     tiles = p.entries * groups
     return Launch(
-        dot_spec(ELEMENTS[p.dtype], rows),
+        dot_spec(p.a.dtype, p.b.dtype, rows),
         (
-            At(p.a.storage, p.a.offset * item),
-            At(p.b.storage, p.b.offset * item),
+            At(p.a.storage, p.a.offset * a_item),
+            At(p.b.storage, p.b.offset * b_item),
             At(p.out.storage, p.out.offset * out_item),
             Code(done.spec),
             *done.buffers,
@@ -106,19 +109,22 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     )
 
 
-def dot_spec(element: str, rows: int) -> KernelSpec:
-    def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Dots(module.kernel(symbol), isa, element, rows).emit()
+def dot_spec(left: DType, right: DType, rows: int) -> KernelSpec:
+    """Operands of 16 bits are widened as they are loaded."""
 
-    return KernelSpec(f"gemv {element} {rows} rows", ("gemm dots", element, rows), emit)
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _Dots(module.kernel(symbol), isa, left, right, rows).emit()
+
+    return KernelSpec(f"gemv {right.name} {rows} rows", ("gemm dots", left.name, right.name, rows), emit)
 
 
 class _Dots:
-    def __init__(self, fn: Fn, isa: Isa, element: str, rows: int) -> None:
-        self.fn, self.isa, self.element, self.rows = fn, isa, element, rows
-        self.size = size_of(element)
+    def __init__(self, fn: Fn, isa: Isa, left: DType, right: DType, rows: int) -> None:
+        self.fn, self.isa, self.types, self.rows = fn, isa, (left, right), rows
+        self.element = register_type(right)
+        self.size = size_of(self.element)
         self.lanes = isa.lanes(self.size)
-        self.kind = vector(element, self.lanes)
+        self.kind = vector(self.element, self.lanes)
         self.columns = self.lanes // rows
         self.place = fn.stack("i64", 6)
 
@@ -169,25 +175,20 @@ class _Dots:
                 for r in range(rows):
                     sums[r][c].set(f.fma(x[r], y, sums[r][c].get()))
 
+        def loaded(at: Val, lanes: int, mask: Val | None = None) -> list[list[Val]]:
+            return [
+                [load_vector(f, self.isa, kind, f.gep(p, at, memory_type(kind)), lanes, mask=mask) for p in side]
+                for side, kind in zip((left, above), self.types)
+            ]
+
         with f.loop(0, self.whole, self.lanes) as k:
-            step(*([f.load(self.kind, f.gep(p, k, self.element)) for p in side] for side in (left, above)))
+            step(*loaded(k, self.lanes))
         if self.isa.masks:
             with f.if_(f.cmp("slt", self.whole, self.k)):
-                mask = f.mask_below(self.lanes, self.k - self.whole)
-                step(
-                    *(
-                        [f.masked_load(self.kind, f.gep(p, self.whole, self.element), mask) for p in side]
-                        for side in (left, above)
-                    )
-                )
+                step(*loaded(self.whole, self.lanes, f.mask_below(self.lanes, self.k - self.whole)))
         else:
             with f.loop(self.whole, self.k) as k:
-                step(
-                    *(
-                        [f.insert(zero, f.load(self.element, f.gep(p, k, self.element)), 0) for p in side]
-                        for side in (left, above)
-                    )
-                )
+                step(*([f.insert(zero, x, 0) for x in side] for side in loaded(k, 1)))
         folded = _folded(f, [sums[r][c].get() for r in range(rows) for c in range(columns)]) * self.alpha
         for r in range(rows):
             part = folded if rows == 1 else f.shuffle(folded, None, range(r * columns, (r + 1) * columns))

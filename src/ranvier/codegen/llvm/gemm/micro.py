@@ -14,7 +14,14 @@ where ``a`` is, by :attr:`Micro.a`:
                 contiguous elements. Convolution points border rows at zeros.
 
 and ``b`` is a packed panel (``k`` after ``k``, ``vectors`` * lanes elements each, segments after each other, aligned
-to a vector), or, without :attr:`Micro.packed`, rows of a matrix ``B_STEP`` bytes apart with contiguous columns.
+to a vector), or, without :attr:`Micro.packed`, rows of a matrix ``B_STEP`` bytes apart with contiguous columns. By
+:attr:`Micro.stored` its elements are
+
+    ""          of the kernel's type
+    "half"      16 bits wide, and widened as they are loaded
+    "bfloat"
+    "pairs"     two bfloat16 in 32 bits, which meet two of A; K counts pairs, and sums are float32. An instruction
+                multiplies them (avx512bf16); it takes subnormal operands for zero.
 
 ``control`` is an array of 8-byte slots, numbered by :class:`Slot`. It is read only, so a driver fills it once and
 changes the few slots that differ from tile to tile. Optional parts are null pointers or clear flag bits:
@@ -43,8 +50,10 @@ from enum import IntEnum
 from typing import Literal
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var, size_of, vector
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 
@@ -75,6 +84,8 @@ class Slot(IntEnum):
 
 SLOTS = len(Slot)
 Layout = Literal["rows", "columns", "table"]  # how A is given
+Stored = Literal["", "half", "bfloat", "pairs"]  # how B is
+NARROW_STORED: dict[DType, Stored] = {DType.float16: "half", DType.bfloat16: "bfloat"}
 ALPHA, CLAMP = 1, 2  # bits of the FLAGS slot
 _FETCHING_ROWS = range(4, 9)
 
@@ -88,6 +99,7 @@ class Micro:
     vectors: int
     a: Layout = "rows"
     packed: bool = True
+    stored: Stored = ""
 
     @property
     def fetches(self) -> bool:
@@ -99,8 +111,9 @@ class Micro:
         return self.packed and self.rows in _FETCHING_ROWS and self.vectors > 1
 
     def spec(self) -> KernelSpec:
-        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed)
-        name = f"gemm {self.element} {self.rows}x{self.vectors} {self.a}{'' if self.packed else ' in place'}"
+        key = ("gemm micro", self.element, self.rows, self.vectors, self.a, self.packed, self.stored)
+        name = f"gemm {self.stored or self.element} {self.rows}x{self.vectors} {self.a}"
+        name += "" if self.packed else " in place"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             fn = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
@@ -151,7 +164,12 @@ class _Emitter:
         self.size = size_of(micro.element)
         self.lanes = isa.lanes(self.size)
         self.kind = vector(micro.element, self.lanes)
-        self.width = micro.vectors * self.lanes * self.size  # bytes of a panel per k
+        self.width = micro.vectors * self.lanes * self.size  # bytes of a row of sums
+        self.b_bytes = self.lanes * (2 if micro.stored in ("half", "bfloat") else self.size)  # of a vector of B
+        self.panel = micro.vectors * self.b_bytes  # bytes of a panel per k
+        # a pair may begin at any bfloat16
+        pairs = micro.stored == "pairs"
+        self.a_element, self.a_align = ("i32" if pairs else micro.element), (2 if pairs else self.size)
         self.control = fn.args["control"]
         chains = micro.rows * micro.vectors
         self.splits = 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
@@ -198,15 +216,15 @@ class _Emitter:
 
         Every split walks its own part of K: as many streams through B, which a memory far away answers faster than one.
         """
-        fn, element, splits = self.fn, self.micro.element, self.splits
-        b_step = self.b_step or fn.i64(self.width)
+        fn, element, splits = self.fn, self.a_element, self.splits
+        b_step = self.b_step or fn.i64(self.panel)
         part = fn.lshr(count, splits.bit_length() - 1) if splits > 1 else count
         start = self.b.get()
 
         def row_loader(k: Val, skipped: Val | None) -> Callable[[int], Val]:
             if step is None:
                 places = rows if skipped is None else [fn.gep(p, skipped, element) for p in rows]
-                return lambda r: fn.load(element, fn.gep(places[r], k, element))
+                return lambda r: fn.load(element, fn.gep(places[r], k, element), self.a_align)
             column = fn.gep(rows[0], (k if skipped is None else k + skipped) * step)
             return lambda r: fn.load(element, fn.gep(column, r, element))
 
@@ -224,10 +242,10 @@ class _Emitter:
 
     def _many_rows(self, count: Val, step: Val) -> None:
         """More rows than pointers fit the registers: every pointer serves three rows, one and two steps apart."""
-        fn, element = self.fn, self.micro.element
+        fn, element = self.fn, self.a_element
         starts = [fn.gep(fn.args["a"], step * r) for r in range(0, self.micro.rows, 3)]
         groups = [fn.var("ptr", self._opaque(p)) for p in starts]
-        b_step = self.b_step or fn.i64(self.width)
+        b_step = self.b_step or fn.i64(self.panel)
 
         def turn(steps: int) -> None:
             here, panel = [g.get() for g in groups], self.b.get()
@@ -238,7 +256,7 @@ class _Emitter:
                 def row(r: int, u: int = u) -> Val:
                     at = here[r // 3]
                     at = fn.gep(at, step * (r % 3)) if r % 3 else at
-                    return fn.load(element, fn.gep(at, u, element))
+                    return fn.load(element, fn.gep(at, u, element), self.a_align)
 
                 self._step(fn.gep(panel, b_step * u) if u else panel, row, 0)
             for g, p in zip(groups, here):
@@ -272,21 +290,33 @@ class _Emitter:
         else:
             ahead = fn.gep(base, self.b_step * (_ROWS_AHEAD if micro.rows > 1 else _ROWS_AHEAD // 2))
         if ahead is not None:
-            for line in range(0, self.width, 64):
+            for line in range(0, self.panel, 64):
                 fn.prefetch(fn.gep(ahead, line))
         panel = [self._load_b(base, v) for v in range(micro.vectors)]
         for r in range(micro.rows):
             wide = fn.splat(row(r), self.lanes)
             for v in range(micro.vectors):
                 acc = self.acc[split][r][v]
-                acc.set(fn.fma(wide, panel[v], acc.get()))
+                acc.set(self._multiplied(wide, panel[v], acc.get()))
+
+    def _multiplied(self, a: Val, b: Val, acc: Val) -> Val:
+        if self.micro.stored != "pairs":
+            return self.fn.fma(a, b, acc)
+        kind = vector("bfloat", 2 * self.lanes)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{8 * self.isa.vector_bytes}"
+        return self.fn.intrinsic(name, acc.type, [acc, self.fn.bitcast(a, kind), self.fn.bitcast(b, kind)])
 
     def _load_b(self, base: Val, v: int) -> Val:
-        fn = self.fn
-        at = fn.gep(base, v * self.isa.vector_bytes)
-        if self.micro.packed:
-            return fn.load(self.kind, at, self.isa.vector_bytes)
-        return self._load(at, v)
+        fn, stored = self.fn, self.micro.stored
+        at = fn.gep(base, v * self.b_bytes)
+        if stored in ("", "pairs"):
+            kind = vector(self.a_element, self.lanes)
+            return fn.load(kind, at, self.isa.vector_bytes) if self.micro.packed else self._load(at, v)
+        kind = vector("i16", self.lanes)
+        masked = not self.micro.packed and self.mask is not None and v == self.micro.vectors - 1
+        raw = fn.masked_load(kind, at, self.mask) if masked and self.mask is not None else fn.load(kind, at)
+        widen = vmath.half_to_float if stored == "half" else vmath.bfloat_to_float
+        return widen(fn, raw, self.isa)
 
     # -- what happens to the accumulators ---------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""B in the order the micro-kernels read it: panel after panel, k after k, whole vectors, zeros past the last column."""
+"""B in the order the micro-kernels read it: panel after panel, k after k, whole vectors, zeros past the last column.
+
+bfloat16 weights are packed in pairs along K where an instruction multiplies pairs, and tiles (``amx``) want K padded
+with zeros besides; elsewhere weights of 16 bits are packed as they are, and widened by the micro-kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.codegen.launch import At, KernelSpec, Launch
+from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.isa import Isa
@@ -30,6 +35,8 @@ class PackedB:
     k: int
     n: int
     panels: Panels
+    deep: int  # K as it is packed: elements, or pairs and zeros behind them
+    pairs: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -37,8 +44,8 @@ class PackedB:
 
     @property
     def entry(self) -> int:
-        """Elements of one matrix."""
-        return self.k if self.n == 1 else self.panels.packed_elements(self.k)
+        """Elements, or pairs, of one matrix."""
+        return self.k if self.n == 1 else self.panels.packed_elements(self.deep)
 
     @property
     def column(self) -> View:
@@ -46,24 +53,59 @@ class PackedB:
         return View.dense(self.storage, self.dtype, (*self.batch, self.k, self.n))
 
 
-def pack_b(b: Array, isa: Isa, *, rows_hint: int) -> PackedB:
-    """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet."""
+def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None) -> PackedB:
+    """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet.
+
+    ``dtype`` is the type they are multiplied in, their own where it is not given: float32 weights may become bfloat16.
+    """
+    dtype = dtype or dtypes.of(b)
+    b = b.astype(dtype.numpy, copy=False)
     *batch, k, n = b.shape
-    lanes = isa.lanes(b.itemsize)
-    tile = best_tile(max(1, rows_hint), n, k, isa, b.itemsize)
-    panels = Panels.of(n, lanes, tile.vectors)
+    item = 8 if dtype is DType.float64 else 4  # of sums
+    lanes = isa.lanes(item)
+    pairs = dtype is DType.bfloat16 and n > 1 and multiplies_pairs(isa)
+    deep = pair_depth(k, isa) if pairs else k
+    panels = Panels.of(n, lanes, panel_vectors(max(1, rows_hint), n, k, isa, item, pairs))
     if n == 1:
-        return PackedB(Storage.packed(np.ascontiguousarray(b)), dtypes.of(b), tuple(batch), k, n, panels)
+        return PackedB(Storage.packed(np.ascontiguousarray(b)), dtype, tuple(batch), k, n, panels, k)
     flat = b.reshape(math.prod(batch), k, n)
-    size = panels.packed_elements(k)
-    packed = aligned_empty((len(flat), size), b.dtype)
+    unit = np.dtype(np.int32) if pairs else b.dtype
+    packed = aligned_empty((len(flat), panels.packed_elements(deep)), unit)
     width = panels.cut.size * lanes
-    for source, target in zip(flat, packed):
+    for each, target in zip(flat, packed):
+        source = _paired(each, deep) if pairs else each
         wide = panels.cut.large * width
-        _fill(source[:, :wide], target[: wide * k], width)
-        _fill(source[:, wide:], target[wide * k :], width - lanes)
-    storage = Storage.constant(packed)
-    return PackedB(storage, dtypes.of(b), tuple(batch), k, n, panels)
+        _fill(source[:, :wide], target[: wide * deep], width)
+        _fill(source[:, wide:], target[wide * deep :], width - lanes)
+    return PackedB(Storage.constant(packed), dtype, tuple(batch), k, n, panels, deep, pairs)
+
+
+def multiplies_pairs(isa: Isa) -> bool:
+    """Whether an instruction multiplies bfloat16 two at a time."""
+    return amx.suits(isa, DType.bfloat16, DType.bfloat16) or isa.has("avx512bf16")
+
+
+def pair_depth(k: int, isa: Isa) -> int:
+    """Pairs along K as they are packed."""
+    pairs = -(-k // 2)
+    return amx.padded_groups(pairs) if amx.suits(isa, DType.bfloat16, DType.bfloat16) else pairs
+
+
+def panel_vectors(m: int, n: int, k: int, isa: Isa, item: int, pairs: bool) -> int:
+    """The width of the panels for a product."""
+    if pairs and amx.suits(isa, DType.bfloat16, DType.bfloat16):
+        return amx.VECTORS
+    return best_tile(m, n, k, isa, item).vectors
+
+
+def _paired(b: Array, deep: int) -> Array:
+    """[K, N] of 16 bits as [``deep``, N] of 32: two along K beside each other, zeros behind the last."""
+    k, n = b.shape
+    found = np.zeros((deep, n, 2), np.uint16)
+    bits = b.view(np.uint16)
+    found[: -(-k // 2), :, 0] = bits[::2]
+    found[: k // 2, :, 1] = bits[1::2]
+    return found.view(np.int32)[:, :, 0]
 
 
 def _fill(source: Array, target: Array, width: int) -> None:
@@ -84,64 +126,90 @@ def _fill(source: Array, target: Array, width: int) -> None:
 
 Order = Literal["rows", "columns", "any"]
 # positions in dims
-_RANK, _PANELS, _WIDE, _LARGE, _N, _K, _STEP_K, _STEP_N, _CHUNK, _CHUNKS, _BATCH = range(11)
+_RANK, _PANELS, _WIDE, _LARGE, _N, _K, _STEP_K, _STEP_N, _CHUNK, _CHUNKS, _DEEP, _SOURCE_K, _BATCH = range(13)
 _PER_BATCH = 3  # extent, stride of the source, stride of the target (elements)
 _CHUNK_K = 256  # k steps per tile: enough to be worth a call, few enough to spread over threads
 
 
-def pack_launch(b: View, panels: Panels, batch: tuple[tuple[int, int, int], ...], target: Storage) -> Launch:
-    """Packs the last two axes of ``b``; ``batch`` lists (extent, source stride, target stride) of outer axes."""
+def pack_launch(
+    b: View, panels: Panels, batch: tuple[tuple[int, int, int], ...], target: Storage, deep: int | None = None
+) -> Launch:
+    """Packs the last two axes of ``b``; ``batch`` lists (extent, source stride, target stride) of outer axes.
+
+    Panels are ``deep`` steps of K, where that is more than ``b`` has; zeros follow.
+    """
     k, n = b.shape[-2:]
+    deep = k if deep is None else deep
     step_k, step_n = b.strides[-2:]
     item = b.dtype.numpy.itemsize
     order: Order = "rows" if step_n == 1 or n == 1 else "columns" if step_k == 1 or k == 1 else "any"
-    chunk = min(k, _CHUNK_K)
-    chunks = -(-k // chunk)
     entries = 1
     for extent, _, _ in batch:
         entries *= extent
-    dims = (
-        *(len(batch), panels.cut.count, panels.cut.size * panels.lanes, panels.cut.large),
-        *(n, k, step_k, step_n, chunk, chunks),
-        *(x for each in batch for x in each),
-    )
-    elements = entries * panels.packed_elements(k)
+    dims, tiles = pack_dims(panels, batch, n, k, (step_k, step_n), deep, k)
+    elements = entries * panels.packed_elements(deep)
     return Launch(
-        _pack_spec(order, item),
+        _pack_spec(order, item, panels.lanes),
         (At(b.storage, b.offset * item), At(target)),
         dims,
-        tiles=entries * panels.cut.count * chunks,
+        tiles=entries * tiles,
         writes=(target,),
         traffic=2.0 * elements * item,
         label="pack",
     )
 
 
-def _pack_spec(order: Order, item: int) -> KernelSpec:
+def pack_dims(
+    panels: Panels,
+    batch: tuple[tuple[int, int, int], ...],
+    n: int,
+    k: int,
+    steps: tuple[int, int],
+    deep: int,
+    source_k: int,
+) -> tuple[tuple[int, ...], int]:
+    """The numbers of a packing kernel, and its tiles per matrix; ``k`` are steps of panels, ``source_k`` of the B."""
+    chunk = min(deep, _CHUNK_K)
+    chunks = -(-deep // chunk)
+    dims = (
+        *(len(batch), panels.cut.count, panels.cut.size * panels.lanes, panels.cut.large),
+        *(n, k, *steps, chunk, chunks, deep, source_k),
+        *(x for each in batch for x in each),
+    )
+    return dims, panels.cut.count * chunks
+
+
+def _pack_spec(order: Order, item: int, lanes: int) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Packer(module.kernel(symbol), isa, order, f"i{item * 8}", item).emit()
+        Packer(module.kernel(symbol), order, f"i{item * 8}", lanes).emit()
 
-    return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", order, item), emit)
+    return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", order, item, lanes), emit)
 
 
-class _Packer:
-    def __init__(self, fn: Fn, isa: Isa, order: Order, element: str, item: int) -> None:
-        self.fn, self.isa, self.order, self.element = fn, isa, order, element
-        self.lanes = isa.lanes(item)
+class Packer:
+    """Writes a kernel that packs; ``lanes`` are those of a vector of a panel."""
+
+    def __init__(self, fn: Fn, order: Order, element: str, lanes: int, source: str | None = None) -> None:
+        self.fn, self.order, self.element, self.lanes = fn, order, element, lanes
+        self.source = source or element
         self.kind = vector(element, self.lanes)
 
     def dim(self, k: int) -> Val:
         return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], k, "i64"), invariant=True)
+
+    def source_k(self) -> Val:
+        return self.dim(_SOURCE_K)
 
     def emit(self) -> None:
         f, lanes = self.fn, self.lanes
         source, target = (f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k in range(2))
         wide, large, k_all, n = self.dim(_WIDE), self.dim(_LARGE), self.dim(_K), self.dim(_N)
         self.step_k, self.step_n = self.dim(_STEP_K), self.dim(_STEP_N)
-        panels, chunk, chunks = self.dim(_PANELS), self.dim(_CHUNK), self.dim(_CHUNKS)
+        panels, chunk, chunks, deep = self.dim(_PANELS), self.dim(_CHUNK), self.dim(_CHUNKS), self.dim(_DEEP)
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             k0 = f.rem(tile, chunks) * chunk
-            k1 = f.min_(k0 + chunk, k_all)
+            end = f.min_(k0 + chunk, deep)
+            k1 = f.min_(end, k_all)
             rest = f.div(tile, chunks)
             panel = f.rem(rest, panels)
             from_, to = batch_offsets(f, self.dim, f.div(rest, panels), _RANK, _BATCH, 2)
@@ -149,15 +217,18 @@ class _Packer:
             column = panel * wide - narrow * lanes
             self.width = f.select(f.cmp("slt", panel, large), wide, wide - lanes)
             self.count = f.min_(self.width, n - column)
-            here = f.gep(source, from_ + column * self.step_n, self.element)
-            there = f.gep(target, to + column * k_all, self.element)
+            here = f.gep(source, from_ + column * self.step_n, self.source)
+            there = f.gep(target, to + column * deep, self.element)
             if self.order == "columns":
-                self._blocks(here, there, k0, k1)
+                with f.if_(f.cmp("slt", k0, k1)):
+                    self._blocks(here, there, k0, k1)
             else:
-                self._steps(here, there, k0, k1)
+                self.steps(here, there, k0, k1)
+            with f.loop(f.max_(k0, k_all), end) as k, f.loop(0, self.width, lanes) as j:
+                f.store(f.zero(self.kind), f.gep(there, k * self.width + j, self.element))
         f.ret()
 
-    def _steps(self, here: Val, there: Val, k0: Val, k1: Val) -> None:
+    def steps(self, here: Val, there: Val, k0: Val, k1: Val) -> None:
         """k after k; every step is a row of the panel."""
         f = self.fn
         with f.loop(k0, k1) as k:

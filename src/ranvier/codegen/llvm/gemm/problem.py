@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.gemm.epilogue import uses_index
 from ranvier.codegen.llvm.gemm.pack import PackedB
 from ranvier.codegen.loops.ir import Epilogue
@@ -12,7 +13,8 @@ from ranvier.dtypes import DType
 from ranvier.errors import KernelError
 from ranvier.records import dataclass
 
-ELEMENTS = {DType.float32: "float", DType.float64: "double"}  # types there are kernels for, by LLVM's names
+ELEMENTS = {DType.float32: "float", DType.float64: "double"}  # types of sums, by LLVM's names
+_TYPES = (*ELEMENTS, *NARROW)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product with its batch axes taken apart; strides are (row, column) in elements."""
+    """One product with its batch axes taken apart; strides are (row, column) in elements. ``dtype`` is the sums'."""
 
     dtype: DType
     m: int
@@ -52,8 +54,9 @@ class Problem:
 
 
 def problem_of(a: View, b: View | PackedB, out: View, epilogue: Epilogue | None, alpha: float) -> Problem:
-    if a.dtype not in ELEMENTS or b.dtype is not a.dtype:
+    if a.dtype not in _TYPES or b.dtype not in _TYPES or (a.dtype is DType.float64) != (b.dtype is DType.float64):
         raise KernelError(f"no matrix product of {a.dtype} and {b.dtype}")
+    dtype = DType.float64 if a.dtype is DType.float64 else DType.float32
     if isinstance(b, PackedB) and b.n == 1:
         b = b.column
     batch = out.shape[:-2]
@@ -75,7 +78,7 @@ def problem_of(a: View, b: View | PackedB, out: View, epilogue: Epilogue | None,
         else:
             axes.append(each)
     return Problem(
-        *(a.dtype, m, n, k, a, b, out),
+        *(dtype, m, n, k, a, b, out),
         a_strides=(a_all[-2], a_all[-1]),
         b_strides=b_strides,
         out_strides=(out.strides[-2], out.strides[-1]),

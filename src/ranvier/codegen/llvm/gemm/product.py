@@ -1,31 +1,20 @@
-"""Matrix products as launches: which blocks, what is packed, how the work is cut into tiles."""
+"""Matrix products as launches: which kind of kernel a product gets."""
 
 from __future__ import annotations
 
-import math
-
-from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
-from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
-from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.gemm.gemv import dots, suits_dots
-from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, Layout, Micro, number_bits
-from ranvier.codegen.llvm.gemm.pack import PackedB, pack_launch
-from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem, can_turn, folded, problem_of, swapped, turned
-from ranvier.codegen.llvm.gemm.tiles import rows_for
+from ranvier.codegen.llvm.gemm.narrow import PairPlan, TilePlan
+from ranvier.codegen.llvm.gemm.pack import PackedB, multiplies_pairs
+from ranvier.codegen.llvm.gemm.plan import Plan
+from ranvier.codegen.llvm.gemm.problem import Problem, can_turn, folded, problem_of, swapped, turned
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.loops.ir import Epilogue, Operand
-from ranvier.codegen.storage import Storage, View
-from ranvier.records import dataclass
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
 
-_K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level cache
-_A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
-_WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
-_NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
-_FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
-_FAR_BYTES = 16 << 10  # rows of B this far apart cost more to reach than to read
-_LONG_VECTORS = 16  # vectors of such a row that one pass takes
-_WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
+_PAIRED_ROWS = 12  # from here on it pays to put a B of the graph into pairs
 
 
 def matmul(
@@ -38,226 +27,29 @@ def matmul(
     threads: int = 1,
     alpha: float = 1.0,
 ) -> list[Launch]:
-    """``out = epilogue(alpha * a @ b)``: a [..., M, K], b [..., K, N], out [..., M, N]; batch axes broadcast."""
+    """``out = epilogue(alpha * a @ b)``: a [..., M, K], b [..., K, N], out [..., M, N]; batch axes broadcast.
+
+    Operands are float32 or float64, or stored in 16 bits: then sums are float32, and so is the epilogue, which may be
+    stored in any type. Where one operand is bfloat16 and the machine multiplies pairs of them, a float32 one is
+    rounded to bfloat16 too.
+    """
     if 0 in out.shape:
         return []
     problem = folded(swapped(problem_of(a, b, out, epilogue, alpha)))
     for either in (problem, turned(problem)) if can_turn(problem) else (problem,):
         if suits_dots(either):
             return [dots(either, isa, threads)]
-    return _Plan(problem, isa, threads).launches()
+    return _plan(problem, isa, threads).launches()
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """An operand as the driver reads it, strides in elements."""
-
-    at: At
-    row: int
-    column: int
-    batch: tuple[int, ...]  # stride per batch axis
+def _plan(p: Problem, isa: Isa, threads: int) -> Plan:
+    if not (p.b.pairs if isinstance(p.b, PackedB) else _wants_pairs(p, isa)):
+        return Plan(p, isa, threads)
+    kind = TilePlan if amx.suits(isa, DType.bfloat16, DType.bfloat16) else PairPlan
+    return kind(p, isa, threads)
 
 
-class _Plan:
-    """Decisions for one product."""
-
-    def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
-        self.p, self.isa, self.threads = problem, isa, threads
-        self.item = problem.dtype.numpy.itemsize
-        self.lanes = isa.lanes(self.item)
-        self.before: list[Launch] = []
-
-    def launches(self) -> list[Launch]:
-        p = self.p
-        if isinstance(p.b, PackedB):
-            self.panels = p.b.panels
-            self.rows = Cut.of(p.m, rows_for(self.isa, self.panels.cut.size))
-            b = _Matrix(At(p.b.storage), 0, 0, tuple(x.b for x in p.batch))
-            self.packed = True
-        else:
-            tile = best_tile(p.m, p.n, p.k, self.isa, self.item)
-            self.panels = Panels.of(p.n, self.lanes, tile.vectors)
-            self.rows = Cut.of(p.m, tile.strided_rows)
-            b = _Matrix(At(p.b.storage, p.b.offset * self.item), *p.b_strides, tuple(x.b for x in p.batch))
-            self.packed = not self._stays_in_place(b)
-            if not self.packed and self.rows.count == 1 and abs(b.row) * self.item >= _FAR_BYTES:
-                # every k step is in other pages: take much of a row while there
-                vectors = min(_LONG_VECTORS, (self.isa.registers - 8) // p.m)
-                self.panels = Panels.of(p.n, self.lanes, max(tile.vectors, vectors))
-            if self.packed:
-                b = self._rearranged(p.b, b, (p.k, p.n), self.panels)
-        multiply = self._multiply(self._a(), b)
-        return [*self.before, multiply]
-
-    # -- operands ---------------------------------------------------------------------------------------------------
-
-    def _stays_in_place(self, b: _Matrix) -> bool:
-        """Whether the micro-kernels read B where it is."""
-        p = self.p
-        if (b.column != 1 and p.n > 1) or (b.row == 0 and p.k > 1):
-            return False
-        if not self.isa.masks and p.n % self.lanes:
-            return False
-        step = abs(b.row) * self.item
-        if self.rows.count <= 2 or step * p.k <= _NEAR_BYTES:
-            return True
-        # Rows of a panel that fall into the same cache sets push each other out between two uses of the panel.
-        held = _WAYS * (_WAY_BYTES // math.gcd(step, _WAY_BYTES))
-        return p.m <= _FEW_ROWS and 2 * p.k <= held
-
-    def _a(self) -> _Matrix:
-        """A with rows or columns that are contiguous."""
-        p = self.p
-        a = _Matrix(At(p.a.storage, p.a.offset * self.item), *p.a_strides, tuple(x.a for x in p.batch))
-        self.by_rows = a.column == 1 or p.k <= 1
-        # columns do as well as rows where they stay near, or are read but once or twice
-        near = self.panels.cut.count <= 2 or abs(a.column) * p.k * self.item <= _NEAR_BYTES
-        if self.by_rows or ((a.row == 1 or p.m == 1) and near):
-            return a
-        self.by_rows = True
-        whole = Panels(p.k, self.lanes, Cut(-(-p.k // self.lanes), 1))  # one panel: a row is contiguous
-        packed = self._rearranged(p.a, a, (p.m, p.k), whole)
-        return _Matrix(packed.at, whole.cut.total * self.lanes, 1, packed.batch)
-
-    def _rearranged(self, view: View, matrix: _Matrix, shape: tuple[int, int], panels: Panels) -> _Matrix:
-        """A matrix packed at run time; entries that broadcasting repeats are packed once."""
-        size = panels.packed_elements(shape[0])
-        if not size:  # nothing to read: K is 0
-            return _Matrix(matrix.at, 0, 0, (0,) * len(matrix.batch))
-        strides: list[int] = []
-        table: list[tuple[int, int, int]] = []
-        entries = 1
-        for axis, stride in zip(reversed(self.p.batch), reversed(matrix.batch)):
-            strides.append(entries * size if stride else 0)
-            if stride:
-                table.append((axis.extent, stride, entries * size))
-                entries *= axis.extent
-        target = Storage.temporary(entries * size * self.item, "packed")
-        source = View(view.storage, view.dtype, shape, (matrix.row, matrix.column), view.offset)
-        self.before.append(pack_launch(source, panels, tuple(reversed(table)), target))
-        return _Matrix(At(target), 0, 0, tuple(reversed(strides)))
-
-    # -- blocks -----------------------------------------------------------------------------------------------------
-
-    def _multiply(self, a: _Matrix, b: _Matrix) -> Launch:
-        p, item, rows, panels = self.p, self.item, self.rows, self.panels
-        wide = panels.cut.size * self.isa.vector_bytes
-        k_block = p.k
-        if rows.count > 1 and p.k > _K_BLOCK * 5 // 4:
-            k_block = -(-p.k // -(-p.k // _K_BLOCK))
-        k_blocks = -(-p.k // k_block) if p.k else 1
-        fitting = max(1, _A_BYTES // max(1, k_block * item * rows.size))
-        row_group = Cut.of(rows.count, fitting).size
-        tile_bytes = rows.size * wide
-        panel_group = panels.cut.count
-        if k_blocks > 1:
-            panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
-        flops = 2.0 * p.m * p.n * p.k * p.entries
-        traffic = float(item * (p.m * p.k + p.k * p.n + p.m * p.n) * p.entries)
-        work = microseconds(flops, item * p.k * p.n * p.entries)
-        if self.threads > 1:
-            wanted = min(int(work / TILE_US), 8 * self.threads)
-            others = p.entries * -(-rows.count // row_group)
-            panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
-            others = p.entries * -(-panels.cut.count // panel_group)
-            row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
-        row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
-        tiles = p.entries * row_groups * panel_groups
-        simple, done, direct = self._epilogue()
-        waiting = tile_bytes if k_blocks > 1 else 0
-        scratch = tile_bytes if direct < panels.cut.count or waiting else 0
-        if waiting:
-            scratch *= row_group * panel_group
-        table = self._batch_table(a, b, simple.residual)
-        numbers = {
-            Dim.ROW_BLOCKS: rows.count,
-            Dim.ROWS: rows.size,
-            Dim.LARGE_ROWS: rows.large,
-            Dim.PANELS: panels.cut.count,
-            Dim.WIDE: wide,
-            Dim.WIDE_PANELS: panels.cut.large,
-            Dim.COLUMNS: p.n,
-            Dim.LANES: self.lanes,
-            Dim.LAST_LANES: panels.last_lanes,
-            Dim.K: p.k,
-            Dim.K_BLOCK: k_block,
-            Dim.ROW_GROUP: row_group,
-            Dim.PANEL_GROUP: panel_group,
-            Dim.ROW_GROUPS: row_groups,
-            Dim.PANEL_GROUPS: panel_groups,
-            Dim.A_ROW: a.row * item,
-            Dim.A_K: a.column * item,
-            Dim.A_STEP: (a.row if self.by_rows else a.column) * item,
-            Dim.B_STEP: 0 if self.packed else (b.row or p.n) * item,
-            Dim.OUT_ROW: p.out_strides[0] * item,
-            Dim.RESIDUAL_ROW: simple.residual.strides[1] * item if simple.residual else 0,
-            Dim.FLAGS: (ALPHA if p.alpha != 1.0 else 0) | (CLAMP if simple.clamps else 0),
-            Dim.ALPHA: number_bits(p.alpha, item),
-            Dim.LOW: number_bits(simple.low, item),
-            Dim.HIGH: number_bits(simple.high, item),
-            Dim.FINISHED: direct,
-            Dim.ITEM: item,
-            Dim.USED: (1 if simple.bias else 0) | (2 if simple.residual else 0),
-            Dim.FINISH_DIMS: Dim.BATCH + len(table),
-            Dim.WAITING: waiting,
-            Dim.NEXT: 1 + (self.threads - 1) * panel_group,
-            Dim.SMALL_ROWS: rows.size - 1,
-            Dim.REST: 0,
-            Dim.RANK: len(p.batch),
-        }
-        micro = self._micro_kernels()
-        absent = a.at
-        return Launch(
-            driver_spec(),
-            (
-                *(a.at, b.at, At.of(p.out)),
-                place_of(simple.bias) if simple.bias else absent,
-                place_of(simple.residual) if simple.residual else absent,
-                *(Code(each) for each in micro),
-                Code(done.spec if done else micro[0]),
-                *(done.buffers if done else ()),
-            ),
-            (*(numbers[each] for each in Dim if each in numbers), *table, *(done.dims if done else ())),
-            tiles=tiles,
-            writes=(p.out.storage,),
-            grain=grain(tiles, work, self.threads),
-            scratch=scratch,
-            flops=flops,
-            traffic=traffic,
-            label="matmul",
-        )
-
-    def _epilogue(self) -> tuple[Simple, Finish | None, int]:
-        """What the micro-kernel does, the finish kernel for the rest, and the first panel that needs it."""
-        p, panels = self.p, self.panels.cut.count
-        simple = simple_form(p.epilogue, p.dtype)
-        if p.out.dtype is not p.dtype or (p.out_strides[1] != 1 and p.n > 1):
-            simple = None
-        direct = panels
-        if simple is None:
-            simple, direct = Simple(), 0
-        elif not self.isa.masks and p.n % self.lanes:
-            direct = panels - 1
-        if direct == panels:
-            return simple, None, direct
-        return simple, finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides), direct
-
-    def _batch_table(self, a: _Matrix, b: _Matrix, residual: Operand | None) -> list[int]:
-        """(extent, bytes between entries of a, b, out, residual) per batch axis."""
-        table: list[list[int]] = []
-        beside = residual.strides[0] * self.item if residual else 0
-        out_item = self.p.out.dtype.numpy.itemsize
-        for k in range(len(self.p.batch) - 1, -1, -1):
-            axis = self.p.batch[k]
-            table.append([axis.extent, a.batch[k] * self.item, b.batch[k] * self.item, axis.out * out_item, beside])
-            beside *= axis.extent
-        return [x for each in reversed(table) for x in each]
-
-    def _micro_kernels(self) -> tuple[KernelSpec, ...]:
-        """Large and small row blocks of wide panels, then of narrow ones; what does not occur repeats another."""
-        rows = [self.rows.size, self.rows.size - 1 if self.rows.large < self.rows.count else self.rows.size]
-        cut = self.panels.cut
-        widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
-        layout: Layout = "rows" if self.by_rows else "columns"
-        element = ELEMENTS[self.p.dtype]
-        return tuple(Micro(element, r, v, layout, self.packed).spec() for v in widths for r in rows)
+def _wants_pairs(p: Problem, isa: Isa) -> bool:
+    types = {p.a.dtype, p.b.dtype}
+    fitting = DType.bfloat16 in types and types <= {DType.bfloat16, DType.float32}
+    return fitting and multiplies_pairs(isa) and p.m >= _PAIRED_ROWS and p.k > 0

@@ -1,0 +1,85 @@
+"""Products of bfloat16 by instructions that multiply them in pairs, and by tiles."""
+
+from __future__ import annotations
+
+from ranvier.codegen.launch import At, KernelSpec
+from ranvier.codegen.llvm.amx import micro as amx
+from ranvier.codegen.llvm.amx.tiles import ROWS
+from ranvier.codegen.llvm.gemm.blocks import Blocks, Cut, Panels
+from ranvier.codegen.llvm.gemm.pack import PackedB, pair_depth, panel_vectors
+from ranvier.codegen.llvm.gemm.pairs import pack_pairs
+from ranvier.codegen.llvm.gemm.plan import Matrix, Plan
+from ranvier.codegen.llvm.gemm.problem import Problem
+from ranvier.codegen.llvm.gemm.tiles import rows_for
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+
+_BF16 = DType.bfloat16
+
+
+class PairPlan(Plan):
+    """Two bfloat16 of A and of B at a time, B packed in pairs."""
+
+    units = 2
+
+    def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
+        super().__init__(problem, isa, threads)
+        self.stored = "pairs"
+        self.b_item, self.group, self.rate = 4, 2, 2.0
+        self.deep = self.p.b.deep if isinstance(self.p.b, PackedB) else pair_depth(self.p.k, isa)
+
+    def with_rows(self, p: Problem) -> Problem:
+        """A as bfloat16 with pairs that are contiguous, and whole."""
+        readable = p.a.dtype is _BF16 and (p.a_strides[1] == 1 or p.k == 1)
+        return p if readable and self.takes(p.k) else self.copied(p, _BF16, even=not self.takes(p.k))
+
+    def takes(self, k: int) -> bool:
+        """Whether rows of so many elements can be read."""
+        return k % 2 == 0
+
+    def a(self) -> Matrix:
+        p = self.p
+        self.by_rows = True
+        return Matrix(At(p.a.storage, p.a.offset * self.a_item), p.a_strides[0], 1, tuple(x.a for x in p.batch))
+
+    def b(self) -> Matrix:
+        p = self.p
+        self.packed = True
+        if isinstance(p.b, PackedB):
+            self.panels = p.b.panels
+            self.rows = self.row_blocks()
+            return Matrix(At(p.b.storage), 0, 0, tuple(x.b for x in p.batch))
+        self.panels = Panels.of(p.n, self.lanes, panel_vectors(p.m, p.n, p.k, self.isa, self.item, True))
+        self.rows = self.row_blocks()
+        b = Matrix(At(p.b.storage), *p.b_strides, tuple(x.b for x in p.batch))
+        target, table, strides = self.room(b, self.panels.packed_elements(self.deep), self.b_item)
+        source = View(p.b.storage, p.b.dtype, (p.k, p.n), p.b_strides, p.b.offset)
+        self.before += pack_pairs(source, self.panels, table, target, self.deep, self.isa, self.threads)
+        return Matrix(At(target), 0, 0, strides)
+
+    def row_blocks(self) -> Cut:
+        return Cut.of(self.p.m, rows_for(self.isa, self.panels.cut.size))
+
+
+class TilePlan(PairPlan):
+    """The matrix unit: 32 x 32 sums at a time."""
+
+    def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
+        super().__init__(problem, isa, threads)
+        self.rate = 12.0
+        self.rest = amx.rest_bytes(2 * self.p.k)
+
+    def takes(self, k: int) -> bool:
+        return True
+
+    def row_blocks(self) -> Cut:
+        return Blocks.of(self.p.m, ROWS)
+
+    def depth_of_blocks(self) -> int:
+        return amx.padded_groups(super().depth_of_blocks())
+
+    def micro_kernels(self) -> tuple[KernelSpec, ...]:
+        cut = self.panels.cut
+        wide, narrow = (amx.TileMicro(_BF16, _BF16, v).spec() for v in (cut.size, max(1, cut.size - 1)))
+        return wide, wide, narrow, narrow
