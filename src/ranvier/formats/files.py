@@ -16,7 +16,7 @@ from pathlib import Path
 from ranvier.errors import CannotWrite
 
 
-def write_files(files: Mapping[Path, Iterable[bytes]]) -> None:
+def write_files(files: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
     """Write all files, given by their pieces; none takes its name before all are complete.
 
     They appear in the order of the mapping. CannotWrite names the file that could not be written.
@@ -39,7 +39,7 @@ def write_files(files: Mapping[Path, Iterable[bytes]]) -> None:
                 os.unlink(temporary)  # still there only where something failed
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> None:
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
         for piece in pieces:
             file.write(piece)

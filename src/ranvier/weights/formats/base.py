@@ -1,0 +1,71 @@
+"""What a format of checkpoints is: how it is told from others, and how one is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from typing import Any, Protocol
+
+from ranvier.errors import WeightError, nearest
+from ranvier.records import dataclass
+from ranvier.weights.blob import Blob
+from ranvier.weights.stored import TensorInfo, Weight
+
+Sibling = Callable[[str], Blob]  # another file of the same source, by its name
+
+
+class Checkpoint(Mapping[str, Weight]):
+    """Tensors by name, none of them read yet, and what the file says about itself."""
+
+    def __init__(self, weights: Mapping[str, Weight], notes: Mapping[str, Any] | None = None, label: str = "") -> None:
+        self._weights = weights
+        self.notes: Mapping[str, Any] = notes or {}
+        self.label = label
+
+    def __getitem__(self, name: str) -> Weight:
+        try:
+            return self._weights[name]
+        except KeyError:
+            raise WeightError(f"{self.label or 'the checkpoint'} has no tensor {name!r}{nearest(name, self)}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def infos(self) -> list[TensorInfo]:
+        return [weight.info for weight in self._weights.values()]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a reader may need beside the bytes."""
+
+    sibling: Sibling | None = None  # files beside this one, for sharded checkpoints and external data
+    tensor_bytes: int | None = 1 << 36  # no tensor is larger
+    header_bytes: int = 100 << 20  # nor any header
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the format: the shape of raw data, for example
+
+    def beside(self, name: str, of: str) -> Blob:
+        if self.sibling is None:
+            raise WeightError(f"{of!r} refers to {name!r}, and its source has no other files")
+        if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
+            raise WeightError(f"{of!r} refers to {name!r}, which is no name of a file beside it")
+        return self.sibling(name)
+
+
+class Format(Protocol):
+    """One kind of file. New ones come by the entry points ``ranvier.weight_formats``: a class or object like this."""
+
+    name: str
+    suffixes: tuple[str, ...]
+
+    def matches(self, head: bytes, name: str) -> bool:
+        """Whether a file with this name that begins with these bytes (512 at most) is of this kind."""
+        ...
+
+    def open(self, blob: Blob, opening: Opening) -> Checkpoint: ...

@@ -1,0 +1,180 @@
+"""GGUF: a header of keys and tensors, then data in plain types or blocks of codes with scales.
+
+The header is read here, because it comes from anywhere and is read by ranges; what the codes of a block mean is left
+to the package ``gguf``. A tensor of blocks reads as float32; its bytes are had by ``raw``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from typing import Any
+
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import NotSupported, WeightError
+from ranvier.records import dataclass
+from ranvier.weights.blob import Blob
+from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size
+
+_PLAIN = {
+    0: DType.float32,
+    1: DType.float16,
+    24: DType.int8,
+    25: DType.int16,
+    26: DType.int32,
+    27: DType.int64,
+    28: DType.float64,
+    30: DType.bfloat16,
+}
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_DIMENSIONS = 8
+_CHUNK = 1 << 20
+_DEEPEST = 4  # lists in lists
+
+
+class _Header:
+    """The bytes of the header in order, fetched a piece at a time."""
+
+    def __init__(self, blob: Blob, limit: int) -> None:
+        self.blob, self.limit = blob, min(limit, blob.size)
+        self.at = 0
+        self._start, self._data = 0, b""
+
+    def take(self, count: int) -> bytes:
+        if self.at + count > self.limit:
+            raise WeightError(f"{self.blob.name!r} is cut off, or its header is too long: {self.at + count} bytes")
+        if self.at + count > self._start + len(self._data):
+            self._start = self.at
+            self._data = bytes(self.blob.read(self.at, min(self.limit, self.at + max(count, _CHUNK))))
+        begin = self.at - self._start
+        self.at += count
+        return self._data[begin : begin + count]
+
+    def number(self, kind: str) -> Any:
+        return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind)))[0]
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _TEXT:
+            return self.text()
+        if kind != _LIST or depth > _DEEPEST:
+            raise WeightError(f"{self.blob.name!r}: a value of the unknown kind {kind}")
+        inner, count = self.number("I"), self.number("Q")
+        if inner in _SCALARS:
+            form = _SCALARS[inner]
+            data = self.take(count * struct.calcsize("<" + form))
+            return list(struct.unpack(f"<{count}{form}", data))
+        if count > self.limit:
+            raise WeightError(f"{self.blob.name!r}: a list of {count} entries")
+        return [self.value(inner, depth + 1) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class Gguf:
+    name = "gguf"
+    suffixes = (".gguf",)
+
+    def matches(self, head: bytes, name: str) -> bool:
+        return head.startswith(b"GGUF")
+
+    def open(self, blob: Blob, opening: Opening) -> Checkpoint:
+        header = _Header(blob, opening.header_bytes)
+        magic, version = header.take(4), header.number("I")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise WeightError(f"{blob.name!r} is no GGUF file of version 2 or 3 (version {version})")
+        tensors, keys = header.number("Q"), header.number("Q")
+        notes = {}
+        for _ in range(keys):
+            name = header.text()
+            notes[name] = header.value(header.number("I"))
+        entries = [_entry(header) for _ in range(tensors)]
+        alignment = notes.get("general.alignment", 32)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
+            raise WeightError(f"{blob.name!r}: tensors aligned to {alignment!r}")
+        start = -(-header.at // alignment) * alignment
+        weights: dict[str, Weight] = {}
+        for entry in entries:
+            if entry.name in weights:
+                raise WeightError(f"{blob.name!r}: tensor {entry.name!r} occurs twice")
+            weights[entry.name] = _weight(blob, entry, start, opening)
+        return Checkpoint(weights, notes, repr(blob.name))
+
+
+def _entry(header: _Header) -> _Entry:
+    name, rank = header.text(), header.number("I")
+    if rank > _DIMENSIONS:
+        raise WeightError(f"{header.blob.name!r}: tensor {name!r} has {rank} dimensions")
+    sizes = [header.number("Q") for _ in range(rank)]
+    return _Entry(name, tuple(reversed(sizes)), header.number("I"), header.number("Q"))
+
+
+def _weight(blob: Blob, entry: _Entry, start: int, opening: Opening) -> Weight:
+    dtype = _PLAIN.get(entry.kind)
+    if dtype is not None:
+        nbytes = checked_size(entry.name, entry.shape, dtype.bits, opening.tensor_bytes)
+        _check(blob, entry, start, nbytes)
+        info = TensorInfo(entry.name, dtype, entry.shape, nbytes, source=blob.name)
+        return Stored(info, blob, start + entry.offset)
+    name, block, size = _blocks(entry.kind, entry.name)
+    checked_size(entry.name, entry.shape, 32, opening.tensor_bytes)
+    if not entry.shape or entry.shape[-1] % block:
+        raise WeightError(f"{blob.name!r}: tensor {entry.name!r} {list(entry.shape)} has no whole blocks of {block}")
+    nbytes = math.prod(entry.shape) // block * size
+    _check(blob, entry, start, nbytes)
+    packed = (*entry.shape[:-1], entry.shape[-1] // block * size)
+    raw = Stored(TensorInfo(entry.name, DType.uint8, packed, nbytes, name, blob.name), blob, start + entry.offset)
+    info = TensorInfo(entry.name, DType.float32, entry.shape, nbytes, name, blob.name)
+    return Decoded(info, functools.partial(_decode, raw, entry.kind, entry.shape), raw)
+
+
+def _check(blob: Blob, entry: _Entry, start: int, nbytes: int) -> None:
+    if start + entry.offset + nbytes > blob.size:
+        raise WeightError(
+            f"{blob.name!r}: tensor {entry.name!r} needs bytes up to {start + entry.offset + nbytes}, "
+            f"the file has {blob.size}"
+        )
+
+
+def _package() -> Any:
+    try:
+        import gguf
+    except ImportError:
+        raise NotSupported("blocks of a GGUF file are decoded by the package 'gguf': pip install gguf") from None
+    return gguf
+
+
+def _blocks(kind: int, tensor: str) -> tuple[str, int, int]:
+    gguf = _package()
+    try:
+        found = gguf.GGMLQuantizationType(kind)
+        block, size = gguf.GGML_QUANT_SIZES[found]
+    except (ValueError, KeyError):
+        raise WeightError(f"tensor {tensor!r} is of the unknown kind {kind}") from None
+    return found.name, int(block), int(size)
+
+
+def _decode(raw: Stored, kind: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    gguf = _package()
+    try:
+        found = gguf.quants.dequantize(np.ascontiguousarray(raw.read()), gguf.GGMLQuantizationType(kind))
+    except NotImplementedError:
+        raise NotSupported(
+            f"tensor {raw.info.name!r}: the package 'gguf' does not decode {raw.info.encoding}"
+        ) from None
+    return np.asarray(found, np.float32).reshape(shape)

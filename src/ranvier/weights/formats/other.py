@@ -1,0 +1,61 @@
+"""Initializers of an ONNX model, and plain bytes whose type and shape the caller knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ranvier import dtypes
+from ranvier.config import Limits
+from ranvier.errors import InvalidModel, WeightError
+from ranvier.formats.onnx import read
+from ranvier.weights.blob import Blob
+from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size
+
+
+class Onnx:
+    name = "onnx"
+    suffixes = (".onnx",)
+
+    def matches(self, head: bytes, name: str) -> bool:
+        return name.endswith(self.suffixes)
+
+    def open(self, blob: Blob, opening: Opening) -> Checkpoint:
+        path: Path | None = getattr(blob, "path", None)
+        model = path if path is not None else bytes(blob.read(0, blob.size))
+        try:
+            graph = read(model, limits=Limits(tensor_bytes=opening.tensor_bytes))
+        except InvalidModel as error:
+            raise WeightError(str(error)) from error
+        weights: dict[str, Weight] = {}
+        for name, value in graph.constants.items():
+            tensor = value.const
+            assert tensor is not None
+            info = TensorInfo(name, tensor.dtype, tensor.shape, tensor.nbytes, source=blob.name)
+            weights[name] = Decoded(info, tensor.numpy)
+        return Checkpoint(weights, {"opsets": dict(graph.opsets)}, repr(blob.name))
+
+
+class Raw:
+    """Elements and nothing else; ``dtype`` and ``shape`` are options, ``offset`` and ``name`` may be."""
+
+    name = "raw"
+    suffixes = (".raw",)
+
+    def matches(self, head: bytes, name: str) -> bool:
+        return name.endswith(self.suffixes)
+
+    def open(self, blob: Blob, opening: Opening) -> Checkpoint:
+        options = opening.options
+        unknown = set(options) - {"dtype", "shape", "offset", "name"}
+        if unknown or "dtype" not in options or "shape" not in options:
+            raise WeightError(f"{blob.name!r}: raw data needs the options dtype and shape (and may have offset, name)")
+        dtype, shape = dtypes.of(options["dtype"]), tuple(options["shape"])
+        name, offset = str(options.get("name", "tensor")), int(options.get("offset", 0))
+        nbytes = checked_size(name, shape, dtype.bits, opening.tensor_bytes)
+        if offset < 0 or offset + nbytes > blob.size:
+            raise WeightError(
+                f"{blob.name!r}: {dtype}{list(shape)} takes bytes {offset} to {offset + nbytes} of {blob.size}"
+            )
+        info = TensorInfo(name, dtype, shape, nbytes, source=blob.name)
+        return Checkpoint({name: Stored(info, blob, offset)}, {}, repr(blob.name))

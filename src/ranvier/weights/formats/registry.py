@@ -1,0 +1,69 @@
+"""Which formats there are, and which one a file is of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from importlib import import_module
+
+from ranvier.errors import InvalidConfig, WeightError, nearest
+from ranvier.weights.blob import Blob
+from ranvier.weights.formats.base import Checkpoint, Format, Opening
+from ranvier.weights.plugged import plugged
+
+ENTRY_POINTS = "ranvier.weight_formats"
+_HEAD = 512
+# imported when first needed; asked in this order, the surer ones first
+_OWN: dict[str, tuple[str, str]] = {
+    "safetensors-index": ("safetensors", "SafeTensorsIndex"),
+    "npy": ("numpy_files", "Npy"),
+    "gguf": ("gguf_files", "Gguf"),
+    "npz": ("numpy_files", "Npz"),
+    "pytorch": ("pytorch", "PyTorch"),
+    "onnx": ("other", "Onnx"),
+    "raw": ("other", "Raw"),
+    "safetensors": ("safetensors", "SafeTensors"),
+}
+_added: dict[str, Format] = {}
+_lock = threading.Lock()
+
+
+def register_format(found: Format) -> None:
+    """Add a format; one of the same name is replaced."""
+    with _lock:
+        _added[found.name] = found
+
+
+def format_names() -> list[str]:
+    return sorted({*_OWN, *_added, *plugged(ENTRY_POINTS)})
+
+
+def format_of(name: str) -> Format:
+    if name in _added:
+        return _added[name]
+    if name in _OWN:
+        module, attribute = _OWN[name]
+        found: Callable[[], Format] = getattr(import_module(f"ranvier.weights.formats.{module}"), attribute)
+        return found()
+    others = plugged(ENTRY_POINTS)
+    if name in others:
+        made: Format = others[name].load()
+        register_format(made() if isinstance(made, type) else made)
+        return _added[name]
+    raise InvalidConfig(f"unknown format of weights {name!r}{nearest(name, format_names())}")
+
+
+def open_checkpoint(blob: Blob, opening: Opening, name: str | None = None) -> Checkpoint:
+    """The checkpoint in a blob, of the named format or of the one it looks like."""
+    if name is not None:
+        return format_of(name).open(blob, opening)
+    head = bytes(blob.read(0, min(_HEAD, blob.size)))
+    for each in (*_added, *plugged(ENTRY_POINTS), *_OWN):
+        found = format_of(each)
+        if found.matches(head, blob.name):
+            return found.open(blob, opening)
+    if head.lstrip()[:1] == b"<":
+        raise WeightError(f"{blob.name!r} is a page of HTML or XML, not a file of weights: {head[:60]!r}")
+    raise WeightError(
+        f"{blob.name!r} is in no known format (known: {', '.join(format_names())}); it begins {head[:16]!r}"
+    )

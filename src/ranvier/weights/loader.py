@@ -1,0 +1,208 @@
+"""Weights from anywhere: what there is, and the data on demand.
+
+    loader = WeightLoader()
+    loader.metadata("hf://owner/name/model.safetensors")      # by ranges; no tensor is read
+    loader.load("model.safetensors", "layer.0.weight")        # mapped, not copied
+    loader.load("s3://bucket/model.safetensors", "w", part=slice(0, 128))   # those rows only
+    loader.load_many("model.safetensors.index.json")          # all of them, several at a time
+
+Every method has a twin whose name begins with ``a`` and that is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ranvier.errors import WeightError
+from ranvier.records import dataclass
+from ranvier.rules import Whole
+from ranvier.weights.access import Access
+from ranvier.weights.cache import WeightCache
+from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.formats.registry import format_names, open_checkpoint
+from ranvier.weights.plugged import plugged
+from ranvier.weights.progress import Progress, Silent
+from ranvier.weights.sources.base import Context, Source
+from ranvier.weights.sources.local import FileSource
+from ranvier.weights.sources.registry import ENTRY_POINTS, SCHEMES, source_of
+from ranvier.weights.stored import Array, Decoded, TensorInfo, Weight
+from ranvier.weights.transforms import Slice, Transform, apply
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a checkpoint holds, told without reading its tensors."""
+
+    source: str
+    tensors: Mapping[str, TensorInfo]
+    notes: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def parameters(self) -> int:
+        return sum(info.size for info in self.tensors.values())
+
+
+class WeightLoader:
+    """Opens checkpoints wherever they are. One loader may be used by any number of threads."""
+
+    def __init__(
+        self,
+        *,
+        cache: str | os.PathLike[str] | WeightCache | None = None,
+        cache_limit: int | None = None,
+        offline: bool = False,
+        verify: bool = False,
+        concurrency: int = 4,
+        progress: Progress | None = None,
+        tensor_bytes: int | None = 1 << 36,
+        **access: Any,
+    ) -> None:
+        folder = cache if isinstance(cache, WeightCache) else WeightCache(cache, cache_limit)
+        options = Access(offline=offline, progress=progress or Silent(), **access)
+        self._context = Context(folder, options, verify)
+        self._concurrency: int = Whole(1).check(concurrency)
+        self._tensor_bytes = tensor_bytes
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def open(self, source: Any, *, format: str | None = None, **options: Any) -> Checkpoint:
+        """The tensors of a source by name, none of them read yet. ``options`` are those of the format."""
+        found = source_of(source)
+
+        def sibling(name: str) -> Any:
+            return found.sibling(name).open(self._context)
+
+        opening = Opening(sibling, self._tensor_bytes, options=options)
+        return open_checkpoint(found.open(self._context), opening, format or found.format)
+
+    def metadata(self, source: Any, *, format: str | None = None, **options: Any) -> Metadata:
+        checkpoint = self.open(source, format=format, **options)
+        infos = {name: weight.info for name, weight in checkpoint.items()}
+        return Metadata(source_of(source).address, infos, checkpoint.notes)
+
+    def available(self, source: Any) -> bool:
+        """Whether the source is there; a source that cannot be asked raises."""
+        return source_of(source).exists(self._context)
+
+    def capabilities(self) -> dict[str, Any]:
+        """Which sources and formats there are, and what the loader does with them."""
+        return {
+            "sources": sorted({"memory", *SCHEMES, *plugged(ENTRY_POINTS)}),
+            "formats": format_names(),
+            "transforms": ["cast", "quantize", "reshape", "scale", "slice", "transpose"],
+            "partial": True,
+            "concurrency": self._concurrency,
+            "offline": self._context.access.offline,
+            "cache": str(self._context.cache.folder),
+        }
+
+    # -- data -----------------------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        source: Any,
+        tensor: str | None = None,
+        *steps: Transform,
+        part: Any = None,
+        raw: bool = False,
+        format: str | None = None,
+        **options: Any,
+    ) -> Array:
+        """One tensor, behind these transformations; ``part`` is what one writes in brackets.
+
+        A tensor on this machine is mapped: nothing is copied until somebody looks at it, and it is read-only.
+        ``raw`` gives the bytes of encoded blocks instead of numbers.
+        """
+        checkpoint = self.open(source, format=format, **options)
+        weight = checkpoint[_named(source_of(source), checkpoint, tensor)]
+        if raw and isinstance(weight, Decoded) and weight.raw is not None:
+            weight = weight.raw
+        return _through(weight, steps, part).read()
+
+    def load_many(
+        self,
+        source: Any,
+        names: Iterable[str] | None = None,
+        *steps: Transform,
+        format: str | None = None,
+        **options: Any,
+    ) -> dict[str, Array]:
+        """Several tensors, all where none is named, some at a time."""
+        if names is None:
+            self.preload(source)  # all of it is wanted: one file instead of many ranges
+        checkpoint = self.open(source, format=format, **options)
+        wanted = list(checkpoint if names is None else names)
+        weights = [_through(checkpoint[name], steps, None) for name in wanted]
+        progress, label = self._context.access.progress, f"reading {source_of(source).address}"
+        progress.begin(label, sum(weight.info.nbytes for weight in weights))
+
+        def read(weight: Weight) -> Array:
+            array = weight.read()
+            progress.advance(label, weight.info.nbytes)
+            return array
+
+        try:
+            with ThreadPoolExecutor(min(self._concurrency, max(1, len(weights)))) as pool:
+                return dict(zip(wanted, pool.map(read, weights)))
+        finally:
+            progress.end(label)
+
+    def preload(self, *sources: Any) -> list[Path | None]:
+        """Bring files into the cache, some at a time, with all shards of those that are in several files."""
+        found = [source_of(each) for each in sources]
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            paths = list(pool.map(lambda each: each.fetch(self._context), found))
+            shards = [s for source in found for s in self._shards(source)]
+            list(pool.map(lambda each: each.fetch(self._context), shards))
+        return paths
+
+    def _shards(self, source: Source) -> list[Source]:
+        from ranvier.weights.formats.safetensors import SafeTensorsIndex, index_of
+
+        name = source.address.partition("@")[0]
+        if isinstance(source, FileSource) or not name.endswith(SafeTensorsIndex.suffixes):
+            return []
+        blob = source.open(self._context)
+        return [source.sibling(file) for file in dict.fromkeys(index_of(blob, Opening())[0].values())]
+
+    # -- the same, awaited ----------------------------------------------------------------------------------------
+
+    async def ametadata(self, source: Any, **options: Any) -> Metadata:
+        return await asyncio.to_thread(self.metadata, source, **options)
+
+    async def aavailable(self, source: Any) -> bool:
+        return await asyncio.to_thread(self.available, source)
+
+    async def aload(self, source: Any, tensor: str | None = None, *steps: Transform, **options: Any) -> Array:
+        return await asyncio.to_thread(self.load, source, tensor, *steps, **options)
+
+    async def aload_many(
+        self, source: Any, names: Iterable[str] | None = None, *steps: Transform, **options: Any
+    ) -> dict[str, Array]:
+        return await asyncio.to_thread(self.load_many, source, names, *steps, **options)
+
+    async def apreload(self, *sources: Any) -> list[Path | None]:
+        return await asyncio.to_thread(self.preload, *sources)
+
+
+def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
+    name = tensor or getattr(source, "tensor", None)
+    if name is not None:
+        return str(name)
+    if len(checkpoint) == 1:
+        return next(iter(checkpoint))
+    some = ", ".join(repr(n) for n in list(checkpoint)[:5])
+    raise WeightError(f"{source.address} holds {len(checkpoint)} tensors, say which one: {some} …")
+
+
+def _through(weight: Weight, steps: Sequence[Transform], part: Any) -> Weight:
+    return apply(weight, *steps, *([Slice(part)] if part is not None else []))

@@ -1,0 +1,121 @@
+"""Files of the Hugging Face Hub, through ``huggingface_hub``: its cache, its credentials, its layout of links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ranvier.errors import NotSupported, WeightError
+from ranvier.records import dataclass
+from ranvier.weights.access import NotCached, Unreachable
+from ranvier.weights.blob import Blob, MemoryBlob
+from ranvier.weights.http import Missing
+from ranvier.weights.sources.base import Context
+from ranvier.weights.sources.web import UrlSource
+
+
+def _package() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise NotSupported(
+            "files of the Hugging Face Hub need the package 'huggingface_hub': pip install 'ranvier[hub]'"
+        ) from None
+    return huggingface_hub
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """``file`` of ``repo`` (``owner/name``) at a revision; ``cache_dir`` is the hub's cache, shared by other tools."""
+
+    repo: str
+    file: str
+    revision: str = "main"
+    cache_dir: str | None = None
+    token: str | bool | None = None
+    endpoint: str | None = None  # None: HF_ENDPOINT, or the public one
+    format: str | None = None
+
+    @property
+    def address(self) -> str:
+        return f"hf://{self.repo}/{self.file}@{self.revision}"
+
+    def open(self, context: Context) -> Blob:
+        path = self._cached()
+        if path is None:
+            if context.access.offline:
+                raise NotCached(f"{self.address} is not in the cache, and the network is not to be used")
+            return self._by_url().open(context)
+        blob = MemoryBlob.of_file(path)
+        blob.name, blob.path = self.file.rpartition("/")[2], path
+        return blob
+
+    def sibling(self, name: str) -> HubSource:
+        folder = self.file.rpartition("/")[0]
+        place = f"{folder}/{name}" if folder else name
+        return HubSource(self.repo, place, self.revision, self.cache_dir, self.token, self.endpoint)
+
+    def fetch(self, context: Context) -> Path | None:
+        hub = _package()
+        access = context.access
+        access.progress.begin(self.file, None)
+        try:
+            found = hub.hf_hub_download(
+                self.repo,
+                self.file,
+                revision=self.revision,
+                cache_dir=self.cache_dir,
+                token=self.token,
+                endpoint=self.endpoint,
+                local_files_only=access.offline,
+                etag_timeout=access.timeout,
+            )
+        except Exception as error:
+            raise self._told(error) from error
+        finally:
+            access.progress.end(self.file)
+        return Path(found)
+
+    def exists(self, context: Context) -> bool:
+        if self._cached() is not None:
+            return True
+        return not context.access.offline and self._by_url().exists(context)
+
+    def _cached(self) -> Path | None:
+        try:
+            found = _package().try_to_load_from_cache(
+                self.repo, self.file, cache_dir=self.cache_dir, revision=self.revision
+            )
+        except NotSupported:
+            raise
+        except Exception as error:
+            raise self._told(error) from error
+        return Path(found) if isinstance(found, str) else None
+
+    def _by_url(self) -> UrlSource:
+        hub = _package()
+        try:
+            url = hub.hf_hub_url(self.repo, self.file, revision=self.revision, endpoint=self.endpoint)
+            headers = hub.utils.build_hf_headers(token=self.token)
+        except Exception as error:
+            raise self._told(error) from error
+        private = {name: value for name, value in headers.items() if name.lower() == "authorization"}
+        return UrlSource(url, private, format=self.format)
+
+    def _told(self, error: Exception) -> WeightError:
+        errors = _package().errors
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            return NotCached(f"{self.address} is neither in the cache nor within reach: {text}")
+        for name, what in (
+            ("GatedRepoError", "its owner gives access on request"),
+            ("RepositoryNotFoundError", "there is no such repository, or it is private"),
+            ("RevisionNotFoundError", "there is no such revision"),
+            ("EntryNotFoundError", "there is no such file"),
+        ):
+            kind = getattr(errors, name, None)
+            if kind is not None and isinstance(error, kind):
+                return Missing(f"{self.address}: {what}")
+        if isinstance(error, errors.HFValidationError):
+            return WeightError(f"{self.address} is no name of a file on the hub: {text}")
+        return Unreachable(f"{self.address}: {type(error).__name__}: {text}")

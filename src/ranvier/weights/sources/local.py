@@ -1,0 +1,77 @@
+"""Files and bytes of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ranvier.errors import WeightError
+from ranvier.records import dataclass
+from ranvier.weights.blob import Blob, MemoryBlob
+from ranvier.weights.sources.base import Context
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file. ``tensor`` names the one that is meant where a checkpoint holds several."""
+
+    path: str | os.PathLike[str]
+    tensor: str | None = None
+    format: str | None = None
+
+    @property
+    def address(self) -> str:
+        return os.fspath(self.path)
+
+    def open(self, context: Context) -> Blob:
+        path = Path(self.path)
+        blob = MemoryBlob.of_file(path)
+        blob.path = path
+        return blob
+
+    def sibling(self, name: str) -> FileSource:
+        """A file in the same folder. In a content-addressed cache both are links into the folder of contents."""
+        path = Path(self.path)
+        try:
+            found = (path.parent / name).resolve()
+            allowed = {path.parent.resolve(), path.resolve().parent}
+        except (OSError, RuntimeError, ValueError) as error:
+            raise WeightError(f"{name!r} beside {path.name!r} cannot be used: {error}") from None
+        if found.parent not in allowed:
+            raise WeightError(f"{name!r} beside {path.name!r} leads out of its folder")
+        return FileSource(path.parent / name)
+
+    def fetch(self, context: Context) -> Path | None:
+        path = Path(self.path)
+        if not path.is_file():
+            raise WeightError(f"there is no file {str(path)!r}")
+        return path
+
+    def exists(self, context: Context) -> bool:
+        return Path(self.path).is_file()
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """Bytes that somebody has, with the format they are in."""
+
+    data: Any
+    format: str | None = None
+    name: str = "memory"
+
+    @property
+    def address(self) -> str:
+        return f"memory:{self.name}"
+
+    def open(self, context: Context) -> Blob:
+        return MemoryBlob(self.name, self.data)
+
+    def sibling(self, name: str) -> MemorySource:
+        raise WeightError(f"{self.name!r} refers to {name!r}, and bytes in memory have no other files beside them")
+
+    def fetch(self, context: Context) -> Path | None:
+        return None
+
+    def exists(self, context: Context) -> bool:
+        return True

@@ -1,0 +1,71 @@
+"""Addresses as people write them, as sources.
+
+model.safetensors               a file
+https://host/model.safetensors  a URL
+hf://owner/name/file@revision   a file of the Hugging Face Hub
+s3://bucket/key                 an object of S3
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from ranvier.errors import WeightError, nearest
+from ranvier.weights.plugged import plugged
+from ranvier.weights.sources.base import Source
+from ranvier.weights.sources.local import FileSource, MemorySource
+
+ENTRY_POINTS = "ranvier.weight_sources"
+SCHEMES = ("file", "hf", "http", "https", "s3")
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://(.*)", re.DOTALL)
+
+
+def source_of(given: Any) -> Source:
+    """The source that a path, an address, bytes, or a source itself stands for."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return MemorySource(given)
+    if isinstance(given, os.PathLike):
+        return FileSource(given)
+    if not isinstance(given, str):
+        if all(hasattr(given, name) for name in ("address", "open", "fetch")):
+            found: Source = given
+            return found
+        raise WeightError(f"a source of weights is a path, an address or bytes, not {type(given).__name__}")
+    match = _SCHEME.fullmatch(given)
+    if match is None:
+        return FileSource(given)
+    return _of_scheme(match[1].lower(), match[2], given)
+
+
+def _of_scheme(scheme: str, rest: str, address: str) -> Source:
+    if scheme == "file":
+        import urllib.parse
+
+        return FileSource(urllib.parse.unquote(rest))
+    if scheme in ("http", "https"):
+        from ranvier.weights.sources.web import UrlSource
+
+        return UrlSource(address)
+    if scheme == "hf":
+        from ranvier.weights.sources.hub import HubSource
+
+        place, _, revision = rest.partition("@")
+        owner, _, inner = place.partition("/")
+        name, _, file = inner.partition("/")
+        if not owner or not name or not file:
+            raise WeightError(f"{address!r} must be like hf://owner/name/file or hf://owner/name/file@revision")
+        return HubSource(f"{owner}/{name}", file, revision or "main")
+    if scheme == "s3":
+        from ranvier.weights.sources.s3 import S3Source
+
+        bucket, _, key = rest.partition("/")
+        if not bucket or not key:
+            raise WeightError(f"{address!r} must be like s3://bucket/key")
+        return S3Source(bucket, key)
+    others = plugged(ENTRY_POINTS)
+    if scheme in others:
+        made: Source = others[scheme].load()(address)
+        return made
+    raise WeightError(f"{address!r}: unknown kind of source {scheme!r}{nearest(scheme, [*SCHEMES, *others])}")

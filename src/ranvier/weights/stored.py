@@ -1,0 +1,220 @@
+"""One tensor of a checkpoint: what it is, and its data on demand, whole or in part.
+
+A :class:`Stored` tensor knows where its bytes lie. A part of it is read by its byte ranges alone, so a slice of a
+tensor behind a web server costs the slice. :class:`Weight` is the same seen from outside, where transformations may
+stand between the bytes and the reader (``transforms.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import ResourceLimit, WeightError
+from ranvier.records import dataclass
+from ranvier.weights.blob import Blob, gathered
+
+Array = np.ndarray[Any, Any]
+Selection = tuple[slice, ...]  # one per axis, with whole numbers and a positive step
+MAX_RANK = 64
+_MOST_RANGES = 4096  # beyond, one covering range is read and cut in memory
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a tensor is, told without touching its data."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int  # as stored
+    encoding: str = ""  # of blocks that are decoded when read, e.g. "Q4_K"
+    source: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Weight(Protocol):
+    """A tensor that can be read, whole or in part."""
+
+    @property
+    def info(self) -> TensorInfo: ...
+
+    def read(self, part: Selection | None = None) -> Array:
+        """The data; ``part`` has one slice for each axis."""
+        ...
+
+
+def checked_size(name: str, shape: Sequence[int], bits: int, limit: int | None = None) -> int:
+    """Bytes of so many elements packed without gaps, or an error where the numbers make no sense."""
+    if len(shape) > MAX_RANK:
+        raise WeightError(f"tensor {name!r} has {len(shape)} dimensions; at most {MAX_RANK} are possible")
+    if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in shape):
+        raise WeightError(f"tensor {name!r} has an impossible shape {list(shape)}")
+    nbytes = (math.prod(shape) * bits + 7) // 8
+    if limit is not None and nbytes > limit:
+        raise ResourceLimit("tensor_bytes", limit, nbytes, f"tensor {name!r}")
+    return nbytes
+
+
+def full(shape: Sequence[int]) -> Selection:
+    return tuple(slice(0, d, 1) for d in shape)
+
+
+def normalised(part: Any, shape: Sequence[int], name: str) -> Selection:
+    """What a caller writes (slices, an Ellipsis, fewer than all axes) as one plain slice for each axis."""
+    entries = list(part) if isinstance(part, tuple) else [part]
+    if Ellipsis in entries:
+        at = entries.index(Ellipsis)
+        entries[at : at + 1] = [slice(None)] * (len(shape) - len(entries) + 1)
+    entries += [slice(None)] * (len(shape) - len(entries))
+    if len(entries) != len(shape) or not all(isinstance(e, slice) for e in entries):
+        raise WeightError(
+            f"tensor {name!r} of shape {list(shape)} cannot be cut by {part!r}: give a slice for each axis"
+        )
+    found = []
+    for each, extent in zip(entries, shape):
+        start, stop, step = each.indices(extent)
+        if step < 0:
+            raise WeightError(f"tensor {name!r}: a slice must have a positive step, got {step}")
+        found.append(slice(start, max(start, stop), step))
+    return tuple(found)
+
+
+def extent(part: slice) -> int:
+    return len(range(part.start, part.stop, part.step))
+
+
+def combined(outer: Selection, inner: Selection) -> Selection:
+    """The slice of a slice."""
+    found = []
+    for a, b in zip(outer, inner):
+        start = a.start + b.start * a.step
+        found.append(slice(start, start + max(0, extent(b) - 1) * a.step * b.step + bool(extent(b)), a.step * b.step))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor whose elements lie in a blob, from byte ``start`` on, by strides in elements (row-major by default)."""
+
+    info: TensorInfo
+    blob: Blob
+    start: int
+    strides: tuple[int, ...] = ()
+    big_endian: bool = False
+
+    @property
+    def dense(self) -> bool:
+        return not self.strides or self.strides == row_major(self.info.shape)
+
+    def read(self, part: Selection | None = None) -> Array:
+        shape, dtype = self.info.shape, self.info.dtype
+        chosen = full(shape) if part is None else part
+        if dtype.is_packed and dtype.bits in (1, 2, 4):
+            return _unpacked(self.blob.read(self.start, self.start + self.info.nbytes), dtype, shape)[chosen]
+        target = tuple(map(extent, chosen))
+        if 0 in target:
+            return np.empty(target, dtype.numpy)
+        if self.blob.near or not self.dense or all(s == f for s, f in zip(chosen, full(shape))):
+            return self._covered(chosen)
+        return self._by_ranges(chosen, target)
+
+    def _covered(self, chosen: Selection) -> Array:
+        """One range of bytes that holds the part, and the part as a view of it."""
+        item = self.info.dtype.numpy.itemsize
+        strides = self.strides or row_major(self.info.shape)
+        first = sum(s.start * step for s, step in zip(chosen, strides))
+        last = sum((s.start + (extent(s) - 1) * s.step) * step for s, step in zip(chosen, strides))
+        data = self.blob.read(self.start + first * item, self.start + (last + 1) * item)
+        steps = [step * s.step * item for s, step in zip(chosen, strides)]
+        # as_strided would do the same, but not for every type of ml_dtypes
+        return self._native(np.ndarray(tuple(map(extent, chosen)), self.info.dtype.numpy, data, 0, steps))
+
+    def _by_ranges(self, chosen: Selection, target: tuple[int, ...]) -> Array:
+        item = self.info.dtype.numpy.itemsize
+        ranges = list(itertools.islice(_ranges(chosen, self.info.shape, item), _MOST_RANGES + 1))
+        if len(ranges) > _MOST_RANGES:
+            return self._covered(chosen).copy()
+        moved = [(self.start + a, self.start + b) for a, b in ranges]
+        wholes = gathered(moved)
+        pieces: list[Any] = [None] * len(moved)
+        for ((first, _), members), data in zip(wholes, self.blob.read_many([whole for whole, _ in wholes])):
+            for k in members:
+                pieces[k] = data[moved[k][0] - first : moved[k][1] - first]
+        run = np.concatenate(pieces).view(self.info.dtype.numpy)
+        # each range is the covered run of the innermost cut axis: take its steps out of it
+        axis = _cut_axis(chosen, self.info.shape)
+        inner = chosen[axis]
+        length = (extent(inner) - 1) * inner.step + 1
+        rows = run.reshape(*target[:axis], length, *self.info.shape[axis + 1 :])
+        return self._native(rows[(slice(None),) * axis + (slice(None, None, inner.step),)])
+
+    def _native(self, array: Array) -> Array:
+        if self.big_endian != (sys.byteorder == "big") and self.info.dtype.numpy.itemsize > 1:
+            return array.byteswap()
+        return array
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for d in reversed(shape):
+        steps.append(step)
+        step *= d
+    return tuple(reversed(steps))
+
+
+def _cut_axis(chosen: Selection, shape: Sequence[int]) -> int:
+    """The innermost axis of which a part is chosen."""
+    return max(k for k, (s, d) in enumerate(zip(chosen, shape)) if (s.start, s.stop, s.step) != (0, d, 1))
+
+
+def _ranges(chosen: Selection, shape: Sequence[int], item: int) -> Iterator[tuple[int, int]]:
+    """Byte ranges of the part, in order: one for each position of the axes outside the innermost cut one."""
+    strides = row_major(shape)
+    axis = _cut_axis(chosen, shape)
+    inner, step = chosen[axis], strides[axis]
+    first = inner.start * step
+    last = (inner.start + (extent(inner) - 1) * inner.step + 1) * step
+    for place in itertools.product(*(range(s.start, s.stop, s.step) for s in chosen[:axis])):
+        base = sum(i * s for i, s in zip(place, strides))
+        yield (base + first) * item, (base + last) * item
+
+
+def _unpacked(data: Array, dtype: DType, shape: Sequence[int]) -> Array:
+    """Elements of less than a byte, the first in the low bits, as one byte each."""
+    count, per = math.prod(shape), 8 // dtype.bits
+    shifts = np.arange(per, dtype=np.uint8) * dtype.bits
+    codes = ((data[:, None] >> shifts) & ((1 << dtype.bits) - 1)).reshape(-1)[:count]
+    if dtype.name.startswith("int"):
+        sign = 1 << (dtype.bits - 1)
+        codes = ((codes ^ sign).astype(np.int16) - sign).astype(np.int8)
+        return codes.astype(dtype.numpy).reshape(tuple(shape))
+    if dtype.is_integer:
+        return codes.astype(dtype.numpy).reshape(tuple(shape))
+    return codes.view(dtype.numpy).reshape(tuple(shape))
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A tensor that is made of stored bytes by a function: blocks of codes with scales, compressed members …"""
+
+    info: TensorInfo
+    make: Callable[[], Array]
+    raw: Stored | None = None  # the bytes it is made of, where somebody wants those
+
+    def read(self, part: Selection | None = None) -> Array:
+        array = self.make()
+        if array.shape != self.info.shape:
+            raise WeightError(f"tensor {self.info.name!r}: {list(self.info.shape)} expected, {list(array.shape)} found")
+        return array if part is None else array[part]

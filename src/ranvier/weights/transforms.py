@@ -1,0 +1,208 @@
+"""Transformations of weights: put together first, carried out when somebody reads, and only on what is read.
+
+    weight = apply(checkpoint["proj.weight"], Transpose(), Cast("float16"), Slice((slice(0, 128),)))
+
+A slice moves towards the file through casts, scales and transposes, so a part of a transposed tensor is still read as
+that part of the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ranvier import dtypes
+from ranvier.dtypes import DType
+from ranvier.errors import WeightError
+from ranvier.records import dataclass
+from ranvier.weights.stored import Array, Selection, Stored, TensorInfo, Weight, combined, extent, full, normalised
+
+
+class Transform(Protocol):
+    """One step between the file and the reader."""
+
+    def over(self, weight: Weight) -> Weight: ...
+
+
+class Quantizer(Protocol):
+    """What turns floating-point numbers into codes: any scheme of :mod:`ranvier.quantize` does."""
+
+    def quantize(self, array: Array) -> Any: ...
+
+
+def apply(weight: Weight, *steps: Transform) -> Weight:
+    """``weight`` behind these steps, the first one nearest to the file."""
+    for step in steps:
+        weight = step.over(weight)
+    return weight
+
+
+def _sized(info: TensorInfo, shape: Sequence[int], dtype: DType | None = None) -> TensorInfo:
+    kind = dtype or info.dtype
+    return replace(info, shape=tuple(shape), dtype=kind, nbytes=kind.nbytes(math.prod(shape)))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part: slices as one writes them in brackets."""
+
+    part: Any
+
+    def over(self, weight: Weight) -> Weight:
+        chosen = normalised(self.part, weight.info.shape, weight.info.name)
+        return _Sliced(_sized(weight.info, tuple(map(extent, chosen))), weight, chosen)
+
+
+@dataclass(frozen=True)
+class _Sliced:
+    info: TensorInfo
+    inner: Weight
+    chosen: Selection
+
+    def read(self, part: Selection | None = None) -> Array:
+        return self.inner.read(self.chosen if part is None else combined(self.chosen, part))
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Axes in another order; reversed where none is given."""
+
+    axes: tuple[int, ...] | None = None
+
+    def over(self, weight: Weight) -> Weight:
+        rank = len(weight.info.shape)
+        axes = tuple(reversed(range(rank))) if self.axes is None else tuple(a + rank if a < 0 else a for a in self.axes)
+        if sorted(axes) != list(range(rank)):
+            raise WeightError(f"tensor {weight.info.name!r} of {rank} axes cannot be transposed by {self.axes}")
+        return _Transposed(_sized(weight.info, [weight.info.shape[a] for a in axes]), weight, axes)
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    info: TensorInfo
+    inner: Weight
+    axes: tuple[int, ...]
+
+    def read(self, part: Selection | None = None) -> Array:
+        if part is None:
+            return self.inner.read().transpose(self.axes)
+        before = [slice(None)] * len(self.axes)
+        for axis, chosen in zip(self.axes, part):
+            before[axis] = chosen
+        return self.inner.read(tuple(before)).transpose(self.axes)
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """The same elements in another shape; one size may be -1."""
+
+    shape: tuple[int, ...]
+
+    def over(self, weight: Weight) -> Weight:
+        count, sizes = weight.info.size, list(self.shape)
+        known = math.prod(d for d in sizes if d != -1)
+        if sizes.count(-1) == 1 and known and count % known == 0:
+            sizes[sizes.index(-1)] = count // known
+        if any(d < 0 for d in sizes) or math.prod(sizes) != count:
+            raise WeightError(
+                f"tensor {weight.info.name!r} of shape {list(weight.info.shape)} cannot take shape {list(self.shape)}"
+            )
+        if isinstance(weight, Stored) and weight.dense:
+            # the same bytes seen otherwise, so that parts of it are still parts of the file
+            return replace(weight, info=replace(weight.info, shape=tuple(sizes)), strides=())
+        return _Reshaped(_sized(weight.info, sizes), weight)
+
+
+@dataclass(frozen=True)
+class _Reshaped:
+    info: TensorInfo
+    inner: Weight
+
+    def read(self, part: Selection | None = None) -> Array:
+        whole = self.inner.read().reshape(self.info.shape)
+        return whole if part is None else whole[part]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Another element type, rounded to the nearest; numbers a float8 cannot hold become its largest."""
+
+    dtype: Any
+
+    def over(self, weight: Weight) -> Weight:
+        return _Cast(_sized(weight.info, weight.info.shape, dtypes.of(self.dtype)), weight)
+
+
+@dataclass(frozen=True)
+class _Cast:
+    info: TensorInfo
+    inner: Weight
+
+    def read(self, part: Selection | None = None) -> Array:
+        array, target = self.inner.read(part), self.info.dtype
+        if array.dtype == target.numpy:
+            return array
+        if target.is_float and target.bits <= 8:
+            import ml_dtypes
+
+            most = float(ml_dtypes.finfo(target.numpy).max)
+            array = np.clip(array.astype(np.float32), -most, most)
+        return array.astype(target.numpy)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Times a number, or an array that broadcasts against the tensor."""
+
+    factor: Any
+
+    def over(self, weight: Weight) -> Weight:
+        factor = np.asarray(self.factor)
+        try:
+            fits = np.broadcast_shapes(factor.shape, weight.info.shape) == weight.info.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise WeightError(
+                f"tensor {weight.info.name!r} of shape {list(weight.info.shape)} cannot be scaled by "
+                f"an array of shape {list(factor.shape)}"
+            )
+        return _Scaled(weight.info, weight, factor)
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    info: TensorInfo
+    inner: Weight
+    factor: Array
+
+    def read(self, part: Selection | None = None) -> Array:
+        array = self.inner.read(part)
+        factor = np.broadcast_to(self.factor, self.info.shape)[part or full(self.info.shape)]
+        wide = np.float64 if self.info.dtype is DType.float64 else np.float32
+        scaled: Array = (array.astype(wide) * factor.astype(wide)).astype(self.info.dtype.numpy)
+        return scaled
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """Codes and scales instead of numbers: reading gives what the scheme makes. It is the last step."""
+
+    scheme: Quantizer
+
+    def over(self, weight: Weight) -> Weight:
+        return _Quantized(weight.info, weight, self.scheme)
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    info: TensorInfo
+    inner: Weight
+    scheme: Quantizer
+
+    def read(self, part: Selection | None = None) -> Any:
+        return self.scheme.quantize(np.ascontiguousarray(self.inner.read(part)))

@@ -1,0 +1,109 @@
+"""A web server of the test's own, which misbehaves as told."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Served:
+    """What the server has and does; tests change it while it runs."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)  # added to every answer
+    ranges: bool = True
+    fail: int = 0  # so many requests are answered by ``failure`` first
+    failure: Callable[[Any], None] | None = None
+    stop_after: int | None = None  # bytes after which the connection is closed, once
+    requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
+    seen_headers: list[dict[str, str]] = field(default_factory=list)
+    sent: int = 0
+    url: str = ""
+
+    def etag(self, path: str) -> str:
+        return f'"{hashlib.sha256(self.files[path]).hexdigest()[:16]}"'
+
+
+def status(code: int, **headers: str) -> Callable[[Any], None]:
+    def answer(handler: Any) -> None:
+        handler.send_response(code)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return answer
+
+
+@contextlib.contextmanager
+def serving(**files: bytes) -> Iterator[Served]:
+    served = Served({f"/{name.replace('__', '.')}": data for name, data in files.items()})
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, body: bool) -> None:
+            path = self.path.partition("?")[0]
+            asked = self.headers.get("Range", "")
+            served.requests.append((self.command, path, asked))
+            served.seen_headers.append({k.lower(): v for k, v in self.headers.items()})
+            if served.fail > 0 and served.failure is not None:
+                served.fail -= 1
+                served.failure(self)
+                return
+            data = served.files.get(path)
+            if data is None:
+                status(404)(self)
+                return
+            start, stop, code = 0, len(data), 200
+            current = self.headers.get("If-Range") in (None, served.etag(path))
+            if asked and served.ranges and current:
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                start, stop, code = int(first), min(len(data), int(last) + 1 if last else len(data)), 206
+                if start >= len(data):
+                    status(416)(self)
+                    return
+            self.send_response(code)
+            if code == 206:
+                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+            kind = {"Content-Length": str(stop - start), "ETag": served.etag(path)}
+            for name, value in {**kind, **served.headers}.items():
+                if value:
+                    self.send_header(name, value)
+            self.end_headers()
+            if not body:
+                return
+            if served.stop_after is not None and stop - start > served.stop_after:
+                stop = start + served.stop_after
+                served.stop_after = None
+                self.close_connection = True
+            served.sent += stop - start
+            with contextlib.suppress(OSError):
+                self.wfile.write(data[start:stop])
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

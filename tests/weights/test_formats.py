@@ -1,0 +1,246 @@
+"""Every format against code that is not ours, where PyPI has some."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from ranvier.dtypes import DType
+from ranvier.errors import InvalidConfig, WeightError
+from ranvier.weights import FileSource, MemorySource, WeightLoader, register_format, save_safetensors
+from ranvier.weights.formats.safetensors import TYPES
+
+DATA = Path(__file__).parent / "data"
+LOADER = WeightLoader(offline=True)
+
+
+def some(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape) * 5).astype(dtype)
+
+
+# -- safetensors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
+def test_safetensors_both_ways(tmp_path: Path, dtype: str) -> None:
+    arrays = {"a": some((3, 4), dtype), "b": some((), dtype), "empty": some((0, 5), dtype)}
+    safetensors.numpy.save_file(arrays, tmp_path / "theirs.safetensors", {"made": "by them"})
+    found = LOADER.load_many(tmp_path / "theirs.safetensors")
+    assert LOADER.metadata(tmp_path / "theirs.safetensors").notes == {"made": "by them"}
+    save_safetensors(tmp_path / "ours.safetensors", arrays, {"made": "by us"})
+    theirs = safetensors.numpy.load_file(tmp_path / "ours.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(theirs[name], array)
+        assert found[name].dtype == theirs[name].dtype == array.dtype
+
+
+@pytest.mark.parametrize("dtype", sorted(set(TYPES.values()) - {DType.float4_e2m1fn}, key=str))
+def test_safetensors_keeps_every_type(tmp_path: Path, dtype: DType) -> None:
+    array = some((5, 3), dtype.numpy)
+    save_safetensors(tmp_path / "m.safetensors", {"x": array})
+    found = LOADER.load(tmp_path / "m.safetensors", "x")
+    assert found.dtype == dtype.numpy and found.tobytes() == array.tobytes()
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8), st.lists(st.integers(0, 5), max_size=4), max_size=6))
+def test_safetensors_of_any_names_and_shapes(shapes: dict[str, list[int]]) -> None:
+    arrays = {name: some(tuple(shape), np.float32) for name, shape in shapes.items() if name != "__metadata__"}
+    data = safetensors.numpy.save(arrays)
+    found = LOADER.load_many(MemorySource(data, "safetensors"))
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_mapped_not_copied(tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "m.safetensors", {"x": some((64, 64), np.float32)})
+    found = LOADER.load(tmp_path / "m.safetensors", "x")
+    assert not found.flags.owndata and not found.flags.writeable
+
+
+def test_shards(tmp_path: Path) -> None:
+    arrays = {f"layer.{k}": some((k + 1, 3), np.float32, k) for k in range(5)}
+    places = {name: f"model-{k % 2}.safetensors" for k, name in enumerate(arrays)}
+    for file in set(places.values()):
+        save_safetensors(tmp_path / file, {n: arrays[n] for n in arrays if places[n] == file})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    found = LOADER.load_many(index)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    index.write_text(json.dumps({"weight_map": {"layer.9": "model-0.safetensors"}}))
+    with pytest.raises(WeightError, match=r"no tensor 'layer.9' \(did you mean"):
+        LOADER.metadata(index)
+
+
+# -- NumPy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i2", ">i8", "u1", "?", "<c8"])
+def test_npy(tmp_path: Path, dtype: str, order: Any) -> None:
+    array = np.asarray(some((4, 3, 2), np.float64).astype(dtype), order=order)
+    np.save(tmp_path / "x.npy", array)
+    found = LOADER.load(tmp_path / "x.npy")
+    np.testing.assert_array_equal(found, array)
+    np.testing.assert_array_equal(LOADER.load(tmp_path / "x.npy", part=(slice(1, 3), slice(0, 3, 2))), array[1:3, ::2])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(tmp_path: Path, save: Any) -> None:
+    arrays = {"a": some((100, 7), np.float32), "b/c": some((3,), np.int32), "d": np.zeros((300, 300))}
+    save(tmp_path / "m.npz", **arrays)
+    found = LOADER.load_many(tmp_path / "m.npz")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert LOADER.metadata(tmp_path / "m.npz").tensors["a"].shape == (100, 7)
+
+
+# -- PyTorch: files that torch 2.13 wrote (tools/make_torch_fixtures.py) ---------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["archive.pt", "legacy.pth"])
+def test_pytorch(name: str) -> None:
+    expected = dict(np.load(DATA / "torch.npz"))
+    found = LOADER.load_many(DATA / name)
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        got = found[key]
+        if got.dtype == ml_dtypes.bfloat16:
+            got = got.astype(np.float32)
+        np.testing.assert_array_equal(got, array, err_msg=key)
+
+
+def test_pytorch_float8() -> None:
+    found = LOADER.load(DATA / "float8.pt", "w")
+    assert found.dtype == ml_dtypes.float8_e4m3fn
+    np.testing.assert_array_equal(found.astype(np.float32), [0.5, -1.0, 448.0])
+
+
+def test_pytorch_part_of_a_strided_view() -> None:
+    whole = LOADER.load(DATA / "archive.pt", "model.turned")
+    part = (slice(1, 3), slice(0, 4, 2))
+    np.testing.assert_array_equal(LOADER.load(DATA / "archive.pt", "model.turned", part=part), whole[part])
+
+
+# -- GGUF -----------------------------------------------------------------------------------------------------------
+
+
+def test_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "test")
+    writer.add_uint32("answer", 42)
+    writer.add_array("words", ["a", "bc"])
+    plain = {"f32": some((4, 64), np.float32), "f16": some((64,), np.float16), "i32": some((2, 3, 4), np.int32)}
+    for name, array in plain.items():
+        writer.add_tensor(name, array)
+    source = some((8, 256), np.float32)
+    kinds = [gguf.GGMLQuantizationType[k] for k in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "TQ1_0", "TQ2_0")]
+    for kind in kinds:
+        writer.add_tensor(kind.name, gguf.quants.quantize(source, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    found = LOADER.load_many(path)
+    for name, array in plain.items():
+        np.testing.assert_array_equal(found[name], array)
+    theirs = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    for kind in kinds:
+        expected = gguf.quants.dequantize(theirs[kind.name].data, kind)
+        np.testing.assert_array_equal(found[kind.name], expected)
+        raw = LOADER.load(path, kind.name, raw=True)
+        np.testing.assert_array_equal(raw, theirs[kind.name].data)
+    meta = LOADER.metadata(path)
+    assert meta.notes["answer"] == 42 and meta.notes["words"] == ["a", "bc"]
+    assert meta.tensors["Q4_0"].encoding == "Q4_0" and meta.tensors["Q4_0"].nbytes == 8 * 8 * 18
+
+
+# -- ONNX, raw, others ----------------------------------------------------------------------------------------------
+
+
+def test_onnx_initializers(tmp_path: Path) -> None:
+    array = some((3, 4), np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", 1, [2, 3])
+    y = helper.make_tensor_value_info("y", 1, [2, 4])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(array, "w")])
+    model = helper.make_model(graph)
+    onnx.save(model, tmp_path / "m.onnx")
+    np.testing.assert_array_equal(LOADER.load(tmp_path / "m.onnx", "w"), array)
+    np.testing.assert_array_equal(LOADER.load(MemorySource(model.SerializeToString(), "onnx"), "w"), array)
+
+
+def test_raw() -> None:
+    array = some((4, 5), np.float32)
+    data = b"head" + array.tobytes()
+    got = LOADER.load(MemorySource(data, "raw"), dtype="float32", shape=(4, 5), offset=4)
+    np.testing.assert_array_equal(got, array)
+    with pytest.raises(WeightError, match="dtype and shape"):
+        LOADER.load(MemorySource(data, "raw"))
+    with pytest.raises(WeightError, match="takes bytes 8 to 88 of 84"):
+        LOADER.load(MemorySource(data, "raw"), dtype="float32", shape=(4, 5), offset=8)
+
+
+@pytest.mark.parametrize(("dtype", "low"), [("int4", -8), ("uint4", 0), ("int2", -2), ("uint2", 0)])
+def test_packed_elements(dtype: str, low: int) -> None:
+    bits = DType[dtype].bits
+    codes = np.random.default_rng(1).integers(low, low + 2**bits, 21)
+    packed = bytearray((21 * bits + 7) // 8)
+    for k, code in enumerate(codes):
+        packed[k * bits // 8] |= (int(code) & (2**bits - 1)) << (k * bits % 8)
+    got = LOADER.load(MemorySource(bytes(packed), "raw"), dtype=dtype, shape=(3, 7))
+    np.testing.assert_array_equal(got.astype(np.int64).reshape(-1), codes)
+
+
+def test_a_format_of_ones_own(tmp_path: Path) -> None:
+    from ranvier.weights.formats.base import Checkpoint
+    from ranvier.weights.formats.other import Raw
+
+    class Lines:
+        name = "lines"
+        suffixes = (".lines",)
+
+        def matches(self, head: bytes, name: str) -> bool:
+            return head.startswith(b"LINES")
+
+        def open(self, blob: Any, opening: Any) -> Checkpoint:
+            from dataclasses import replace
+
+            return Raw().open(blob, replace(opening, options={"dtype": "uint8", "shape": (3,), "offset": 5}))
+
+    register_format(Lines())
+    try:
+        (tmp_path / "x.bin").write_bytes(b"LINES\1\2\3")
+        assert LOADER.load(tmp_path / "x.bin").tolist() == [1, 2, 3]
+        assert "lines" in LOADER.capabilities()["formats"]
+    finally:
+        from ranvier.weights.formats import registry
+
+        del registry._added["lines"]
+
+
+def test_which_tensor(tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "m.safetensors", {"a": np.ones(2), "b": np.zeros(3)})
+    assert LOADER.load(FileSource(tmp_path / "m.safetensors", tensor="b")).shape == (3,)
+    with pytest.raises(WeightError, match="holds 2 tensors, say which one: 'a', 'b'"):
+        LOADER.load(tmp_path / "m.safetensors")
+    with pytest.raises(InvalidConfig, match="did you mean 'safetensors'"):
+        LOADER.open(tmp_path / "m.safetensors", format="safetensor")
+    buffer = io.BytesIO()
+    np.save(buffer, np.arange(3))
+    assert LOADER.load(buffer.getvalue()).tolist() == [0, 1, 2]

@@ -1,0 +1,296 @@
+"""Files that lie: each ends in a typed error, none in a crash, a loop, or code that ran."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier.errors import RanvierError, ResourceLimit, WeightError
+from ranvier.weights import FileSource, MemorySource, WeightLoader, save_safetensors
+
+LOADER = WeightLoader(offline=True)
+DATA = Path(__file__).parent / "data"
+
+
+def safetensors_file(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype: str, shape: list[Any], first: Any, last: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
+
+
+BAD_HEADERS: dict[str, tuple[Any, bytes]] = {
+    "overlap": ({"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}, bytes(6)),
+    "gap": ({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 4, 6)}, bytes(6)),
+    "cut off": ({"a": entry("U8", [9], 0, 9)}, bytes(4)),
+    "trailing bytes": ({"a": entry("U8", [2], 0, 2)}, bytes(4)),
+    "shape does not fit": ({"a": entry("F32", [2], 0, 4)}, bytes(4)),
+    "product overflows": ({"a": entry("F32", [2**40, 2**40], 0, 0)}, b""),
+    "negative size": ({"a": entry("U8", [-4], 0, 4)}, bytes(4)),
+    "size is no number": ({"a": entry("U8", ["4"], 0, 4)}, bytes(4)),
+    "size is true": ({"a": entry("U8", [True], 0, 1)}, bytes(1)),
+    "offsets backwards": ({"a": entry("U8", [4], 4, 0)}, bytes(4)),
+    "offset is no number": ({"a": entry("U8", [4], 0, "4")}, bytes(4)),
+    "unknown type": ({"a": entry("F5", [4], 0, 4)}, bytes(4)),
+    "type is a list": ({"a": entry([], [4], 0, 4)}, bytes(4)),  # type: ignore[arg-type]
+    "no offsets": ({"a": {"dtype": "U8", "shape": [4]}}, bytes(4)),
+    "a list": ([1, 2], b""),
+    "not JSON": (b"{'a': 1}", b""),
+    "twice": (b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{}}', b"1"),
+    "deep": (b'{"a":' + b"[" * 100_000, b""),
+    "too many axes": ({"a": entry("U8", [1] * 100, 0, 1)}, b"1"),
+    "notes are no text": ({"__metadata__": {"a": 1}}, b""),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADERS)
+def test_safetensors_header(name: str) -> None:
+    header, data = BAD_HEADERS[name]
+    with pytest.raises((WeightError, ResourceLimit)):
+        LOADER.metadata(MemorySource(safetensors_file(header, data), "safetensors"))
+
+
+@pytest.mark.parametrize("length", [0, 7, 2**63, 2**64 - 1, 10**9])
+def test_safetensors_length(length: int) -> None:
+    with pytest.raises(WeightError):
+        LOADER.metadata(MemorySource(struct.pack("<Q", length) + b"{}  ", "safetensors"))
+
+
+def whole(kind: str, folder: Path) -> bytes:
+    arrays = {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(5, np.int16)}
+    buffer = io.BytesIO()
+    if kind == "safetensors":
+        save_safetensors(folder / "m", arrays)
+        return (folder / "m").read_bytes()
+    if kind == "npy":
+        np.save(buffer, arrays["a"])
+    elif kind == "npz":
+        np.savez_compressed(buffer, **arrays)
+    elif kind == "pytorch":
+        return (DATA / "archive.pt").read_bytes()
+    elif kind == "legacy":
+        return (DATA / "legacy.pth").read_bytes()
+    elif kind == "gguf":
+        import gguf
+
+        writer = gguf.GGUFWriter(folder / "g", "test")
+        writer.add_string("note", "text")
+        for name, array in arrays.items():
+            writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return (folder / "g").read_bytes()
+    return buffer.getvalue()
+
+
+KINDS = {
+    "safetensors": "safetensors",
+    "npy": "npy",
+    "npz": "npz",
+    "pytorch": "pytorch",
+    "legacy": "pytorch",
+    "gguf": "gguf",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {kind: whole(kind, folder) for kind in KINDS}
+
+
+def attempt(data: bytes, kind: str) -> None:
+    """All of it is read, or a typed error says why not."""
+    with contextlib.suppress(RanvierError):
+        LOADER.load_many(MemorySource(data, KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_bytes_changed(kind: str, files: dict[str, bytes], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = bytearray(files[kind])
+    for _ in range(int(rng.integers(1, 8))):
+        place = int(rng.integers(0, len(data) if rng.integers(2) else min(len(data), 400)))
+        data[place] = int(rng.integers(0, 256))
+    attempt(bytes(data), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_off_anywhere(kind: str, files: dict[str, bytes]) -> None:
+    data = files[kind]
+    needed = len(data) - (31 if kind == "gguf" else 0)  # the last tensor is padded
+    for stop in range(0, needed, max(1, len(data) // 200)):
+        with pytest.raises(RanvierError):
+            LOADER.load_many(MemorySource(data[:stop], KINDS[kind]))
+
+
+# -- PyTorch: programs in place of data -------------------------------------------------------------------------------
+
+
+def torch_file(program: bytes, **members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("m/data.pkl", program)
+        for name, data in members.items():
+            archive.writestr(f"m/data/{name}", data)
+    return buffer.getvalue()
+
+
+class _Evil:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_pickles_do_not_run(tmp_path: Path, protocol: int) -> None:
+    target = tmp_path / "made"
+    program = pickle.dumps({"w": _Evil(str(target))}, protocol)
+    with pytest.raises(WeightError, match=r"mkdir|instruction"):
+        LOADER.metadata(MemorySource(torch_file(program), "pytorch"))
+    assert not target.exists()
+
+
+PROGRAMS = {
+    "a global that rebuilds by import": b"cbuiltins\neval\n(V1+1\ntR.",
+    "an instance": b"(i__main__\nx\n.",
+    "an object": b"(cos\nsystem\nV\nls\no.",
+    "an extension": b"\x82\x01.",
+    "a bytearray": b"\x96" + struct.pack("<Q", 3) + b"abc.",
+    "a call of data": b"(V1\n(tR.",
+    "an empty stack": b"0.",
+    "a memo that is not there": b"h\x05.",
+    "no end": b"}",
+    "a persistent id that is no storage": b"V1\nQ.",
+    "an ordered dictionary of a name": b"ccollections\nOrderedDict\n(cos\nsystem\ntR.",
+    "a set of items on a list": b"](V1\nV2\nu.",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_other_programs(name: str) -> None:
+    with pytest.raises(WeightError):
+        LOADER.metadata(MemorySource(torch_file(PROGRAMS[name]), "pytorch"))
+
+
+def test_a_list_in_itself_and_many_times(tmp_path: Path) -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    many: list[Any] = []
+    for _ in range(60):
+        many = [many, many]
+    for tree in (itself, many):
+        with pytest.raises(WeightError, match="levels"):
+            LOADER.metadata(MemorySource(torch_file(pickle.dumps(tree, 2)), "pytorch"))
+
+
+def tensor_program(count: int, offset: int, shape: list[int], strides: list[int]) -> bytes:
+    """What torch writes for one float32 tensor, put together by hand."""
+
+    def number(value: int) -> bytes:
+        return b"\x8a" + bytes([len(b := value.to_bytes(9, "little", signed=True))]) + b
+
+    numbers = [b"(" + b"".join(map(number, each)) + b"t" for each in (shape, strides)]
+    storage = b"(V" + b"storage\nctorch\nFloatStorage\nV0\nVcpu\n" + number(count) + b"tQ"
+    call = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(offset) + numbers[0] + numbers[1] + b"\x89Nt" + b"R"
+    )
+    return b"\x80\x02}Vw\n" + call + b"s."
+
+
+def test_tensors_stay_inside_their_storage() -> None:
+    data = np.arange(6, dtype=np.float32).tobytes()
+    got = LOADER.load(MemorySource(torch_file(tensor_program(6, 0, [2, 3], [1, 2]), **{"0": data}), "pytorch"), "w")
+    np.testing.assert_array_equal(got, np.arange(6, dtype=np.float32).reshape(3, 2).T)
+    for count, offset, shape, strides in [
+        (6, 1, [2, 3], [3, 1]),
+        (6, 0, [2, 3], [4, 1]),
+        (7, 0, [7], [1]),
+        (6, 0, [2**62, 4], [0, 1]),
+        (6, 2**62, [1], [1]),
+        (6, 0, [-1], [1]),
+        (6, 0, [2], [-1]),
+    ]:
+        program = tensor_program(count, offset, shape, strides)
+        with pytest.raises(RanvierError):
+            LOADER.load(MemorySource(torch_file(program, **{"0": data}), "pytorch"), "w")
+
+
+# -- archives and arrays -------------------------------------------------------------------------------------------
+
+
+def test_an_archive_that_unpacks_to_too_much() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (50_000_000,)})
+        archive.writestr("a.npy", head.getvalue() + bytes(50_000_000))
+    small = WeightLoader(offline=True, tensor_bytes=1 << 20)
+    with pytest.raises(ResourceLimit, match="tensor_bytes"):
+        small.metadata(MemorySource(buffer.getvalue(), "npz"))
+
+
+def test_objects_are_not_unpickled() -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(WeightError, match="not numbers"):
+        LOADER.load(MemorySource(buffer.getvalue(), "npy"))
+
+
+def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    save_safetensors(tmp_path / "secret.safetensors", {"a": np.ones(2)})
+    index = inner / "m.safetensors.index.json"
+    for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors"), "..", "", "a/b", "a\0"):
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(WeightError):
+            LOADER.metadata(index)
+    (inner / "link.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a": "link.safetensors"}}))
+    with pytest.raises(WeightError, match="leads out"):
+        LOADER.metadata(index)
+
+
+def test_links_of_a_cache_by_content_are_followed(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    save_safetensors(blobs / "1234", {"a": np.ones(2)})
+    (blobs / "5678").write_text(json.dumps({"weight_map": {"a": "m-1.safetensors"}}))
+    (snapshot / "m-1.safetensors").symlink_to("../../blobs/1234")
+    (snapshot / "m.safetensors.index.json").symlink_to("../../blobs/5678")
+    assert LOADER.load(snapshot / "m.safetensors.index.json", "a").tolist() == [1, 1]
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(WeightError, match="cannot open"):
+        LOADER.load(tmp_path / "absent.safetensors")
+    (tmp_path / "empty.safetensors").touch()
+    with pytest.raises(WeightError, match="0 bytes"):
+        LOADER.load(tmp_path / "empty.safetensors")
+    with pytest.raises(WeightError):
+        LOADER.load(tmp_path)
+    (tmp_path / "what").write_bytes(b"something else")
+    with pytest.raises(WeightError, match="no known format"):
+        LOADER.load(FileSource(tmp_path / "what"))

@@ -1,0 +1,141 @@
+"""Transformations against the same done by NumPy on the whole array, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier.dtypes import DType
+from ranvier.errors import WeightError
+from ranvier.weights import Cast, Quantize, Reshape, Scale, Slice, Transpose, apply
+from ranvier.weights.blob import Bytes, MemoryBlob, check_range
+from ranvier.weights.stored import Stored, TensorInfo
+
+Array = np.ndarray[Any, Any]
+
+
+class Counted(MemoryBlob):
+    """Bytes that are far away, as it were, and count how many are asked for."""
+
+    near = False
+    asked = 0
+
+    def read(self, start: int, stop: int) -> Bytes:
+        check_range(self, start, stop)
+        self.asked += stop - start
+        return super().read(start, stop)
+
+
+def stored(array: Array) -> tuple[Stored, Counted]:
+    blob = Counted("x", b"\7" * 5 + array.tobytes())
+    info = TensorInfo("x", DType[array.dtype.name], array.shape, array.nbytes)
+    return Stored(info, blob, 5), blob
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Array, list[Any]]:
+    """An array and steps over it that fit."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    array = np.random.default_rng(draw(st.integers(0, 99))).standard_normal(shape).astype(np.float32)
+    steps: list[Any] = []
+    for _ in range(draw(st.integers(0, 5))):
+        kind = draw(st.sampled_from(["slice", "transpose", "reshape", "cast", "scale"]))
+        if kind == "slice":
+            part = tuple(
+                slice(*sorted((draw(st.integers(0, d)), draw(st.integers(0, d)))), draw(st.integers(1, 3)))
+                for d in shape
+            )
+            steps.append(Slice(part))
+            shape = np.empty(shape)[part].shape
+        elif kind == "transpose":
+            axes = tuple(draw(st.permutations(range(len(shape)))))
+            steps.append(Transpose(axes))
+            shape = tuple(shape[a] for a in axes)
+        elif kind == "reshape":
+            steps.append(Reshape((-1,)) if np.prod(shape) else Reshape((*shape, 1)))
+            shape = (int(np.prod(shape)),) if np.prod(shape) else (*shape, 1)
+        elif kind == "cast":
+            steps.append(Cast(draw(st.sampled_from(["float32", "float64", "float16"]))))
+        else:
+            steps.append(Scale(draw(st.sampled_from([0.5, np.full(shape[-1:], 2.0)]))))
+    return array, steps
+
+
+def by_numpy(array: Array, step: Any) -> Array:
+    if isinstance(step, Slice):
+        return array[step.part]
+    if isinstance(step, Transpose):
+        return array.transpose(step.axes)
+    if isinstance(step, Reshape):
+        return array.reshape(step.shape)
+    if isinstance(step, Cast):
+        return array.astype(step.dtype)
+    return (array * step.factor).astype(array.dtype)
+
+
+@settings(max_examples=300, deadline=None)
+@given(chains())
+def test_chains(chain: tuple[Array, list[Any]]) -> None:
+    array, steps = chain
+    weight = apply(stored(array)[0], *steps)
+    expected = array
+    for step in steps:
+        expected = by_numpy(expected, step)
+    assert weight.info.shape == expected.shape
+    got = weight.read()
+    assert got.dtype == expected.dtype == weight.info.dtype.numpy
+    np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=2e-3)
+
+
+def test_a_part_of_a_transposed_cast_costs_the_part() -> None:
+    array = np.arange(1000 * 64, dtype=np.float32).reshape(1000, 64)
+    weight, blob = stored(array)
+    got = apply(weight, Transpose(), Cast("float64"), Scale(2.0), Slice((slice(None), slice(500, 510)))).read()
+    np.testing.assert_array_equal(got, array.T[:, 500:510] * 2.0)
+    assert blob.asked == 10 * 64 * 4
+
+
+def test_a_part_of_a_reshaped_one_costs_the_part() -> None:
+    array = np.arange(4096, dtype=np.float32)
+    weight, blob = stored(array)
+    got = apply(weight, Reshape((64, -1)), Slice(slice(3, 5))).read()
+    np.testing.assert_array_equal(got, array.reshape(64, 64)[3:5])
+    assert blob.asked == 2 * 64 * 4
+
+
+def test_a_cast_to_float8_keeps_to_its_range() -> None:
+    weight, _ = stored(np.array([1.0, 1e6, -1e6], np.float32))
+    got = apply(weight, Cast("float8_e4m3fn")).read()
+    np.testing.assert_array_equal(got.astype(np.float32), [1.0, 448.0, -448.0])
+    assert got.dtype == ml_dtypes.float8_e4m3fn
+
+
+def test_quantize_hands_on_what_the_scheme_makes() -> None:
+    class Halves:
+        def quantize(self, array: Array) -> Any:
+            return {"codes": np.round(array * 2).astype(np.int8), "scale": 0.5}
+
+    weight, _ = stored(np.array([[0.4, 1.6], [2.0, -1.0]], np.float32))
+    got: Any = apply(weight, Slice(slice(0, 1)), Quantize(Halves())).read()
+    assert got["codes"].tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Transpose((0, 0)),
+        Reshape((5, 5)),
+        Reshape((-1, -1)),
+        Slice((0, 1)),
+        Slice((slice(None, None, -1),)),
+        Scale(np.ones(3)),
+    ],
+)
+def test_steps_that_do_not_fit(step: Any) -> None:
+    with pytest.raises(WeightError, match="'x'"):
+        apply(stored(np.zeros((2, 4), np.float32))[0], step)
