@@ -1,4 +1,4 @@
-"""Convolutions of float32 and float64 over channels-last tensors, as launches of generated kernels.
+"""Convolutions of float32, float64 and bfloat16 over channels-last tensors, as launches of generated kernels.
 
     conv            weights packed at load by ``pack_weights``
     conv_transpose  weights packed at load by ``pack_transposed``
@@ -7,14 +7,22 @@
 Inputs and outputs are logical (N, C, *spatial) views whose channels lie side by side (stride 1); the other strides
 are free, so a view may be a slice of channels of a larger buffer. The input of a convolution with few channels
 (:func:`takes_any_layout`) may lie in any order.
+
+bfloat16 inputs meet weights packed for ``dtype=bfloat16``; sums and epilogues are float32, results are rounded once,
+when they are stored. Where there is no kernel for them (:func:`takes_bfloat`) they are widened first.
 """
 
 from __future__ import annotations
 
 from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
-from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, takes_any_layout
+from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, takes_any_layout, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
-from ranvier.codegen.llvm.conv.transpose import conv_transpose, conv_transpose_dynamic, pack_transposed
+from ranvier.codegen.llvm.conv.transpose import (
+    conv_transpose,
+    conv_transpose_dynamic,
+    pack_transposed,
+    transposed_takes_bfloat,
+)
 
 __all__ = [
     "ConvShape",
@@ -27,4 +35,6 @@ __all__ = [
     "pack_weights",
     "packing",
     "takes_any_layout",
+    "takes_bfloat",
+    "transposed_takes_bfloat",
 ]

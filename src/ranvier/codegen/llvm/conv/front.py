@@ -79,9 +79,11 @@ def pack_weights(
     w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, winograd: bool = True, dtype: DType | None = None
 ) -> Packed:
     """Weights [cout, cin/group, *kernel] in the order the kernel for this shape reads them; ``dtype`` as above."""
-    kind = packing(shape, isa, item=w.itemsize, winograd=winograd, dtype=dtype)
+    kind = packing(shape, isa, item=max(4, w.itemsize), winograd=winograd, dtype=dtype)
     if kind.startswith("bfloat"):
         return bfloat.pack(w, isa, shape)
+    if dtypes.of(w) is DType.bfloat16:  # kernels that widen their input have float32 weights
+        w = w.astype(np.float32)
     dtype = dtypes.of(w)
     if kind == "depthwise":
         return depthwise.pack(w, isa, shape, dtype)

@@ -21,11 +21,13 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv import rows
 from ranvier.codegen.llvm.conv.dynamic import WeightView, conv_dynamic
-from ranvier.codegen.llvm.conv.front import conv, pack_weights
+from ranvier.codegen.llvm.conv.front import conv, pack_weights, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, Shuffle
+from ranvier.codegen.llvm.conv.widen import widened
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 
@@ -151,9 +153,21 @@ def _shuffled(
     return kernel(x, packed, first, _product(shape), isa, epilogue, threads, numbering, shuffle)
 
 
-def pack_transposed(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape) -> tuple[Packed, ...]:
-    """Weights [cin, cout/group, *kernel] of a ConvTranspose, packed phase by phase."""
-    if _tiles_output(shape):
+def transposed_takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
+    """Whether bfloat16 inputs are multiplied as they are in every phase."""
+    return all(takes_bfloat(phase.shape, isa) for phase in _phases(shape))
+
+
+def pack_transposed(
+    w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, *, dtype: DType | None = None
+) -> tuple[Packed, ...]:
+    """Weights [cin, cout/group, *kernel] of a ConvTranspose, packed phase by phase; ``dtype`` as for ``pack_weights``.
+
+    bfloat16 products are so quick that reading the input once per phase costs less than sums that wait to be shuffled.
+    """
+    if dtype is DType.bfloat16 and not transposed_takes_bfloat(shape, isa):
+        dtype = None
+    if _tiles_output(shape) and dtype is not DType.bfloat16:
         columns = w.reshape(shape.cin, shape.cout, shape.taps).transpose(2, 1, 0)
         flat = np.ascontiguousarray(columns).reshape(shape.taps * shape.cout, shape.cin, 1, 1, 1)
         return (pack_weights(flat, isa, _product(shape), winograd=False),)
@@ -165,7 +179,7 @@ def pack_transposed(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape) -> tupl
         part = full[:, :, *taps][:, :, ::-1, ::-1, ::-1]
         if any(a.taps == 0 for a in phase.axes):
             part = np.zeros((shape.cout, shape.depth, *phase.shape.kernel), w.dtype)
-        found.append(pack_weights(np.ascontiguousarray(part), isa, phase.shape, winograd=False))
+        found.append(pack_weights(np.ascontiguousarray(part), isa, phase.shape, winograd=False, dtype=dtype))
     return tuple(found)
 
 
@@ -182,9 +196,11 @@ def conv_transpose(
     """Launches of a ConvTranspose; ``shape`` from :meth:`ConvShape.transpose`, weights from ``pack_transposed``."""
     if shape.is_empty:
         return []
-    if _tiles_output(shape):
-        return _shuffled(x, packed[0], out, shape, isa, epilogue, threads)
     found: list[Launch] = []
+    if x.dtype is not DType.float32 and any(p.dtype is DType.float32 and p.kind != "depthwise" for p in packed):
+        x, found = widened(x, DType.float32, isa, threads)
+    if _tiles_output(shape) and len(packed) == 1:
+        return [*found, *_shuffled(x, packed[0], out, shape, isa, epilogue, threads)]
     for phase, weights in zip(_phases(shape), packed, strict=True):
         target = phase.output(out, shape)
         found += conv(

@@ -21,8 +21,9 @@ from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, content, folded
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast
 from ranvier.providers.cpu.lower.registry import FLOATS, lowers
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
+from ranvier.providers.cpu.target import Same, Target
 
+BF16 = DType.bfloat16
 MICROSOFT = "com.microsoft"
 _PHASES = 64  # the largest stride of a transposed convolution: each residue is a convolution of its own
 
@@ -59,10 +60,13 @@ def _spatial(node: Node) -> str | None:
     return None
 
 
-def _widened(b: Definitions, *values: Value) -> list[Value]:
+def _widened(b: Definitions, x: Value, w: Value) -> list[Value]:
+    """Operands that kernels take: bfloat16 with constant weights as it is, other 16-bit types as float32."""
+    if b.dtype(x) is BF16 and _is_constant(b, w):
+        return [x, w]
     return [
         b.pointwise([v], lambda e: cast(e[0], DType.float32), DType.float32) if b.dtype(v) in HALVES else v
-        for v in values
+        for v in (x, w)
     ]
 
 
@@ -76,8 +80,17 @@ def convolve(
     *,
     transposed: bool = False,
 ) -> Value:
-    """The bare convolution of float32 or float64 tensors."""
+    """The bare convolution of float32 or float64 tensors, or of bfloat16 ones with constant weights: then the result is
+    float32."""
     rank = len(out_shape)
+    takes_narrow = kernels.transposed_takes_bfloat if transposed else kernels.takes_bfloat
+
+    def narrow(target: Target) -> str | None:
+        if target.narrow is not BF16:
+            return "there are no float16 convolutions"
+        if not _is_constant(b, w):
+            return "its weights are not constant"
+        return None if takes_narrow(shape, target.isa) else "there is no bfloat16 kernel for its shape"
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, weights = views
@@ -85,18 +98,20 @@ def convolve(
             image = r.ordered(image, channels_last(rank))
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
         constant = weights.storage.kind == "const"
+        dtype = BF16 if image.dtype is BF16 else None
         if transposed:
             if not constant:
                 return kernels.conv_transpose_dynamic(image, weights, target, shape, r.isa, **how)
-            key = ("transposed", Same(weights.storage.array), weights.offset, weights.strides, shape)
-            phases = r.packs.get(key, lambda: kernels.pack_transposed(_array(weights), r.isa, shape))
+            key = ("transposed", dtype, Same(weights.storage.array), weights.offset, weights.strides, shape)
+            phases = r.packs.get(key, lambda: kernels.pack_transposed(_array(weights), r.isa, shape, dtype=dtype))
             return kernels.conv_transpose(image, phases, target, shape, r.isa, **how)
         if not constant:
             return kernels.conv_dynamic(image, weights, target, shape, r.isa, **how)
-        kind = kernels.packing(shape, r.isa, winograd=r.target.winograd)
+        winograd = r.target.winograd
+        kind = kernels.packing(shape, r.isa, winograd=winograd, dtype=dtype)
         place = ("conv", kind, Same(weights.storage.array), weights.offset, weights.strides)
         packed = r.packs.get(
-            place, lambda: kernels.pack_weights(_array(weights), r.isa, shape, winograd=r.target.winograd)
+            place, lambda: kernels.pack_weights(_array(weights), r.isa, shape, winograd=winograd, dtype=dtype)
         )
         return kernels.conv(image, packed, target, shape, r.isa, **how)
 
@@ -104,12 +119,18 @@ def convolve(
         [x, w],
         realise,
         _fold(out_shape),
-        b.dtype(x),
+        DType.float32 if b.dtype(x) is BF16 else b.dtype(x),
         out_shape,
         out,
         order=channels_last(rank),
         unit_axis=1,
+        flops=shape.flops,
+        narrow=narrow,
     )
+
+
+def _is_constant(b: Definitions, value: Value) -> bool:
+    return value.const is not None or value in b.known
 
 
 def _array(view: View) -> np.ndarray[Any, Any]:

@@ -1,0 +1,293 @@
+"""Convolutions of bfloat16 against float64 ones of the same rounded operands: only sums and one rounding may differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv import (
+    ConvShape,
+    Packed,
+    conv,
+    conv_dynamic,
+    conv_transpose,
+    pack_transposed,
+    pack_weights,
+    packing,
+    takes_any_layout,
+    takes_bfloat,
+    transposed_takes_bfloat,
+)
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from tests.codegen import harness
+from tests.codegen.test_conv import (
+    DEPTHWISE,
+    GROUPED,
+    NARROW,
+    OTHER_RANKS,
+    POINTWISE,
+    SPATIAL,
+    THIN,
+    Case,
+    bound,
+    channels_last,
+    execute,
+    names,
+    reference,
+)
+from tests.codegen.test_conv_transpose import TRANSPOSED, reference_transposed
+
+Array = np.ndarray[Any, Any]
+F32, BF16 = DType.float32, DType.bfloat16
+BFLOAT = BF16.numpy
+
+
+def without(isa: Isa, *names: str) -> Isa:
+    """The same machine with fewer instructions."""
+    features = ",".join(part for part in isa.features.split(",") if part.lstrip("+") not in names)
+    return replace(isa, features=features, extensions=isa.extensions - set(names))
+
+
+_BEST = harness.ISAS[0]
+_VECTORS = without(_BEST, "amx-tile", "amx-int8", "amx-bf16")
+_PATHS = {
+    "tiles": _BEST,
+    "pairs": _VECTORS,
+    "widened": without(_VECTORS, "avx512bf16"),
+    **{isa.name: isa for isa in harness.ISAS[1:]},
+}
+PATHS = {name: isa for name, isa in _PATHS.items() if name != "tiles" or isa.has("amx-bf16")}
+QUICK = [name for name, isa in PATHS.items() if isa.has("avx512bf16")]
+
+
+@pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
+def isa(request: pytest.FixtureRequest) -> Isa:
+    found: Isa = request.param
+    return found
+
+
+def compare(found: Array, want: Array, sums: Array) -> None:
+    """``sums``: the size of what was added up, by output."""
+    bound = 2e-6 * np.maximum(1.0, sums)
+    if found.dtype == BFLOAT:
+        bound = bound + np.abs(want) * 2.0**-8
+    with np.errstate(invalid="ignore"):
+        off = np.abs(found.astype(np.float64) - want) - bound
+    assert not (off > 0).any(), f"off by {np.nanmax(off)} beyond rounding"
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float64)), np.isnan(want))
+    endless = np.isinf(want)
+    np.testing.assert_array_equal(found[endless].astype(np.float64), want[endless])
+
+
+def run_case(
+    case: Case,
+    isa: Isa,
+    *,
+    stored: DType = BF16,
+    result: DType = BF16,
+    planar: bool = False,
+    room: int = 0,
+    split: int = 1,
+    threads: int = 2,
+    spoilt: bool = False,
+) -> list[Launch]:
+    rng = np.random.default_rng(sum(case.x) + case.cout)
+    x = rng.standard_normal(case.x).astype(BFLOAT)
+    if spoilt:  # corners, where padding is near, and the last channel, where a row's padding is
+        x[(0, -1, *(0,) * case.rank)], x[(-1, 0, *(-1,) * case.rank)] = np.nan, np.inf
+    w = case.weights(rng, BFLOAT).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        want = reference(case, x.astype(np.float64), w)
+        sums = np.nan_to_num(reference(case, np.abs(x.astype(np.float64)), np.abs(w)), posinf=0.0)
+    shape = case.shape(w)
+    x = x.astype(stored.numpy)
+    source = x if planar else channels_last(x, room, room)
+    target = channels_last(np.full(want.shape, np.nan, result.numpy), room, room)
+    (x_view, x_data), (out, out_data) = bound(source, "input"), bound(target, "output")
+    packed = pack_weights(w, isa, shape, dtype=BF16, winograd=False)
+    launches = conv(x_view, packed, out, shape, isa, threads=threads)
+    execute(launches, isa, {x_view.storage: x_data, out.storage: out_data}, split=split)
+    compare(target, want, sums)
+    if room:
+        beside = np.moveaxis(out_data.reshape(*np.moveaxis(target, 1, -1).shape[:-1], -1), -1, 0)
+        assert np.isnan(beside[:room].astype(np.float32)).all(), "wrote before its channels"
+        assert np.isnan(beside[-room:].astype(np.float32)).all(), "wrote behind its channels"
+    return launches
+
+
+ALL = [*POINTWISE, *SPATIAL, *GROUPED, *DEPTHWISE, *THIN, *NARROW, *OTHER_RANKS]
+LARGER = [
+    Case((1, 64, 9, 11), 96, (1, 1)),
+    Case((2, 96, 5, 7), 33, (1, 1)),
+    Case((1, 64, 2, 2), 40, (1, 1)),
+    Case((1, 64, 14, 14), 48, (3, 3), pads=(1, 1, 1, 1)),
+    Case((2, 40, 13, 30), 50, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    Case((1, 32, 17, 16), 64, (3, 3), strides=(2, 3), dilations=(3, 2), pads=(2, 1, 2, 2)),
+    Case((1, 24, 9, 9), 64, (5, 5), pads=(2, 2, 2, 2)),
+    Case((1, 128, 6, 6), 64, (3, 3), pads=(1, 1, 1, 1), group=2),
+    Case((1, 65, 300), 31, (5,), pads=(2, 2)),
+    Case((1, 64, 40), 32, (3,), dilations=(4,), pads=(4, 4)),
+]
+
+
+@pytest.mark.parametrize("case", [*ALL, *LARGER], ids=names([*ALL, *LARGER]))
+def test_against_float64(isa: Isa, case: Case) -> None:
+    run_case(case, isa, split=3)
+
+
+SOME = [POINTWISE[0], POINTWISE[1], SPATIAL[1], GROUPED[1], DEPTHWISE[1], THIN[1], NARROW[1], LARGER[0], LARGER[4]]
+
+
+@pytest.mark.parametrize("case", SOME, ids=names(SOME))
+def test_results_in_float32(isa: Isa, case: Case) -> None:
+    run_case(case, isa, result=F32)
+
+
+@pytest.mark.parametrize("case", SOME, ids=names(SOME))
+def test_slices_of_channels(isa: Isa, case: Case) -> None:
+    """Input and output are slices of wider buffers; what lies beside the output stays."""
+    run_case(case, isa, room=5)
+
+
+@pytest.mark.parametrize("case", [*SOME, *LARGER], ids=names([*SOME, *LARGER]))
+def test_nan_and_infinity_stay_where_they_are(isa: Isa, case: Case) -> None:
+    """What is multiplied beyond an image, a window or the last channel is nothing, not something times zero."""
+    run_case(case, isa, spoilt=True)
+
+
+@pytest.mark.parametrize("split", [1, 2, 1000])
+@pytest.mark.parametrize("case", SOME, ids=names(SOME))
+def test_any_split_gives_the_same(case: Case, split: int) -> None:
+    run_case(case, _BEST, split=split, threads=16)
+
+
+@pytest.mark.parametrize("stored", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("case", THIN, ids=names(THIN))
+def test_images_as_users_have_them(case: Case, stored: DType) -> None:
+    """Few channels that lie apart, stored in either type: woven and rounded as they are copied."""
+    for isa in PATHS.values():
+        if takes_bfloat(case.shape(np.zeros((case.cout, case.x[1], *case.kernel))), isa):
+            assert takes_any_layout(case.shape(np.zeros((case.cout, case.x[1], *case.kernel))))
+            run_case(case, isa, stored=stored, planar=True, split=2, threads=8)
+
+
+@pytest.mark.parametrize("path", QUICK)
+@pytest.mark.parametrize("case", [SPATIAL[1], LARGER[0], LARGER[3]], ids=names([SPATIAL[1], LARGER[0], LARGER[3]]))
+def test_inputs_in_float32_are_rounded(path: str, case: Case) -> None:
+    run_case(case, PATHS[path], stored=F32)
+
+
+@pytest.mark.parametrize("path", QUICK)
+def test_every_remainder(path: str) -> None:
+    """Of channels in and out, of widths and of heights, drawn at random."""
+    rng = np.random.default_rng(11)
+    for _ in range(40):
+        cin, cout, height, width, kernel, stride = rng.integers((1, 1, 1, 1, 1, 1), (75, 70, 12, 40, 4, 3))
+        pad = int(rng.integers(0, kernel))
+        case = Case(
+            (1, int(cin), int(height + kernel), int(width + kernel)),
+            int(cout),
+            (int(kernel),) * 2,
+            strides=(int(stride),) * 2,
+            pads=(pad, 0, 1, pad),
+        )
+        run_case(case, PATHS[path], split=2, threads=int(rng.integers(1, 5)))
+
+
+def test_rows_too_long_for_a_block() -> None:
+    """A row of outputs whose input is more than a block takes is cut."""
+    run_case(Case((1, 128, 9000), 32, (3,), pads=(1, 1)), _BEST, split=2)
+
+
+def epilogue_case(bias: Array, added: View) -> Epilogue:
+    total: Expr = Op("add", (Op("add", (Result(0, F32), Load(0, F32)), F32), Load(1, F32)), F32)
+    value = Op("mul", (Op("max", (total, Const(0.0, F32)), F32), Op("tanh", (Load(1, F32),), F32)), F32)
+    images, channels, *spatial = added.strides
+    return Epilogue(
+        value, (Operand(View.constant(bias, F32), (0, 0, 1)), Operand(added, (images, spatial[-1], channels)))
+    )
+
+
+@pytest.mark.parametrize("stored", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("case", SOME, ids=names(SOME))
+def test_epilogue_in_float32(isa: Isa, case: Case, stored: DType) -> None:
+    """A bias and a summand that is read where the result is written, its memory being the result's where it fits."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(case.x).astype(BFLOAT)
+    w = case.weights(rng, BFLOAT).astype(np.float32)
+    bias = rng.standard_normal(case.cout).astype(np.float32)
+    product = reference(case, x.astype(np.float64), w)
+    more = rng.standard_normal(product.shape).astype(stored.numpy)
+    shape = case.shape(w)
+    wide = more.astype(np.float64)
+    want = np.maximum(product + bias.reshape(-1, *(1,) * case.rank) + wide, 0) * np.tanh(wide)
+    source, addend = channels_last(x), channels_last(more)
+    (x_view, x_data), (added, added_data) = bound(source, "input"), bound(addend, "output")
+    epilogue = epilogue_case(bias, added)
+    packed = pack_weights(w, isa, shape, dtype=BF16, winograd=False)
+    launches = conv(x_view, packed, added, shape, isa, epilogue=epilogue, threads=2)
+    execute(launches, isa, {x_view.storage: x_data, added.storage: added_data}, split=2)
+    sums = reference(case, np.abs(x.astype(np.float64)), np.abs(w))
+    compare(addend, want, sums + np.abs(wide))
+
+
+@pytest.mark.parametrize("result", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("case", TRANSPOSED, ids=names(TRANSPOSED))
+def test_transposed(isa: Isa, case: Case, result: DType) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal(case.x).astype(BFLOAT)
+    w = case.weights(rng, BFLOAT, transposed=True).astype(np.float32)
+    shape = case.shape_transposed(w)
+    want = reference_transposed(case, x.astype(np.float64), w)
+    sums = reference_transposed(case, np.abs(x.astype(np.float64)), np.abs(w))
+    source, target = channels_last(x), channels_last(np.full(want.shape, np.nan, result.numpy))
+    (x_view, x_data), (out, out_data) = bound(source, "input"), bound(target, "output")
+    packed = pack_transposed(w, isa, shape, dtype=BF16)
+    launches = conv_transpose(x_view, packed, out, shape, isa, threads=2)
+    execute(launches, isa, {x_view.storage: x_data, out.storage: out_data}, split=2)
+    compare(target, want, sums)
+    if transposed_takes_bfloat(shape, isa):
+        assert all(p.kind.startswith("bfloat") or p.kind == "depthwise" for p in packed)
+
+
+def test_weights_of_the_graph_meet_widened_inputs(isa: Isa) -> None:
+    case = SPATIAL[1]
+    rng = np.random.default_rng(8)
+    x, w = rng.standard_normal(case.x).astype(BFLOAT), case.weights(rng, np.float32)
+    want = reference(case, x.astype(np.float64), w)
+    source, target = channels_last(x), channels_last(np.full(want.shape, np.nan, np.float32))
+    (x_view, x_data), (out, out_data), (w_view, w_data) = (
+        *(bound(source, "input"), bound(target, "output")),
+        bound(w, "input"),
+    )
+    launches = conv_dynamic(x_view, w_view, out, case.shape(w), isa)
+    execute(launches, isa, {x_view.storage: x_data, out.storage: out_data, w_view.storage: w_data})
+    compare(target, want, reference(case, np.abs(x.astype(np.float64)), np.abs(w)))
+
+
+def test_which_kernels_multiply_in_bfloat16() -> None:
+    plain = ConvShape.conv((1, 64, 8, 8), (64, 64, 3, 3), pads=(1, 1, 1, 1))
+    deep = ConvShape.conv((1, 64, 4, 8, 8), (64, 64, 3, 3, 3), pads=(1,) * 6)
+    each = ConvShape.conv((1, 64, 8, 8), (64, 1, 3, 3), pads=(1, 1, 1, 1), group=64)
+    for name, isa in PATHS.items():
+        assert takes_bfloat(plain, isa) == (name in QUICK)
+        assert not takes_bfloat(deep, isa)
+        assert takes_bfloat(each, isa)
+        kinds = [packing(shape, isa, dtype=BF16, winograd=False) for shape in (plain, deep, each)]
+        assert kinds == ["bfloat" if name in QUICK else "gemm", "gemm", "depthwise"]
+
+
+def test_packed_weights_are_half_as_large() -> None:
+    if not QUICK:
+        pytest.skip("no bfloat16 products here")
+    w = np.ones((64, 64, 3, 3), np.float32)
+    shape = ConvShape.conv((1, 64, 8, 8), w.shape, pads=(1, 1, 1, 1))
+    narrow: Packed = pack_weights(w, PATHS[QUICK[0]], shape, dtype=BF16)
+    assert narrow.storage.nbytes == w.nbytes // 2
