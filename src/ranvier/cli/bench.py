@@ -123,7 +123,8 @@ def _start(
     for name in output.progress([peers.SELF, *chosen], "loading"):
         own = name == peers.SELF
         try:
-            worker = Worker(name, peers.KNOWN[name][1], task, options if own else {})
+            same = {"precision": options["precision"]} if "precision" in options else {}
+            worker = Worker(name, peers.KNOWN[name][1], task, options if own else same)
         except RunnerFailed as error:
             if own:
                 raise

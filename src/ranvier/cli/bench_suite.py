@@ -18,6 +18,7 @@ from ranvier.cli.suites.catalogue import GROUPS, Case
 from ranvier.cli.suites.measure import Settings, measure, prepare
 from ranvier.cli.suites.results import Results
 from ranvier.cli.suites.show import show
+from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError, nearest
 
 SUITES = ("cpu",)
@@ -36,7 +37,9 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
 
 @click.command()
 @click.option("--suite", type=click.Choice(SUITES), required=True, help="The suite to measure.")
-@click.option("--models", callback=_split, default="all", show_default=True, help="Groups: real, light, built, int8, all.")
+@click.option(
+    "--models", callback=_split, default="all", show_default=True, help="Groups: real, light, built, int8, all."
+)
 @click.option("--only", callback=_split, metavar="PATTERN,…", help="Only models whose names fit, with * and ?.")
 @click.option("--runners", callback=_split, default="ranvier,onnxruntime,openvino", show_default=True)
 @click.option("--threads", callback=_counts, default="1,2", show_default=True, help="Numbers of threads, by commas.")
@@ -50,6 +53,7 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
     show_default=True,
     help="Seconds a runner may take to load a model, or for a turn, before it is given up.",
 )
+@click.option("--precision", default="float32", show_default=True, help="Of this runtime and OpenVINO: bf16, fp16.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the inputs.")
 @click.option("--output", "target", type=click.Path(path_type=Path), help="Write results here, after every model.")
 @click.option("--resume", is_flag=True, help="Keep what the file of --output already holds.")
@@ -84,6 +88,7 @@ def command(
         return
     if resume and target is None:
         raise InvalidConfig("--resume needs --output FILE: that is what it continues")
+    given["precision"] = SessionConfig().updated(precision=given["precision"]).precision
     settings = Settings(_runners(runners, output), patience=budget, **given)
     results = Results(suite, settings, target, resume=resume)
     todo = [case for case in chosen if not results.has(case.name)]

@@ -74,7 +74,8 @@ class RanvierRunner:
         return self._session.run(inputs)
 
     def facts(self) -> dict[str, Any]:
-        return {"nodes": dict(self._session.report.by_provider())}
+        report = self._session.report
+        return {"nodes": dict(report.by_provider()), "precisions": dict(report.by_precision())}
 
 
 class OnnxRuntimeRunner:
@@ -104,13 +105,15 @@ class OnnxRuntimeRunner:
 class OpenVinoRunner:
     """OpenVINO on the CPU, tuned for latency, in float32: on some processors it would choose bfloat16 by itself.
 
-    It is told the shapes beforehand, as its users are advised to: with symbolic sizes it is slower, by up to twice.
+    ``options`` may name another precision, which is then asked for as it is of ours. It is told the shapes
+    beforehand, as its users are advised to: with symbolic sizes it is slower, by up to twice.
     """
 
     def __init__(self, model: str, threads: int, options: Mapping[str, Any], shapes: Shapes) -> None:
         import openvino  # type: ignore[import-not-found,unused-ignore]
 
-        choices = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+        hint = {"bf16": "bf16", "fp16": "f16"}.get(options.get("precision", ""), "f32")
+        choices = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
         core = openvino.Core()
         try:
             network = core.read_model(model)
@@ -121,6 +124,7 @@ class OpenVinoRunner:
             compiled = core.compile_model(model, "CPU", choices)
             self._sizes = "symbolic"
         self.version = openvino.__version__.partition("-")[0]  # the rest names a commit
+        self._precision = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
         self._request = compiled.create_infer_request()
         # an output may have gone by several names in the file, of which the model's interface is one
         self._names = [sorted(each.get_names()) for each in compiled.outputs]
@@ -137,4 +141,4 @@ class OpenVinoRunner:
         return found
 
     def facts(self) -> dict[str, Any]:
-        return {"sizes": self._sizes}
+        return {"sizes": self._sizes, "precision": self._precision}

@@ -205,6 +205,19 @@ def _tensor_difference(ours: Array, theirs: Array) -> float:
     return float(gap / max(scale, 1e-12))
 
 
+def cosine(ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """The least cosine of the angle between outputs taken as vectors; None where no two can be taken so."""
+    found = []
+    for name in names:
+        a, b = (np.asarray(each.get(name)) for each in (ours, theirs))
+        if a.shape == b.shape and a.dtype.kind in "fV" and b.dtype.kind in "fV" and a.size:
+            x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+            size = np.linalg.norm(x) * np.linalg.norm(y)
+            if np.isfinite(size) and size > 0:
+                found.append(float(x @ y / size))
+    return min(found, default=None)
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
     """The difference of each output."""
     return {name: difference(ours.get(name), theirs.get(name)) for name in names}

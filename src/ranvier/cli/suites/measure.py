@@ -35,6 +35,7 @@ class Settings:
     warmup: int
     patience: float  # seconds that any single answer of a runner may take
     seed: int = 0
+    precision: str = "float32"  # of this runtime and of peers that have a choice; the base's is always float32
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def measure(prepared: Prepared, threads: int, settings: Settings) -> dict[str, A
             found["runners"][runner] = {
                 **_figures(each, cold.get(runner)),
                 **_against(each, measured),
-                "error": errors.get(runner),
+                **errors.get(runner, {"error": None, "cosine": None}),
             }
     return found
 
@@ -110,8 +111,9 @@ def _start(runner: str, task: Task, settings: Settings, cold: dict[str, Measured
 
     def start() -> Worker:
         kind = peers.KNOWN[runner][1]
-        return Worker(runner, kind, task, {}, environment=environment, patience=settings.patience)
+        return Worker(runner, kind, task, options, environment=environment, patience=settings.patience)
 
+    options = {} if settings.precision == "float32" or runner == BASE else {"precision": settings.precision}
     environment = {CACHE_VARIABLE: str(task.folder / "kernels")} if runner == peers.SELF else {}
     if runner == peers.SELF:
         first = start()
@@ -147,13 +149,15 @@ def _against(measured: Measured, others: Mapping[str, Measured]) -> dict[str, An
     return {"speed": ratios}
 
 
-def _errors(task: Task, workers: Sequence[Worker], failed: dict[str, str], prepared: Prepared) -> dict[str, float]:
+def _errors(
+    task: Task, workers: Sequence[Worker], failed: dict[str, str], prepared: Prepared
+) -> dict[str, dict[str, float | None]]:
     """By runner, the larger error of its first run and of one after the timed ones, both against the base's first."""
     going = [w for w in workers if w.name not in failed]
     if all(w.name != BASE for w in going):
         return {}
     expected = task.read_outputs(BASE)
-    found: dict[str, float] = {}
+    found: dict[str, dict[str, float | None]] = {}
     for worker in going:
         first = task.read_outputs(worker.name)
         try:
@@ -162,7 +166,10 @@ def _errors(task: Task, workers: Sequence[Worker], failed: dict[str, str], prepa
             failed[worker.name] = error.message
             continue
         both = (first, task.read_outputs(worker.name))
-        found[worker.name] = max(largest_error(outputs, expected, prepared) for outputs in both)
+        found[worker.name] = {
+            "error": max(largest_error(outputs, expected, prepared) for outputs in both),
+            "cosine": None if prepared.case.any_order else values.cosine(both[1], expected, prepared.outputs),
+        }
     return found
 
 

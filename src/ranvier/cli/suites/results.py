@@ -19,6 +19,7 @@ from ranvier.errors import InvalidConfig
 FORMAT = 1
 UNSTEADY = 1.25  # medians and quickest runs that disagree by more than this were disturbed
 SLOW = 0.9  # a model below this speed relative to the base counts as lost
+NARROW_ERROR = 0.05  # of the largest value: what a deep network in 16 bits may be off by
 _WORST = 5
 
 
@@ -56,7 +57,8 @@ class Results:
         self.save()
 
     def finish(self) -> dict[str, Any]:
-        self.data["summary"] = plain(summary(self.data["cases"], self.data["settings"]["threads"]))
+        settings = self.data["settings"]
+        self.data["summary"] = plain(summary(self.data["cases"], settings["threads"], settings["precision"]))
         self.save()
         return self.data
 
@@ -68,7 +70,7 @@ class Results:
 # -- summing up -----------------------------------------------------------------------------------------------------
 
 
-def summary(cases: Sequence[Mapping[str, Any]], threads: Iterable[int]) -> dict[str, Any]:
+def summary(cases: Sequence[Mapping[str, Any]], threads: Iterable[int], precision: str = "float32") -> dict[str, Any]:
     """Per number of threads: geometric means of speeds, models that lose, the worst; then failures and errors."""
     return {
         "threads": [_at(cases, count) for count in threads],
@@ -83,9 +85,17 @@ def summary(cases: Sequence[Mapping[str, Any]], threads: Iterable[int]) -> dict[
             {"case": case["name"], "threads": run["threads"], "error": figures["error"]}
             for case, run in _runs(cases)
             for runner, figures in run["runners"].items()
-            if runner == peers.SELF and _too_far(figures["error"], case["tolerance"])
+            if runner == peers.SELF and _too_far(figures["error"], _allowed(case, run, precision))
         ],
     }
+
+
+def _allowed(case: Mapping[str, Any], run: Mapping[str, Any], precision: str) -> float:
+    """The largest error that is none: in 16 bits what the format explains, or what the peers have that use it too."""
+    if precision == "float32":
+        return float(case["tolerance"])
+    others = [f["error"] for name, f in run["runners"].items() if name not in (peers.SELF, BASE)]
+    return max(float(case["tolerance"]), NARROW_ERROR, *(1.5 * e for e in others if isinstance(e, float)), 0.0)
 
 
 def _too_far(error: Any, tolerance: float) -> bool:
@@ -117,12 +127,24 @@ def _at(cases: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
         "worst": [{"case": name, "ratio": ratio} for name, ratio in ordered[:_WORST]],
         "setup_cold": geometric_mean(_ratio(a["cold_setup_seconds"], b["setup_seconds"]) for a, b in pairs),
         "setup_cached": geometric_mean(_ratio(a["setup_seconds"], b["setup_seconds"]) for a, b in pairs),
+        "errors": _mean_errors(runners for _, runners in runs),
         "more_memory": sum(a["peak_bytes"] > b["peak_bytes"] for a, b in pairs),
         "nodes": _nodes(runners for _, runners in runs),
         "load_average": max(
             (run["load_average"] or 0.0 for _, run in _runs(cases) if run["threads"] == threads), default=0.0
         ),
     }
+
+
+def _mean_errors(runs: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Geometric means of the errors of each runner over the models for which all have one."""
+    found: dict[str, list[float]] = {}
+    for runners in runs:
+        errors = {name: f["error"] for name, f in runners.items() if name != BASE}
+        if errors and all(isinstance(e, float) and 0 < e < math.inf for e in errors.values()):
+            for name, error in errors.items():
+                found.setdefault(name, []).append(error)
+    return {name: geometric_mean(errors) for name, errors in found.items()}
 
 
 def _unsteady(runners: Mapping[str, Any]) -> bool:

@@ -23,9 +23,27 @@ def show(output: Output, data: Mapping[str, Any]) -> None:
         ]
         output.heading(f"{_threads(threads)}: {len(rows)} models")
         output.show(table(_columns(runners), rows), "")
+        if data["settings"]["precision"] != "float32":
+            _show_errors(output, data, threads, runners)
         if len(runners) > 1:
             output.show(f"peak memory in the order {', '.join(runners)}")
     show_summary(output, data)
+
+
+def _show_errors(output: Output, data: Mapping[str, Any], threads: int, runners: Sequence[str]) -> None:
+    """How far each runner is from the base, which computes in float32: the price of the precision."""
+    others = [name for name in runners if name != BASE]
+    rows = []
+    for case in data["cases"]:
+        for run in case.get("runs", ()):
+            if run["threads"] == threads:
+                found = [run["runners"].get(name) for name in others]
+                errors = ["" if f is None or f["error"] is None else _error(f["error"]) for f in found]
+                angles = ["" if f is None or f["cosine"] is None else f"{f['cosine']:.6f}" for f in found]
+                rows.append([case["name"], *errors, *angles])
+    output.heading(f"{_threads(threads)}: errors in {data['settings']['precision']} against {BASE} in float32")
+    columns = ["!model", *(f">{name}: error" for name in others), *(f">{name}: cosine" for name in others)]
+    output.show(table(columns, rows), "")
 
 
 def _columns(runners: Sequence[str]) -> list[str]:
@@ -114,6 +132,9 @@ def show_summary(output: Output, data: Mapping[str, Any]) -> None:
         if at["worst"]:
             worst = ", ".join(f"{w['case']} {w['ratio']:.2f}" for w in at["worst"])
             output.show(f"{len(at['slower'])} models under {SLOW} times {BASE}; the lowest: {worst}")
+        if data["settings"]["precision"] != "float32" and at["errors"]:
+            means = ", ".join(f"{name} {mean:.1e}" for name, mean in at["errors"].items() if mean is not None)
+            output.show(f"errors in {data['settings']['precision']} against {BASE} (geometric means): {means}")
         if at["setup_cold"] is not None:
             output.show(
                 f"set-up against {BASE}'s: {at['setup_cold']:.2f} times cold, {at['setup_cached']:.2f} times cached; "

@@ -22,6 +22,7 @@ from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.rates import LAUNCH, multiplying, product_speed, touching
 from ranvier.providers.cpu.narrow.sensitive import exact_reads, running_sums
 from ranvier.providers.cpu.target import Assignment, Target
+from ranvier.varying import value_at
 
 F32 = DType.float32
 _HEADROOM = 8.0  # values seen in a sample are taken to grow to this many times as much
@@ -231,7 +232,7 @@ class _Assigning:
             self.unable[id(anchor)] = f"kept by {name!r}"
             self.cut.cost(item, one=math.inf)
         else:
-            work, operands = multiplying(anchor.flops), sum(self._bytes(v) for v in anchor.sources)
+            work, operands = multiplying(*value_at([anchor.flops], 0)), sum(self._bytes(v) for v in anchor.sources)
             fast = work / max(self.speed, 0.1)
             self.cut.cost(item, max(work, touching(operands)), max(fast, touching(operands / 2)) + LAUNCH / 10)
         for value in dict.fromkeys(v for v in anchor.sources if self._movable(v)):
@@ -258,7 +259,8 @@ class _Assigning:
         return touching(bytes_) + touching(bytes_ / 2) + LAUNCH
 
     def _bytes(self, value: Value) -> float:
-        return 4.0 * math.prod(self.program.shape(value))
+        # of this call, where sizes will vary: what is chosen is right for others too, only perhaps not the quickest
+        return float(4 * math.prod(value_at(self.program.shape(value), 0)))
 
     # -- for people -------------------------------------------------------------------------------------------------
 
