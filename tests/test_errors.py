@@ -46,3 +46,10 @@ def test_messages() -> None:
     assert str(SAMPLES[0]) == "provider 'cuda' is not available: no driver"
     assert str(SAMPLES[1]) == "limit 'memory_bytes' reached (plan): allowed 10, needed 20"
     assert "d::Op-3 at 'a', 'b': unknown" in str(SAMPLES[2])
+
+
+def test_a_list_of_known_names_ends_somewhere() -> None:
+    names = [f"node{k:03}" for k in range(100)]
+    text = errors.nearest("zzz", names)
+    assert "node039 and 60 more" in text and "node040" not in text
+    assert errors.nearest("zzz", names[:40]) == f" (known: {', '.join(names[:40])})"

@@ -227,6 +227,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
 
 
+_LISTED = 40  # names in a message, at most
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or the list of names when nothing is close."""
     import difflib  # only where something is wrong
@@ -236,4 +239,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     if close:
         return f" (did you mean {folded[close[0]]!r}?)"
-    return f" (known: {', '.join(names)})" if names else ""
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return f" (known: {', '.join(names[:_LISTED])}{more})" if names else ""

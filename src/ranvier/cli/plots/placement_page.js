@@ -112,7 +112,8 @@
   });
   search.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !hits.length) return;
-    current = (current + (event.shiftKey ? hits.length - 1 : 1)) % hits.length;
+    if (event.shiftKey) current = (current <= 0 ? hits.length : current) - 1;
+    else current = (current + 1) % hits.length;
     found.textContent = (current + 1) + " of " + hits.length;
     go(hits[current]);
   });

@@ -80,7 +80,7 @@ def _tables(data: Data) -> Iterable[str]:
 
     yield _table(
         "Parts",
-        ("part", "provider", ">nodes", ">predicted", "first node"),
+        ("part", "provider", ">nodes", ">predicted", "~first node"),
         [
             (
                 _link(f"p{p}", str(p)),
@@ -94,7 +94,7 @@ def _tables(data: Data) -> Iterable[str]:
     )
     yield _table(
         "Transfers in a run",
-        ("way", ">bytes", ">predicted", "values"),
+        ("way", ">bytes", ">predicted", "~values"),
         [
             (
                 _text(transfer_title(t)),
@@ -115,7 +115,7 @@ def _tables(data: Data) -> Iterable[str]:
     )
     yield _table(
         "Why providers declined",
-        ("provider", "reason", ">nodes", "operators", "for example"),
+        ("provider", "~reason", ">nodes", "~operators", "~for example"),
         [
             (
                 provider(d["provider"]),
@@ -127,17 +127,17 @@ def _tables(data: Data) -> Iterable[str]:
             for d in data.get("declined", ())
         ],
     )
-    yield _table("Fallbacks", ("what happened",), [(_text(text),) for text in data.get("fallbacks", ())])
+    yield _table("Fallbacks", ("~what happened",), [(_text(text),) for text in data.get("fallbacks", ())])
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose cells are HTML already; nothing where it would be empty. ``>`` aligns a column to the right, and a
-    column without any cell is left out."""
+    """A table whose cells are HTML already; nothing where it would be empty. ``>`` aligns a column to the right, in one
+    with ``~`` lines break anywhere, and a column without any cell is left out."""
     if not rows:
         return ""
     shown = [k for k in range(len(columns)) if any(row[k] for row in rows)]
     parts = [f"<section><h2>{_text(title)}</h2><table><thead><tr>"]
-    parts += [_cell("th", columns[k], _text(columns[k].lstrip(">"))) for k in shown]
+    parts += [_cell("th", columns[k], _text(columns[k].lstrip(">~"))) for k in shown]
     parts.append("</tr></thead><tbody>")
     for row in rows[:_MOST_ROWS]:
         parts.append("<tr>" + "".join(_cell("td", columns[k], row[k]) for k in shown) + "</tr>")
@@ -148,7 +148,8 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _cell(kind: str, column: str, content: str) -> str:
-    return f"<{kind}{' class=number' if column.startswith('>') else ''}>{content}</{kind}>"
+    look = {">": " class=number", "~": " class=long"}.get(column[0], "")
+    return f"<{kind}{look}>{content}</{kind}>"
 
 
 def _link(target: str, text: str) -> str:
