@@ -14,7 +14,7 @@ PACKAGE = Path(ranvier.__file__).parent
 LAYERS = (
     ("records", "varying"),
     ("errors",),
-    ("dtypes", "logs", "rules"),
+    ("dtypes", "logs", "places", "rules"),
     ("devices",),
     ("config",),
     ("memory",),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ranvier.errors import CannotWrite, IntegrityError, WeightError
+from ranvier.places import cache_folder
 from ranvier.records import dataclass
 
 try:
@@ -35,11 +36,9 @@ _CHUNK = 1 << 20
 
 
 def default_folder() -> Path:
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "ranvier" / "weights"
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    return (cache_folder() or Path(tempfile.gettempdir()) / "ranvier") / "weights"
 
 
 @dataclass(frozen=True)

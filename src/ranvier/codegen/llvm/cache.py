@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ranvier import logs
+from ranvier import logs, places
 from ranvier.errors import InvalidConfig
 from ranvier.records import dataclass
 
-SWITCH, FOLDER, LIMIT = "RANVIER_CACHE", "RANVIER_CACHE_DIR", "RANVIER_CACHE_LIMIT"
+SWITCH, FOLDER, LIMIT = "RANVIER_CACHE", places.FOLDER, "RANVIER_CACHE_LIMIT"
 DEFAULT_LIMIT = 512_000_000
 _HEADER = struct.Struct("<8s32sQ16s")  # magic, key, bytes of the payload, checksum of the payload
 _MAGIC = b"RVCACHE1"
@@ -43,17 +43,7 @@ def folder() -> Path | None:
     """Where measured and compiled things of this machine are kept; None where caching is off or there is no home."""
     if os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no", "false"):
         return None
-    if given := os.environ.get(FOLDER):
-        return Path(given).expanduser()
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "ranvier" / "cache"
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "ranvier"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "ranvier"
+    return places.cache_folder()
 
 
 def limit_bytes() -> int:

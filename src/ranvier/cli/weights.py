@@ -1,0 +1,105 @@
+"""``ranvier weights``: what a checkpoint holds, wherever it is; and files brought here for later."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ranvier.cli.options import with_output
+from ranvier.cli.render import Output, bytes_text, facts, table
+from ranvier.errors import InvalidConfig
+from ranvier.weights import Bars, Metadata, WeightLoader, source_of
+
+_MOST_ROWS = 60
+
+
+@click.command()
+@click.argument("source")
+@click.option("--fetch", is_flag=True, help="Download it, with all its shards, into the cache.")
+@click.option("--format", "kind", help="Read it as this format instead of finding out.")
+@click.option("--tensor", help="Show this tensor's numbers in short: shape, range, mean, spread.")
+@click.option("--all", "everything", is_flag=True, help=f"List every tensor, not only the first {_MOST_ROWS}.")
+@click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the cache.")
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--timeout", type=float, default=20.0, show_default=True, help="Seconds to wait for a byte.")
+@with_output
+def command(
+    output: Output,
+    source: str,
+    fetch: bool,
+    kind: str | None,
+    tensor: str | None,
+    everything: bool,
+    cache_dir: Path | None,
+    offline: bool,
+    timeout: float,
+) -> None:
+    """Show the tensors of SOURCE: a file, a URL, hf://owner/name/file[@revision] or s3://bucket/key.
+
+    Formats: safetensors (sharded too), PyTorch, NumPy, GGUF, ONNX. Only headers are read, also over the network.
+    """
+    if fetch and offline:
+        raise InvalidConfig("--fetch and --offline exclude each other")
+    with contextlib.ExitStack() as stack:
+        bars = stack.enter_context(Bars()) if output.talks and (fetch or tensor) else None
+        loader = WeightLoader(cache=cache_dir, offline=offline, progress=bars, timeout=timeout)
+        data: dict[str, Any] = {}
+        if fetch:
+            data["path"] = str(loader.preload(source)[0])
+        if tensor is not None:
+            data["tensor"] = _summary(loader.load(source, tensor, format=kind), tensor)
+        found = loader.metadata(source, format=kind)
+    data = {"source": source_of(source).address, **_described(found), **data}
+    if output.json:
+        output.emit(data)
+    else:
+        _show(output, data, everything)
+
+
+def _described(found: Metadata) -> dict[str, Any]:
+    tensors = [
+        {"name": t.name, "dtype": str(t.dtype), "shape": list(t.shape), "bytes": t.nbytes, "encoding": t.encoding}
+        for t in found.tensors.values()
+    ]
+    notes = {key: value for key, value in found.notes.items() if isinstance(value, str | int | float | bool)}
+    return {"tensors": tensors, "bytes": found.nbytes, "parameters": found.parameters, "notes": notes}
+
+
+def _summary(array: Any, name: str) -> dict[str, Any]:
+    import numpy as np
+
+    numbers = np.asarray(array).astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    described: dict[str, Any] = {"name": name, "shape": list(numbers.shape), "finite": finite.size == numbers.size}
+    if finite.size:
+        values = {"min": finite.min(), "max": finite.max(), "mean": finite.mean(), "std": finite.std()}
+        described |= {key: float(value) for key, value in values.items()}
+        described["zeros"] = int((numbers == 0).sum())
+    return described
+
+
+def _show(output: Output, data: dict[str, Any], everything: bool) -> None:
+    lines = [
+        ("source", data["source"]),
+        ("tensors", f"{len(data['tensors']):,}"),
+        ("parameters", f"{data['parameters']:,}"),
+        ("size", bytes_text(data["bytes"])),
+    ]
+    if "path" in data:
+        lines.append(("file", data["path"]))
+    lines += [(key, str(value)[:100]) for key, value in list(data["notes"].items())[:12]]
+    output.show(facts(lines))
+    if tensor := data.get("tensor"):
+        output.show("", facts([(key, str(value)) for key, value in tensor.items()]))
+        return
+    shown = data["tensors"] if everything else data["tensors"][:_MOST_ROWS]
+    rows = [
+        (t["name"], t["encoding"] or t["dtype"], "x".join(map(str, t["shape"])) or "scalar", bytes_text(t["bytes"]))
+        for t in shown
+    ]
+    output.show("", table(["!tensor", "!type", "!shape", ">size"], rows))
+    if len(shown) < len(data["tensors"]):
+        output.show(f"… and {len(data['tensors']) - len(shown):,} more (--all lists them)")

@@ -1,0 +1,46 @@
+"""``ranvier weights``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ranvier.weights import save_safetensors
+from tests.weights.server import serving
+
+
+def test_tensors_of_a_file(call, call_json, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros(4, np.int8)}, {"made": "here"})
+    found = call_json("weights", str(path))
+    assert found["parameters"] == 10 and found["bytes"] == 52 and found["notes"] == {"made": "here"}
+    assert {t["name"]: (t["dtype"], t["shape"]) for t in found["tensors"]} == {
+        "a": ("float64", [2, 3]),
+        "b": ("int8", [4]),
+    }
+    assert "2x3" in call("weights", str(path)).stdout
+    tensor = call_json("weights", str(path), "--tensor", "a")["tensor"]
+    assert (tensor["min"], tensor["max"], tensor["mean"], tensor["zeros"]) == (0.0, 5.0, 2.5, 1)
+
+
+def test_long_lists_are_cut(call, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, {f"w{k:03}": np.zeros(1, np.float32) for k in range(70)})
+    assert "and 10 more" in call("weights", str(path)).stdout
+    assert "w069" in call("weights", str(path), "--all").stdout
+
+
+def test_fetch(call_json, tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "m", {"a": np.zeros(3, np.float32)})
+    with serving(m__safetensors=(tmp_path / "m").read_bytes()) as server:
+        url, folder = f"{server.url}/m.safetensors", str(tmp_path / "cache")
+        found = call_json("weights", url, "--fetch", "--cache-dir", folder)
+        assert Path(found["path"]).read_bytes() == (tmp_path / "m").read_bytes()
+    assert call_json("weights", url, "--offline", "--cache-dir", folder)["parameters"] == 3
+
+
+def test_errors(call, tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"nothing")
+    bad = call("weights", str(tmp_path / "x.safetensors"))
+    assert bad.exit_code != 0 and "no safetensors file" in bad.stderr

@@ -1,0 +1,190 @@
+"""The hub and S3 through their own clients, against servers of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.errors import IntegrityError, WeightError
+from ranvier.weights import HubSource, Missing, NotCached, S3Source, WeightLoader, save_safetensors, source_of
+
+pytest.importorskip("huggingface_hub")
+pytest.importorskip("obstore")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextlib.contextmanager
+def standing_in(answer: Any) -> Iterator[str]:
+    """A server that answers by a function of (method, path, headers): (status, headers, body)."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def reply(self) -> None:
+            status, headers, body = answer(self.command, self.path.partition("?")[0], self.headers)
+            asked = self.headers.get("Range", "")
+            whole = len(body)
+            if asked and status == 200:
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                stop = min(whole, int(last) + 1) if last else whole
+                headers = {**headers, "Content-Range": f"bytes {first}-{stop - 1}/{whole}"}
+                status, body = 206, body[int(first) : stop]
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_HEAD = reply
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> tuple[dict[str, bytes], dict[str, np.ndarray[Any, Any]]]:
+    arrays = {f"w{k}": np.full((k + 2, 3), k, np.float32) for k in range(4)}
+    places = {name: f"part-{k % 2}.safetensors" for k, name in enumerate(arrays)}
+    files = {}
+    for file in set(places.values()):
+        save_safetensors(tmp_path / file, {n: arrays[n] for n in arrays if places[n] == file})
+        files[file] = (tmp_path / file).read_bytes()
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": places}).encode()
+    return files, arrays
+
+
+# -- the hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(shards: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    files, _ = shards
+
+    def answer(method: str, path: str, headers: Any) -> Any:
+        facts = {"X-Repo-Commit": COMMIT}
+        if path == "/api/models/owner/name/revision/main":
+            body = {"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]}
+            return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+        for revision in ("main", COMMIT):
+            found = path.removeprefix(f"/owner/name/resolve/{revision}/")
+            if found in files:
+                facts["ETag"] = f'"{hashlib.sha256(files[found]).hexdigest()}"'
+                return 200, facts, files[found]
+        return 404, {**facts, "X-Error-Code": "EntryNotFound"}, b""
+
+    with standing_in(answer) as url:
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        yield url
+
+
+def test_hub(hub: str, shards: Any, tmp_path: Path) -> None:
+    _, arrays = shards
+    folder = str(tmp_path / "hub")
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    source = HubSource("owner/name", "model.safetensors.index.json", cache_dir=folder, endpoint=hub, token=False)
+    assert loader.available(source)
+    assert loader.metadata(source).tensors["w3"].shape == (5, 3)
+    assert not Path(folder).exists(), "looking at metadata downloads nothing"
+    found = loader.load_many(source)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert list(Path(folder).glob("models--owner--name/snapshots/*/part-1.safetensors"))
+    offline = WeightLoader(cache=tmp_path / "cache", offline=True)
+    np.testing.assert_array_equal(offline.load(source, "w2"), arrays["w2"])
+
+
+def test_hub_without_the_file(hub: str, tmp_path: Path) -> None:
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    source = HubSource("owner/name", "absent.safetensors", cache_dir=str(tmp_path / "hub"), endpoint=hub, token=False)
+    assert not loader.available(source)
+    with pytest.raises(Missing, match="no such file"):
+        loader.preload(source)
+    with pytest.raises(NotCached):
+        WeightLoader(cache=tmp_path / "cache", offline=True).metadata(source)
+
+
+def test_addresses() -> None:
+    found = source_of("hf://owner/name/folder/file.gguf@v1.0")
+    assert found == HubSource("owner/name", "folder/file.gguf", "v1.0")
+    assert source_of("s3://bucket/a/b.npz") == S3Source("bucket", "a/b.npz")
+    for address in ("hf://owner/name", "s3://bucket", "gs://bucket/key", "htps://host/file"):
+        with pytest.raises(WeightError, match=r"must be like|unknown kind of source"):
+            source_of(address)
+
+
+# -- S3 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3(shards: Any) -> Iterator[tuple[str, list[str]]]:
+    files, _ = shards
+    asked: list[str] = []
+
+    def answer(method: str, path: str, headers: Any) -> Any:
+        name = path.removeprefix("/bucket/models/")
+        if method == "GET":
+            asked.append(headers.get("Range", ""))
+        if name not in files:
+            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+        facts = {
+            "ETag": f'"{hashlib.md5(files[name], usedforsecurity=False).hexdigest()}"',
+            "Last-Modified": "Wed, 21 Oct 2026 07:28:00 GMT",
+        }
+        return 200, facts, files[name]
+
+    with standing_in(answer) as url:
+        yield url, asked
+
+
+def object_of(url: str, key: str, **options: Any) -> S3Source:
+    secrets = {"access_key_id": "id", "secret_access_key": "secret"}
+    return S3Source("bucket", f"models/{key}", "us-east-1", url, secrets, **options)
+
+
+def test_s3(s3: tuple[str, list[str]], shards: Any, tmp_path: Path) -> None:
+    url, asked = s3
+    _, arrays = shards
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    part = object_of(url, "part-1.safetensors")
+    assert loader.available(part) and not loader.available(object_of(url, "absent"))
+    got = loader.load(part, "w3", part=slice(1, 3))
+    np.testing.assert_array_equal(got, arrays["w3"][1:3])
+    assert asked and all(asked), "only ranges are asked for"
+    found = loader.load_many(object_of(url, "model.safetensors.index.json"))
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    offline = WeightLoader(cache=tmp_path / "cache", offline=True)
+    np.testing.assert_array_equal(offline.load(part, "w3"), arrays["w3"])
+
+
+def test_s3_trouble(s3: tuple[str, list[str]], tmp_path: Path) -> None:
+    url, _ = s3
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0, timeout=1.0)
+    with pytest.raises(Missing, match="no such object"):
+        loader.metadata(object_of(url, "absent"))
+    with pytest.raises(IntegrityError):
+        loader.metadata(object_of(url, "part-1.safetensors", sha256="0" * 64))
+    assert not list((tmp_path / "cache").glob("*/data"))
+    assert "secret" not in object_of(url, "x").address
