@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+TOGETHER = 4  # how much larger the tables of variables may be that go along with the easiest one
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Eliminated = tuple[int, tuple[int, ...], Any]  # variable, the others its best label depends on, that label
 
@@ -27,6 +28,7 @@ class Tables:
         self.sizes = list(sizes)
         self.scopes: list[tuple[int, ...]] = []
         self.tables: list[Table] = []
+        self._pairs: dict[tuple[int, ...], int] = {}  # the table of two variables
 
     def variable(self, size: int) -> int:
         """Another variable."""
@@ -45,6 +47,23 @@ class Tables:
         self.scopes.append(tuple(ordered))
         self.tables.append(table)
 
+    def add_all(self, scopes: Sequence[tuple[int, ...]], tables: Table) -> None:
+        """Add tables of one form, stacked: scopes ascend and hold only variables with a choice. What has the same
+        two variables becomes one table."""
+        pairs, own = self._pairs, self.tables
+        if scopes and len(scopes[0]) == 2:
+            for scope, table in zip(scopes, tables):
+                index = pairs.get(scope)
+                if index is None:
+                    pairs[scope] = len(own)
+                    self.scopes.append(scope)
+                    own.append(table)
+                else:
+                    own[index] = own[index] + table
+        else:
+            self.scopes.extend(scopes)
+            own.extend(tables)
+
 
 def minimise(tables: Tables, known: Sequence[int], bound: int, first: int = 0) -> tuple[list[int], list[int]]:
     """Labels with the least sum, and the variables that were held at their ``known`` label to stay within ``bound``
@@ -54,7 +73,11 @@ def minimise(tables: Tables, known: Sequence[int], bound: int, first: int = 0) -
 
 
 class _Elimination:
-    """One run: the tables that are left, and who meets whom in them."""
+    """One run: the tables that are left, and who meets whom in them.
+
+    Variables that do not meet are eliminated together, and those whose tables have the same form by the same few
+    operations on arrays: a large network has few forms.
+    """
 
     def __init__(self, tables: Tables, known: Sequence[int], bound: int, first: int) -> None:
         self.sizes = tables.sizes
@@ -63,12 +86,15 @@ class _Elimination:
         self.first = first
         self.scopes: list[tuple[int, ...]] = list(tables.scopes)
         self.tables: list[Table] = list(tables.tables)
-        self.within: list[set[int]] = [set() for _ in self.sizes]  # the tables of a variable
+        self.within: list[list[int]] = [[] for _ in self.sizes]  # the tables of a variable, gone ones among them
         self.meets: list[set[int]] = [set() for _ in self.sizes]
         for index, scope in enumerate(self.scopes):
-            for v in scope:
-                self.within[v].add(index)
-                self.meets[v].update(scope)
+            if len(scope) == 1:
+                self.within[scope[0]].append(index)
+            else:
+                for v in scope:
+                    self.within[v].append(index)
+                    self.meets[v].update(scope)
         for v, others in enumerate(self.meets):
             others.discard(v)
 
@@ -76,30 +102,48 @@ class _Elimination:
         labels = [0] * len(self.sizes)
         entries = self._entries
         free = [v for v, size in enumerate(self.sizes) if size > 1]
-        waiting = [(entries(v), v) for v in free]
-        heapq.heapify(waiting)
-        open_ = set(free)
+        self.waiting = [(entries(v), v) for v in free]
+        heapq.heapify(self.waiting)
+        self.open = set(free)
         done: list[Eliminated] = []
         held: list[int] = []
-        while waiting:
-            size, v = heapq.heappop(waiting)
-            if v not in open_ or size != entries(v):
-                continue
+        while self.open:
+            size, chosen = self._chosen()
             if size > self.bound:
-                v = self._busiest(v)
+                v = self._busiest(chosen[0])
                 labels[v] = self.known[v]
-                touched: Sequence[int] = self._hold(v)
+                touched = self.meets[v]
+                self._hold(v)
                 held.append(v)
+                self.open.discard(v)
             else:
-                scope = tuple(sorted(self.meets[v]))
-                done.append((v, scope, self._eliminate(v, scope)))
-                touched = scope
-            open_.discard(v)
+                self.open.difference_update(chosen)
+                touched = set()
+                for v in chosen:
+                    touched |= self.meets[v]
+                done += self._eliminate(chosen)
             for u in touched:
-                heapq.heappush(waiting, (entries(u), u))
+                heapq.heappush(self.waiting, (entries(u), u))
         for v, scope, best in reversed(done):
             labels[v] = int(best[tuple([labels[u] for u in scope])])
         return labels, held
+
+    def _chosen(self) -> tuple[int, list[int]]:
+        """The size of the easiest variable, and it with others about as easy that meet neither it nor each other."""
+        waiting, open_, entries = self.waiting, self.open, self._entries
+        chosen: list[int] = []
+        blocked: set[int] = set()  # all of them come back: they meet a variable that goes
+        least, limit = 0, 0
+        while waiting and (not chosen or waiting[0][0] <= limit):
+            size, v = heapq.heappop(waiting)
+            if v not in open_ or v in blocked or size != entries(v):
+                continue
+            if not chosen:
+                least, limit = size, min(size * TOGETHER, self.bound) if size <= self.bound else 0
+            chosen.append(v)
+            blocked.add(v)
+            blocked |= self.meets[v]
+        return least, chosen
 
     def _entries(self, v: int) -> int:
         """The size of the table that eliminating ``v`` makes on the way; past the bound, how far does not matter."""
@@ -115,49 +159,62 @@ class _Elimination:
         """The variable to hold so that ``v`` gets easier: the one that meets most others."""
         return min(self.meets[v] | {v}, key=lambda u: (u >= self.first, -len(self.meets[u]), u))
 
-    def _hold(self, v: int) -> list[int]:
+    def _hold(self, v: int) -> None:
         label = self.known[v]
         for index in self.within[v]:
             scope = self.scopes[index]
-            axis = scope.index(v)
-            self.tables[index] = np.asarray(self.tables[index].take(label, axis))
-            self.scopes[index] = scope[:axis] + scope[axis + 1 :]
-        touched = sorted(self.meets[v])
-        for u in touched:
+            if v in scope:
+                axis = scope.index(v)
+                self.tables[index] = np.asarray(self.tables[index].take(label, axis))
+                self.scopes[index] = scope[:axis] + scope[axis + 1 :]
+        for u in self.meets[v]:
             self.meets[u].discard(v)
-        return touched
 
-    def _eliminate(self, v: int, others: tuple[int, ...]) -> Any:
-        """Replace all tables of ``v`` by one over ``others``; the best label of ``v`` for each of its entries."""
-        full = tuple(sorted((*others, v)))
-        sizes = self.sizes
-        scopes = self.scopes
-        total: Any = None
-        for index in sorted(self.within[v]):
-            scope = scopes[index]
-            table = self.tables[index]
-            if len(scope) != len(full):
-                table = table.reshape([sizes[u] if u in scope else 1 for u in full])
-            total = table if total is None else total + table
-        axis = full.index(v)
-        gone = self.within[v]
-        for u in others:
-            self.within[u] -= gone
-            meets = self.meets[u]
-            meets.update(others)
-            meets.discard(u)
-            meets.discard(v)
-        if total is None:
-            return np.zeros((), np.intp)
-        best = total.argmin(axis)
-        least = total.min(axis)
-        if total.ndim < len(full) or total.shape != tuple([sizes[u] for u in full]):
-            shape = tuple([sizes[u] for u in others])
-            best, least = np.broadcast_to(best, shape), np.broadcast_to(least, shape)
-        if others:
-            index = len(self.tables)
-            self.tables.append(least)
-            self.scopes.append(others)
+    def _eliminate(self, chosen: Sequence[int]) -> list[Eliminated]:
+        """Replace all tables of each variable by one over those it met; its best label for each entry of that."""
+        forms: dict[Any, list[tuple[int, tuple[int, ...], list[int]]]] = {}
+        scopes, sizes = self.scopes, self.sizes
+        for v in chosen:
+            others = self.meets[v]
+            full = sorted((*others, v))
+            place = {u: axis for axis, u in enumerate(full)}
+            own = sorted([(tuple([place[u] for u in scopes[i]]), i) for i in self.within[v] if scopes[i]])
+            form = (place[v], tuple([sizes[u] for u in full]), tuple([axes for axes, _ in own]))
+            full.remove(v)
+            forms.setdefault(form, []).append((v, tuple(full), [i for _, i in own]))
             for u in others:
-                self.within[u].add(index)
-        return best
+                meets = self.meets[u]
+                meets |= others
+                meets.discard(u)
+                meets.discard(v)
+            for _, i in own:
+                scopes[i] = ()  # gone
+        done: list[Eliminated] = []
+        for (axis, shape, axes), members in forms.items():
+            best, least = self._summed(axis, shape, axes, [indices for _, _, indices in members])
+            for k, (v, others_, _) in enumerate(members):
+                done.append((v, others_, best[k]))
+                if others_:
+                    for u in others_:
+                        self.within[u].append(len(scopes))
+                    scopes.append(others_)
+                    self.tables.append(least[k])
+        return done
+
+    def _summed(
+        self, axis: int, shape: tuple[int, ...], axes: Any, members: Sequence[Sequence[int]]
+    ) -> tuple[Any, Any]:
+        """For variables of one form, an axis before all others: the sums of their tables, the least along ``axis``."""
+        tables = self.tables
+        total: Any = None
+        for position, own in enumerate(axes):
+            stacked = np.array([tables[indices[position]] for indices in members])
+            if len(own) != len(shape):
+                stacked = stacked.reshape([len(members), *[size if k in own else 1 for k, size in enumerate(shape)]])
+            total = stacked if total is None else total + stacked
+        whole = (len(members), *shape)
+        if total is None:
+            total = np.zeros(whole)
+        elif total.shape != whole:
+            total = np.broadcast_to(total, whole)
+        return total.argmin(axis + 1), total.min(axis + 1)

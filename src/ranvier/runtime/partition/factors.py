@@ -10,7 +10,7 @@ Starting parts has no such form, because parts depend on the order of everything
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import pairwise, product
 from typing import Any
@@ -94,48 +94,104 @@ class Prices:
 
 
 class Factors:
-    """Makes :class:`Tables` of a problem; ``labels[node]`` are the providers to choose from."""
+    """Makes :class:`Tables` of a problem; ``labels[node]`` are the providers to choose from.
 
-    def __init__(self, prices: Prices, labels: Sequence[Labels]) -> None:
+    What has the same form, the same labels along the same axes, is computed in one go. ``flows`` are those that meet
+    a choice; all of them where none are given.
+    """
+
+    def __init__(self, prices: Prices, labels: Sequence[Labels], flows: Sequence[Flow] | None = None) -> None:
         self.prices = prices
         self.labels = labels
+        self.free = [len(own) > 1 for own in labels]
         self.reached: dict[int, tuple[Flow, list[int]]] = {}  # of a variable that is a set: its value, its labels
+        self._direct: dict[tuple[bool, bool, tuple[Labels, ...]], list[tuple[tuple[int, ...], float]]] = {}
+        self._shared: list[tuple[Flow, tuple[int, ...]]] = []
+        for flow in prices.problem.flows if flows is None else flows:
+            self._sort(flow)
 
-    def tables(self, stand_in: StandIn, extra: Extra | None = None) -> Tables:
-        """The sum to minimise; ``extra[node][provider]`` seconds are added to what the nodes take."""
-        problem, labels, prices = self.prices.problem, self.labels, self.prices
-        found = Tables([len(each) for each in labels])
-        self.reached = {}
-        rows = prices.rows if extra is None else prices.rows + np.array(extra, np.float64)
-        every = len(prices.all)
-        for node, own in enumerate(labels):
-            if len(own) > 1:
-                found.add((node,), rows[node] if len(own) == every else rows[node, own])
-        for flow in problem.flows:
-            self._add_flow(found, flow, stand_in.crossing)
-        if problem.size and (stand_in.crossing or stand_in.order):
-            first = stand_in.order[0] if stand_in.order else 0
-            if len(labels[first]) > 1:
-                found.add((first,), np.array([prices.start[p] for p in labels[first]], np.float64))
-        for a, b in pairwise(stand_in.order):
-            if len(labels[a]) > 1 or len(labels[b]) > 1:
-                found.add((a, b), prices.step(labels[a], labels[b]))
-        return found
-
-    def _add_flow(self, found: Tables, flow: Flow, crossing: float) -> None:
-        labels = self.labels
-        readers = tuple(dict.fromkeys(flow.consumers))
+    def _sort(self, flow: Flow) -> None:
+        """Put a value with those of its form; one that meets no choice costs the same whatever is chosen."""
+        free = self.free
+        readers = tuple(sorted(set(flow.consumers)))
         made = flow.producer != OUTSIDE
-        scope = (flow.producer, *readers) if made else readers
+        scope = (flow.producer, *readers) if made else readers  # ascending, as nodes are numbered
         for v in scope:
-            if len(labels[v]) > 1:
+            if free[v]:
                 break
         else:
             return
-        if len(readers) <= DIRECT:
-            latency, per_byte, launches = self.prices.direct(made, flow.output, tuple([labels[v] for v in scope]))
-            found.add(scope, latency + flow.nbytes * per_byte + crossing * launches)
+        if len(readers) > DIRECT:
+            self._shared.append((flow, readers))
             return
+        key = (made, flow.output, tuple([self.labels[v] for v in scope]))
+        own = self._direct.get(key)
+        if own is None:
+            own = self._direct[key] = []
+        own.append((scope, flow.nbytes))
+
+    def tables(self, stand_in: StandIn, extra: Extra | None = None) -> Tables:
+        """The sum to minimise; ``extra[node][provider]`` seconds are added to what the nodes take."""
+        prices = self.prices
+        found = Tables([len(each) for each in self.labels])
+        self.reached = {}
+        rows = prices.rows if extra is None else prices.rows + np.asarray(extra, np.float64)
+        alone = list(self.free)  # nodes whose own time is in no table yet
+        if stand_in.order:
+            self._add_steps(found, stand_in.order, rows, alone)
+        self._add_rows(found, rows, [v for v, left in enumerate(alone) if left])
+        if prices.problem.size and (stand_in.crossing or stand_in.order):
+            first = stand_in.order[0] if stand_in.order else 0
+            if self.free[first]:
+                found.add((first,), np.array([prices.start[p] for p in self.labels[first]], np.float64))
+        for (made, output, labels), own in self._direct.items():
+            latency, per_byte, launches = prices.direct(made, output, labels)
+            nbytes = np.array([size for _, size in own]).reshape(-1, *[1] * latency.ndim)
+            kept = [k for k, each in enumerate(labels) if len(each) > 1]
+            block = (latency + stand_in.crossing * launches) + nbytes * per_byte
+            block = block.reshape(-1, *[len(labels[k]) for k in kept])
+            found.add_all([tuple([scope[k] for k in kept]) for scope, _ in own], block)
+        for flow, readers in self._shared:
+            self._add_shared(found, flow, readers, stand_in.crossing)
+        return found
+
+    def _add_rows(self, found: Tables, rows: Table, nodes: Sequence[int]) -> None:
+        for own, members in self._by_labels(nodes, lambda v: self.labels[v]).items():
+            found.add_all([(v,) for v in members], rows[np.ix_(members, own)])
+
+    def _add_steps(self, found: Tables, order: Sequence[int], rows: Table, alone: list[bool]) -> None:
+        """Launches between neighbours, and what the later of them takes."""
+        labels, free = self.labels, self.free
+        pairs = [(a, b) for a, b in pairwise(order) if free[a] or free[b]]
+        for (one, two), members in self._by_labels(pairs, lambda pair: (labels[pair[0]], labels[pair[1]])).items():
+            later = [b for _, b in members]
+            block = self.prices.step(one, two) + rows[np.ix_(later, two)][:, None, :]
+            if len(one) == 1:
+                found.add_all([(b,) for b in later], block[:, 0, :])
+            elif len(two) == 1:
+                found.add_all([(a,) for a, _ in members], block[:, :, 0])
+            else:
+                for turned in (False, True):
+                    some = [k for k, (a, b) in enumerate(members) if (a > b) == turned]
+                    part = block[some].swapaxes(1, 2) if turned else block[some]
+                    found.add_all([(min(members[k]), max(members[k])) for k in some], part)
+            for b in later:
+                alone[b] = False
+
+    @staticmethod
+    def _by_labels(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+        found: dict[Any, list[Any]] = {}
+        for item in items:
+            form = key(item)
+            if form in found:
+                found[form].append(item)
+            else:
+                found[form] = [item]
+        return found
+
+    def _add_shared(self, found: Tables, flow: Flow, readers: Sequence[int], crossing: float) -> None:
+        labels = self.labels
+        made = flow.producer != OUTSIDE
         source = labels[flow.producer] if made else None
         sets, triple, inside = self.prices.sharing(flow.output, source, frozenset(labels[v] for v in readers))
         latency, per_byte, launches = triple
@@ -145,7 +201,7 @@ class Factors:
             (variable, flow.producer) if made else (variable,), latency + flow.nbytes * per_byte + crossing * launches
         )
         for v in readers:
-            if len(labels[v]) > 1:
+            if self.free[v]:
                 found.add((variable, v), inside[labels[v]])
 
     def extended(self, found: Tables, owner: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ranvier.errors import InvalidConfig, OutOfMemory
+from ranvier.memory.collector import collector_paused
 from ranvier.records import dataclass
 from ranvier.runtime.partition.problem import CANNOT, Cost, Problem
 
@@ -31,8 +32,9 @@ def optimise(problem: Problem, *, table: int = TABLE, effort: int = EFFORT) -> S
         return obvious
     from ranvier.runtime.partition.search import Search  # NumPy is not needed where nothing must be weighed
 
-    found = Search(problem, table, effort)
-    owner = found.run()
+    with collector_paused():
+        found = Search(problem, table, effort)
+        owner, cost = found.run()
     overfull = problem.overfull(owner)
     if overfull:
         name, capacity, nbytes = overfull[0]
@@ -40,7 +42,7 @@ def optimise(problem: Problem, *, table: int = TABLE, effort: int = EFFORT) -> S
             f"no placement found in which the weights fit: {name} would hold {nbytes:,.0f} bytes of {capacity:,.0f}",
             requested=int(nbytes),
         )
-    return Solution(tuple(owner), problem.cost(owner), "parts held" if found.held else "exact")
+    return Solution(tuple(owner), cost, "parts held" if found.held else "exact")
 
 
 def by_priority(problem: Problem) -> Solution:

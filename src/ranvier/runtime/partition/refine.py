@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ranvier.runtime.partition.grouping import Groups, launch_seconds
-from ranvier.runtime.partition.problem import CANNOT, Problem
+from ranvier.runtime.partition.moving import Moving
+from ranvier.runtime.partition.problem import CANNOT, Cost, Problem
 
 Move = Sequence[tuple[int, int]]  # (node, the provider it goes to)
 
@@ -18,10 +19,12 @@ class Walk:
     keeps what placements cost at least, for walks that pass by the same place.
     """
 
-    def __init__(self, problem: Problem, owner: Sequence[int], known: dict[bytes, float] | None) -> None:
+    def __init__(
+        self, problem: Problem, owner: Sequence[int], moving: Moving, known: dict[bytes, float] | None
+    ) -> None:
         self.problem = problem
         self.owner = list(owner)
-        self.flows = [problem.flow_seconds(flow, owner) for flow in problem.flows]
+        self.flows: list[float] = moving.seconds(owner).tolist()
         self.base = sum(row[who] for row, who in zip(problem.seconds, owner)) + sum(self.flows)
         self.counts = [0] * len(problem.choices)
         self.held = [0.0] * len(problem.choices)
@@ -47,6 +50,10 @@ class Walk:
             delta += row[target] - row[old]
         if problem.limited and not self._fits(moved):
             return False
+        touched = dict.fromkeys([index for node, _, _ in moved for index in problem.touching[node]])
+        launch = self._least_launch(moved)
+        if self.base + delta - sum([self.flows[index] for index in touched]) + launch >= self.total - slack:
+            return False  # not even without any transfer
         for node, _, target in moved:
             owner[node] = target
         self.effort += len(moved)
@@ -55,7 +62,6 @@ class Walk:
             for node, old, _ in moved:
                 owner[node] = old
             return False
-        touched = dict.fromkeys(index for node, _, _ in moved for index in problem.touching[node])
         changed: list[tuple[int, float]] = []
         for index in touched:
             seconds = problem.flow_seconds(problem.flows[index], owner)
@@ -63,7 +69,7 @@ class Walk:
                 changed.append((index, seconds))
                 delta += seconds - self.flows[index]
         base = self.base + delta
-        least = base + self._least_launch(moved)
+        least = base + launch
         if least < self.total - slack:
             parts = problem.parts(owner)
             self.effort += len(owner)
@@ -81,6 +87,11 @@ class Walk:
         for node, old, _ in moved:
             owner[node] = old
         return False
+
+    @property
+    def cost(self) -> Cost:
+        compute = sum(row[who] for row, who in zip(self.problem.seconds, self.owner))
+        return Cost(compute, sum(self.flows), launch_seconds(self.parts, self.problem.launch), len(self.parts))
 
     def _count(self, node: int, who: int, sign: int) -> None:
         self.counts[who] += sign
@@ -106,9 +117,11 @@ class Walk:
         )
 
 
-def refine(problem: Problem, owner: Sequence[int], effort: int, known: dict[bytes, float] | None) -> Walk:
+def refine(
+    problem: Problem, owner: Sequence[int], moving: Moving, effort: int, known: dict[bytes, float] | None
+) -> Walk:
     """Moves until none pays or ``effort`` nodes were seen: of parts, of their ends, of pairs, of single nodes."""
-    walk = Walk(problem, owner, known)
+    walk = Walk(problem, owner, moving, known)
     improved = True
     while improved and walk.effort < effort:
         improved = False

@@ -9,7 +9,8 @@ import numpy as np
 
 from ranvier.runtime.partition.elimination import minimise
 from ranvier.runtime.partition.factors import Extra, Factors, Labels, Prices, StandIn
-from ranvier.runtime.partition.problem import CANNOT, Problem
+from ranvier.runtime.partition.moving import Moving
+from ranvier.runtime.partition.problem import CANNOT, Cost, Problem
 from ranvier.runtime.partition.refine import Walk, refine
 
 SMALL = 64  # nodes up to which all starts are tried
@@ -30,14 +31,19 @@ class Search:
         self.labels = pruned(problem)
         self.prices = Prices(problem)
         self.homes = homes(problem)
-        self.home = min(self.homes, key=lambda owner: _without_launches(problem, owner))
+        self.moving = Moving(problem)
+        self.home = min(self.homes, key=self._without_launches)
         self.best: Walk | None = None
         self.seen: set[tuple[int, ...]] = set()
         self.known: dict[bytes, float] | None = {} if problem.size <= SMALL else None
         self.held = 0  # variables that an elimination could not take
 
-    def run(self) -> list[int]:
-        """The best placement of several starts, refined; overfull where none was found that fits."""
+    def _without_launches(self, owner: Sequence[int]) -> float:
+        compute = sum(row[who] for row, who in zip(self.problem.seconds, owner))
+        return compute + float(self.moving.seconds(owner).sum())
+
+    def run(self) -> tuple[list[int], Cost]:
+        """The best placement of several starts, refined, and its cost; overfull where none was found that fits."""
         problem = self.problem
         given = range(problem.size)
         factors = Factors(self.prices, self.labels)
@@ -60,7 +66,7 @@ class Search:
                 break
         if problem.size <= SMALL:
             self._kick()
-        return first if self.best is None else self.best.owner
+        return (first, problem.cost(first)) if self.best is None else (self.best.owner, self.best.cost)
 
     def _kick(self) -> None:
         """Leave the best placement by a few changes drawn at random, refine again: small problems have small traps."""
@@ -92,7 +98,7 @@ class Search:
         if key in self.seen:
             return
         self.seen.add(key)
-        walk = refine(problem, owner, self.effort, self.known)
+        walk = refine(problem, owner, self.moving, self.effort, self.known)
         self.effort -= walk.effort
         if self.best is None or walk.total < self.best.total:
             self.best = walk
@@ -155,12 +161,12 @@ class Search:
         if held:
             self.held += len(held)
             region = self._around(held)
+            flows = [problem.flows[k] for k in sorted({k for node in region for k in problem.touching[node]})]
             for p in range(len(problem.choices)):
-                two = [
-                    tuple([q for q in own if q in (who, p)]) if node in region else (who,)
-                    for node, (own, who) in enumerate(zip(labels, owner))
-                ]
-                owner, _ = self._eliminate(Factors(self.prices, two), stand_in, extra, owner)
+                two: list[Labels] = [(who,) for who in owner]
+                for node in region:
+                    two[node] = tuple([q for q in labels[node] if q in (owner[node], p)])
+                owner, _ = self._eliminate(Factors(self.prices, two, flows), stand_in, extra, owner)
         return owner
 
     def _eliminate(
@@ -189,13 +195,13 @@ class Search:
 def pruned(problem: Problem) -> list[Labels]:
     """The providers worth a look for each node.
 
-    A provider goes when another one that shares its memory is faster by more than all the launches that a node of
-    another provider can bring: its own part, and the part it cuts in two.
+    A provider goes when another one that shares its memory is faster by all the launches that a node of the other can
+    bring: its own part, and the part it cuts in two. Where nodes are parts anyway, none is cut and one launch saved.
     """
     found: list[Labels] = []
     choices = problem.choices
     pairs = [
-        (p, q, choices[p].launch + choices[q].launch)
+        (p, q, choices[p].launch + (choices[q].launch if choices[q].whole_parts else -choices[q].launch))
         for p in range(len(choices))
         for q in range(len(choices))
         if p != q and choices[p].space == choices[q].space and choices[p].capacity is None
@@ -244,8 +250,3 @@ def homes(problem: Problem) -> list[list[int]]:
         [p if row[p] < CANNOT else other for row, other in zip(problem.seconds, cheapest)]
         for p in range(len(problem.choices))
     ]
-
-
-def _without_launches(problem: Problem, owner: Sequence[int]) -> float:
-    compute = sum(row[who] for row, who in zip(problem.seconds, owner))
-    return compute + sum(problem.flow_seconds(flow, owner) for flow in problem.flows)
