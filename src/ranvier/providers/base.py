@@ -22,6 +22,7 @@ from ranvier.memory import MemoryTracker
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
+LARGEST_VALUES = "largest values"  # in a graph's metadata: of its tensors on a sample, by name, where somebody looked
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class Report:
     problems: list[str] = field(default_factory=list)  # what type inference could not make sense of
     precision: str = "float32"  # what the session allows
     refused: str = ""  # why a provider does not make use of it
+    calibration: str = ""  # what a sample told about it
     predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
 
@@ -163,7 +164,10 @@ def precision_text(report: Report) -> str:
     if report.refused:
         return f"precision float32 instead of {report.precision}: {report.refused}"
     counts = ", ".join(f"{count} {what}" for what, count in report.by_precision().most_common())
-    return f"precision {report.precision}: nodes {counts or 'not compiled yet: sizes are known at the first run'}"
+    found = f"; {report.calibration}" if report.calibration else ""
+    return (
+        f"precision {report.precision}: nodes {counts or 'not compiled yet: sizes are known at the first run'}{found}"
+    )
 
 
 def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value, Type | None] | None = None) -> None:

@@ -43,6 +43,7 @@ from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
 from ranvier.runtime.fallback import FAILURES, Condition, Recovery
 from ranvier.runtime.holdings import SessionMemory, held, own_memory
+from ranvier.runtime.narrowing import calibrated
 from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.outputs import blocks
 from ranvier.runtime.partition import unsupported_ops
@@ -52,7 +53,7 @@ from ranvier.runtime.preparing import Clock, preparing
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import CompiledPart, provider_options
 from ranvier.runtime.report import Report, describe_placement
-from ranvier.runtime.settings import check_providers, effective
+from ranvier.runtime.settings import apply_bounds, check_providers, effective
 from ranvier.runtime.signature import Signature
 from ranvier.runtime.transfer import TransferCounts
 
@@ -77,7 +78,7 @@ class Session:
         check_providers(self.config, self.providers)
         clock = Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
-        _apply_bounds(self.graph, self.config.symbol_bounds)
+        apply_bounds(self.graph, self.config.symbol_bounds)
         clock.lap("load")
         loaded = len(self.graph)
         named = fitting(self.graph, self.config)
@@ -94,6 +95,7 @@ class Session:
             check_pins(self.graph, self.providers, self.config, named)
         clock.lap("optimize")
         with self._preparing("compiling it"):
+            self.config, calibration = calibrated(self.graph, self.providers, self.config)
             self._pool, self._budget = own_memory(self.providers, self.config)
             self._moved = TransferCounts()
             self._compiled = Compiled(self.graph, self.providers, self.config, self._pool, self._moved)
@@ -113,6 +115,7 @@ class Session:
         fallbacks = [*map(str, absent), *self._compiled.fallbacks]
         self._fallbacks = fallbacks
         self._summary = self._summarised(loaded, reports, clock.laps, fallbacks)
+        self._summary.calibration = calibration
         if self.config.debug >= 1:
             show_report(self.report)
         if self.config.debug >= 2:
@@ -470,15 +473,6 @@ def _typical_bytes(value: Value) -> int:
     for dim in found.shape:
         count *= dim if isinstance(dim, int) else _TYPICAL_DIM
     return found.dtype.nbytes(count)
-
-
-def _apply_bounds(graph: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> None:
-    """Give the symbols of the inputs their bounds."""
-    for name, (low, high) in bounds.items():
-        symbol = graph.symbols.get(name)
-        if symbol is None:
-            raise InvalidConfig(f"symbol_bounds: the model has no dimension {name!r}{nearest(name, graph.symbols)}")
-        symbol.lo, symbol.hi = low, high
 
 
 def load(

@@ -7,7 +7,8 @@ from typing import Any
 
 from ranvier.config import ProviderConfig, SessionConfig, resolve
 from ranvier.devices import warn_of_unusable_gpus
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, nearest
+from ranvier.graph.ir import Graph
 from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.preferred import preferred
@@ -40,4 +41,13 @@ def _check_options(given: Mapping[str, Mapping[str, Any]], used: Mapping[str, Ex
             provider_options(used[name], options)
 
 
-__all__ = ["check_providers", "effective"]
+def apply_bounds(graph: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> None:
+    """Give the symbols of the inputs their bounds."""
+    for name, (low, high) in bounds.items():
+        symbol = graph.symbols.get(name)
+        if symbol is None:
+            raise InvalidConfig(f"symbol_bounds: the model has no dimension {name!r}{nearest(name, graph.symbols)}")
+        symbol.lo, symbol.hi = low, high
+
+
+__all__ = ["apply_bounds", "check_providers", "effective"]

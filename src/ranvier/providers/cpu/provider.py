@@ -14,7 +14,15 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.custom import is_replaced
 from ranvier.ops.infer import SHAPE_MATH
-from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
+from ranvier.providers.base import (
+    LARGEST_VALUES,
+    Claim,
+    CompileContext,
+    Decline,
+    GraphView,
+    ProviderCapability,
+    Subgraph,
+)
 from ranvier.providers.cpu.kernel import CpuKernel
 from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.lower.index import MODULES
@@ -75,7 +83,8 @@ class CpuProvider:
         chosen = isa.chosen(options.isa) if options.isa else isa.host()
         threads = min(ctx.config.threads or usable_cores(), 64)
         precision, _ = effective(ctx.config.precision, chosen)
-        target = Target(chosen, threads, options.winograd, precision, ctx.config.keep_f32)
+        ranges = part.graph.metadata.get(LARGEST_VALUES)
+        target = Target(chosen, threads, options.winograd, precision, ctx.config.keep_f32, ranges)
         return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:

@@ -153,7 +153,7 @@ class _Assigning:
             return ""
         seen = (self.target.ranges or {}).get(value.name)
         if seen is None:
-            return "of unknown range, which a calibration sample would tell"
+            return "is of unknown range, which a calibration sample would tell"
         return "" if seen * _HEADROOM < 65504.0 else f"reaches {seen:.3g}, near the end of float16"
 
     # -- costs ------------------------------------------------------------------------------------------------------
@@ -228,8 +228,9 @@ class _Assigning:
         # whatever it multiplies in, such a kernel reads what is added, and writes, as it is stored
         self._plain(group, anchor.sources)
         item = self.products[id(anchor)] = self.cut.item()
-        if name := self.kept(group):
-            self.unable[id(anchor)] = f"kept by {name!r}"
+        wide = next((why for v in anchor.sources if (why := self._out_of_range(v))), "")
+        if (name := self.kept(group)) or wide:
+            self.unable[id(anchor)] = f"kept by {name!r}" if name else f"an operand {wide}"
             self.cut.cost(item, one=math.inf)
         else:
             work, operands = multiplying(*value_at([anchor.flops], 0)), sum(self._bytes(v) for v in anchor.sources)
