@@ -136,6 +136,7 @@ class Varying:
     __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
     __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
     __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __rshift__ = _binary(operator.rshift)
     __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
     __floordiv__ = _divided(operator.floordiv, swapped=False)
     __rfloordiv__ = _divided(operator.floordiv, swapped=True)
@@ -231,3 +232,8 @@ def value_at(numbers: Sequence[Any], call: int) -> tuple[Any, ...]:
 
 def varies(x: object) -> bool:
     return type(x) is Varying
+
+
+def content(x: Any) -> Any:
+    """What tells a number from others in all calls, as part of a key."""
+    return x.values.tobytes() if type(x) is Varying else x

@@ -78,7 +78,7 @@ class TensorType(Type):
         if self.shape is None:
             return False
         for dim in self.shape:  # noqa: SIM110 - asked of every value many times, and a generator is slow to start
-            if type(dim) is not int:
+            if not isinstance(dim, int):
                 return False
         return True
 
@@ -89,7 +89,7 @@ class TensorType(Type):
             return None
         total = 1
         for dim in self.shape:
-            if type(dim) is not int:
+            if not isinstance(dim, int):
                 return None
             total *= dim
         return total

@@ -55,7 +55,7 @@ def _numbers(shape: Shape | None) -> tuple[int, ...] | None:
     """A shape all of whose dims are sizes."""
     if shape is None:
         return None
-    return shape if all(type(d) is int for d in shape) else None  # type: ignore[return-value]
+    return shape if all(isinstance(d, int) for d in shape) else None  # type: ignore[return-value]
 
 
 # -- elementwise ------------------------------------------------------------------------------------------------------
@@ -65,13 +65,13 @@ def _pairwise(node: Node, first: TensorType, operands: Sequence[Type | None], kn
     second = _second(operands)
     if second is None or second.dtype is not first.dtype or len(operands) != 2 or node.version < 7:
         return None  # the broadcasting of versions before 7 is another one
-    shape = _broadcast(first.shape, second.shape)
+    shape = broadcast(first.shape, second.shape)
     if shape is None:
         return None
     return TensorType(DType.bool if node.op in COMPARISONS else first.dtype, shape)
 
 
-def _broadcast(a: Shape | None, b: Shape | None) -> Shape | None:
+def broadcast(a: Shape | None, b: Shape | None) -> Shape | None:
     """The common shape; None where it is not plain to see, or there is none."""
     if a is None or b is None:
         return None
@@ -151,7 +151,7 @@ def _joined(node: Node, first: TensorType, operands: Sequence[Type | None], know
         if type(each) is not TensorType or each.dtype is not first.dtype or each.shape is None:
             return None
         shape = each.shape
-        if len(shape) != rank or type(shape[axis]) is not int:
+        if len(shape) != rank or not isinstance(shape[axis], int):
             return None
         for k, (a, b) in enumerate(zip(shape, first.shape)):
             if k != axis and (a is None or a != b):
@@ -216,9 +216,9 @@ def _multiplied(node: Node, first: TensorType, operands: Sequence[Type | None], 
     a, b = first.shape, None if second is None else second.shape
     if second is None or second.dtype is not first.dtype or a is None or b is None or min(len(a), len(b)) < 2:
         return None
-    if type(a[-1]) is not int or a[-1] != b[-2]:
+    if not isinstance(a[-1], int) or a[-1] != b[-2]:
         return None
-    batch = _broadcast(a[:-2], b[:-2])
+    batch = broadcast(a[:-2], b[:-2])
     return None if batch is None else TensorType(first.dtype, (*batch, a[-2], b[-1]))
 
 
@@ -276,7 +276,7 @@ def _window(attrs: Mapping[str, Any], image: Shape, kernel: tuple[int, ...]) -> 
     for k, (size, taps) in enumerate(zip(image, kernel)):
         if strides[k] < 1 or dilations[k] < 1 or taps < 1:
             return None
-        if type(size) is not int:
+        if not isinstance(size, int):
             sizes.append(None)
             continue
         room = size + pads[k] + pads[rank + k] - (taps - 1) * dilations[k] - 1

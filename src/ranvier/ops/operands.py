@@ -32,6 +32,13 @@ def normal_axes(op: str, axes: Iterable[int], rank: int) -> tuple[int, ...]:
     return normal
 
 
+def clipped(at: Any, size: Any) -> Any:
+    """Where a slice with a step of 1 that says ``at`` begins or ends, in [0, size]."""
+    if at < 0:
+        return 0 if at < -size else at + size
+    return size if at > size else at
+
+
 def integers(op: str, values: Any) -> list[int]:
     """The integers in an attribute list, a 1-D tensor or a scalar tensor."""
     array = np.asarray(values)

@@ -20,6 +20,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Type
 from ranvier.memory import MemoryTracker
 from ranvier.records import dataclass
+from ranvier.varying import Span
 
 Array = np.ndarray[Any, Any]
 LARGEST_VALUES = "largest values"  # in a graph's metadata: of its tensors on a sample, by name, where somebody looked
@@ -196,6 +197,24 @@ class Bindable(Protocol):
         """The kernel for these types of values, and small tensors whose content is known; None where they do not
         suffice."""
         ...
+
+
+class SpanKernel(Protocol):
+    """A kernel for a span of calls whose inputs grow."""
+
+    calls: int  # how many there are
+
+    def at(self, call: int) -> BoundKernel:
+        """The kernel of one of them; 0 is the first. All work in memory of the same size."""
+        ...
+
+
+@runtime_checkable
+class Growable(Protocol):
+    """A compiled kernel that can be prepared for many calls at once, whose sizes are numbers that vary
+    (:mod:`ranvier.varying`)."""
+
+    def grow(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> SpanKernel: ...
 
 
 @runtime_checkable

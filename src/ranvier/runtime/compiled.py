@@ -18,6 +18,7 @@ from ranvier.graph.types import Type
 from ranvier.logs import warn_once
 from ranvier.memory import promises
 from ranvier.providers.base import ExecutionProvider, PooledAllocator
+from ranvier.runtime.growth import Growth, spanned
 from ranvier.runtime.holdings import ask_before_failing
 from ranvier.runtime.partition import Partitioner, Partitioning
 from ranvier.runtime.placement import partitioned, pinned
@@ -50,6 +51,7 @@ class Compiled:
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._growth = Growth()
         self._outputs = {v.name: v for v in graph.outputs}
         self.partitioning: Partitioning
         self.parts: list[CompiledPart]
@@ -96,6 +98,8 @@ class Compiled:
             plan = self._plans.get(key)
             if plan is not None:
                 self._plans.move_to_end(key)
+            else:
+                plan = self._growth.find(*key)
         return plan
 
     def plan(self, shapes: Any, types: Sequence[Type | None], dims: Mapping[str, int], names: tuple[str, ...]) -> Plan:
@@ -106,6 +110,9 @@ class Compiled:
             return found
         with preparing(self._config.name or self.graph.name, "planning a run", self._config.limits.tensor_bytes):
             program = self.program(names)
+            grown = self._grown(shapes, names, program, types, dims)
+            if grown is not None:
+                return grown
             made = Plan(program, types, dims, self._pool or self.providers[-1].allocator(), self._config)
         dropped: list[Plan] = []
         with self._lock:
@@ -115,6 +122,28 @@ class Compiled:
         for old in dropped:
             old.close()
         return plan
+
+    def _grown(
+        self,
+        shapes: Any,
+        names: tuple[str, ...],
+        program: Program,
+        types: Sequence[Type | None],
+        dims: Mapping[str, int],
+    ) -> Plan | None:
+        """The plan of this call and of those that will follow, where it grew as the one before it did."""
+        with self._lock:
+            step = self._growth.grows(shapes, names)
+        if step is None:
+            return None
+        allocator = self._pool or self.providers[-1].allocator()
+        try:
+            made = spanned(shapes, step, program, types, dims, allocator, self._config)
+        except Exception as error:  # calls are planned one by one then, and errors are met there
+            self._growth.reason = f"{type(error).__name__}: {error}"
+            return None
+        with self._lock:
+            return self._growth.keep(made, names)
 
     def program(self, names: tuple[str, ...]) -> Program:
         """The steps that make these outputs."""
@@ -130,7 +159,7 @@ class Compiled:
 
     def plans(self) -> list[Plan]:
         with self._lock:
-            return list(self._plans.values())
+            return [*self._plans.values(), *self._growth.plans()]
 
     def release_arenas(self) -> None:
         """Give back the arenas that no run uses."""
@@ -141,6 +170,7 @@ class Compiled:
         with self._lock:
             plans = list(self._plans.values())
             self._plans.clear()
+            self._growth.clear()
             self._programs.clear()
         for plan in plans:
             plan.close()

@@ -135,8 +135,7 @@ class Plan:
         self._tally.runs += 1
         return outputs
 
-    @staticmethod
-    def _bind(step: Step, inference: TypeInference) -> BoundKernel | None:
+    def _bind(self, step: Step, inference: TypeInference) -> BoundKernel | None:
         """The step's kernel made for these types, where it can be."""
         return step.kernel.bind(inference.types, inference.values) if isinstance(step.kernel, Bindable) else None
 

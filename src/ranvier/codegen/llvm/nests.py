@@ -9,15 +9,18 @@ from ranvier.codegen.llvm.nest_emit import emit_nest
 from ranvier.codegen.llvm.nest_memo import Memo, likeness
 from ranvier.codegen.llvm.schedule import Schedule, schedule
 from ranvier.codegen.llvm.transpose import transpose_launch, transposed_axes
-from ranvier.codegen.loops.ir import Nest
-from ranvier.codegen.loops.normalize import normalized
+from ranvier.codegen.loops.ir import Nest, Size
+from ranvier.codegen.loops.normalize import leaves, normalized, roots
 from ranvier.codegen.loops.split import split
+from ranvier.varying import following, varies
 
 _ENOUGH = 6  # tiles; with fewer, threads would idle
 
 
 def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
     """The kernel calls that carry out a nest: usually one, none where there is nothing to do."""
+    if following() and _varies(nest):
+        return _launches(nest, isa)  # which hold for one span of calls
     key = likeness(nest, isa)
     found = _MEMO.find(key, nest)
     if found is None:
@@ -27,6 +30,14 @@ def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
 
 
 _MEMO = Memo()
+
+
+def _varies(nest: Nest) -> bool:
+    numbers = [*nest.extents]
+    for operand in nest.operands:
+        numbers += [*operand.strides, operand.offset, operand.view.offset]
+    numbers += [leaf.value for leaf in leaves(roots(nest)) if isinstance(leaf, Size)]
+    return any(varies(n) for n in numbers)
 
 
 def _launches(nest: Nest, isa: Isa) -> list[Launch]:

@@ -53,6 +53,17 @@ class Step:
     traffic: float
 
 
+@dataclass(frozen=True)
+class Patch:
+    """Numbers of a program that differ from call to call: where they stand, and one row of them per call.
+
+    They are counted from the table of steps on; the dims of all steps follow, then their buffers, two numbers each.
+    """
+
+    at: np.ndarray[Any, Any]
+    numbers: np.ndarray[Any, Any]
+
+
 class _Call:
     """What a run needs besides its program: the words native code reads, and a workspace (pointers and scratch).
 
@@ -119,29 +130,50 @@ class NativeProgram:
         self.scratch = max((launch.scratch for launch in launches), default=0)
         known = {number: (ABSOLUTE, compiled[code.spec].address) for number, code in codes.items()}
         entries = [known.get(id(b)) or _entry(b, places) for launch in launches for b in launch.buffers]
-        self._entries = np.array(entries, np.int64).reshape(-1, 2)
-        if len(entries) and not 0 <= self._entries[:, 0].min() <= self._entries[:, 0].max() < bases:
+        places_of = np.array(entries, np.int64).reshape(-1, 2)
+        if len(entries) and not 0 <= places_of[:, 0].min() <= places_of[:, 0].max() < bases:
             raise ValueError(f"a storage is placed at a base outside of the {bases} there are")
-        self._dims = np.array([d for launch in launches for d in launch.dims] or [0], np.int64)
-        self._table = _table(launches, compiled, int(self._dims.ctypes.data))
-        self.parallel = bool((self._table[:, driver.CHUNKS] > 1).any())
+        table = _table(launches, compiled)
+        self.parallel = bool((table[:, driver.CHUNKS] > 1).any())
+        dims = np.array([d for launch in launches for d in launch.dims], np.int64)
+        # one block of numbers: a program that differs in some of them is a copy of it
+        self._numbers = np.concatenate([table.reshape(-1), dims, places_of.reshape(-1)])
+        self._rows = len(table)
+        self._first_entry = table.size + dims.size
         self._stride = -(-self.scratch // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
         pointers = 8 * (bases + len(entries))
         self._pointers = -(-pointers // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
         self._alone = self._pointers + self._stride
         head = self._head = (ctypes.c_int64 * driver.HEAD_WORDS)()
         head[driver.STEPS] = len(self.steps)
-        head[driver.TABLE] = self._table.ctypes.data
-        head[driver.ENTRIES] = self._entries.ctypes.data
         head[driver.ENTRY_COUNT] = len(entries)
         head[driver.BASES] = bases
         head[driver.CLOCK] = system.clock_function()
         head[driver.SCRATCH] = self._pointers
         head[driver.STRIDE] = self._stride
         head[driver.ARRAY_TYPE] = id(np.ndarray)
-        head[driver.HEAD_WORK] = self._table[0, driver.WORK]
-        self._reference = ctypes.byref(head)
+        self._settle(0)
         self._function = _function(True)[1] if system.objects_readable() else None
+
+    def patched(self, patch: Patch, k: int) -> NativeProgram:
+        """The same steps with the ``k``-th of the numbers in ``patch`` in place of their own."""
+        made = object.__new__(NativeProgram)
+        made.__dict__.update(self.__dict__)
+        numbers = made._numbers = self._numbers.copy()
+        numbers[patch.at] = patch.numbers[k]
+        made._head = type(self._head).from_buffer_copy(self._head)
+        made._settle(self._head[driver.TABLE])
+        return made
+
+    def _settle(self, before: int) -> None:
+        """Let addresses in the numbers and the head be those of the numbers where they lie now."""
+        numbers, head = self._numbers, self._head
+        start: int = numbers.__array_interface__["data"][0]
+        words = driver.STEP_WORDS
+        numbers[driver.DIMS : self._rows * words : words] += start - before
+        head[driver.TABLE], head[driver.ENTRIES] = start, start + 8 * self._first_entry
+        head[driver.HEAD_WORK] = int(numbers[driver.WORK])
+        self._reference = ctypes.byref(head)
 
     def run(
         self,
@@ -216,8 +248,8 @@ def _entry(buffer: At | Code, places: Mapping[Storage, Placement]) -> tuple[int,
     return place.base, place.offset + buffer.offset
 
 
-def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], dims_at: int) -> np.ndarray[Any, Any]:
-    """The steps as the driver reads them; the dims of all lie one after another at ``dims_at``."""
+def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel]) -> np.ndarray[Any, Any]:
+    """The steps as the driver reads them; the dims of all lie one after another behind the table, counted from it."""
     table = np.zeros((max(1, len(launches)), driver.STEP_WORDS), np.int64)
     cores = usable_cores()
     buffers = dims = 0
@@ -225,7 +257,7 @@ def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], di
         grain, chunks = chunked(launch, cores)
         row[driver.KERNEL] = compiled[launch.spec].address
         row[driver.BUFFERS] = 8 * buffers
-        row[driver.DIMS] = dims_at + 8 * dims
+        row[driver.DIMS] = 8 * (table.size + dims)
         row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
         row[driver.ROUNDS] = launch.rounds
         row[driver.WORK] = int(estimated_ns(launch)) if chunks > 1 else 0

@@ -173,7 +173,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         min(tiles, max(1, round(_TILE_NS * tiles / max(1.0, nanoseconds)))),
         park * len(parked),
         points * max(1.0, point),
-        float(traffic),
+        1.0 * traffic,
     )
 
 

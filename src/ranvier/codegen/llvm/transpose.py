@@ -85,7 +85,7 @@ def transpose_launch(nest: Nest, isa: Isa, axes: tuple[int, int]) -> Launch:
         math.prod(nest.extents[k] for k in packed) * count_a * count_b,
         (target_of.view.storage,),
         grain=4,
-        flops=float(points),
+        flops=1.0 * points,
         traffic=2.0 * points * size,
         label=nest.label,
     )

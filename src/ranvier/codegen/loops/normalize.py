@@ -119,12 +119,14 @@ def _compacted(nest: Nest) -> Nest:
         fresh = {leaf.operand for leaf in leaves(queue) if isinstance(leaf, Load)} - used
         used |= fresh
         queue = []
-    places: dict[tuple[object, ...], int] = {}
+    places: list[tuple[object, ...]] = []  # few, and compared rather than hashed: sizes may vary
     moved: dict[int, int] = {}
     for k in sorted(used):
         o = nest.operands[k]
-        same = (id(o.view.storage), o.dtype, o.view.offset + o.offset, o.strides, id(o.at), id(o.guard), o.other)
-        moved[k] = places.setdefault(same, len(places))
+        same = (id(o.view.storage), o.dtype, id(o.at), id(o.guard), o.other, o.view.offset + o.offset, o.strides)
+        if same not in places:
+            places.append(same)
+        moved[k] = places.index(same)
     if len(places) == len(nest.operands):
         return nest
     rewrite = Rewriter(lambda e: Load(moved[e.operand], e.dtype) if isinstance(e, Load) else e)

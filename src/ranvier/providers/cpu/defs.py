@@ -29,6 +29,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.records import dataclass
+from ranvier.varying import whole
 
 if TYPE_CHECKING:
     from ranvier.providers.cpu.nest_builder import NestBuilder
@@ -49,6 +50,21 @@ class NeedsValue(Exception):
     def __init__(self, value: Value) -> None:
         super().__init__(f"the content of {value.name!r} is needed to know a shape")
         self.value = value
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape that all of these broadcast to by NumPy's rule."""
+    longest = max(shapes, key=len, default=())
+    found = list(longest)
+    for shape in shapes:
+        if shape is longest:
+            continue
+        for k, size in enumerate(shape, len(found) - len(shape)):
+            if found[k] == 1:
+                found[k] = size
+            elif size not in (1, found[k]):
+                raise ValueError(f"shapes {shapes} do not broadcast")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +229,7 @@ class Definitions:
     # -- values -----------------------------------------------------------------------------------------------------
 
     def temp(self, dtype: DType, shape: Sequence[int]) -> Value:
-        value = Value("", TensorType(dtype, tuple(int(d) for d in shape)))
+        value = Value("", TensorType(dtype, tuple([whole(d) for d in shape])))
         self.types[value] = value.type  # type: ignore[assignment]
         return value
 
@@ -236,7 +252,7 @@ class Definitions:
     def _result(self, out: Value | None, dtype: DType, shape: Sequence[int]) -> Value:
         if out is None:
             return self.temp(dtype, shape)
-        self.types[out] = TensorType(dtype, tuple(int(d) for d in shape))
+        self.types[out] = TensorType(dtype, tuple([whole(d) for d in shape]))
         return out
 
     def _add(self, definition: Def) -> None:
@@ -257,7 +273,7 @@ class Definitions:
         uses = tuple(o if isinstance(o, Use) else Use(o) for o in operands)
         if shape is None:
             shapes = [u.shape if u.shape is not None else self.shape(u.value) for u in uses]
-            shape = np.broadcast_shapes(*shapes)
+            shape = broadcast(*shapes)
         result = self._result(out, dtype, shape)
         self._add(Pointwise((result,), uses, compute))
         return result
@@ -276,7 +292,7 @@ class Definitions:
         return result
 
     def reshape(self, source: Value, shape: Sequence[int], out: Value | None = None) -> Value:
-        target = tuple(int(d) for d in shape)
+        target = tuple([whole(d) for d in shape])
         have = self.shape(source)
         return self.alias(
             source, lambda view: view.reshaped(target), target, out, inverse=lambda view: view.reshaped(have)
@@ -325,7 +341,7 @@ class Definitions:
         """Row work over ``axes`` of the operands' broadcast shape (or ``domain``)."""
         uses = tuple(o if isinstance(o, Use) else Use(o) for o in operands)
         if domain is None:
-            domain = np.broadcast_shapes(*[u.shape if u.shape is not None else self.shape(u.value) for u in uses])
+            domain = broadcast(*[u.shape if u.shape is not None else self.shape(u.value) for u in uses])
         row = tuple(sorted(a % max(1, len(domain)) for a in axes))
         reduced = (
             tuple(1 if k in row else d for k, d in enumerate(domain))
@@ -451,7 +467,7 @@ class NodeView:
 
     def ints(self, k: int) -> tuple[int, ...]:
         """The content of an integer operand as a flat tuple; NeedsValue where it is not known."""
-        return tuple(int(x) for x in np.ravel(self.need(k)))
+        return tuple([whole(x) for x in np.ravel(self.need(k))])
 
     def axes(self, k: int = 1, attribute: str = "axes") -> tuple[int, ...] | None:
         """Axes from the operand (newer versions) or the attribute; None where neither is given."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ranvier.ops.nn.window import output_sizes, per_axis, resolve_pads
 from ranvier.providers.cpu.defs import NodeView, Shape
+from ranvier.varying import varies
 
 Rule = Callable[[NodeView], bool]
 _RULES: dict[tuple[str, str], Rule] = {}
@@ -103,8 +104,8 @@ def _depth(n: NodeView) -> bool:
 
 @_rule("Range")
 def _range(n: NodeView) -> bool:
-    first, limit, step = (float(n.need(k).reshape(())) for k in range(3))
-    return math.isfinite(first) and math.isfinite(limit) and math.isfinite(step) and step != 0
+    numbers = [n.need(k).reshape(-1)[0] for k in range(3)]
+    return all(varies(x) or math.isfinite(float(x)) for x in numbers) and bool(numbers[2] != 0)
 
 
 @_rule("Split")

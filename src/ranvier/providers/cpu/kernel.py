@@ -31,10 +31,12 @@ from ranvier.providers.base import (
     TensorAllocator,
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
+from ranvier.providers.cpu.growing import Growing
 from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.cpu.sources import shape_sources
 from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised, define
 from ranvier.providers.cpu.target import Packs, Target
+from ranvier.varying import Span
 
 Array = np.ndarray[Any, Any]
 _SMALL = 64  # inputs of up to this many elements may decide shapes
@@ -107,6 +109,15 @@ class CpuKernel:
                     return None  # the call meets the same, and says so if the data is not to blame
                 self._remember(key, made)
         return Bound(self, made) if isinstance(made, Specialised) else None
+
+    def grow(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> BoundSpan:
+        """The specialisations of a span of calls."""
+        if self._keyed:
+            raise Declined("the content of inputs decides about shapes")
+        with self._lock:
+            definitions = define(self.part, types, known)
+            made = Growing(self.part, self.inputs, definitions, self.target, self._packs, span)
+        return BoundSpan(self, made)
 
     def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
         definitions = define(self.part, types, known)
@@ -350,6 +361,17 @@ class Bound:
 
     def _complete(self, outputs: list[Any]) -> None:
         outputs[:] = [_writable(given, result) for given, result in zip(outputs, self.made.results)]
+
+
+class BoundSpan:
+    """A kernel for a span of calls whose inputs grow."""
+
+    def __init__(self, kernel: CpuKernel, made: Growing) -> None:
+        self._kernel, self._made = kernel, made
+        self.calls = made.calls
+
+    def at(self, call: int) -> Bound:
+        return Bound(self._kernel, self._made.at(call))
 
 
 def _at(node: Node, error: RanvierError) -> RanvierError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ranvier.codegen.loops.ir import Expr, Load, Nest, Operand, Scalar, Stage
 from ranvier.codegen.storage import View
+from ranvier.varying import following
 
 
 class NestBuilder:
@@ -16,6 +17,7 @@ class NestBuilder:
         self.label = label
         self.operands: list[Operand] = []
         self._index: dict[Operand, int] = {}
+        self._loads: list[tuple[int, Operand]] = []
         self._alike: tuple[int, ...] | None = None
 
     def load(
@@ -33,9 +35,16 @@ class NestBuilder:
         return Load(self._operand(Operand(view, steps, offset, at, guard, other)), view.element)
 
     def _operand(self, operand: Operand) -> int:
-        found = self._index.get(operand)
+        if following():  # its numbers may vary, and are compared rather than hashed
+            found = next((k for k, known in self._loads if known == operand), None)
+        else:
+            found = self._index.get(operand)
         if found is None:
-            found = self._index[operand] = len(self.operands)
+            found = len(self.operands)
+            if following():
+                self._loads.append((found, operand))
+            else:
+                self._index[operand] = found
             self.operands.append(operand)
         return found
 

@@ -97,7 +97,7 @@ class _Call:
         return seen * pairs * (2.0 * self.q.shape[3] + 2.0 * self.v.shape[3] + 16.0)
 
     def traffic(self) -> float:
-        return float(sum(view.nbytes for view in (self.q, self.k, self.v, self.out)))
+        return 1.0 * sum(view.nbytes for view in (self.q, self.k, self.v, self.out))
 
 
 def attention(
@@ -283,7 +283,7 @@ def _decode(call: _Call) -> list[Launch]:
         writes=(call.out.storage,),
         scratch=scratch,
         flops=2.0 * heads * splits * rows * o_stride,
-        traffic=float(partial.nbytes + call.out.nbytes),
+        traffic=1.0 * (partial.nbytes + call.out.nbytes),
         label="attention",
     )
     return [first, last]

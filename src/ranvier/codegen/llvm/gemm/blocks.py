@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
+from ranvier.varying import varies
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,14 @@ def cycles(rows: int, vectors: int, tile: Tile, k: int) -> float:
     return k * steps + _CALL
 
 
-@functools.lru_cache(4096)
 def best_tile(m: int, n: int, k: int, isa: Isa, element_bytes: int) -> Tile:
     """The tile for an M x N x K product."""
+    found = _best_tile.__wrapped__ if varies(m) or varies(n) or varies(k) else _best_tile
+    return found(m, n, k, isa, element_bytes)
+
+
+@functools.lru_cache(4096)
+def _best_tile(m: int, n: int, k: int, isa: Isa, element_bytes: int) -> Tile:
     vectors = -(-n // isa.lanes(element_bytes))
     found: list[tuple[float, int, Tile]] = []
     for tile in tiles(isa):
@@ -126,4 +133,4 @@ def microseconds(flops: float, nbytes: float) -> float:
 
 def grain(tiles: int, work: float, threads: int) -> int:
     """How many tiles to hand out at a time: enough work for a turn, and some turns for everybody."""
-    return max(1, min(tiles // (4 * threads), int(tiles * TILE_US / max(work, 1e-3))))
+    return max(1, min(tiles // (4 * threads), math.floor(tiles * TILE_US / max(work, 1e-3))))

@@ -14,7 +14,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, broadcast
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, const, mul, op
 from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
@@ -135,7 +135,7 @@ def matmul_of(
     if len(right) == 1:
         y = b.reshape(y, (*right, 1))
     p, q = b.shape(x), b.shape(y)
-    full = (*np.broadcast_shapes(p[:-2], q[:-2]), p[-2], q[-1])
+    full = (*broadcast(p[:-2], q[:-2]), p[-2], q[-1])
     return b.reshape(multiply(b, x, y, full, None, alpha), shape, out=out)
 
 

@@ -11,7 +11,7 @@ from ranvier.codegen.loops.ir import Expr, Index, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use, broadcast
 from ranvier.providers.cpu.lower.attention import attend, split_heads, with_past
 from ranvier.providers.cpu.lower.contraction import MICROSOFT, multiply
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, op, where
@@ -80,7 +80,7 @@ def summand(
         return bias, causal
     past, future = keys - time, causal and time > 1
     lead = (1, 1) if bias is None else b.shape(bias)[:2]
-    domain = (max(lead[0], b.shape(allowed)[0]), lead[1], *(np.broadcast_shapes(b.shape(allowed)[2:], (1, keys))))
+    domain = (max(lead[0], b.shape(allowed)[0]), lead[1], *broadcast(b.shape(allowed)[2:], (1, keys)))
     if future or bias is not None:
         domain = (*domain[:2], time, keys)
 

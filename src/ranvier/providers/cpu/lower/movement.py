@@ -19,6 +19,7 @@ from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
 from ranvier.providers.cpu.lower.registry import INTEGERS, NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.varying import varies
 
 Array = np.ndarray[Any, Any]
 INT64 = DType.int64
@@ -191,14 +192,16 @@ def constant_of_shape(n: NodeView, b: Definitions) -> None:
 
 @lowers("Range", values=(0, 1, 2), dtypes=NUMERIC)
 def range_(n: NodeView, b: Definitions) -> None:
-    start, step = n.input(0), n.input(2)
-    dtype = n.out_dtype()
+    start, dtype = n.need(0).reshape(-1)[0], n.out_dtype()
+    moving = varies(start)  # a number of the launch then, not a constant
 
     def compute(nest: NestBuilder, views: list[View]) -> Expr:
-        first, by = (nest.load(v.reshaped(()) or v, (0,)) for v in views)
+        by, *rest = (nest.load(v.reshaped(()) or v, (0,)) for v in views)
+        first = cast(Size(start), dtype) if moving else rest[0]
         return add(first, mul(cast(Index(0), dtype), by))
 
-    b.moved([start, step], compute, dtype, n.out_shape(), n.outputs[0])
+    sources = [n.input(2), *([] if moving else [n.input(0)])]
+    b.moved(sources, compute, dtype, n.out_shape(), n.outputs[0])
 
 
 @lowers("EyeLike")

@@ -8,7 +8,8 @@ import numpy as np
 
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
+from ranvier.ops.operands import clipped
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, broadcast
 from ranvier.providers.cpu.lower.registry import ALL, NARROW, lowers
 
 
@@ -26,7 +27,7 @@ def transpose(n: NodeView, b: Definitions) -> None:
 @lowers("Expand", values=(1,))
 def expand(n: NodeView, b: Definitions) -> None:
     target = n.out_shape()
-    if np.broadcast_shapes(n.shape(0), n.ints(1)) != target:
+    if broadcast(n.shape(0), n.ints(1)) != target:
         raise Declined(f"Expand: {n.shape(0)} to {n.ints(1)}")
     b.alias(n.input(0), lambda view: view.expanded(target), target, out=n.outputs[0])
 
@@ -74,15 +75,18 @@ def slice_(n: NodeView, b: Definitions) -> None:
         begin, end = n.ints(1), n.ints(2)
         axes = n.ints(3) if n.has(3) else range(len(begin))
         steps = n.ints(4) if n.has(4) else [1] * len(begin)
-    first, step = [0] * len(shape), [1] * len(shape)
+    first, step, out = [0] * len(shape), [1] * len(shape), n.out_shape()
     for axis, low, high, by in zip(axes, begin, end, steps):
         if not by:
             raise Declined("Slice: a step of 0")
-        window = range(shape[axis])[int(low) : int(high) : int(by)]
         axis %= len(shape)
+        if by == 1:
+            first[axis] = clipped(low, shape[axis]) if out[axis] else 0
+            continue
+        window = range(shape[axis])[int(low) : int(high) : int(by)]
         # a step past the end is never taken: one of any size would only overflow an address
         first[axis], step[axis] = (window.start if len(window) else 0), (int(by) if len(window) > 1 else 1)
-    starts, strides, out = tuple(first), tuple(step), n.out_shape()
+    starts, strides = tuple(first), tuple(step)
     b.alias(n.input(0), lambda view: sliced(view, starts, strides, out), out, out=n.outputs[0])
 
 
