@@ -142,3 +142,8 @@ def test_shape_arithmetic_costs_nothing() -> None:
     ]
     constants = {"zero": np.array([0], np.int64), "minus": np.array([-1], np.int64)}
     assert len(launches(model(nodes, {"x": (3, 4, 5)}, ["y"], constants), {"x": random(3, 4, 5)})) == 1
+
+
+def test_a_result_may_stand_twice_in_a_concatenation() -> None:
+    nodes = [node("Tanh", "x", "a"), node("Concat", "a x a", "b", axis=0), node("Softmax", "b", "y", axis=-1)]
+    launches(model(nodes, {"x": (3, 5)}, ["y"]), {"x": random(3, 5)})

@@ -304,7 +304,9 @@ class Realiser:
         for source in each.sources:
             size = self.program.shape(source)[each.axis]
             placed = self._slices.get(source)
-            if size and not (placed is not None and placed[0] is each and self._is_placed(source, whole)):
+            # a tensor may be there twice, and lies at one of the places only
+            there = placed is not None and placed[0] is each and placed[1] == start
+            if size and not (there and self._is_placed(source, whole)):
                 self.copy(self.view(source), slice_of(whole, each.axis, start, size))
             start += size
 

@@ -277,8 +277,11 @@ class _Assigning:
         return isinstance(each, Contraction) or bool(results)
 
     def _reason(self, group: Group, made: Assignment, results: Sequence[Value]) -> str:
+        found: list[str] = []
         anchor = group.anchor
         if isinstance(anchor, Contraction) and id(anchor) not in made.products:
-            return self.unable.get(id(anchor), "conversions would cost more than they save")
+            found.append(self.unable.get(id(anchor), "conversions would cost more than they save"))
         kept = next((self.why[self.memory(v)] for v in results if self.memory(v) in self.why), "")
-        return f"result {kept}" if kept else ""
+        if kept and kept not in found:
+            found.append(f"result {kept}")
+        return "; ".join(found)
