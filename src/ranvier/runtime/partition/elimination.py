@@ -3,6 +3,9 @@
 Neural networks are chains with residuals and branches: with a good order the tables stay small. Where they would not
 (everything reads everything), single variables are held at a known solution and the rest is solved exactly, so that
 the result is never worse than that solution.
+
+The order depends on who meets whom alone, not on the numbers: an :class:`Elimination` is worked out once and may be run
+with other numbers in tables of the same form, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.records import dataclass
+
 TOGETHER = 4  # how much larger the tables of variables may be that go along with the easiest one
 Table = np.ndarray[Any, np.dtype[np.float64]]
-Eliminated = tuple[int, tuple[int, ...], Any]  # variable, the others its best label depends on, that label
+Form = tuple[int, tuple[int, ...], tuple[tuple[int, ...], ...]]  # an axis, the sizes of all, the axes of each table
 
 
 class Tables:
@@ -69,68 +74,100 @@ def minimise(tables: Tables, known: Sequence[int], bound: int, first: int = 0) -
     """Labels with the least sum, and the variables that were held at their ``known`` label to stay within ``bound``
     entries per table: with none held the result is the optimum. Variables below ``first`` are held rather than others.
     """
-    return _Elimination(tables, known, bound, first).run()
+    found = Elimination(tables, bound, first)
+    return found.run(tables, known), found.held
 
 
-class _Elimination:
-    """One run: the tables that are left, and who meets whom in them.
+@dataclass(frozen=True)
+class _Hold:
+    """A variable that stays as it is known: a cut along one axis through each of its tables."""
+
+    variable: int
+    cuts: list[tuple[int, int]]  # table, axis
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Variables that go at the same time by the same operations, each leaving one table over the others it met."""
+
+    form: Form
+    variables: list[int]
+    others: list[tuple[int, ...]]
+    tables: list[tuple[int, ...]]
+
+
+class Elimination:
+    """In which order the variables of tables go; ``held`` are those that cannot.
 
     Variables that do not meet are eliminated together, and those whose tables have the same form by the same few
     operations on arrays: a large network has few forms.
     """
 
-    def __init__(self, tables: Tables, known: Sequence[int], bound: int, first: int) -> None:
+    def __init__(self, tables: Tables, bound: int, first: int = 0) -> None:
         self.sizes = tables.sizes
-        self.known = known
-        self.bound = bound
-        self.first = first
-        self.scopes: list[tuple[int, ...]] = list(tables.scopes)
-        self.tables: list[Table] = list(tables.tables)
-        self.within: list[list[int]] = [[] for _ in self.sizes]  # the tables of a variable, gone ones among them
-        self.meets: list[set[int]] = [set() for _ in self.sizes]
-        for index, scope in enumerate(self.scopes):
-            if len(scope) == 1:
-                self.within[scope[0]].append(index)
-            else:
+        self.held: list[int] = []
+        self._steps: list[_Hold | _Group] = []
+        self._bound = bound
+        self._first = first
+        self._scopes: list[tuple[int, ...]] = list(tables.scopes)
+        self._within: list[list[int]] = [[] for _ in self.sizes]  # the tables of a variable, gone ones among them
+        self._meets: list[set[int]] = [set() for _ in self.sizes]
+        within, meets = self._within, self._meets
+        for index, scope in enumerate(self._scopes):
+            for v in scope:
+                within[v].append(index)
+            if len(scope) > 1:
                 for v in scope:
-                    self.within[v].append(index)
-                    self.meets[v].update(scope)
-        for v, others in enumerate(self.meets):
+                    meets[v].update(scope)
+        for v, others in enumerate(meets):
             others.discard(v)
+        self._work_out()
 
-    def run(self) -> tuple[list[int], list[int]]:
-        labels = [0] * len(self.sizes)
-        entries = self._entries
-        free = [v for v, size in enumerate(self.sizes) if size > 1]
-        self.waiting = [(entries(v), v) for v in free]
-        heapq.heapify(self.waiting)
-        self.open = set(free)
-        done: list[Eliminated] = []
-        held: list[int] = []
-        while self.open:
-            size, chosen = self._chosen()
-            if size > self.bound:
-                v = self._busiest(chosen[0])
-                labels[v] = self.known[v]
-                touched = self.meets[v]
-                self._hold(v)
-                held.append(v)
-                self.open.discard(v)
+    def run(self, tables: Tables, known: Sequence[int]) -> list[int]:
+        """The labels with the least sum of ``tables``, which have the form of those it was worked out for."""
+        own = list(tables.tables)
+        chosen: list[tuple[_Group, Any]] = []
+        labels: Any = np.zeros(len(self.sizes), np.intp)
+        for step in self._steps:
+            if isinstance(step, _Hold):
+                labels[step.variable] = label = known[step.variable]
+                for index, axis in step.cuts:
+                    own[index] = np.asarray(own[index].take(label, axis))
             else:
-                self.open.difference_update(chosen)
-                touched = set()
-                for v in chosen:
-                    touched |= self.meets[v]
-                done += self._eliminate(chosen)
-            for u in touched:
-                heapq.heappush(self.waiting, (entries(u), u))
-        for v, scope, best in reversed(done):
-            labels[v] = int(best[tuple([labels[u] for u in scope])])
-        return labels, held
+                best, least = _summed(step, own)
+                chosen.append((step, best))
+                if least.ndim > 1:
+                    own.extend(least)
+        for group, best in reversed(chosen):
+            others = np.array(group.others, np.intp).T
+            labels[group.variables] = best[(np.arange(len(best)), *[labels[each] for each in others])]
+        return [int(label) for label in labels]
 
-    def _chosen(self) -> tuple[int, list[int]]:
+    def _work_out(self) -> None:
+        entries, meets = self._entries, self._meets
+        free = [v for v, size in enumerate(self.sizes) if size > 1]
+        waiting = [(entries(v), v) for v in free]
+        heapq.heapify(waiting)
+        open_ = set(free)
+        while open_:
+            size, chosen = self._chosen(waiting, open_)
+            touched: set[int] = set()
+            if size > self._bound:
+                v = self._busiest(chosen[0])
+                touched = meets[v]
+                self._hold(v)
+                open_.discard(v)
+            else:
+                for v in chosen:
+                    touched |= meets[v]
+                self._eliminate(chosen)
+                open_.difference_update(chosen)
+            for u in touched:
+                heapq.heappush(waiting, (entries(u), u))
+
+    def _chosen(self, waiting: list[tuple[int, int]], open_: set[int]) -> tuple[int, list[int]]:
         """The size of the easiest variable, and it with others about as easy that meet neither it nor each other."""
-        waiting, open_, entries = self.waiting, self.open, self._entries
+        entries, meets = self._entries, self._meets
         chosen: list[int] = []
         blocked: set[int] = set()  # all of them come back: they meet a variable that goes
         least, limit = 0, 0
@@ -139,82 +176,85 @@ class _Elimination:
             if v not in open_ or v in blocked or size != entries(v):
                 continue
             if not chosen:
-                least, limit = size, min(size * TOGETHER, self.bound) if size <= self.bound else 0
+                least, limit = size, min(size * TOGETHER, self._bound) if size <= self._bound else 0
             chosen.append(v)
             blocked.add(v)
-            blocked |= self.meets[v]
+            blocked |= meets[v]
         return least, chosen
 
     def _entries(self, v: int) -> int:
         """The size of the table that eliminating ``v`` makes on the way; past the bound, how far does not matter."""
         sizes = self.sizes
         found = sizes[v]
-        for u in self.meets[v]:
+        for u in self._meets[v]:
             found *= sizes[u]
-            if found > self.bound:
-                return self.bound + len(self.meets[v])
+            if found > self._bound:
+                return self._bound + len(self._meets[v])
         return found
 
     def _busiest(self, v: int) -> int:
         """The variable to hold so that ``v`` gets easier: the one that meets most others."""
-        return min(self.meets[v] | {v}, key=lambda u: (u >= self.first, -len(self.meets[u]), u))
+        return min(self._meets[v] | {v}, key=lambda u: (u >= self._first, -len(self._meets[u]), u))
 
     def _hold(self, v: int) -> None:
-        label = self.known[v]
-        for index in self.within[v]:
-            scope = self.scopes[index]
+        cuts: list[tuple[int, int]] = []
+        for index in self._within[v]:
+            scope = self._scopes[index]
             if v in scope:
                 axis = scope.index(v)
-                self.tables[index] = np.asarray(self.tables[index].take(label, axis))
-                self.scopes[index] = scope[:axis] + scope[axis + 1 :]
-        for u in self.meets[v]:
-            self.meets[u].discard(v)
+                cuts.append((index, axis))
+                self._scopes[index] = scope[:axis] + scope[axis + 1 :]
+        for u in self._meets[v]:
+            self._meets[u].discard(v)
+        self.held.append(v)
+        self._steps.append(_Hold(v, cuts))
 
-    def _eliminate(self, chosen: Sequence[int]) -> list[Eliminated]:
-        """Replace all tables of each variable by one over those it met; its best label for each entry of that."""
-        forms: dict[Any, list[tuple[int, tuple[int, ...], list[int]]]] = {}
-        scopes, sizes = self.scopes, self.sizes
+    def _eliminate(self, chosen: Sequence[int]) -> None:
+        scopes, sizes, all_meets = self._scopes, self.sizes, self._meets
+        groups: dict[Form, _Group] = {}
         for v in chosen:
-            others = self.meets[v]
-            full = sorted((*others, v))
+            met = all_meets[v]
+            full = sorted((*met, v))
             place = {u: axis for axis, u in enumerate(full)}
-            own = sorted([(tuple([place[u] for u in scopes[i]]), i) for i in self.within[v] if scopes[i]])
+            own = sorted([(tuple([place[u] for u in scopes[i]]), i) for i in self._within[v] if scopes[i]])
             form = (place[v], tuple([sizes[u] for u in full]), tuple([axes for axes, _ in own]))
+            group = groups.get(form)
+            if group is None:
+                group = groups[form] = _Group(form, [], [], [])
             full.remove(v)
-            forms.setdefault(form, []).append((v, tuple(full), [i for _, i in own]))
-            for u in others:
-                meets = self.meets[u]
-                meets |= others
+            group.variables.append(v)
+            group.others.append(tuple(full))
+            group.tables.append(tuple([i for _, i in own]))
+            for u in full:
+                meets = all_meets[u]
+                meets |= met
                 meets.discard(u)
                 meets.discard(v)
             for _, i in own:
                 scopes[i] = ()  # gone
-        done: list[Eliminated] = []
-        for (axis, shape, axes), members in forms.items():
-            best, least = self._summed(axis, shape, axes, [indices for _, _, indices in members])
-            for k, (v, others_, _) in enumerate(members):
-                done.append((v, others_, best[k]))
-                if others_:
-                    for u in others_:
-                        self.within[u].append(len(scopes))
-                    scopes.append(others_)
-                    self.tables.append(least[k])
-        return done
+        for group in groups.values():
+            self._steps.append(group)
+            if group.others[0]:
+                for others in group.others:
+                    for u in others:
+                        self._within[u].append(len(scopes))
+                    scopes.append(others)
 
-    def _summed(
-        self, axis: int, shape: tuple[int, ...], axes: Any, members: Sequence[Sequence[int]]
-    ) -> tuple[Any, Any]:
-        """For variables of one form, an axis before all others: the sums of their tables, the least along ``axis``."""
-        tables = self.tables
-        total: Any = None
-        for position, own in enumerate(axes):
-            stacked = np.array([tables[indices[position]] for indices in members])
-            if len(own) != len(shape):
-                stacked = stacked.reshape([len(members), *[size if k in own else 1 for k, size in enumerate(shape)]])
-            total = stacked if total is None else total + stacked
-        whole = (len(members), *shape)
-        if total is None:
-            total = np.zeros(whole)
-        elif total.shape != whole:
-            total = np.broadcast_to(total, whole)
-        return total.argmin(axis + 1), total.min(axis + 1)
+
+def _summed(group: _Group, tables: Sequence[Table]) -> tuple[Any, Any]:
+    """For every variable of a group the sum of its tables: its best label for each entry of the others, and the sum
+    with that label."""
+    axis, shape, axes = group.form
+    count = len(group.variables)
+    whole = (count, *shape)
+    total: Any = None
+    for position, own in enumerate(axes):
+        stacked = np.array([tables[indices[position]] for indices in group.tables])
+        if len(own) != len(shape):
+            stacked = stacked.reshape([count, *[size if k in own else 1 for k, size in enumerate(shape)]])
+        total = stacked if total is None else total + stacked
+    if total is None:
+        total = np.zeros(whole)
+    elif total.shape != whole:
+        total = np.broadcast_to(total, whole)
+    return total.argmin(axis + 1), total.min(axis + 1)
