@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, mangled, vector
+from ranvier.codegen.llvm.code_forms import CodesAsNumbers, codes_as_numbers
 from ranvier.codegen.llvm.elements import (
     NARROW,
     converted,
@@ -101,6 +102,8 @@ class ExprEmitter:
             return found
         if isinstance(expr, Const):
             made = self.fn.const(register_type(expr.dtype), expr.value)
+        elif (codes := codes_as_numbers(expr)) is not None:
+            made = self._clipped(codes, leaf)
         elif isinstance(expr, Op):
             made = self._operation(expr, [self.value(a, leaf) for a in expr.args])
         else:
@@ -108,6 +111,28 @@ class ExprEmitter:
         self._known[-1][id(expr)] = made
         self._alive.append(expr)
         return made
+
+    def spread(self, scalar: Val, wide: Val) -> None:
+        """Let ``wide`` be what a scalar looks like in every lane."""
+        self._numbered[-1]["splat", scalar.name] = wide
+
+    def ends(self, codes: CodesAsNumbers, leaf: Leaf) -> list[Val]:
+        """The bounds of codes."""
+        f, ends = self.fn, [self.fn.const("float", float(end)) for end in (codes.low, codes.high)]
+        if codes.zero is None:
+            return ends
+        zero = self.value(codes.zero, leaf)
+        return [
+            self._numbered_value(("less", end.name, zero.name), lambda end=end: f.sub(f.like(zero, end), zero))
+            for end in ends
+        ]
+
+    def _clipped(self, codes: CodesAsNumbers, leaf: Leaf) -> Val:
+        """Codes, or how far they lie from their zero point, without becoming bytes."""
+        parts = [self.value(codes.number, leaf), *self.ends(codes, leaf)]
+        x, low, high = self._fitted(parts) if any(p.lanes > 1 for p in parts) else parts
+        # the bound stands second: it is what comes out where x is NaN
+        return self.fn.quick_min(self.fn.quick_max(x, low), high)
 
     def _find(self, expr: Expr) -> Val | None:
         for known in reversed(self._known):
@@ -191,6 +216,8 @@ def _float_operation(f: Fn, isa: Isa, name: str, args: list[Val], expr: Op) -> V
             return f.div(a, b)
         case "fma":
             return f.fma(a, b, args[2])
+        case "quotient":
+            return _quotient(f, isa, a, b, args[2])
         case "min" | "max":
             return float_extreme(f, name, a, b, _constant(expr, 0), _constant(expr, 1))
         case "reciprocal":
@@ -239,6 +266,26 @@ def float_extreme(f: Fn, name: str, a: Val, b: Val, left: float | None = None, r
     if right is not None:
         return quick(b, a)
     return f.select(f.cmp("uno", a, a), a, quick(a, b))
+
+
+def _quotient(f: Fn, isa: Isa, x: Val, y: Val, reciprocal: Val) -> Val:
+    """A product with the reciprocal that is large stays: it may be infinite."""
+    if not isa.fma or x.lanes == 1:
+        return f.div(x, y)
+    near = f.mul(x, reciprocal)
+    return f.select(f.cmp("olt", f.unary("fabs", near), float(1 << 20)), divided(f, x, y, reciprocal, near), near)
+
+
+def divided(f: Fn, x: Val, y: Val, reciprocal: Val, near: Val | None = None) -> Val:
+    """``x / y``, rounded correctly, by three multiplications in the place of a slow division; all finite.
+
+    A product with the reciprocal is one rounding off at most; what it leaves of ``x`` is exact in a fused
+    multiply-add, and corrects it.
+    """
+    near = f.mul(x, reciprocal) if near is None else near
+    name = f"llvm.fma.{mangled(x.type)}"
+    rest = f.intrinsic(name, x.type, [f.neg(near), y, x])
+    return f.intrinsic(name, x.type, [rest, reciprocal, near])
 
 
 def _float_mod(f: Fn, a: Val, b: Val) -> Val:

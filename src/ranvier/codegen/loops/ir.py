@@ -99,6 +99,9 @@ OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), 1),
     **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), 1),
     "fma": 3,
+    # x / y for rounding to a small integer, the third operand is 1 / y: exact up to 2**20, beyond that only as large;
+    # y lies between 2**-60 and 2**60
+    "quotient": 3,
     # bits of integers; shifts by the other operand
     **dict.fromkeys(("bitand", "bitor", "bitxor", "shl", "shr"), 2),
     **dict.fromkeys(("bitnot", "popcount"), 1),

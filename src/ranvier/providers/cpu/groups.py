@@ -71,6 +71,8 @@ class _Grouping:
         after = self._post_dominators()
         for k in range(len(self.defs)):
             self._fuse_forward(k, after)
+        for k in range(len(self.defs)):
+            self._leave_narrow(k)
         groups: dict[int, Group] = {}
         for k, each in enumerate(self.defs):
             groups.setdefault(self._find(k), Group()).defs.append(each)
@@ -146,6 +148,45 @@ class _Grouping:
             if leader != first:
                 del self.members[leader]
         self.members[first] = members
+
+    def _leave_narrow(self, k: int) -> None:
+        """Codes that become numbers at the end of a group are stored as codes, if those that read the numbers can
+        make them: a quarter of the bytes, for the work of a subtraction and a multiplication."""
+        members, each = self.members.get(self._find(k), []), self.defs[k]
+        if len(members) < 2 or members[-1] != k or self.escapes[k] or not self._widens(each):
+            return
+        readers = {self._find(u) for u in self.users[k]}
+        if len(readers) != 1 or not isinstance(each, Pointwise):
+            return
+        (leader,) = readers
+        shape = self.program.shape(each.out)
+        for user in (self.defs[u] for u in self.users[k]):
+            feeds = isinstance(user, Rows) and self._feeds_row(user, shape, [k])
+            if not feeds and not self._joins(user, shape):
+                return
+        joined = sorted([k, *self.members[leader]])
+        if len(joined) > _MAX_MEMBERS or not self._plain(joined):
+            return
+        if len({v for m in joined for v in self.defs[m].operands}) > _MAX_OPERANDS:
+            return
+        self.members[self._find(k)] = members[:-1]
+        self._apart(k, members, leader)
+        self.members[leader] = joined
+
+    def _apart(self, k: int, members: Sequence[int], leader: int) -> None:
+        """Give ``k`` to the group of ``leader``; the others keep theirs."""
+        first = self._find(k)
+        for m in members:
+            self.leader[m] = first
+        self.leader[k] = leader
+
+    def _widens(self, each: Def) -> bool:
+        """Pointwise work on bytes whose result has more of them."""
+        if not isinstance(each, Pointwise):
+            return False
+        program, shape = self.program, self.program.shape(each.out)
+        whole = [program.dtype(u.value) for u in each.uses if u.shape is None and program.shape(u.value) == shape]
+        return bool(whole) and program.dtype(each.out).bits > 8 and all(kind.bits == 8 for kind in whole)
 
     def _anchored(self, k: int) -> bool:
         return any(isinstance(self.defs[m], Contraction | Rows) for m in self.members[self._find(k)])

@@ -8,10 +8,10 @@ masked store of narrowed elements is many times slower than a plain one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, mangled, vector
+from ranvier.codegen.llvm.code_forms import Codes, CodesAsNumbers, codes_as_numbers, codes_of
 from ranvier.codegen.llvm.elements import (
     gather_elements,
     load_vector,
@@ -20,7 +20,7 @@ from ranvier.codegen.llvm.elements import (
     store_vector,
     widened,
 )
-from ranvier.codegen.llvm.exprs import ExprEmitter
+from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
@@ -39,7 +39,7 @@ def integer_finish(epilogue: Epilogue | None, out: DType, out_strides: tuple[int
     sizes = list(dict.fromkeys(e for e in walk(value) if isinstance(e, Size)))
     if sizes:
         value = substitute(value, {size: Size(k) for k, size in enumerate(sizes)})
-    classes = tuple(o.strides[2] if o.strides[2] in (0, 1) else 2 for o in operands)
+    classes = tuple(_class(*o.strides[1:]) for o in operands)
     body = _Body(value, out, tuple(o.dtype for o in operands), classes, len(sizes), out_strides[1] == 1)
     dims = [*out_strides]
     for o in operands:
@@ -48,12 +48,21 @@ def integer_finish(epilogue: Epilogue | None, out: DType, out_strides: tuple[int
     return Finish(body.spec(), tuple(place_of(o) for o in operands), tuple(dims))
 
 
+_ROW, _COLUMNS, _SCATTERED, _ALL = range(4)  # what an operand's elements belong to
+
+
+def _class(row: int, column: int) -> int:
+    if column == 0:
+        return _ALL if row == 0 else _ROW
+    return _COLUMNS if column == 1 else _SCATTERED
+
+
 @dataclass(frozen=True)
 class _Body:
     value: Expr
     out: DType
     operands: tuple[DType, ...]
-    classes: tuple[int, ...]  # stride along columns: 1, 0, or 2 for any other
+    classes: tuple[int, ...]
     sizes: int
     dense: bool  # columns of the output are contiguous
 
@@ -62,25 +71,54 @@ class _Body:
         key = ("integer finish", repr(self.value), self.out.name, types, self.classes, self.dense)
         return KernelSpec(f"integer finish {self.out.name}", key, self._emit)
 
-    def _value(self, f: Fn, emitter: ExprEmitter, leaf: Callable[[Expr], Val], lanes: int) -> Val:
-        """The epilogue in every lane; codes by one conversion that rounds, of numbers clipped before."""
-        found = _rounded_to_codes(self.value)
-        if found is None:
+    def _value(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], lanes: int, made: list[Val] | None) -> Val:
+        """The epilogue in every lane; codes by one conversion that rounds, of numbers clipped before.
+
+        ``made`` is what :meth:`_bounds` found before.
+        """
+        f, codes = emitter.fn, codes_of(self.value)
+        if codes is None:
             return widened(f, emitter.value(self.value, leaf), lanes)
-        number, zero, low, high = found
-        x = widened(f, emitter.value(number, leaf), lanes)
-        shift = None if zero is None else widened(f, emitter.value(zero, leaf), lanes)
-        least, most = (f.const(x.type, float(end)) for end in (low, high))
-        if shift is not None:
-            least, most = least - shift, most - shift
+        divides = _divides(codes)
+        x = widened(f, emitter.value(divides.args[0] if divides else codes.number, leaf), lanes)
+        made = made or [widened(f, each, lanes) for each in self._bounds(emitter, leaf, codes)]
         # the bound stands second: it is what comes out where x is NaN
-        clipped = f.quick_min(f.quick_max(x, least), most)
+        number = f.quick_min(f.quick_max(x, made[0]), made[1])
+        if divides:
+            number = divided(f, number, made[2], made[3])
         kind = vector("i32", lanes)
-        name = f"llvm.lrint.{mangled(kind)}.{mangled(x.type)}"
-        code = f.intrinsic(name, kind, [clipped])
-        if shift is not None:
-            code = code + f.cast(shift, "i32")
-        return f.cast(code, "i8")
+        code = f.intrinsic(f"llvm.lrint.{mangled(kind)}.{mangled(x.type)}", kind, [number])
+        return f.cast(code if codes.zero is None else code + made[-1], "i8")
+
+    def _bounds(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes) -> list[Val]:
+        """Bounds for the number that becomes a code, what it is divided by and the reciprocal, the zero point."""
+        f, divides = emitter.fn, _divides(codes)
+        made = emitter.ends(CodesAsNumbers(codes.rounded, codes.zero, codes.low, codes.high), leaf)
+        if divides:
+            factors = [emitter.value(each, leaf) for each in divides.args[1:]]
+            # clipped before it is divided, a number is finite, and its quotient rounds to a code
+            made = [f.mul(end, factors[0]) for end in made] + factors
+        return made if codes.zero is None else [*made, f.cast(emitter.value(codes.zero, leaf), "i32")]
+
+    def _steady(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val]) -> list[Val]:
+        """Scalars that the whole tile shares and vectors are made of."""
+        found: dict[str, Val] = {}
+        for expr in walk(self.value):
+            codes = codes_as_numbers(expr)
+            if codes is not None and codes.zero is not None and self._belongs(codes.zero, _ALL):
+                found.update((v.name, v) for v in emitter.ends(codes, leaf))
+            for arg in expr.args if isinstance(expr, Op) and not self._belongs(expr, _ALL) else ():
+                if self._belongs(arg, _ALL):
+                    value = emitter.value(arg, leaf)
+                    found[value.name] = value
+        return list(found.values())
+
+    def _belongs(self, expr: Expr, *classes: int) -> bool:
+        """Is it worked out from operands of these classes alone?"""
+        if isinstance(expr, Op):
+            inner = [a for a in expr.args if not isinstance(a, Const)]
+            return bool(inner) and all(self._belongs(a, *classes) for a in inner)
+        return isinstance(expr, Load) and self.classes[expr.operand] in classes
 
     def _emit(self, module: Module, symbol: str, isa: Isa) -> None:
         f = module.function(symbol, [("ptr", n) for n in ("bufs", "dims", "tile", "out", "place")])
@@ -96,6 +134,18 @@ class _Body:
         bases = [f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k in range(count)]
         lanes = isa.lanes(4)
         whole = f.and_(columns, -lanes)
+        always = ExprEmitter(f, isa, 1)
+
+        def one(expr: Expr) -> Val:
+            assert isinstance(expr, Load)
+            k = expr.operand
+            return load_vector(f, isa, expr.dtype, f.gep(bases[k], batch * strides[k][0], memory_type(expr.dtype)), 1)
+
+        steady = [(v, _kept(f, isa, f.splat(v, lanes))) for v in self._steady(always, one)]
+        codes = codes_of(self.value)
+        bounds: list[Val] | None = None
+        if codes is not None and all(self._belongs(e, _ALL) for e in _shared(codes)):
+            bounds = [_kept(f, isa, f.splat(v, lanes)) for v in self._bounds(always, one, codes)]
         with f.loop(0, rows) as r:
             here = row + r
             sums = f.gep(f.args["tile"], r * step)
@@ -104,7 +154,7 @@ class _Body:
                 f.gep(base, batch * s[0] + here * s[1], memory_type(kind))
                 for base, s, kind in zip(bases, strides, self.operands)
             ]
-            once = ExprEmitter(f, isa, 1)  # what is the same for all columns
+            once = always.child(1)  # what is the same for all columns
 
             def piece(c: Val, size: int, mask: Val | None) -> None:
                 at = column + c
@@ -120,21 +170,28 @@ class _Body:
                         return (batch, here, positions)[expr.axis]
                     assert isinstance(expr, Load)
                     k, kind = expr.operand, self.operands[expr.operand]
-                    if self.classes[k] == 1:
+                    if self.classes[k] == _COLUMNS:
                         place = f.gep(places[k], at, memory_type(kind))
                         return load_vector(f, isa, kind, place, size, mask=mask)
                     return gather_elements(f, isa, kind, places[k], positions * strides[k][2], mask=mask)
 
-                value = self._value(f, once.child(size), leaf, size)
+                emitter = once.child(size)
+                for scalar, wide in steady if size == lanes else ():
+                    emitter.spread(scalar, wide)
+                value = self._value(emitter, leaf, size, bounds if size == lanes else None)
                 if self.dense:
                     target = f.gep(start, at, memory_type(self.out))
                     store_vector(f, isa, self.out, value, target, mask=mask)
                 else:
                     scatter_elements(f, isa, self.out, value, start, positions * out_column, mask=mask)
 
+            def single(expr: Expr) -> Val:
+                assert isinstance(expr, Load)
+                return load_vector(f, isa, expr.dtype, places[expr.operand], 1)
+
             for expr in walk(self.value):
-                if isinstance(expr, Load) and self.classes[expr.operand] == 0:
-                    once.preset(expr, load_vector(f, isa, expr.dtype, places[expr.operand], 1))
+                if self._belongs(expr, _ROW, _ALL):
+                    once.value(expr, single)
             with f.loop(0, whole, lanes) as c:
                 piece(c, lanes, None)
             if isa.masks:
@@ -146,31 +203,19 @@ class _Body:
         f.ret()
 
 
-def _rounded_to_codes(value: Expr) -> tuple[Expr, Expr | None, int, int] | None:
-    """Of an expression that rounds a float32 number and saturates it to 8 bits: the number, the zero point (a whole
-    float32 number) and the bounds; None for other expressions."""
-    low, high = 0, 255
-    if _is(value, "bits", DType.int8):
-        # signed codes come by way of unsigned ones
-        flipped = value.args[0]
-        if not (_is(flipped, "bitxor", DType.uint8) and flipped.args[1] == Const(128, DType.uint8)):
-            return None
-        low, high = -128, 127
-        value = flipped.args[0]
-    if not _is(value, "cast", DType.uint8):
-        return None
-    codes = value.args[0]
-    if low < 0:
-        if not (_is(codes, "add", DType.float32) and codes.args[1] == Const(128.0, DType.float32)):
-            return None
-        codes = codes.args[0]
-    zero: Expr | None = None
-    if _is(codes, "add", DType.float32):
-        codes, zero = codes.args
-        if not (isinstance(zero, Op) and zero.name == "cast" and zero.args[0].dtype in (DType.int8, DType.uint8)):
-            return None
-    return (codes.args[0], zero, low, high) if _is(codes, "round", DType.float32) else None
+def _divides(codes: Codes) -> Op | None:
+    number = codes.number
+    return number if isinstance(number, Op) and number.name == "quotient" else None
 
 
-def _is(value: Expr, name: str, dtype: DType) -> TypeGuard[Op]:
-    return isinstance(value, Op) and value.name == name and value.dtype is dtype
+def _shared(codes: Codes) -> list[Expr]:
+    """What numbers have in common before they become codes."""
+    divides = _divides(codes)
+    return [*([] if codes.zero is None else [codes.zero]), *(divides.args[1:] if divides else ())]
+
+
+def _kept(f: Fn, isa: Isa, value: Val) -> Val:
+    """A vector that stays one: the compiler would make it of a scalar again in every turn of a loop."""
+    if isa.triple != "x86_64" or value.lanes == 1:
+        return value
+    return f.emit(value.type, f'call {value.type} asm "", "=v,0"({value.type} {value.name})')

@@ -43,7 +43,8 @@ def integer_matmul(
     """
     if 0 in out.shape:
         return []
-    m, before = out.shape[-2], []
+    m = out.shape[-2]
+    before: list[Launch] = []
     if isinstance(b, View):
         shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
         b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)

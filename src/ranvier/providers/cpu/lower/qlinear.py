@@ -11,7 +11,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
 from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT
-from ranvier.providers.cpu.lower.quantization import BYTES, real, saturated
+from ranvier.providers.cpu.lower.quantization import BYTES, ratio, real, saturated
 from ranvier.providers.cpu.lower.registry import lowers
 
 _TYPES = BYTES | {FLOAT, INT, DType.bool}
@@ -47,7 +47,8 @@ class _Operands:
         """Codes by the scale at position ``k`` and the zero point behind it."""
         scale, zero = self.add(k, single=True), self.add(k + 1, single=True)
         assert scale is not None
-        return lambda e, y: saturated(div(y, cast(e[scale], FLOAT)), None if zero is None else e[zero], dtype)
+        known = self.n.known(k)
+        return lambda e, y: saturated(ratio(y, cast(e[scale], FLOAT), known), None if zero is None else e[zero], dtype)
 
 
 @lowers("QLinearAdd", "QLinearMul", domain=MICROSOFT, dtypes=_TYPES, check=_bytes_first)

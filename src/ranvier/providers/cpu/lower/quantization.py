@@ -50,6 +50,14 @@ def saturated(x: Expr, zero: Expr | None, dtype: DType) -> Expr:
     return op("bits", op("bitxor", code, const(half, unsigned)), dtype=dtype)
 
 
+def ratio(x: Expr, scale: Expr, known: Array | None) -> Expr:
+    """``x / scale`` before it is rounded to a code: without a division where the one scale is known to be ordinary."""
+    ordinary = known is not None and known.size == 1 and 2.0**-60 < float(known.reshape(-1)[0]) < 2.0**60
+    if not ordinary or x.dtype is not DType.float32 or scale.dtype is not DType.float32:
+        return div(x, scale)
+    return op("quotient", x, scale, op("reciprocal", scale))
+
+
 def real(x: Expr, zero: Expr | None, scale: Expr) -> Expr:
     """The float32 numbers that codes of up to 16 bits stand for."""
     value = cast(x, DType.float32)
@@ -198,14 +206,15 @@ def quantize_linear(n: NodeView, b: Definitions) -> None:
     has_zero = n.has(2) and not _all_zero(n, 2)
     exact = DType.float64 if working is DType.float64 else DType.float32
     zero_type, saturate = n.dtype(2) if has_zero else target, bool(n.attr("saturate", 1))
+    known = n.known(1)
 
     def compute(e: list[Expr]) -> Expr:
-        ratio = div(cast(e[0], working), cast(e[1], working))
+        quotient = ratio(cast(e[0], working), cast(e[1], working), known if target in _CODES else None)
         zero = from_code(e[2], zero_type) if has_zero else None
         if target in FORMATS:
-            number = cast(ratio, DType.float32)
+            number = cast(quotient, DType.float32)
             return to_code(number if zero is None else add(number, zero), target, saturate)
-        return saturated(cast(ratio, exact), zero, target)
+        return saturated(cast(quotient, exact), zero, target)
 
     operands: list[Use | Value] = [n.input(0), parameters.use(n.input(1))]
     if has_zero:
