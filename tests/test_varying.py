@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ranvier.varying import Span, content, follow, following, most, value_at, varies, whole
+from ranvier.varying import Span, content, follow, following, largest, most, smallest, value_at, varies, whole
 
 
 def test_arithmetic_is_that_of_every_call() -> None:
@@ -119,6 +119,11 @@ def test_helpers() -> None:
     assert whole(n) is n and whole(np.int32(4)) == 4 and most(n) == 12 and most(7) == 7
     assert content(n) == content(span.growing(2, 2)) != content(span.growing(3, 2))
     assert varies(n) and not varies(3)
+    assert value_at((smallest(n, 5, 9), largest(n, 5)), 0) == (2, 5) and value_at(
+        (smallest(n, 5), largest(n, 5)), 5
+    ) == (5, 12)
+    assert smallest(3, 4) == 3 and largest(3, 4) == 4 and smallest(n, 1) == 1
+    assert span.calls == 6
     assert not following()
     with follow(span):
         assert following()

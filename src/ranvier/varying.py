@@ -220,6 +220,26 @@ def whole(x: Any) -> Any:
     return x if type(x) is Varying else int(x)
 
 
+def smallest(*numbers: Any) -> Any:
+    """``min``, which is no decision where nothing but the number is made of it."""
+    return _extreme(np.minimum, min, numbers)
+
+
+def largest(*numbers: Any) -> Any:
+    """``max``, likewise."""
+    return _extreme(np.maximum, max, numbers)
+
+
+def _extreme(function: Any, plain: Any, numbers: Sequence[Any]) -> Any:
+    span = next((x.span for x in numbers if type(x) is Varying), None)
+    if span is None:
+        return plain(numbers)
+    found = _values(numbers[0])
+    for other in numbers[1:]:
+        found = function(found, _values(other))
+    return _number(span, found)
+
+
 def most(x: Any) -> Any:
     """The largest that a number is in any call."""
     return x.values.max().item() if type(x) is Varying else x

@@ -22,7 +22,7 @@ from ranvier.runtime.plan import Plan
 from ranvier.runtime.program import Program, Step, static_bytes
 from ranvier.varying import Span, content, follow, value_at, varies
 
-CALLS = 256  # of a span, at most
+CALLS = 512  # of a span, at most
 _KEPT = 4  # spans of a model: several conversations may take turns
 _FEWEST = 4  # a span of fewer calls than this was not worth its making …
 _PATIENCE = 3  # … and after so many in a row no more are made

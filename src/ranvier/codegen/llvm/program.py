@@ -18,6 +18,7 @@ from ranvier.codegen.llvm.pool import Pool, shared
 from ranvier.codegen.storage import Storage
 from ranvier.devices import usable_cores
 from ranvier.records import dataclass
+from ranvier.varying import largest, smallest
 
 # What one core does, roughly, to tell how long a step takes.
 FLOPS_PER_NS = 100.0
@@ -282,13 +283,13 @@ def chunked(launch: Launch, cores: int) -> tuple[int, int]:
     """
     tiles, span = launch.tiles, estimated_ns(launch)
     if tiles <= 1 or cores < 2 or span < SERIAL_NS or span < ROUND_NS * launch.rounds:
-        return max(1, tiles), min(1, tiles)
+        return largest(1, tiles), smallest(1, tiles)
     if launch.rounds > 1:
         grain = max(launch.grain, -(-tiles // min(driver.PLACED_CHUNKS, CHUNKS_PER_THREAD * cores)))
         return grain, -(-tiles // grain)
     long_enough = math.ceil(tiles * CHUNK_NS / span)
     fair = tiles // (CHUNKS_PER_THREAD * cores)
-    grain = max(1, launch.grain, min(long_enough, fair), tiles >> 30)
+    grain = largest(1, launch.grain, smallest(long_enough, fair), tiles >> 30)
     if cores <= PLACED_CORES:
-        grain = max(grain, -(-tiles // driver.PLACED_CHUNKS))
+        grain = largest(grain, -(-tiles // driver.PLACED_CHUNKS))
     return grain, -(-tiles // grain)

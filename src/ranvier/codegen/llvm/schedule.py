@@ -29,6 +29,7 @@ from ranvier.codegen.loops.narrow import Narrower
 from ranvier.codegen.loops.normalize import leaves, roots
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
+from ranvier.varying import largest, smallest
 
 Slot = tuple[object, ...]  # names a number in ``dims``
 # Rough costs in instructions per vector; they choose widths and tiles, nothing else.
@@ -141,7 +142,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     traffic = sum(_touched(nest, k) for k in used)
     points = math.prod(nest.extents)
     vectors = points / lanes
-    nanoseconds = max(traffic / 12, vectors * (point + len(used)) / 4)
+    nanoseconds = largest(traffic / 12, vectors * (point + len(used)) / 4)
     square = _SQUARE if crossing is not None else 0
     tiles, chunks = _tiling(nest, lane, in_row, repeat, packed, lanes * unroll, nanoseconds, square)
     for name, value in chunks:
@@ -170,7 +171,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         nest.operands,
         tuple(dims),
         tiles,
-        min(tiles, max(1, round(_TILE_NS * tiles / max(1.0, nanoseconds)))),
+        smallest(tiles, largest(1, round(_TILE_NS * tiles / largest(1.0, nanoseconds)))),
         park * len(parked),
         points * max(1.0, point),
         1.0 * traffic,
@@ -398,13 +399,13 @@ def _tiling(
     per_repeat = per_packed / extent
     if not in_row:
         n = nest.extents[lane]
-        wanted = max(1, round(per_repeat / _TILE_NS))
-        chunk = min(n, _rounded(min(square or n, -(-n // wanted)), block))
+        wanted = largest(1, round(per_repeat / _TILE_NS))
+        chunk = smallest(n, _rounded(smallest(square or n, -(-n // wanted)), block))
         lane_chunks = -(-n // chunk)
         chunks += [(("chunk", "lane"), chunk), (("chunks", "lane"), lane_chunks)]
     if repeat is not None:
         per_step = per_repeat / lane_chunks
-        chunk = min(square or extent, extent, max(1, round(_TILE_NS / max(per_step, 1e-3))))
+        chunk = smallest(square or extent, extent, largest(1, round(_TILE_NS / largest(per_step, 1e-3))))
         count = -(-extent // chunk)
         chunk = -(-extent // count)  # even out the last one
         count = -(-extent // chunk)

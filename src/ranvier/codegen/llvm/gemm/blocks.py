@@ -8,7 +8,7 @@ import math
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
-from ranvier.varying import varies
+from ranvier.varying import largest, smallest, varies
 
 
 @dataclass(frozen=True)
@@ -133,4 +133,4 @@ def microseconds(flops: float, nbytes: float) -> float:
 
 def grain(tiles: int, work: float, threads: int) -> int:
     """How many tiles to hand out at a time: enough work for a turn, and some turns for everybody."""
-    return max(1, min(tiles // (4 * threads), math.floor(tiles * TILE_US / max(work, 1e-3))))
+    return largest(1, smallest(tiles // (4 * threads), math.floor(tiles * TILE_US / largest(work, 1e-3))))
