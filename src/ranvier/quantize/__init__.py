@@ -1,0 +1,34 @@
+"""Numbers as codes of few bits: schemes, ranges from samples, and the packings checkpoints use."""
+
+from __future__ import annotations
+
+from ranvier.quantize.base import Dequantize, Quantize, Quantized
+from ranvier.quantize.calibrated import Awq, Gptq, InputMoments
+from ranvier.quantize.floats import Float8, Nf4
+from ranvier.quantize.integers import Integers
+from ranvier.quantize.observers import Entropy, MeanSquare, MinMax, Observer, Percentile, observer
+from ranvier.quantize.schemes import register_scheme, scheme, scheme_names
+from ranvier.quantize.ternary import Ternary, token_codes
+
+__all__ = [
+    "Awq",
+    "Dequantize",
+    "Entropy",
+    "Float8",
+    "Gptq",
+    "InputMoments",
+    "Integers",
+    "MeanSquare",
+    "MinMax",
+    "Nf4",
+    "Observer",
+    "Percentile",
+    "Quantize",
+    "Quantized",
+    "Ternary",
+    "observer",
+    "register_scheme",
+    "scheme",
+    "scheme_names",
+    "token_codes",
+]

@@ -1,0 +1,76 @@
+"""Blocks: how the elements of a tensor share their scales.
+
+Every granularity is one of these: a block as large as the tensor, a row or a column, so many elements of a row, a
+square. ``scales`` has one entry for each block; a block at the end may be smaller than the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ranvier.errors import InvalidConfig
+
+Array = np.ndarray[Any, Any]
+Block = tuple[int, ...]
+Granularity = Literal["tensor", "channel", "token", "group", "block"]
+GRANULARITIES: tuple[Granularity, ...] = ("tensor", "channel", "token", "group", "block")
+
+
+def block_of(shape: Sequence[int], granularity: Granularity, axis: int, group: int | Sequence[int] = 0) -> Block:
+    """The block of a tensor for a granularity.
+
+    ``axis`` is the one that is summed over in a product: a channel (of weights) or a token (of activations) is
+    everything along it, a group is so many elements of it.
+    """
+    if granularity == "tensor" or not shape:
+        return tuple(max(1, d) for d in shape)
+    axis = axis + len(shape) if axis < 0 else axis
+    if not 0 <= axis < len(shape):
+        raise InvalidConfig(f"axis {axis} of a tensor of {len(shape)} axes")
+    if granularity == "block":
+        sides = (group, group) if isinstance(group, int) else tuple(group)
+        if len(shape) < 2 or len(sides) != 2 or min(sides) < 1:
+            raise InvalidConfig(f"blocks have two sides and need two axes, got {group!r} for shape {list(shape)}")
+        return (*(1 for _ in shape[:-2]), *sides)
+    if granularity == "group":
+        if not isinstance(group, int) or group < 1:
+            raise InvalidConfig(f"a group has at least one element, got {group!r}")
+        return tuple(group if k == axis else 1 for k in range(len(shape)))
+    return tuple(max(1, d) if k == axis else 1 for k, d in enumerate(shape))
+
+
+def counts(shape: Sequence[int], block: Block) -> tuple[int, ...]:
+    """How many blocks there are along each axis."""
+    return tuple(-(-d // b) for d, b in zip(shape, block))
+
+
+def expand(scales: Array, block: Block, shape: Sequence[int]) -> Array:
+    """A number for each block as a number for each element."""
+    for axis, (side, extent) in enumerate(zip(block, shape)):
+        if scales.shape[axis] == 1:
+            continue  # broadcasts
+        if side > 1:
+            scales = np.repeat(scales, side, axis)
+        if scales.shape[axis] != extent:
+            scales = np.take(scales, range(extent), axis)
+    return np.broadcast_to(scales, tuple(shape))
+
+
+def reduce(array: Array, block: Block, function: Callable[..., Array]) -> Array:
+    """``function`` over each block, as one entry each; blocks at the end that are not full count what they have."""
+    number = counts(array.shape, block)
+    if 0 in array.shape:
+        return np.zeros(number, array.dtype)
+    padding = [(0, n * b - d) for n, b, d in zip(number, block, array.shape)]
+    if any(after for _, after in padding):
+        array = np.pad(array, padding, mode="edge")  # repeats an element of the same block
+    split = array.reshape([x for n, b in zip(number, block) for x in (n, b)])
+    return function(split, axis=tuple(range(1, split.ndim, 2)))
+
+
+def elements(block: Block) -> int:
+    return math.prod(block)

@@ -1,0 +1,117 @@
+"""Integers of 2 to 8 bits: symmetric or with a zero point, with a scale for the tensor, a channel, a token, a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from ranvier.dtypes import DType, of
+from ranvier.errors import InvalidConfig
+from ranvier.quantize.base import Quantized
+from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
+from ranvier.records import dataclass
+from ranvier.rules import Checked, Choice, Rule, Whole
+
+_SHRINKS = np.linspace(1.0, 0.5, 41)  # of the range, tried for the least squared error
+FITS = ("minmax", "mse")
+
+
+@dataclass(frozen=True)
+class Integers(Checked):
+    """``fit``: "minmax" covers every number; "mse" cuts the range of a block where that lessens its squared error.
+
+    ``scale_dtype`` is the type scales are kept in; codes are made with scales as they will be read.
+    """
+
+    bits: int = 8
+    symmetric: bool = True
+    granularity: Granularity = "channel"
+    group: int = 128
+    axis: int = -1
+    signed: bool = True
+    fit: str = "minmax"
+    scale_dtype: DType = DType.float32
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "bits": Whole(2, 8),
+        "granularity": Choice(GRANULARITIES),
+        "group": Whole(1),
+        "fit": Choice(FITS),
+    }
+
+    @property
+    def name(self) -> str:
+        kind = "int" if self.signed else "uint"
+        return f"{kind}{self.bits}"
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        low = -(1 << (self.bits - 1)) if self.signed else 0
+        return low, low + (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The code that stands for zero where there is no zero point of its own."""
+        return 0 if self.signed else 1 << (self.bits - 1)
+
+    def quantize(self, array: Array) -> Quantized:
+        values = _finite(array)
+        block = block_of(values.shape, self.granularity, self.axis, self.group)
+        low = np.minimum(reduce(values, block, np.min), 0)
+        high = np.maximum(reduce(values, block, np.max), 0)
+        if self.fit == "mse":
+            low, high = self._shrunk(values, block, low, high)
+        scales, zeros = self.parameters(low, high)
+        codes = self.codes(values, expand(scales, block, values.shape), expand(zeros, block, values.shape))
+        kept = None if self.symmetric and self.signed else zeros
+        return Quantized(self.name, codes, scales, block, self.bits, kept, axis=self.axis, dtype=of(array))
+
+    def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Scale and zero point for ranges, which hold zero."""
+        least, most = self.limits
+        if self.symmetric:
+            reach = np.maximum(np.abs(low), np.abs(high))
+            scales = reach / ((1 << (self.bits - 1)) - 1)
+            zeros = np.full(scales.shape, self.middle)
+        else:
+            scales = (high - low) / (most - least)
+        scales = np.where(scales > 0, scales, 1.0)
+        scales = np.maximum(scales, np.finfo(np.float32).tiny).astype(self.scale_dtype.numpy)
+        if not self.symmetric:
+            zeros = np.clip(np.rint(least - low / scales.astype(np.float64)), least, most)
+        return scales, zeros.astype(self._code_type)
+
+    def codes(self, values: Array, scales: Array, zeros: Array) -> Array:
+        """The nearest codes, halves to even, as ONNX's QuantizeLinear has it."""
+        rounded = np.rint(values / scales.astype(np.float64)) + zeros
+        least, most = self.limits
+        if self.symmetric:
+            least = self.middle - ((1 << (self.bits - 1)) - 1)  # as many below zero as above
+        codes: Array = np.clip(rounded, least, most).astype(self._code_type)
+        return codes
+
+    @property
+    def _code_type(self) -> type[np.int8] | type[np.uint8]:
+        return np.int8 if self.signed else np.uint8
+
+    def _shrunk(self, values: Array, block: tuple[int, ...], low: Array, high: Array) -> tuple[Array, Array]:
+        best = np.full(low.shape, np.inf)
+        kept_low, kept_high = low, high
+        for factor in _SHRINKS:
+            scales, zeros = self.parameters(low * factor, high * factor)
+            wide, at = expand(scales, block, values.shape), expand(zeros, block, values.shape)
+            back = (self.codes(values, wide, at).astype(np.float64) - at) * wide.astype(np.float64)
+            error = reduce((back - values) ** 2, block, np.sum)
+            better = error < best
+            best = np.where(better, error, best)
+            kept_low, kept_high = np.where(better, low * factor, kept_low), np.where(better, high * factor, kept_high)
+        return kept_low, kept_high
+
+
+def _finite(array: Array) -> Array:
+    values = np.asarray(array).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise InvalidConfig("numbers that are infinite or NaN cannot be quantized to integers")
+    return values

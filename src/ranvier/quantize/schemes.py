@@ -1,0 +1,58 @@
+"""Schemes by name, as the command line and configuration files write them; others come by entry points."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ranvier.errors import InvalidConfig, nearest
+from ranvier.quantize.base import Quantize
+from ranvier.quantize.floats import Float8, Nf4
+from ranvier.quantize.integers import Integers
+from ranvier.quantize.ternary import Ternary
+
+ENTRY_POINTS = "ranvier.quantization"
+_OWN: dict[str, Callable[..., Quantize]] = {
+    "int8": functools.partial(Integers, 8),
+    "uint8": functools.partial(Integers, 8, False, signed=False),
+    "int4": functools.partial(Integers, 4, granularity="group", group=32),
+    "uint4": functools.partial(Integers, 4, False, "group", 32, signed=False),
+    "int2": functools.partial(Integers, 2, granularity="group", group=32),
+    "uint2": functools.partial(Integers, 2, False, "group", 32, signed=False),
+    "fp8": Float8,
+    "fp8_e4m3": Float8,
+    "fp8_e5m2": functools.partial(Float8, "e5m2"),
+    "nf4": Nf4,
+    "ternary": Ternary,
+}
+_added: dict[str, Callable[..., Quantize]] = {}
+
+
+def register_scheme(name: str, make: Callable[..., Quantize]) -> None:
+    """Add a scheme: ``make(**options)`` gives one. One of the same name is replaced."""
+    _added[name] = make
+
+
+@functools.cache
+def _plugged() -> Mapping[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def scheme_names() -> list[str]:
+    return sorted({*_OWN, *_added, *_plugged()})
+
+
+def scheme(name: str, **options: Any) -> Quantize:
+    """The scheme of this name with these options."""
+    make = _added.get(name) or _OWN.get(name)
+    if make is None and name in _plugged():
+        make = _added[name] = _plugged()[name].load()
+    if make is None:
+        raise InvalidConfig(f"unknown quantization scheme {name!r}{nearest(name, scheme_names())}")
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise InvalidConfig(f"scheme {name!r}: {error}") from None

@@ -1,0 +1,40 @@
+"""Weights of -1, 0 and 1 with one scale (BitNet b1.58), and the activations that go with them.
+
+Weights: the mean of their absolute values is the scale, each is rounded to the nearest of the three (Ma et al., "The
+Era of 1-bit LLMs", 2024). Activations: 8 bits with a scale for each token, from its largest absolute value. Products
+of the two are exact in integers.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ranvier.dtypes import of
+from ranvier.quantize.base import Quantized
+from ranvier.quantize.blocks import Array
+from ranvier.records import dataclass
+
+_LEAST = 1e-5  # a scale is at least this, as in training
+
+
+@dataclass(frozen=True)
+class Ternary:
+    name: ClassVar[str] = "ternary"
+
+    def quantize(self, array: Array) -> Quantized:
+        values = np.asarray(array).astype(np.float32)
+        scale = np.float32(max(float(np.abs(values).mean(dtype=np.float64)) if values.size else 0.0, _LEAST))
+        codes = np.clip(np.rint(values / scale), -1, 1).astype(np.int8)
+        block = tuple(max(1, d) for d in values.shape)
+        scales = np.full((1,) * values.ndim, scale, np.float32)
+        return Quantized(self.name, codes, scales, block, 2, dtype=of(array))
+
+
+def token_codes(activations: Array) -> tuple[Array, Array]:
+    """int8 codes of activations and the scale of each token: the number is ``code * scale``."""
+    values = np.asarray(activations).astype(np.float32)
+    reach = np.maximum(np.abs(values).max(axis=-1, keepdims=True, initial=0.0), np.float32(_LEAST))
+    scales = (reach / np.float32(127.0)).astype(np.float32)
+    return np.clip(np.rint(values / scales), -128, 127).astype(np.int8), scales

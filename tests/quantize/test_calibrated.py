@@ -1,0 +1,123 @@
+"""GPTQ and AWQ on layers that were trained, against rounding to the nearest; ranges from samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.errors import InvalidConfig
+from ranvier.quantize import Awq, Gptq, InputMoments, Integers, observer
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def layers() -> list[tuple[Array, Array]]:
+    """Weights [out, in] and inputs of each layer of a trained classifier of digits."""
+    from sklearn.datasets import load_digits
+    from sklearn.neural_network import MLPClassifier
+
+    images, labels = load_digits(return_X_y=True)
+    model = MLPClassifier((96, 64), max_iter=25, random_state=0, tol=0.0)
+    with np.errstate(all="ignore"):
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(images[:1200] / 16.0, labels[:1200])
+    found, inputs = [], images[:1200] / 16.0
+    for weights, bias in zip(model.coefs_, model.intercepts_):
+        found.append((weights.T.astype(np.float32), inputs.astype(np.float32)))
+        inputs = np.maximum(inputs @ weights + bias, 0)
+    return found
+
+
+def moments_of(inputs: Array) -> InputMoments:
+    moments = InputMoments(inputs.shape[1])
+    for start in range(0, len(inputs), 100):
+        moments.update(inputs[start : start + 100])
+    return moments
+
+
+def output_error(weights: Array, changed: Array, inputs: Array) -> float:
+    return float((((changed - weights) @ inputs.T) ** 2).mean())
+
+
+@pytest.mark.parametrize("group", [32, -1])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_layer_is_better_than_rounding(layers: Any, group: int, symmetric: bool) -> None:
+    for weights, inputs in layers:
+        size = weights.shape[1] if group == -1 else group
+        moments = moments_of(inputs)
+        nearest = Integers(4, symmetric, "group", size, signed=False).quantize(weights).dequantize()
+        plain = output_error(weights, nearest, inputs)
+        for reorder in (False, True):
+            coded = Gptq(4, group, symmetric, reorder).quantize(weights, moments)
+            assert output_error(weights, coded.dequantize(), inputs) < 0.8 * plain
+            assert coded.codes.max() < 16 and coded.scales.shape == (len(weights), -(-weights.shape[1] // size))
+        scaled, factors = Awq(4, group, symmetric).quantize(weights, moments)
+        assert output_error(weights, scaled.dequantize() / factors, inputs) < plain
+
+
+def test_the_error_without_inputs_is_the_error(layers: Any) -> None:
+    weights, inputs = layers[1]
+    changed = weights + np.random.default_rng(0).standard_normal(weights.shape).astype(np.float32) * 0.01
+    assert moments_of(inputs).error(changed - weights) == pytest.approx(
+        output_error(weights, changed, inputs), rel=1e-5
+    )
+
+
+def test_inputs_that_say_nothing() -> None:
+    weights = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float32)
+    moments = moments_of(np.zeros((10, 32), np.float32))
+    coded = Gptq(4, 16).quantize(weights, moments)
+    assert np.abs(coded.dequantize() - weights).max() < 1.0
+    with pytest.raises(InvalidConfig, match="infinite or NaN"):
+        moments.update(np.full((1, 32), np.nan))
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def observed(name: str, batches: list[Array]) -> tuple[float, float]:
+    found = observer(name)
+    for batch in batches:
+        found.update(batch)
+    return found.range()
+
+
+def test_ranges() -> None:
+    rng = np.random.default_rng(5)
+    batches = [rng.standard_normal(5000).astype(np.float32) * scale for scale in (0.1, 1.0, 1.0, 1.0)]
+    batches.append(np.array([80.0, -60.0], np.float32))  # outliers, one in ten thousand
+    assert observed("minmax", batches) == (-60.0, 80.0)
+    for name in ("percentile", "mse", "entropy"):
+        low, high = observed(name, batches)
+        assert -60 <= low < -1 and 1 < high <= 80
+    low, high = observed("percentile", batches)
+    everything = np.concatenate(batches)
+    inside = ((everything >= low) & (everything <= high)).mean()
+    assert 0.9995 < inside <= 1.0 and high < 10
+
+
+def test_the_least_squared_error_is_one() -> None:
+    batch = np.random.default_rng(6).standard_t(2, 20000).astype(np.float32)
+
+    def error(low: float, high: float) -> float:
+        step = (high - low) / 255
+        return float((np.clip(np.rint((batch - low) / step), 0, 255) * step + low - batch).astype(np.float64).var())
+
+    found = observed("mse", [batch])
+    assert error(*found) < error(*observed("minmax", [batch]))
+
+
+@pytest.mark.parametrize("name", ["minmax", "percentile", "mse", "entropy"])
+def test_ranges_of_little(name: str) -> None:
+    assert observed(name, []) == (0.0, 0.0)
+    assert observed(name, [np.zeros(5, np.float32)]) == (0.0, 0.0)
+    low, high = observed(name, [np.array([np.nan, np.inf, 2.0], np.float32)])
+    assert low == 0.0 and 0.0 < high <= 2.0
+    with pytest.raises(InvalidConfig, match="did you mean"):
+        observer("percentil")

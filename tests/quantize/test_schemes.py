@@ -1,0 +1,174 @@
+"""Schemes against their definitions, element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ranvier.errors import InvalidConfig
+from ranvier.quantize import (
+    Float8,
+    Integers,
+    Nf4,
+    Quantized,
+    Ternary,
+    register_scheme,
+    scheme,
+    scheme_names,
+    token_codes,
+)
+from ranvier.quantize.blocks import block_of, counts, expand, reduce
+
+Array = np.ndarray[Any, Any]
+MATRICES = hnp.arrays(
+    np.float32, st.tuples(st.integers(1, 9), st.integers(1, 20)), elements=st.floats(-1e3, 1e3, width=32)
+)
+
+
+def block_at(quantized: Quantized, place: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(i // b for i, b in zip(place, quantized.block))
+
+
+@settings(max_examples=200, deadline=None)
+@given(MATRICES, st.sampled_from(["tensor", "channel", "group", "block"]), st.integers(1, 7), st.sampled_from([0, 1]))
+def test_blocks(array: Array, granularity: Any, group: int, axis: int) -> None:
+    block = block_of(array.shape, granularity, axis, group)
+    largest = reduce(array, block, np.max)
+    assert largest.shape == counts(array.shape, block)
+    wide = expand(largest, block, array.shape)
+    for place in np.ndindex(array.shape):
+        corner = tuple(slice(i // b * b, i // b * b + b) for i, b in zip(place, block))
+        assert wide[place] == array[corner].max()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    MATRICES,
+    st.integers(2, 8),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["tensor", "channel", "group"]),
+    st.sampled_from(["minmax", "mse"]),
+)
+def test_integers(array: Array, bits: int, symmetric: bool, signed: bool, granularity: Any, fit: str) -> None:
+    chosen = Integers(bits, symmetric, granularity, 5, signed=signed, fit=fit)
+    found = chosen.quantize(array)
+    low, high = chosen.limits
+    assert found.codes.min() >= low and found.codes.max() <= high
+    zeros = np.full(found.scales.shape, chosen.middle) if found.zeros is None else found.zeros
+    back = found.dequantize()
+    for place in np.ndindex(array.shape):
+        at = block_at(found, place)
+        scale, zero = float(found.scales[at]), int(zeros[at])
+        nearest = np.clip(np.rint(float(array[place]) / scale) + zero, low + (symmetric and bits > 1), high)
+        assert found.codes[place] == nearest
+        assert back[place] == pytest.approx((int(found.codes[place]) - zero) * scale, rel=1e-6, abs=1e-12)
+        if fit == "minmax":
+            # half a step, and as much again where the zero point was rounded
+            assert abs(back[place] - array[place]) <= scale * (0.5 if symmetric else 1.0) * (1 + 1e-5) + 1e-12
+
+
+def test_cutting_ranges_lessens_the_error() -> None:
+    rng = np.random.default_rng(0)
+    array = rng.standard_t(3, (16, 128)).astype(np.float32)
+    errors = {}
+    for fit in ("minmax", "mse"):
+        back = Integers(4, granularity="group", group=32, fit=fit).quantize(array).dequantize()
+        errors[fit] = float(((back - array) ** 2).mean())
+    assert errors["mse"] < 0.95 * errors["minmax"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_has_no_code(bad: float) -> None:
+    with pytest.raises(InvalidConfig, match="infinite or NaN"):
+        Integers().quantize(np.array([[1.0, bad]], np.float32))
+
+
+@settings(max_examples=150, deadline=None)
+@given(MATRICES, st.sampled_from(["e4m3", "e5m2"]), st.sampled_from(["tensor", "channel", "block"]))
+def test_float8(array: Array, kind: str, granularity: Any) -> None:
+    found = Float8(kind, granularity, 4).quantize(array)
+    dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[kind]
+    most = float(ml_dtypes.finfo(dtype).max)
+    scales = expand(found.scales, found.block, array.shape)
+    assert np.isfinite(found.codes.astype(np.float32)).all()
+    expected = np.clip(array / scales, -most, most).astype(dtype)
+    assert found.codes.tobytes() == expected.tobytes()
+    step = {"e4m3": 2**-3, "e5m2": 2**-2}[kind]
+    np.testing.assert_allclose(found.dequantize(), array, rtol=step, atol=float(scales.max()) * 2**-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MATRICES, st.integers(1, 40), st.booleans())
+def test_nf4(array: Array, group: int, nested: bool) -> None:
+    found = Nf4(group, nested, 4).quantize(array)
+    assert found.codes.shape == array.shape and found.codes.max() < 16
+    flat, codes = array.reshape(-1), found.codes.reshape(-1)
+    back = found.dequantize().reshape(-1)
+    levels = found.table
+    assert levels is not None
+    for k in range(flat.size):
+        scale = found.scales[k // group]
+        assert back[k] == np.float32(levels[codes[k]] * scale)
+        if scale == 0:
+            continue
+        distances = np.abs(levels - flat[k] / scale)
+        assert distances[codes[k]] <= distances.min() * (1 + 1e-5) + 1e-6
+    if nested:
+        np.testing.assert_array_equal(found.extra["nested"].numbers(), found.scales)
+
+
+def test_ternary_is_the_definition() -> None:
+    rng = np.random.default_rng(2)
+    weights = rng.standard_normal((64, 256)).astype(np.float32)
+    found = Ternary().quantize(weights)
+    scale = np.abs(weights).mean(dtype=np.float64).astype(np.float32)
+    np.testing.assert_array_equal(found.codes, np.clip(np.rint(weights / scale), -1, 1))
+    assert found.scales.item() == scale and set(np.unique(found.codes)) == {-1, 0, 1}
+    # the same codes as another implementation of ternary blocks, where one scale serves both
+    packed = gguf.quants.quantize(found.codes.astype(np.float32), gguf.GGMLQuantizationType.TQ2_0)
+    back = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.TQ2_0)
+    np.testing.assert_array_equal(back, found.codes)
+
+
+def test_tokens() -> None:
+    tokens = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
+    tokens[2] = 0
+    codes, scales = token_codes(tokens)
+    assert codes.dtype == np.int8 and scales.shape == (5, 1) and not codes[2].any()
+    assert (np.abs(codes).max(axis=1)[[0, 1, 3, 4]] == 127).all()
+    np.testing.assert_allclose(codes * scales, tokens, atol=float(scales.max()) / 2 * 1.001)
+
+
+@pytest.mark.parametrize(
+    "name", ["int8", "uint8", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary"]
+)
+def test_by_name(name: str) -> None:
+    array = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
+    found = scheme(name).quantize(array)
+    error = np.abs(found.dequantize() - array).mean()
+    assert error < {8: 0.08, 4: 0.2, 2: 0.6}[found.bits]
+    assert found.nbytes < array.nbytes / (32 / found.bits) * 2 + 64
+
+
+def test_others_and_mistakes() -> None:
+    with pytest.raises(InvalidConfig, match="did you mean 'int8'"):
+        scheme("int 8")
+    with pytest.raises(InvalidConfig, match="bits"):
+        scheme("int8", bits=99)
+    with pytest.raises(InvalidConfig, match="unknown option 'colour'"):
+        scheme("int8", colour="red")
+    from ranvier.quantize import schemes
+
+    register_scheme("mine", lambda: Integers(3))
+    try:
+        assert "mine" in scheme_names() and scheme("mine").name == "int3"
+    finally:
+        del schemes._added["mine"]
