@@ -33,6 +33,20 @@ def test_a_block_comes_back_when_the_last_view_has_gone() -> None:
     assert at in [x.ctypes.data for x in again] and blocks.nbytes == 0
 
 
+def test_a_result_that_grows_finds_the_memory_of_those_before_it() -> None:
+    blocks = Blocks()
+    cache = blocks.empty((LARGE,), FLOAT)
+    places = set()
+    for step in range(1, 65):
+        grown = blocks.empty((LARGE + 64 * step,), FLOAT)
+        grown[: cache.size] = cache
+        grown[cache.size :] = step
+        cache = grown
+        places.add(cache.ctypes.data)
+    assert len(places) <= 6
+    np.testing.assert_array_equal(cache[LARGE:], np.repeat(np.arange(1.0, 65.0), 64))
+
+
 def test_two_results_never_share_memory() -> None:
     blocks = Blocks()
     for _ in range(3):

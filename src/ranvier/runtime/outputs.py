@@ -59,12 +59,13 @@ class Blocks:
         nbytes = _bytes(shape, dtype)
         if nbytes < FROM_BYTES or dtype.kind in "OV":
             return np.empty(shape, dtype)
-        return self._leased(self._take(nbytes), nbytes, shape, dtype)
+        room = _room(nbytes)
+        return self._leased(self._take(room), room, shape, dtype)
 
     def several(self, wanted: Sequence[tuple[_Shape, np.dtype[Any]]], part: str) -> tuple[list[Array], Promise]:
         """As ``empty`` for each, where there is room for all that do not lie here already: none of them is touched
         before all are made. The promise is to be ended once they are written."""
-        sizes = [_bytes(shape, dtype) for shape, dtype in wanted]
+        sizes = [_room(_bytes(shape, dtype)) for shape, dtype in wanted]
         leased = [n >= FROM_BYTES and dtype.kind not in "OV" for n, (_, dtype) in zip(sizes, wanted)]
         found = [self._take(n) if lease else None for n, lease in zip(sizes, leased)]
         made: list[Array] = []
@@ -132,6 +133,15 @@ class Blocks:
         self._waiting.clear()
         self._sizes.clear()
         self.nbytes = 0
+
+
+def _room(nbytes: int) -> int:
+    """Bytes of the block for a large result: a little more than it needs, so that a result which is somewhat larger in
+    every run (a cache that grows) finds the blocks of those before it. Pages that nobody touches cost nothing."""
+    if nbytes < FROM_BYTES:
+        return nbytes
+    step = 1 << (nbytes.bit_length() - 5)
+    return -(-nbytes // step) * step
 
 
 def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
