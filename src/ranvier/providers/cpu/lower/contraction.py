@@ -10,6 +10,7 @@ import numpy as np
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.gemm import PackedB, matmul, pack_b
+from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -19,7 +20,7 @@ from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, const, mul, op
 from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
+from ranvier.providers.cpu.target import Same, Target
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -56,10 +57,10 @@ def _rows_class(m: int) -> int:
     return 1 if m <= 1 else 8 if m <= 16 else 256
 
 
-def packed_b(r: Realiser, b: View, m: int) -> PackedB:
+def packed_b(r: Realiser, b: View, m: int, dtype: DType | None = None) -> PackedB:
     hint = _rows_class(m)
-    key = ("b", Same(b.storage.array), b.offset, b.shape, b.strides, hint)
-    return r.packs.get(key, lambda: pack_b(content(b), r.isa, rows_hint=hint))
+    key = ("b", Same(b.storage.array), b.offset, b.shape, b.strides, hint, dtype)
+    return r.packs.get(key, lambda: pack_b(content(b), r.isa, rows_hint=hint, dtype=dtype))
 
 
 def multiply(
@@ -82,14 +83,22 @@ def multiply(
         rows = left.shape[-2] * (math.prod(left.shape[:-2]) if right.rank == 2 else 1)
         factor: View | PackedB = right
         if right.storage.kind == "const" and right.size > 256:
-            factor = packed_b(r, right, rows)
+            factor = packed_b(r, right, rows, left.dtype if left.dtype in HALVES else None)
         return matmul(left, factor, target, r.isa, epilogue=epilogue, threads=r.threads, alpha=alpha)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
         batch = folded_stride(result[:-2], strides[:-2])
         return None if batch is None else (batch, strides[-2], strides[-1])
 
-    return b.contraction([x, y], realise, fold, dtype, result, out)
+    flops = 2.0 * math.prod(result) * left[-1]
+    return b.contraction([x, y], realise, fold, dtype, result, out, flops=flops, narrow=_narrow)
+
+
+def _narrow(target: Target) -> str | None:
+    """Why a product cannot be had of operands of 16 bits. float16 is widened by the micro-kernel: it saves bytes."""
+    if target.narrow is DType.bfloat16 and not multiplies_pairs(target.isa):
+        return f"{target.isa.name} multiplies no bfloat16"
+    return None
 
 
 def _integer_product(b: Definitions, x: Value, y: Value, shape: Sequence[int], out: Value | None) -> Value:

@@ -66,6 +66,7 @@ class _Assigning:
         self.products: dict[int, int] = {}  # of definitions, their items
         self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
         self.readers: dict[Value, list[Group]] = {}
+        self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
         self._share_memory(slices)
         self._find_readers()
         self._pin(border)
@@ -75,6 +76,8 @@ class _Assigning:
     def _share_memory(self, slices: Mapping[Value, tuple[Joined, int]]) -> None:
         for each in (d for g in self.groups for d in g.defs):
             if isinstance(each, Alias):
+                if not self._movable(each.source):
+                    self.constants.add(each.out)
                 self._unite(each.source, each.out)
             elif isinstance(each, Joined):
                 for source in each.sources:
@@ -107,7 +110,8 @@ class _Assigning:
         return [v for v in group.last.outputs if self._movable(v)]
 
     def _movable(self, value: Value) -> bool:
-        return value.const is None and value not in self.program.known and self.program.dtype(value) is F32
+        fixed = value.const is not None or value in self.program.known or value in self.constants
+        return not fixed and self.program.dtype(value) is F32
 
     # -- what must stay as it is ------------------------------------------------------------------------------------
 
@@ -121,17 +125,15 @@ class _Assigning:
                 for value in group.last.outputs:
                     self._keep(value, f"kept by {name!r}")
             if isinstance(group.anchor, Rows) and group.anchor.gather is None:  # windows are no statistics
-                for k, value in enumerate(group.anchor.outputs):
-                    if k not in group.anchor.mapped and not self._only_multiplied(value):
+                reduced = [v for k, v in enumerate(group.anchor.outputs) if k not in group.anchor.mapped]
+                for value in group.last.outputs if reduced and group.last is not group.anchor else reduced:
+                    if not self._only_multiplied(value):
                         self._keep(value, "is a reduction")
             for value in group.last.outputs:
                 if why := self._out_of_range(value):
                     self._keep(value, why)
         for value in running_sums(self.groups, self.program, self.readers):
             self._keep(value, "is a sum that every layer adds to")
-        for group in self.groups:  # constants under another shape, values that are known: they are where they are
-            if isinstance(group.last, Alias) and not self._movable(group.last.source):
-                self._keep(group.last.out, "is a constant")
 
     def _only_multiplied(self, value: Value) -> bool:
         """Whether products alone read it, which round it themselves."""
@@ -234,7 +236,7 @@ class _Assigning:
             self.cut.cost(item, one=math.inf)
         else:
             work, operands = multiplying(*value_at([anchor.flops], 0)), sum(self._bytes(v) for v in anchor.sources)
-            fast = work / max(self.speed, 0.1)
+            fast = work / self.speed
             self.cut.cost(item, max(work, touching(operands)), max(fast, touching(operands / 2)) + LAUNCH / 10)
         for value in dict.fromkeys(v for v in anchor.sources if self._movable(v)):
             memory, bytes_ = self.memory(value), self._bytes(value)
