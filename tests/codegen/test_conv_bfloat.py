@@ -132,6 +132,11 @@ LARGER = [
     Case((1, 32, 17, 16), 64, (3, 3), strides=(2, 3), dilations=(3, 2), pads=(2, 1, 2, 2)),
     Case((1, 24, 9, 9), 64, (5, 5), pads=(2, 2, 2, 2)),
     Case((1, 128, 6, 6), 64, (3, 3), pads=(1, 1, 1, 1), group=2),
+    Case((1, 800, 9, 9), 40, (1, 1)),
+    Case((1, 810, 5, 9), 17, (1, 1), strides=(2, 2)),
+    Case((1, 20, 12, 12), 96, (3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
+    Case((1, 3, 30, 30), 40, (11, 11), strides=(4, 4), pads=(2, 2, 2, 2)),
+    Case((1, 3, 9, 40), 40, (3, 17), pads=(1, 8, 1, 8)),
     Case((1, 65, 300), 31, (5,), pads=(2, 2)),
     Case((1, 64, 40), 32, (3,), dilations=(4,), pads=(4, 4)),
 ]
@@ -281,7 +286,7 @@ def test_which_kernels_multiply_in_bfloat16() -> None:
         assert not takes_bfloat(deep, isa)
         assert takes_bfloat(each, isa)
         kinds = [packing(shape, isa, dtype=BF16, winograd=False) for shape in (plain, deep, each)]
-        assert kinds == ["bfloat" if name in QUICK else "gemm", "gemm", "depthwise"]
+        assert kinds == ["bfloat lines" if name in QUICK else "gemm", "gemm", "depthwise"]
 
 
 def test_packed_weights_are_half_as_large() -> None:

@@ -37,8 +37,8 @@ def b_tile(column: int) -> int:
     return _B + column
 
 
-def configure(f: Fn, rows: Val) -> None:
-    """Load the configuration for 1 to 32 rows. All tiles are zero after it."""
+def configure(f: Fn, rows: Val, groups: Val | None = None) -> None:
+    """Load the configuration for 1 to 32 rows, and steps of 1 to 16 groups (None: 16). All tiles are zero after it."""
     block = f.stack("i8", 64)
     plain = [0] * 64
     plain[0] = 1  # palette
@@ -52,6 +52,10 @@ def configure(f: Fn, rows: Val) -> None:
     for tiles, count in (((sums(0, 0), sums(0, 1), a_tile(0)), upper), ((sums(1, 0), sums(1, 1), a_tile(1)), lower)):
         for tile in tiles:
             f.store(count, f.gep(block, 48 + tile))
+    if groups is not None:
+        for k in range(2):
+            f.store(f.cast(groups * 4, "i8"), f.gep(block, 16 + 2 * a_tile(k)))
+            f.store(f.cast(groups, "i8"), f.gep(block, 48 + b_tile(k)))
     f.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
     f.line(f"call void @llvm.x86.ldtilecfg(ptr {block.name})")
 

@@ -17,9 +17,8 @@ from ranvier.codegen.llvm.conv.bfloat_copy import Structure
 from ranvier.codegen.llvm.conv.bfloat_driver import FIELDS, BfloatDriver
 from ranvier.codegen.llvm.conv.bfloat_finish import finish_spec
 from ranvier.codegen.llvm.conv.bfloat_micro import has_tiles, micro_spec, suits
-from ranvier.codegen.llvm.conv.bfloat_plan import LINE, ROWS, STEP, Plan, plan_of
+from ranvier.codegen.llvm.conv.bfloat_plan import LINE, TABLE_AT, Plan, depth_of, plan_of
 from ranvier.codegen.llvm.conv.epilogues import Tail
-from ranvier.codegen.llvm.conv.rows import is_thin
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -35,40 +34,25 @@ def kind_of(shape: ConvShape, isa: Isa) -> str | None:
     flat = shape.kernel[0] == shape.size[0] == shape.out[0] == 1 and shape.begin[0] == 0
     if not suits(isa) or not flat or shape.is_depthwise:
         return None
-    return "bfloat gathered" if _gathers(shape) else "bfloat"
-
-
-def _gathers(shape: ConvShape) -> bool:
-    """Whether windows are copied together: where padding every tap to whole lines would cost more."""
-    padded, gathered = shape.taps * _whole(shape.depth), _whole(shape.taps * shape.depth)
-    if is_thin(shape):  # their channels may lie apart, and a copy of pixels side by side weaves them
-        return True
-    # cycles per pixel and 16 columns, and of copying a line
-    columns = -(-shape.width // _COLUMNS)
-    return (padded - gathered) / STEP * columns > 2.0 * (gathered / STEP + shape.kernel[1])
-
-
-def _whole(elements: int) -> int:
-    return -(-elements // STEP) * STEP
+    return f"bfloat {depth_of(shape).kind}"
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape) -> Packed:
     """[group][panel][pair][column][2]: pairs along (tap, channel), panels of two vectors of columns, the last of one
     where that is all there is."""
-    kind = kind_of(shape, isa)
-    assert kind is not None
+    depth = depth_of(shape)
     taps = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
-    room = _whole(shape.depth)
-    if kind == "bfloat gathered":
+    room = depth.pixel
+    if depth.kind == "gathered":
         taps = taps.reshape(shape.group, 1, shape.taps * shape.depth, shape.width)
-        room = _whole(shape.taps * shape.depth)
+        room = depth.elements
     vectors = -(-shape.width // _COLUMNS)
     bits = np.zeros((shape.group, taps.shape[1], room, vectors * _COLUMNS), np.uint16)
     rounded = np.ascontiguousarray(taps).astype(DType.bfloat16.numpy)
     bits[:, :, : taps.shape[2], : shape.width] = rounded.view(np.uint16)
     pairs = bits.reshape(shape.group, -1, 2, vectors, _COLUMNS).transpose(0, 1, 3, 4, 2)
     panels = [np.ascontiguousarray(pairs[:, :, v : v + 2]).reshape(shape.group, -1) for v in range(0, vectors, 2)]
-    return packed_constant(kind, np.concatenate(panels, axis=1), DType.bfloat16)
+    return packed_constant(f"bfloat {depth.kind}", np.concatenate(panels, axis=1), DType.bfloat16)
 
 
 def bfloat_conv(
@@ -82,20 +66,22 @@ def bfloat_conv(
     numbering: Numbering | None = None,
 ) -> list[Launch]:
     require_channels_last(out, "the output")
-    plan = plan_of(x, out, shape, packed.kind == "bfloat gathered", numbering, packed.storage.nbytes, threads)
-    planes = shape.cin if plan.structure_planes else 0
-    if not planes and plan.mode != "even":
+    flops, traffic = shape.flops, float(x.nbytes + out.nbytes + packed.storage.nbytes)
+    numbering = numbering or Numbering.plain(shape.out)
+    plan, x, shape = plan_of(x, out, shape, numbering, packed.storage.nbytes, threads)
+    if not plan.planes:
         require_channels_last(x, "the input")
-    structure = Structure(plan.mode, x.dtype, out.dtype, planes)
+    structure = Structure(plan.mode, x.dtype, out.dtype, plan.planes, plan.depth.pixel if plan.planes else 0)
     tail = Tail.of(epilogue, DType.float32)
 
     def emit(module: Module, symbol: str, target: Isa) -> None:
         BfloatDriver(module, symbol, target, structure).function()
 
     spec = KernelSpec(f"conv bfloat16 {plan.mode}", ("bfloat conv", 1, structure.key), emit)
-    numbers = _numbers(x, out, shape, plan, numbering or Numbering.plain(shape.out))
+    numbers = _numbers(x, out, shape, plan, numbering)
     vectors = -(-shape.width // _COLUMNS)
-    wide = Code(micro_spec(isa, 2 if vectors > 1 else 1))
+    short = plan.depth.kind == "strip"
+    wide = Code(micro_spec(isa, 2 if vectors > 1 else 1, short))
     return [
         Launch(
             spec,
@@ -105,7 +91,7 @@ def bfloat_conv(
                 At.of(out),
                 At(_offsets(plan.offsets)),
                 wide,
-                Code(micro_spec(isa, 1)) if vectors % 2 else wide,
+                Code(micro_spec(isa, 1, short)) if vectors % 2 else wide,
                 Code(finish_spec(tail, out.dtype)),
                 *tail.buffers,
             ),
@@ -113,8 +99,8 @@ def bfloat_conv(
             tiles=shape.n * plan.pixel_blocks * shape.group * plan.panel_blocks,
             writes=(out.storage,),
             scratch=plan.scratch,
-            flops=shape.flops / (_SPEED if has_tiles(isa) else 2.0),
-            traffic=float(x.nbytes + out.nbytes + packed.storage.nbytes),
+            flops=flops / (_SPEED if has_tiles(isa) else 2.0),
+            traffic=traffic,
             label="conv bfloat16",
         )
     ]
@@ -129,7 +115,7 @@ def _numbers(x: View, out: View, shape: ConvShape, plan: Plan, numbering: Number
     place, target = Pixels.of(x), Pixels.of(out)
     vectors = -(-shape.width // _COLUMNS)
     panels = -(-vectors // 2)
-    depth = plan.depth  # elements of a row, all segments
+    depth = plan.depth.elements
     numbers = {
         "inner": shape.n * plan.pixel_blocks if plan.columns_outside else shape.group * plan.panel_blocks,
         "columns_outside": int(plan.columns_outside),
@@ -143,8 +129,7 @@ def _numbers(x: View, out: View, shape: ConvShape, plan: Plan, numbering: Number
         "narrow_last": vectors % 2,
         "width": shape.width,
         "depth": shape.depth,
-        "groups": depth // plan.segments // 2,
-        "segments": plan.segments,
+        "segments": plan.depth.segments,
         "rows": plan.rows,
         "tile_line": 2 * LINE,
         **dict(zip(("yn", "yh", "yw"), (target.n, target.h, target.w))),
@@ -152,13 +137,13 @@ def _numbers(x: View, out: View, shape: ConvShape, plan: Plan, numbering: Number
         "xn": place.n,
         "xh": place.h,
         "xw": place.w,
-        "xc": x.strides[1] if plan.structure_planes else 1,
+        "xc": x.strides[1] if plan.planes else 1,
         **dict(zip(("h", "w"), shape.size[1:])),
         **dict(zip(("kh", "kw"), shape.kernel[1:])),
         **dict(zip(("sh", "sw"), shape.strides[1:])),
         **dict(zip(("dh", "dw"), shape.dilations[1:])),
         **dict(zip(("ph", "pw"), shape.begin[1:])),
-        "table_at": ROWS * 2 * LINE,
+        "table_at": TABLE_AT,
         **plan.fields,
     }
     return numbers

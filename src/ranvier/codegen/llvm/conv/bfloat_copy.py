@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.conv.epilogues import Fields
+from ranvier.codegen.llvm.conv.epilogues import Fields, narrowed
 from ranvier.codegen.llvm.conv.interleave import interleaved
 from ranvier.codegen.llvm.elements import load_vector
 from ranvier.codegen.llvm.isa import Isa
@@ -18,16 +18,10 @@ _LINE = 64
 _KIND = vector("i16", _LANES)
 
 
-def narrowed(f: Fn, low: Val, high: Val) -> Val:
+def narrowed_pair(f: Fn, low: Val, high: Val) -> Val:
     """Two vectors of 16 floats as 32 bfloat16 (the bits of them), by the instruction that flushes denormals."""
     pairs = f.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector("bfloat", _LANES), [high, low])
     return f.bitcast(pairs, _KIND)
-
-
-def narrowed_half(f: Fn, value: Val) -> Val:
-    """16 floats as bfloat16, likewise."""
-    found = f.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", vector("bfloat", 16), [value])
-    return f.bitcast(found, vector("i16", 16))
 
 
 @dataclass(frozen=True)
@@ -37,11 +31,12 @@ class Structure:
     mode: Mode
     source: DType
     out: DType
-    planes: int = 0  # input channels that lie apart and are interleaved
+    planes: int = 0  # input channels that lie apart and are interleaved …
+    room: int = 0  # … into so many
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.mode, self.source.name, self.out.name, self.planes
+        return self.mode, self.source.name, self.out.name, self.planes, self.room
 
 
 class Copier:
@@ -127,11 +122,11 @@ class Copier:
                 part = f.shuffle(mask, None, range(16 * half, 16 * half + 16))
             there = f.gep(address, 16 * half * self.item)
             halves.append(load_vector(f, self.isa, self.structure.source, there, 16, mask=part))
-        return narrowed(f, *halves)
+        return narrowed_pair(f, *halves)
 
     def planes(self, target: Val, source: Val, count: Val) -> None:
-        """Pixels of channels that lie apart."""
-        f, at, channels = self.f, self.at, self.structure.planes
+        """Pixels of channels that lie apart, with zeros for those that are not there."""
+        f, at, channels, room = self.f, self.at, self.structure.planes, self.structure.room
         kind = self.structure.source
 
         def some(k: Val, mask: Val | None) -> None:
@@ -139,11 +134,12 @@ class Copier:
                 load_vector(f, self.isa, kind, f.gep(source, (at["xc"] * c + k) * self.item), 16, mask=mask)
                 for c in range(channels)
             ]
+            found += [f.const(found[0].type, 0.0)] * (room - channels)
             together = interleaved(f, found)
-            to = f.gep(target, k * (2 * channels))
-            for c in range(channels):
+            to = f.gep(target, k * (2 * room))
+            for c in range(room):
                 part = f.shuffle(together, None, range(16 * c, 16 * c + 16))
-                f.store(narrowed_half(f, part), f.gep(to, 32 * c), 2)
+                f.store(narrowed(f, part), f.gep(to, 32 * c), 2)
 
         with f.if_else(f.cmp("eq", at["xw"], 1)) as otherwise:
             whole = f.and_(count, -16)
@@ -152,10 +148,15 @@ class Copier:
             with f.if_(f.cmp("slt", whole, count)):
                 some(whole, f.mask_below(16, count - whole))
             otherwise()
-            with f.loop(0, count) as k, f.loop(0, channels) as c:
-                value = load_vector(f, self.isa, kind, f.gep(source, (k * at["xw"] + c * at["xc"]) * self.item), 1)
-                wide = narrowed_half(f, f.splat(value, 16))
-                f.store(f.extract(wide, 0), f.gep(target, (k * channels + c) * 2), 2)
+            with f.loop(0, count) as k:
+                for c in range(room):
+                    to = f.gep(target, (k * room + c) * 2)
+                    if c >= channels:
+                        f.store(f.const("i16", 0), to)
+                        continue
+                    from_ = f.gep(source, (k * at["xw"] + at["xc"] * c) * self.item)
+                    wide = narrowed(f, f.splat(load_vector(f, self.isa, kind, from_, 1), 16))
+                    f.store(f.extract(wide, 0), to)
 
     # -- windows ----------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ X, W, Y, OFFSETS, WIDE, NARROW, FINISH = range(7)  # buffers; the finish kernel'
 FIELDS = (
     *("inner", "columns_outside", "pixel_blocks", "panel_blocks", "panels", "block_panels"),
     *("panel_bytes", "group_bytes", "panel_columns", "narrow_last", "width", "depth"),
-    *("groups", "segments", "rows", "a_step", "tile_line"),
+    *("segments", "rows", "a_step", "tile_line", "chunks", "chunk_groups", "last_groups", "partial_at"),
     *("line", "yn", "yh", "yw", "qh", "qw", "q0"),
     *("block_rows", "block_columns", "column_cuts", "oh", "ow"),
     *("xn", "xh", "xw", "xc", "h", "w", "kh", "kw", "sh", "sw", "dh", "dw", "ph", "pw"),
@@ -59,10 +59,8 @@ class BfloatDriver:
         f, at = self.f, self.at
         for slot in Slot:
             write_slot(f, self.control, slot, 0)
-        for slot, name in ((Slot.K, "groups"), (Slot.SEGMENTS, "segments"), (Slot.A_STEP, "a_step")):
+        for slot, name in ((Slot.ROWS, "rows"), (Slot.SEGMENTS, "segments"), (Slot.A_STEP, "a_step")):
             write_slot(f, self.control, slot, at[name])
-        write_slot(f, self.control, Slot.ROWS, at["rows"])
-        write_slot(f, self.control, Slot.OUT, self.held)
         write_slot(f, self.control, Slot.COLUMNS, self.isa.lanes(4))
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             outer, inner = f.div(tile, at["inner"]), f.rem(tile, at["inner"])
@@ -90,7 +88,9 @@ class BfloatDriver:
         rows = f.min_(at["oh"] - self.top, at["block_rows"])
         self.columns = f.min_(at["ow"] - self.left, at["block_columns"])
         image = f.gep(self.x, (self.image * at["xn"] + self.group * at["depth"] * at["xc"]) * self.item)
-        self.count = (rows - 1) * at["line"] + self.columns
+        # a line longer than a block means that none is computed for nothing
+        whole = f.cmp("sgt", at["line"], at["block_rows"] * at["block_columns"] + rows * at["ow"])
+        self.count = f.select(whole, rows * self.columns, (rows - 1) * at["line"] + self.columns)
         if self.structure.mode == "even":
             self.base = f.gep(image, self.top * at["xh"] * 2 + self.left * at["xw"] * 2)
             return
@@ -103,11 +103,11 @@ class BfloatDriver:
             self.count = rows * self.columns
             copier.call_gather(f, copy, self.base, self.offsets, rows, self.columns)
 
-    def starts(self, tile: Val) -> None:
-        """Where the segments of a tile's rows begin."""
+    def starts(self, tile: Val, skipped: Val) -> None:
+        """Where the segments of a tile's rows begin; of an only segment, ``skipped`` bytes further."""
         f, at = self.f, self.at
         table = f.gep(f.args["scratch"], at["table_at"])
-        here = f.gep(self.base, tile * at["a_step"])
+        here = f.gep(self.base, tile * at["a_step"] + skipped)
         if self.structure.mode != "padded":
             f.store(here, table)
             return
@@ -118,53 +118,72 @@ class BfloatDriver:
     # -- products ---------------------------------------------------------------------------------------------------
 
     def panel(self, panel: Val) -> None:
+        """A panel of weights against all rows of the block, chunk after chunk of its depth."""
         f, at = self.f, self.at
         last = f.cmp("eq", panel, at["panels"] - 1)
         narrow = f.and_(last, f.cmp("ne", at["narrow_last"], 0))
-        code = f.select(narrow, self.narrow, self.wide)
-        column = panel * at["panel_columns"]
-        weights = f.gep(self.w, self.group * at["group_bytes"] + panel * at["panel_bytes"])
-        columns = f.min_(at["width"] - column, at["panel_columns"])
-        step = f.select(narrow, f.i64(64), at["tile_line"])
-        write_slot(f, self.control, Slot.OUT_STEP, step)
-        table = f.gep(f.args["scratch"], at["table_at"])
-        size = at["panel_bytes"]
+        self.code = f.select(narrow, self.narrow, self.wide)
+        self.column = panel * at["panel_columns"]
+        self.step = f.select(narrow, f.i64(64), at["tile_line"])
+        self.weights = f.gep(self.w, self.group * at["group_bytes"] + panel * at["panel_bytes"])
+        write_slot(f, self.control, Slot.OUT_STEP, self.step)
+        with f.loop(0, at["chunks"] - 1) as chunk:
+            self.chunk(chunk, at["chunk_groups"], finishes=False)
+        self.chunk(at["chunks"] - 1, at["last_groups"], finishes=True)
+
+    def chunk(self, chunk: Val, groups: Val, *, finishes: bool) -> None:
+        f, at = self.f, self.at
+        write_slot(f, self.control, Slot.K, groups)
+        skipped = chunk * at["chunk_groups"]
+        weights = f.gep(self.weights, skipped * self.step)
+        size = groups * at["segments"] * self.step
         half = f.lshr(size, 1)
+        begun = f.cmp("ne", chunk, 0)
+        table = f.gep(f.args["scratch"], at["table_at"])
         with f.loop(0, self.count, at["rows"]) as first:
             tile = first
             if self.structure.mode == "even":
                 # the last tile of an image ends with its last pixel, and does some of them again
                 tile = f.min_(first, (at["oh"] - self.top) * at["ow"] - self.left - at["rows"])
-            self.starts(tile)
+            self.starts(tile, skipped * 4)
+            partial = f.gep(f.args["scratch"], at["partial_at"] + first * at["tile_line"])
+            write_slot(f, self.control, Slot.PARTIAL, f.select(begun, partial, f.zero("ptr")))
+            write_slot(f, self.control, Slot.OUT, self.held if finishes else partial)
             ahead = f.select(f.cmp("eq", first, 0), f.i64(0), half)
             write_slot(f, self.control, Slot.FETCH, f.gep(weights, size + ahead))
-            f.call_pointer(code, "void", [table, weights, self.control])
-            self.finish(tile, first, step, self.group * at["width"] + column, columns)
+            f.call_pointer(self.code, "void", [table, weights, self.control])
+            if finishes:
+                self.finish(tile, first)
 
-    def finish(self, tile: Val, first: Val, step: Val, channel: Val, columns: Val) -> None:
+    def finish(self, tile: Val, first: Val) -> None:
         """The epilogue of pixels ``first`` and following ones; row 0 of the sums is pixel ``tile``."""
         f, at = self.f, self.at
         stop = f.min_(tile + at["rows"], self.count)
-        line = self.columns if self.structure.mode == "gathered" else at["line"]
+        line, there = at["line"], self.columns
         item = self.structure.out.numpy.itemsize
+        channel = self.group * at["width"] + self.column
+        if self.structure.mode == "gathered":
+            line = f.max_(line, self.columns)
+        if self.structure.mode != "even":
+            there = f.select(f.cmp("sgt", line, self.count), self.count, there)
         for name, value in (
             ("image", self.image),
             ("number_step", at["qw"]),
             ("channel", channel),
-            ("columns", columns),
-            ("step", step),
+            ("columns", f.min_(at["width"] - self.column, at["panel_columns"])),
+            ("step", self.step),
             ("out_step", at["yw"]),
         ):
             self.put(name, value)
         target = f.gep(self.y, (self.image * at["yn"] + channel) * item)
         with f.loop(f.div(first, line), f.div(stop - 1, line) + 1) as row:
             begin = f.max_(first, row * line)
-            end = f.min_(stop, row * line + self.columns)
+            end = f.min_(stop, row * line + there)
             with f.if_(f.cmp("slt", begin, end)):
                 oh, ow = self.top + row, self.left + (begin - row * line)
                 self.put("number", oh * at["qh"] + ow * at["qw"] + at["q0"])
                 self.put("rows", end - begin)
-                sums = f.gep(self.held, (begin - tile) * step)
+                sums = f.gep(self.held, (begin - tile) * self.step)
                 out = f.gep(target, (oh * at["yh"] + ow * at["yw"]), memory_type(self.structure.out))
                 f.call_pointer(self.finish_code, "void", [self.operands, self.finish_dims, sums, out, self.place])
 
@@ -179,3 +198,8 @@ class BfloatDriver:
     columns: Val
     count: Val
     base: Val
+    # of the current panel
+    code: Val
+    column: Val
+    step: Val
+    weights: Val

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Module, Val, vector
-from ranvier.codegen.llvm.conv.bfloat_copy import narrowed_half
 from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail, TailCode
-from ranvier.codegen.llvm.elements import memory_type, store_vector
+from ranvier.codegen.llvm.elements import memory_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
@@ -42,13 +41,7 @@ def _emit(module: Module, symbol: str, isa: Isa, tail: Tail, out: DType) -> None
             acc = f.load(vector("float", lanes), f.gep(f.gep(f.args["tile"], r * at["step"]), column, "float"))
             place = f.gep(f.args["out"], r * at["out_step"] + column, memory_type(out))
             rows = code.moved(first, r * at["number_step"])
-            value = code.value(acc, rows, channel, mask, fixed)
-            if out is not DType.bfloat16:
-                store_vector(f, isa, out, value, place, mask=mask)
-            elif mask is None:
-                f.store(narrowed_half(f, value), place, 2)
-            else:
-                f.masked_store(narrowed_half(f, value), place, mask, 2)
+            code.store(acc, rows, channel, place, out, mask, fixed)
 
     whole = f.and_(at["columns"], -lanes)
     with f.loop(0, whole, lanes) as column:

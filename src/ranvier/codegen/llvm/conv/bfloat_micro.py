@@ -8,10 +8,11 @@ the last: rows do not mix, and the driver drops those it did not mean.
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.micro import TileMicro
 from ranvier.codegen.llvm.amx.micro import suits as suits_tiles
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
-from ranvier.codegen.llvm.gemm.micro import Slot, read_slot
+from ranvier.codegen.llvm.gemm.micro import Slot, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
@@ -29,14 +30,61 @@ def suits(isa: Isa) -> bool:
     return has_tiles(isa) or isa.has("avx512bf16")
 
 
-def micro_spec(isa: Isa, vectors: int) -> KernelSpec:
-    if has_tiles(isa):
+def micro_spec(isa: Isa, vectors: int, short: bool) -> KernelSpec:
+    """``short``: segments are no more than a line, but need not be a whole one."""
+    tiled = has_tiles(isa)
+    if tiled and not short:
         return TileMicro(DType.bfloat16, DType.bfloat16, vectors, "starts").spec()
+    writer = _ShortTiles if tiled else _Dots
+    name = "short tiles" if tiled else "dots"
 
     def emit(module: Module, symbol: str, _: Isa) -> None:
-        _Dots(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), vectors).emit()
+        writer(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), vectors).emit()
 
-    return KernelSpec(f"conv bfloat16 dots x{vectors}", ("bfloat conv dots", 1, vectors), emit)
+    return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 1, vectors), emit)
+
+
+class _ShortTiles:
+    """Tiles as wide as a segment is long: what lies behind a window is not read. 16 or 32 rows."""
+
+    def __init__(self, f: Fn, vectors: int) -> None:
+        self.f, self.vectors = f, vectors
+
+    def slot(self, slot: Slot, kind: str = "i64") -> Val:
+        return read_slot(self.f, self.f.args["control"], slot, kind)
+
+    def emit(self) -> None:
+        f = self.f
+        rows, groups = self.slot(Slot.ROWS), self.slot(Slot.K)
+        with f.if_(f.cmp("eq", self.slot(Slot.TILES), 0)):
+            tiles.configure(f, rows, groups)
+            write_slot(f, f.args["control"], Slot.TILES, rows)
+        with f.if_else(f.cmp("sgt", rows, tiles.TILE_ROWS)) as otherwise:
+            self.product(2)
+            otherwise()
+            self.product(1)
+        f.ret()
+
+    def product(self, blocks: int) -> None:
+        f, vectors = self.f, self.vectors
+        sums = [(r, v) for r in range(blocks) for v in range(vectors)]
+        for r, v in sums:
+            tiles.zero(f, tiles.sums(r, v))
+        step, line = self.slot(Slot.A_STEP), f.i64(vectors * _LINE)
+        size = self.slot(Slot.K) * (vectors * _LINE)
+        with f.loop(0, self.slot(Slot.SEGMENTS)) as s:
+            a = f.load("ptr", f.gep(f.args["a"], s, "ptr"))
+            b = f.gep(f.args["b"], s * size)
+            for r in range(blocks):
+                tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
+            for v in range(vectors):
+                tiles.load(f, tiles.b_tile(v), f.gep(b, v * _LINE), line)
+            for r, v in sums:
+                tiles.multiply(f, "tdpbf16ps", tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+        out, out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+        for r, v in sums:
+            place = f.gep(out, out_step * (r * tiles.TILE_ROWS) + v * _LINE)
+            tiles.store(f, tiles.sums(r, v), place, out_step)
 
 
 class _Dots:
@@ -54,11 +102,16 @@ class _Dots:
         f = self.f
         self.groups, self.segments, self.step = (self.slot(s) for s in (Slot.K, Slot.SEGMENTS, Slot.A_STEP))
         out, out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+        partial = self.slot(Slot.PARTIAL, "ptr")
         sums = [[f.var(self.kind) for _ in range(self.vectors)] for _ in range(_ROWS)]
         with f.loop(0, self.slot(Slot.ROWS), _ROWS) as first:
             for row in sums:
                 for each in row:
                     each.set(0.0)
+            with f.if_(f.cmp("ne", partial, f.zero("ptr"))):
+                for r, row in enumerate(sums):
+                    for v, each in enumerate(row):
+                        each.set(f.load(self.kind, f.gep(partial, (first + r) * (self.vectors * _LINE) + v * _LINE)))
             self.along(sums, first)
             place = f.gep(out, first * out_step)
             for row in sums:

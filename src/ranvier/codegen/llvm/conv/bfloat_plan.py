@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from ranvier.codegen.llvm.conv.bfloat_copy import Mode
 from ranvier.codegen.llvm.conv.plan import pixels_even
+from ranvier.codegen.llvm.conv.rows import is_thin
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Pixels
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -12,10 +16,12 @@ from ranvier.records import dataclass
 ROWS = 32  # the most rows of a tile
 STEP = 32  # elements of the depth that are multiplied at once
 LINE = 64  # bytes
+TABLE_AT = ROWS * 2 * LINE  # in scratch, behind the sums of a tile: where segments begin
+_CHUNK, _DEEP = 256, 384  # elements of a chunk of the depth, and how many are still one
 _NEAR = 384 << 10  # bytes of rows of a block, which should stay in the second cache
 _MOST = 1 << 20  # bytes of a copy of which no less than a whole row of outputs is asked for
 _WEIGHTS_NEAR = 768 << 10
-_SLACK = 2 * LINE  # what a copied row may write beyond its end
+_SLACK = 4 * LINE  # what a copied row may write beyond its end
 _LEAST = 2e7  # operations that are worth a tile of their own
 _MANY = 1 << 40
 # cycles
@@ -26,13 +32,48 @@ _FAR_LINE, _NEAR_LINE = 5.0, 1.5  # of weights
 
 
 @dataclass(frozen=True)
+class Depth:
+    """How (tap, channel) is laid out along a row: what packed weights depend on.
+
+    "lines"     every tap's channels, padded to whole lines: a segment per tap
+    "gathered"  all taps' channels side by side, padded to whole lines: one segment
+    "strip"     one to four channels, padded to two or four: a segment is the taps of a kernel row, or an even part of
+                them, and need not be a whole line
+    """
+
+    kind: Literal["lines", "gathered", "strip"]
+    pixel: int  # elements of a pixel
+    segments: int
+    segment: int  # elements of a segment
+
+    @property
+    def elements(self) -> int:
+        return self.segments * self.segment
+
+
+def depth_of(shape: ConvShape) -> Depth:
+    (kh, kw), dilated = shape.kernel[1:], shape.dilations[2] > 1
+    lines = Depth("lines", _lines(shape.depth) * STEP, shape.taps, _lines(shape.depth) * STEP)
+    gathered = Depth("gathered", shape.depth, 1, _lines(shape.taps * shape.depth) * STEP)
+    if is_thin(shape):
+        pixel = 2 if shape.cin < 3 else 4
+        run, count = (pixel, shape.taps) if dilated else (kw * pixel, kh)
+        parts = _lines(run)
+        if run % (2 * parts) == 0:
+            return Depth("strip", pixel, count * parts, run // parts)
+        return gathered  # what lies behind a window must not be read, not even to be multiplied by zero
+    # cycles per pixel and 16 columns, and of copying a line
+    spared = (lines.elements - gathered.elements) / STEP * -(-shape.width // 16)
+    return gathered if spared > 2.0 * (gathered.elements / STEP + kh) else lines
+
+
+@dataclass(frozen=True)
 class Plan:
     mode: Mode
-    structure_planes: bool  # the input's channels lie apart
+    planes: int  # channels of the input that lie apart
     rows: int  # of a tile
-    segments: int
-    depth: int  # elements of a row, padded
-    offsets: tuple[int, ...]  # bytes: of taps (padded), of runs (gathered)
+    depth: Depth
+    offsets: tuple[int, ...]  # bytes: of segments (padded), of runs (gathered)
     pixel_blocks: int
     panel_blocks: int
     block_panels: int
@@ -46,12 +87,25 @@ def _lines(elements: int) -> int:
 
 
 def plan_of(
-    x: View, out: View, shape: ConvShape, gathers: bool, numbering: Numbering | None, weights: int, threads: int
-) -> Plan:
-    plain = numbering is None or numbering == Numbering.plain(shape.out)
-    if not gathers and _lies_evenly(x, shape):
-        return _even(x, out, shape, plain, weights, threads)
-    return _copied(x, shape, gathers, weights, threads)
+    x: View, out: View, shape: ConvShape, numbering: Numbering | None, weights: int, threads: int
+) -> tuple[Plan, View, ConvShape]:
+    """The plan, and the input and the shape that it is for: a 1x1 convolution of a stride sees every s-th pixel."""
+    depth = depth_of(shape)
+    plain = (numbering is None or numbering == Numbering.plain(shape.out)) and pixels_even(out, shape.out)
+    inside = all((o - 1) * s < i for i, o, s in zip(shape.size, shape.out, shape.strides))
+    if shape.taps == 1 and inside and shape.begin == (0, 0, 0) and shape.strides != (1, 1, 1):
+        x, shape = _every(x, shape)
+    if depth.kind == "lines" and _lies_evenly(x, shape):
+        return _even(x, shape, depth, plain, weights, threads), x, shape
+    return _copied(x, shape, depth, plain, weights, threads), x, shape
+
+
+def _every(x: View, shape: ConvShape) -> tuple[View, ConvShape]:
+    spatial = x.rank - 2
+    steps, sizes = shape.strides[3 - spatial :], shape.out[3 - spatial :]
+    strides = (*x.strides[:2], *(s * by for s, by in zip(x.strides[2:], steps)))
+    seen = View(x.storage, x.dtype, (*x.shape[:2], *sizes), strides, x.offset)
+    return seen, replace(shape, size=shape.out, strides=(1, 1, 1))
 
 
 def _lies_evenly(x: View, shape: ConvShape) -> bool:
@@ -60,10 +114,10 @@ def _lies_evenly(x: View, shape: ConvShape) -> bool:
     return pointwise and lines and shape.size == shape.out and pixels_even(x, shape.size)
 
 
-def _even(x: View, out: View, shape: ConvShape, plain: bool, weights: int, threads: int) -> Plan:
+def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, threads: int) -> Plan:
     """A plain product. Pixels count in order where the output's lie evenly too, else by rows."""
     height, width = shape.out[1:]
-    if plain and pixels_even(out, shape.out):
+    if plain:
         height, width = 1, height * width
     pixels = height * width
     rows = min(ROWS, pixels)
@@ -82,10 +136,30 @@ def _even(x: View, out: View, shape: ConvShape, plain: bool, weights: int, threa
         "oh": height,
         "ow": width,
         **dict.fromkeys(("pixel", "copy_line", "plane", "joined", "runs", "run", "row_bytes", "copy_at", "rows_at"), 0),
+        **_chunks(depth, TABLE_AT + LINE),
     }
-    scratch = ROWS * 2 * LINE + LINE
     count = -(-height // block_rows) * cuts
-    return Plan("even", False, rows, 1, shape.depth, (0,), count, panel_blocks, block_panels, outside, scratch, fields)
+    scratch = _behind(fields, block_rows * block_columns)
+    return Plan("even", 0, rows, depth, (0,), count, panel_blocks, block_panels, outside, scratch, fields)
+
+
+def _chunks(depth: Depth, partial_at: int) -> dict[str, int]:
+    """A deep row in chunks: then a panel's part of it stays in the first cache beside the rows it meets."""
+    groups = depth.segment // 2
+    count = -(-depth.elements // _CHUNK) if depth.segments == 1 and depth.elements > _DEEP else 1
+    chunk = -(-groups // count // (STEP // 2)) * (STEP // 2) if count > 1 else groups
+    count = -(-groups // chunk)
+    return {
+        "chunks": count,
+        "chunk_groups": chunk,
+        "last_groups": groups - (count - 1) * chunk,
+        "partial_at": -(-partial_at // LINE) * LINE,
+    }
+
+
+def _behind(fields: dict[str, int], pixels: int) -> int:
+    """Bytes of scratch: what lies before the partial sums, and those."""
+    return fields["partial_at"] + (fields["chunks"] > 1) * -(-pixels // ROWS) * ROWS * 2 * LINE
 
 
 def _panels(shape: ConvShape) -> int:
@@ -127,57 +201,50 @@ class _Block:
         return (self.rows - 1) * self.line + self.columns
 
 
-def _block(shape: ConvShape, gathers: bool, rows: int, columns: int) -> _Block:
+def _block(shape: ConvShape, depth: Depth, rows: int, columns: int) -> _Block:
     (kh, kw), (sh, sw), (dh, dw) = shape.kernel[1:], shape.strides[1:], shape.dilations[1:]
     height = (rows - 1) * sh + (kh - 1) * dh + 1
     width = (columns - 1) * sw + (kw - 1) * dw + 1
-    if gathers:
-        line = -(-(width * shape.depth * 2 + _SLACK) // LINE) * LINE
-        room = rows * columns * _row_bytes(shape) + LINE
+    pixel = depth.pixel * 2
+    if depth.kind == "gathered":
+        line = -(-(width * pixel + _SLACK) // LINE) * LINE
+        room = rows * columns * _row_bytes(depth) + LINE
         return _Block(rows, columns, columns, sh * line, line, height * line + _SLACK, room)
-    pixel = _lines(shape.depth) * LINE
     whole = -(-width // sw) * sw
     line, high = whole * pixel, -(-height // sh)
+    plane = high * line + (_SLACK if depth.kind == "strip" else 0)
     # the rows of a last tile that do not exist are read too
-    beyond = (ROWS + kw * dw) * sw * pixel
-    return _Block(rows, columns, whole // sw, line, high * line, sh * high * line + beyond, 0)
+    beyond = (ROWS + kw * dw) * sw * pixel + _SLACK
+    return _Block(rows, columns, whole // sw, line, plane, sh * plane + beyond, 0)
 
 
-def _row_bytes(shape: ConvShape) -> int:
+def _row_bytes(depth: Depth) -> int:
     """Of a gathered row: not such that rows are in each other's way in the cache."""
-    size = _lines(shape.taps * shape.depth) * LINE
+    size = depth.elements * 2
     return size + LINE if size % 512 == 0 else size
 
 
-def _copied(x: View, shape: ConvShape, gathers: bool, weights: int, threads: int) -> Plan:
+def _copied(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, threads: int) -> Plan:
     height, width = shape.out[1:]
-    block = _best_block(shape, gathers, weights, threads)
+    block = _best_block(shape, depth, weights, threads)
     down, cuts = -(-height // block.rows), -(-width // block.columns)
     panels, wanted = _panels(shape), _wanted(shape, threads)
     parts = min(panels, -(-wanted // (shape.n * shape.group * down * cuts))) if threads > 1 else 1
     block_panels = -(-panels // parts)
-    (kh, kw), (sh, sw), (dh, dw) = shape.kernel[1:], shape.strides[1:], shape.dilations[1:]
-    planes = x.strides[1] != 1 and shape.cin > 1
-    pixel = shape.depth * 2 if gathers else _lines(shape.depth) * LINE
-    joined = Pixels.of(x).w * 2 == pixel and shape.depth * 2 == pixel
-    across = 1 if dw == 1 else kw
-    if gathers:
-        offsets = tuple(k * dh * block.plane + j * dw * pixel for k in range(kh) for j in range(across))
-        run = (kw if dw == 1 else 1) * shape.depth
-        depth, segments, step = _lines(shape.taps * shape.depth) * STEP, 1, _row_bytes(shape)
-    else:
-        offsets = tuple(
-            (k * dh % sh) * block.plane + (k * dh // sh) * block.copy_line + j * dw * pixel
-            for k in range(kh)
-            for j in range(kw)
-        )
-        run, segments, step = 0, shape.taps, sw * pixel
-        depth = segments * _lines(shape.depth) * STEP
-    copy_at = ROWS * 2 * LINE + -(-segments * 8 // LINE) * LINE
+    pixel, step = depth.pixel * 2, shape.strides[2] * depth.pixel * 2
+    apart = is_thin(shape) and (x.strides[1] != 1 or shape.cin == 1)
+    joined = Pixels.of(x).w * 2 == pixel and shape.depth == depth.pixel and shape.group == 1
+    offsets, run = _offsets(shape, depth, block)
+    if depth.kind == "gathered":
+        step = _row_bytes(depth)
+    copy_at = TABLE_AT + -(-depth.segments * 8 // LINE) * LINE
     rows_at = copy_at + -(-block.copy // LINE) * LINE
+    # gathered rows of a last tile that do not exist are read too
+    after = rows_at + block.gathered + (ROWS * step if block.gathered else 0)
     fields = {
         "a_step": step,
-        "line": block.line,
+        # all pixels follow each other in the output too, where none are computed for nothing
+        "line": _MANY if plain and block.line == width else block.line,
         "block_rows": block.rows,
         "block_columns": block.columns,
         "column_cuts": cuts,
@@ -187,55 +254,71 @@ def _copied(x: View, shape: ConvShape, gathers: bool, weights: int, threads: int
         "copy_line": block.copy_line,
         "plane": block.plane,
         "joined": int(joined),
-        "runs": kh * across,
+        "runs": len(offsets) if run else 0,
         "run": run,
-        "row_bytes": step if gathers else 0,
+        "row_bytes": step if run else 0,
         "copy_at": copy_at,
         "rows_at": rows_at,
+        **_chunks(depth, after),
     }
-    # gathered rows of a last tile that do not exist are read too
-    scratch = rows_at + block.gathered + (ROWS * step if gathers else 0)
     return Plan(
-        "gathered" if gathers else "padded",
-        planes,
+        "gathered" if depth.kind == "gathered" else "padded",
+        shape.cin if apart else 0,
         ROWS if block.count() > ROWS // 2 else ROWS // 2,
-        segments,
         depth,
         offsets,
         down * cuts,
         -(-panels // block_panels),
         block_panels,
         False,
-        scratch,
+        _behind(fields, block.count()),
         fields,
     )
 
 
-def _best_block(shape: ConvShape, gathers: bool, weights: int, threads: int) -> _Block:
+def _offsets(shape: ConvShape, depth: Depth, block: _Block) -> tuple[tuple[int, ...], int]:
+    """Where segments begin in the copy, seen from the first pixel of a row; or runs of elements, and how long those
+    are, where windows are gathered."""
+    (kh, kw), sh, (dh, dw) = shape.kernel[1:], shape.strides[1], shape.dilations[1:]
+    pixel = depth.pixel * 2
+    across = 1 if dw == 1 and depth.kind != "lines" else kw
+    if depth.kind == "gathered":
+        found = tuple(k * dh * block.plane + j * dw * pixel for k in range(kh) for j in range(across))
+        return found, kw // across * shape.depth
+    parts = depth.segments // (kh * across)
+    return tuple(
+        (k * dh % sh) * block.plane + (k * dh // sh) * block.copy_line + j * dw * pixel + part * depth.segment * 2
+        for k in range(kh)
+        for j in range(across)
+        for part in range(parts)
+    ), 0
+
+
+def _best_block(shape: ConvShape, depth: Depth, weights: int, threads: int) -> _Block:
     """Whole rows of outputs where a few of them fit; of all numbers of rows the one that takes the least time."""
     height, width = shape.out[1:]
     columns = width
-    while columns > ROWS and _size(one := _block(shape, gathers, 1, columns)) > _MOST:
+    while columns > ROWS and _size(one := _block(shape, depth, 1, columns)) > _MOST:
         columns = -(-columns // 2)
         columns = -(-columns // ROWS) * ROWS
         if columns >= one.columns:
             break
     if columns < width:
-        return _block(shape, gathers, 1, columns)
+        return _block(shape, depth, 1, columns)
     wanted = -(-_wanted(shape, threads) // (shape.n * shape.group))
-    steps = _lines(shape.taps * shape.depth) if gathers else shape.taps * _lines(shape.depth)
+    steps = depth.segments * _lines(depth.segment)
     panels = _panels(shape)
     per_tile = panels * (steps * _TILE_STEP + _CALL)
     per_block = weights / shape.group / LINE * (_FAR_LINE if weights > _WEIGHTS_NEAR else _NEAR_LINE)
-    best, least = _block(shape, gathers, 1, width), float("inf")
+    best, least = _block(shape, depth, 1, width), float("inf")
     for rows in range(1, height + 1):
-        block = _block(shape, gathers, rows, width)
+        block = _block(shape, depth, rows, width)
         if rows > 1 and _size(block) > _NEAR:
             break
         count = -(-height // rows)
         if count < wanted and panels < -(-wanted // count) and rows > 1:
             continue
-        last = _block(shape, gathers, height - (count - 1) * rows, width)
+        last = _block(shape, depth, height - (count - 1) * rows, width)
         cost = 0.0
         for times, each in ((count - 1, block), (1, last)):
             tiles = -(-each.count() // ROWS)
