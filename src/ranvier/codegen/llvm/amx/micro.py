@@ -13,6 +13,7 @@ call it. What differs:
 Of A there are the layouts
 
     "rows"      the first row; rows lie ``A_STEP`` bytes apart (one segment)
+    "blocks"    a block as ``pack.py`` makes it: 32 times 64 bytes for every step (one segment, REST is 0)
     "starts"    a table of ``SEGMENTS`` pointers, each to the first row of its segment; rows lie ``A_STEP`` bytes apart
     "table"     a table of row pointers, ``SEGMENTS`` groups of them ``A_STEP`` bytes apart: rows are copied together
                 for every step, which costs about as much as the multiplication (``rows.py`` copies once for all panels)
@@ -30,14 +31,16 @@ from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.rows import bytes_mask, copy_rows
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, Slot, read_slot, write_slot
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, Slot, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 STEP = 16  # groups of K that one tile holds
 VECTORS = 2  # of the widest panels
-Layout = Literal["rows", "starts", "table"]
+_LINES = 8  # of the panel that comes next, brought near in every step
+FETCHED = _LINES * tiles.LINE // STEP
+Layout = Literal["rows", "blocks", "starts", "table"]
 _INSTRUCTIONS = {
     (DType.bfloat16, DType.bfloat16): "tdpbf16ps",
     (DType.int8, DType.int8): "tdpbssd",
@@ -71,7 +74,7 @@ class TileMicro:
     right: DType
     vectors: int
     a: Layout = "rows"
-    fetches: bool = True  # brings 16 lines per step near, from FETCH on
+    fetches: bool = True  # brings FETCHED bytes per group near, from FETCH on
 
     def spec(self) -> KernelSpec:
         key = ("amx micro", self.left.name, self.right.name, self.vectors, self.a, self.fetches)
@@ -111,7 +114,8 @@ class _Emitter:
         self.whole = self.steps - f.cast(self.short, "i64")
         self.fetch = self.slot(Slot.FETCH, "ptr") if self.micro.fetches else None
         self._begin()
-        if self.micro.a == "rows":
+        self._ask_for_output()
+        if self.micro.a in ("rows", "blocks"):
             self._segment(f.args["a"])
         else:
             with f.loop(0, self.slot(Slot.SEGMENTS)) as s:
@@ -137,6 +141,14 @@ class _Emitter:
             otherwise()
             self._each(lambda tile, r, v: tiles.zero(f, tile))
 
+    def _ask_for_output(self) -> None:
+        """Lines that will be written, on their way here while the product is made: stores wait for nothing then."""
+        f = self.fn
+        out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+        with f.loop(0, self.rows) as r:
+            for v in range(self.micro.vectors):
+                f.prefetch(f.gep(out, r * step + v * tiles.LINE), write=True)
+
     def _in(self, base: Val, block: int, column: int) -> Val:
         """Where a tile of sums lies in a dense block."""
         return self.fn.gep(base, block * tiles.TILE_ROWS * self.width + column * tiles.LINE)
@@ -150,14 +162,19 @@ class _Emitter:
                 what(tiles.sums(1, v), 1, v)
 
     def _segment(self, a: Val) -> None:
-        f, step = self.fn, self.slot(Slot.A_STEP)
+        f, blocks = self.fn, self.micro.a == "blocks"
+        step = self.line if blocks else self.slot(Slot.A_STEP)
+        along = tiles.ROWS * tiles.LINE if blocks else tiles.LINE
         start, apart = self.b.get(), STEP * self.width
         with f.if_else(self.two) as otherwise:
             with f.loop(0, self.whole) as s:
-                self._step(f.gep(a, s * tiles.LINE), step, f.gep(start, s * apart), 2, s)
+                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 2, s)
             otherwise()
             with f.loop(0, self.whole) as s:
-                self._step(f.gep(a, s * tiles.LINE), step, f.gep(start, s * apart), 1, s)
+                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 1, s)
+        if blocks:
+            self.b.set(f.gep(start, self.steps * apart))
+            return
         with f.if_(self.short):
             from_ = f.gep(a, self.whole * tiles.LINE)
             mask = bytes_mask(f, self.rest)
@@ -191,8 +208,8 @@ class _Emitter:
         """One tile of K: rows at ``a`` against the panel at ``b``."""
         f, wide = self.fn, self.fn.i64(self.width)
         if s is not None and self.fetch is not None:
-            for k in range(STEP):
-                f.prefetch(f.gep(self.fetch, s * (STEP * 64) + k * 64), locality=2)
+            for k in range(_LINES):
+                f.prefetch(f.gep(self.fetch, s * (_LINES * 64) + k * 64), locality=2)
         for v in range(self.micro.vectors):
             tiles.load(f, tiles.b_tile(v), f.gep(b, v * tiles.LINE), wide)
             for r in range(blocks):

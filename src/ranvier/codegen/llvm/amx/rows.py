@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx.tiles import LINE
 from ranvier.codegen.llvm.builder import Fn, Module, Val
-from ranvier.codegen.llvm.gemm.micro import Slot, read_slot
+from ranvier.codegen.llvm.control import Slot, read_slot
 from ranvier.codegen.llvm.isa import Isa
 
 _BYTES = f"<{LINE} x i8>"

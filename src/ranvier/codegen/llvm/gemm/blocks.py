@@ -133,4 +133,5 @@ def microseconds(flops: float, nbytes: float) -> float:
 
 def grain(tiles: int, work: float, threads: int) -> int:
     """How many tiles to hand out at a time: enough work for a turn, and some turns for everybody."""
-    return largest(1, smallest(tiles // (4 * threads), math.floor(tiles * TILE_US / largest(work, 1e-3))))
+    found: int = largest(1, smallest(tiles // (4 * threads), math.floor(tiles * TILE_US / largest(work, 1e-3))))
+    return found

@@ -13,8 +13,7 @@ from enum import IntEnum
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
-from ranvier.codegen.llvm.gemm.micro import ALPHA, SLOTS, Slot, read_slot, write_slot
-from ranvier.codegen.llvm.gemm.pack import batch_offsets, quotient
+from ranvier.codegen.llvm.control import ALPHA, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 
 
@@ -68,8 +67,9 @@ class Dim(IntEnum):
     SMALL_ROWS = 31  # rows of a small block
     REST = 32  # bytes of A in the last step of K, for micro-kernels that work with tiles
     B_SHIFT = 33  # 1 where elements of B are half as wide as those of the sums
-    RANK = 34  # batch axes
-    BATCH = 35  # extent, then strides of a, b, out, residual, per axis
+    FETCHED = 34  # bytes of the next panel that a micro-kernel brings near per step of K
+    RANK = 35  # batch axes
+    BATCH = 36  # extent, then strides of a, b, out, residual, per axis
 
 
 def driver_spec() -> KernelSpec:
@@ -238,7 +238,7 @@ def _emit_rows(module: Module, name: str) -> None:
     rows, large_rows, apart = at.dim(Dim.ROWS), at.dim(Dim.LARGE_ROWS), at.dim(Dim.WAITING)
     small_rows = at.dim(Dim.SMALL_ROWS)
     a_row, out_row, residual_row = at.dim(Dim.A_ROW), at.dim(Dim.OUT_ROW), at.dim(Dim.RESIDUAL_ROW)
-    slice_ = at.dim(Dim.K_BLOCK) * 64
+    slice_ = at.dim(Dim.K_BLOCK) * at.dim(Dim.FETCHED)
     most = at.dim(Dim.K_BLOCK) * given["width"] - slice_
     null = f.zero("ptr")
 

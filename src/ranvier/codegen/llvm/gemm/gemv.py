@@ -8,19 +8,20 @@ sums at once. Sums gather in scratch, and a finish kernel (``epilogue.py``) stor
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
+from ranvier.codegen.llvm.control import batch_offsets, number_bits, quotient
 from ranvier.codegen.llvm.elements import load_vector, memory_type, register_type
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain, microseconds
 from ranvier.codegen.llvm.gemm.epilogue import finish
-from ranvier.codegen.llvm.gemm.micro import number_bits
-from ranvier.codegen.llvm.gemm.pack import batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
+from ranvier.varying import largest, smallest
 
 STRIP = 128  # columns that gather in scratch before they are stored
 
@@ -71,8 +72,8 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = microseconds(flops, nbytes)
     strips = -(-p.n // STRIP)
-    wanted = min(int(work / TILE_US), 8 * threads) if threads > 1 else 1
-    group = STRIP * max(1, strips * p.entries // max(1, wanted))
+    wanted = smallest(math.floor(work / TILE_US), 8 * threads) if threads > 1 else 1
+    group = STRIP * largest(1, strips * p.entries // largest(1, wanted))
     groups = -(-p.n // group)
     done = finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides)
     table = [x for each in p.batch for x in (each.extent, each.a * a_item, each.b * b_item, each.out * out_item)]

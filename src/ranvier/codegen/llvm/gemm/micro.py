@@ -43,50 +43,34 @@ write the whole tile to scratch and copies from there (``epilogue.py``).
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from typing import Literal
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import vmath
-from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var, size_of, vector
+from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, size_of, vector
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, SLOTS, Slot, number_bits, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
+__all__ = [
+    "ALPHA",
+    "CLAMP",
+    "NARROW_STORED",
+    "SLOTS",
+    "Layout",
+    "Micro",
+    "Slot",
+    "Stored",
+    "number_bits",
+    "read_slot",
+    "write_slot",
+]
 
-class Slot(IntEnum):
-    """Slots of the control block."""
-
-    K = 0  # elements per segment
-    SEGMENTS = 1
-    A_STEP = 2
-    B_STEP = 3
-    OUT = 4
-    OUT_STEP = 5  # bytes between rows of the output
-    COLUMNS = 6
-    PARTIAL = 7
-    BIAS = 8
-    RESIDUAL = 9
-    RESIDUAL_STEP = 10
-    FLAGS = 11
-    ALPHA = 12
-    LOW = 13
-    HIGH = 14
-    FETCH = 15
-    # of micro-kernels that work with tiles (amx/micro.py); the others know their rows, and have none to keep
-    ROWS = 16
-    REST = 17
-    TILES = 18
-
-
-SLOTS = len(Slot)
 Layout = Literal["rows", "columns", "table"]  # how A is given
 Stored = Literal["", "half", "bfloat", "pairs"]  # how B is
 NARROW_STORED: dict[DType, Stored] = {DType.float16: "half", DType.bfloat16: "bfloat"}
-ALPHA, CLAMP = 1, 2  # bits of the FLAGS slot
 _FETCHING_ROWS = range(4, 9)
 
 
@@ -120,29 +104,6 @@ class Micro:
             _Emitter(fn, self, isa).emit()
 
         return KernelSpec(name, key, emit)
-
-
-def number_bits(value: float, element_bytes: int) -> int:
-    """A float as the low bytes of a slot; what float32 cannot hold becomes an infinity."""
-    if element_bytes == 8:
-        return int(struct.unpack("<q", struct.pack("<d", value))[0])
-    try:
-        raw = struct.pack("<f", value)
-    except OverflowError:
-        raw = struct.pack("<f", math.copysign(math.inf, value))
-    return int(struct.unpack("<i", raw)[0])
-
-
-def slot_address(fn: Fn, control: Val, slot: Slot) -> Val:
-    return fn.gep(control, int(slot), "i64")
-
-
-def read_slot(fn: Fn, control: Val, slot: Slot, kind: str = "i64") -> Val:
-    return fn.load(kind, slot_address(fn, control, slot))
-
-
-def write_slot(fn: Fn, control: Val, slot: Slot, value: Operand) -> None:
-    fn.store(value if isinstance(value, Val) else fn.i64(int(value)), slot_address(fn, control, slot))
 
 
 # Independent chains of FMAs that keep two units of latency 4 busy; small tiles split K to have as many.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import At, KernelSpec
 from ranvier.codegen.llvm.amx import micro as amx
-from ranvier.codegen.llvm.amx.tiles import ROWS
+from ranvier.codegen.llvm.amx.pack import pack_rows, packed_bytes
+from ranvier.codegen.llvm.amx.tiles import COLUMNS, ROWS
 from ranvier.codegen.llvm.gemm.blocks import Blocks, Cut, Panels
 from ranvier.codegen.llvm.gemm.pack import PackedB, pair_depth, panel_vectors
 from ranvier.codegen.llvm.gemm.pairs import pack_pairs
@@ -16,6 +17,13 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 _BF16 = DType.bfloat16
+_K_BLOCK = 512  # pairs: as many bytes as the float kernels take
+_WAITING_BYTES = 512 << 10
+_BLOCK_PANELS = 4  # panels of B from which on copying A pays
+
+
+def _gains_from_blocks(p: Problem) -> bool:
+    return -(-p.n // COLUMNS) >= _BLOCK_PANELS and p.m > 1
 
 
 class PairPlan(Plan):
@@ -65,13 +73,34 @@ class PairPlan(Plan):
 class TilePlan(PairPlan):
     """The matrix unit: 32 x 32 sums at a time."""
 
+    fetched = amx.FETCHED
+
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
         super().__init__(problem, isa, threads)
-        self.rate = 12.0
+        self.rate = 8.0
+        self.k_block, self.waiting_bytes = _K_BLOCK, _WAITING_BYTES
         self.rest = amx.rest_bytes(2 * self.p.k)
+
+    def with_rows(self, p: Problem) -> Problem:
+        self.blocks = _gains_from_blocks(p)
+        if self.blocks:
+            return p if p.a_strides[1] == 1 or p.k == 1 else self.copied(p, _BF16)
+        return super().with_rows(p)
 
     def takes(self, k: int) -> bool:
         return True
+
+    def a(self) -> Matrix:
+        if not self.blocks:
+            return super().a()
+        p, self.by_rows, self.rest = self.p, True, 0
+        steps = self.deep // amx.STEP
+        target, table, strides = self.room(super().a(), packed_bytes(p.m, steps), 1)
+        source = View(p.a.storage, p.a.dtype, (p.m, p.k), p.a_strides, p.a.offset)
+        self.before.append(pack_rows(source, table, target, steps, _BF16))
+        self.a_item = 2
+        # blocks are as long as their rows; a step of K is a line of all of them
+        return Matrix(At(target), 2 * self.deep, ROWS, tuple(s // 2 for s in strides))
 
     def row_blocks(self) -> Cut:
         return Blocks.of(self.p.m, ROWS)
@@ -81,5 +110,6 @@ class TilePlan(PairPlan):
 
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
         cut = self.panels.cut
-        wide, narrow = (amx.TileMicro(_BF16, _BF16, v).spec() for v in (cut.size, max(1, cut.size - 1)))
+        layout: amx.Layout = "blocks" if self.blocks else "rows"
+        wide, narrow = (amx.TileMicro(_BF16, _BF16, v, layout).spec() for v in (cut.size, max(1, cut.size - 1)))
         return wide, wide, narrow, narrow

@@ -16,6 +16,7 @@ from ranvier import dtypes
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.control import batch_offsets
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View, aligned_empty
@@ -293,33 +294,3 @@ def transposed(f: Fn, block: list[Val]) -> list[Val]:
             block[i | bit] = f.shuffle(a, b, [lanes + l if l & bit else l ^ bit for l in range(lanes)])
         bit *= 2
     return block
-
-
-def batch_offsets(f: Fn, dim: Callable[[int], Val], flat: Val, rank_at: int, table_at: int, tensors: int) -> list[Val]:
-    """Offsets of a batch entry in ``tensors`` tensors: dims hold (extent, one stride per tensor) per batch axis."""
-    left = f.var("i64", flat)
-    offsets = [f.var("i64", 0) for _ in range(tensors)]
-    rank = dim(rank_at)
-    per = tensors + 1
-    base = f.gep(f.args["dims"], table_at, "i64")
-
-    def add(index: Val, axis: Val) -> None:
-        for k, offset in enumerate(offsets):
-            offset.set(offset.get() + index * f.load("i64", f.gep(axis, k + 1, "i64")))
-
-    with f.loop(1, rank) as inner:
-        axis = f.gep(base, (rank - inner) * per, "i64")
-        extent = f.load("i64", axis)
-        add(f.rem(left.get(), extent), axis)
-        left.set(f.div(left.get(), extent))
-    with f.if_(f.cmp("sgt", rank, 0)):  # the outermost axis takes what is left: one axis needs no division
-        add(left.get(), base)
-    return [o.get() for o in offsets]
-
-
-def quotient(f: Fn, a: Val, b: Val) -> Val:
-    """a / b without the division where b is 1, as it is for small work in great number."""
-    found = f.var("i64", a)
-    with f.if_(f.cmp("ne", b, 1)):
-        found.set(f.div(a, b))
-    return found.get()

@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, number_bits
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
-from ranvier.codegen.llvm.gemm.micro import ALPHA, CLAMP, NARROW_STORED, Layout, Micro, Stored, number_bits
+from ranvier.codegen.llvm.gemm.micro import NARROW_STORED, Layout, Micro, Stored
 from ranvier.codegen.llvm.gemm.pack import PackedB, pack_launch
 from ranvier.codegen.llvm.gemm.pairs import Batch, converted
 from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem
@@ -45,6 +46,7 @@ class Plan:
 
     rest = 0  # bytes of A in the last step of K, of micro-kernels that work with tiles
     units = 1  # elements of B in what counts as one
+    fetched = 64  # bytes of the next panel that a micro-kernel fetches per step of K
 
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
         self.isa, self.threads = isa, threads
@@ -57,7 +59,7 @@ class Plan:
         self.deep = p.k  # steps of the micro-kernel along K …
         self.group = 1  # … and elements of A in each
         self.rate = 1.0  # operations in the time of one of float32's
-        self.k_block, self.a_bytes = _K_BLOCK, _A_BYTES
+        self.k_block, self.a_bytes, self.waiting_bytes = _K_BLOCK, _A_BYTES, _WAITING_BYTES
 
     def with_rows(self, p: Problem) -> Problem:
         """The product with an A that the micro-kernel can read: in the type of the sums."""
@@ -169,13 +171,13 @@ class Plan:
         tile_bytes = rows.size * wide
         panel_group = panels.cut.count
         if k_blocks > 1:
-            panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
+            panel_group = max(1, min(panel_group, self.waiting_bytes // (row_group * tile_bytes)))
         flops = 2.0 * p.m * p.n * p.k * p.entries
         out_item, weights = p.out.dtype.numpy.itemsize, p.k * p.n * self.b_item // self.units
         traffic = 1.0 * (self.a_item * p.m * p.k + weights + out_item * p.m * p.n) * p.entries
         work = microseconds(flops / self.rate, weights * p.entries)
         if self.threads > 1:
-            wanted = min(int(work / TILE_US), 8 * self.threads)
+            wanted = min(math.floor(work / TILE_US), 8 * self.threads)
             others = p.entries * -(-rows.count // row_group)
             panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
             others = p.entries * -(-panels.cut.count // panel_group)
@@ -223,6 +225,7 @@ class Plan:
             Dim.SMALL_ROWS: rows.small,
             Dim.REST: self.rest,
             Dim.B_SHIFT: int(self.b_item < item),
+            Dim.FETCHED: self.fetched,
             Dim.RANK: len(p.batch),
         }
         micro = self.micro_kernels()
