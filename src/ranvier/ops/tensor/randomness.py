@@ -26,28 +26,28 @@ _NUMBERS = frozenset(d for d in DType if d in _FLOATS or d is DType.bool or (d.i
 def random_normal(
     *, shape: Sequence[int], dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
 ) -> Array:
-    return _normal("RandomNormal", shape, from_onnx(dtype), mean, scale, seed)
+    return normal("RandomNormal", shape, from_onnx(dtype), mean, scale, seed)
 
 
 @op("RandomNormalLike", traits=("random",))
 def random_normal_like(
     input: Array, *, dtype: int | None = None, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
 ) -> Array:
-    return _normal("RandomNormalLike", input.shape, _dtype_or_like(dtype, input), mean, scale, seed)
+    return normal("RandomNormalLike", input.shape, _dtype_or_like(dtype, input), mean, scale, seed)
 
 
 @op("RandomUniform", traits=("random",))
 def random_uniform(
     *, shape: Sequence[int], dtype: int = 1, low: float = 0.0, high: float = 1.0, seed: float | None = None
 ) -> Array:
-    return _uniform("RandomUniform", shape, from_onnx(dtype), low, high, seed)
+    return uniform("RandomUniform", shape, from_onnx(dtype), low, high, seed)
 
 
 @op("RandomUniformLike", traits=("random",))
 def random_uniform_like(
     input: Array, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0, seed: float | None = None
 ) -> Array:
-    return _uniform("RandomUniformLike", input.shape, _dtype_or_like(dtype, input), low, high, seed)
+    return uniform("RandomUniformLike", input.shape, _dtype_or_like(dtype, input), low, high, seed)
 
 
 @op("Multinomial", since=7, traits=("random",))
@@ -57,9 +57,9 @@ def multinomial(input: Array, *, dtype: int = 6, sample_size: int = 1, seed: flo
         raise ShapeMismatch(f"Multinomial: expected input of shape [batch, classes > 0], got {list(input.shape)}")
     rows = input.shape[0]
     shape = checked_shape((rows, sample_size), out_dtype, "Multinomial")
-    draws = _generator(seed).random(shape)
-    choose = _choose_of_few if input.size + draws.size <= _FEW else _choose
-    return np.array(choose(input.astype(np.float64), draws), out_dtype).reshape(shape)
+    drawn = draws(shape, seed)
+    choose = _choose_of_few if input.size + drawn.size <= _FEW else _choose
+    return np.array(choose(input.astype(np.float64), drawn), out_dtype).reshape(shape)
 
 
 def _choose(logits: Array, draws: Array) -> Array:
@@ -97,17 +97,22 @@ def bernoulli(input: Array, *, dtype: int | None = None, seed: float | None = No
     probability = input.astype(np.float64)
     if not ((probability >= 0) & (probability <= 1)).all():
         raise InvalidValue("Bernoulli: every input must be a probability in [0, 1]")
-    return np.asarray(_generator(seed).random(input.shape) < probability).astype(out_dtype)
+    return np.asarray(draws(input.shape, seed) < probability).astype(out_dtype)
 
 
-def _normal(op_name: str, shape: Sequence[int], dtype: DType, mean: float, scale: float, seed: float | None) -> Array:
+def draws(shape: Sequence[int], seed: float | None) -> Array:
+    """Numbers in [0, 1) to decide by."""
+    return _generator(seed).random(tuple(shape))
+
+
+def normal(op_name: str, shape: Sequence[int], dtype: DType, mean: float, scale: float, seed: float | None) -> Array:
     out_dtype = _require(op_name, dtype, _FLOATS)
     sizes = checked_shape(shape, out_dtype, op_name)
     drawn = _generator(seed).standard_normal(sizes, _drawn_dtype(dtype))
     return np.asarray(drawn * scale + mean).astype(out_dtype)
 
 
-def _uniform(op_name: str, shape: Sequence[int], dtype: DType, low: float, high: float, seed: float | None) -> Array:
+def uniform(op_name: str, shape: Sequence[int], dtype: DType, low: float, high: float, seed: float | None) -> Array:
     out_dtype = _require(op_name, dtype, _FLOATS)
     sizes = checked_shape(shape, out_dtype, op_name)
     drawn = _generator(seed).random(sizes, _drawn_dtype(dtype))

@@ -215,6 +215,14 @@ class Check:
     node: str
 
 
+@dataclass
+class Drawn:
+    """A tensor that is made anew before every run, by ``make``, and comes into it as an input does."""
+
+    value: Value
+    make: Callable[[], Array]
+
+
 class Definitions:
     """The definitions of one partition at given shapes, and the helpers lowerings write them with."""
 
@@ -224,6 +232,7 @@ class Definitions:
         self.expand: Callable[[Iterable[Node]], None] | None = None  # lowers the nodes of a nested graph too
         self.defs: list[Def] = []
         self.checks: list[Check] = []
+        self.draws: list[Drawn] = []
         self.label = ""
 
     # -- values -----------------------------------------------------------------------------------------------------
@@ -396,6 +405,12 @@ class Definitions:
         ]
         self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow))
         return made
+
+    def drawn(self, make: Callable[[], Array], dtype: DType, shape: Sequence[int]) -> Value:
+        """A tensor of random numbers, which ``make`` draws before every run."""
+        value = self.temp(dtype, shape)
+        self.draws.append(Drawn(value, make))
+        return value
 
     def check(self, flag: Value, message: str) -> None:
         """Fail the run with ``message`` where the (one-element bool or uint8) ``flag`` is not zero."""

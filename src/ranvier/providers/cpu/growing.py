@@ -18,7 +18,7 @@ from ranvier.providers.base import Subgraph
 from ranvier.providers.cpu.defs import Declined, Definitions
 from ranvier.providers.cpu.specialise import Result, Specialised
 from ranvier.providers.cpu.target import Packs, Realised, Target
-from ranvier.varying import Span, most, value_at
+from ranvier.varying import Span, most, value_at, varies
 
 
 class Growing(Specialised):
@@ -33,6 +33,8 @@ class Growing(Specialised):
         packs: Packs,
         span: Span,
     ) -> None:
+        if any(varies(size) for each in definitions.draws for size in definitions.shape(each.value)):
+            raise Declined("as many random numbers as a size that grows")
         super().__init__(part, inputs, definitions, target, packs)
         self.shapes: list[tuple[Any, ...]] = [result.shape for result in self.results]
         self.dtypes = [result.dtype for result in self.results]

@@ -48,6 +48,8 @@ class Specialised:
     def __init__(
         self, part: Subgraph, inputs: Sequence[Value], definitions: Definitions, target: Target, packs: Packs
     ) -> None:
+        inputs = [*inputs, *(each.value for each in definitions.draws)]
+        self._draws = [each.make for each in definitions.draws]
         realised = self._settled(Realiser(definitions, inputs, part.outputs, target, packs).run())
         self.launches: list[Launch] = realised.launches
         self.choices = realised.assignment.choices
@@ -83,6 +85,8 @@ class Specialised:
 
         ``times`` receives one row per launch: start, end, and how many threads took part.
         """
+        if self._draws:
+            inputs = [*inputs, *(draw() for draw in self._draws)]
         check = watching()
         if check is None:
             self.program.run(inputs, outputs, arena, threads=self.threads, times=times)

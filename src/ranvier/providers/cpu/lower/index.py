@@ -68,6 +68,9 @@ _OPERATORS = {
         com.microsoft::QuantizeLinear
     """,
     "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
+    "randomness": """
+        Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
+    """,
     "ranking": "TopK",
     "recurrent": "DFT GRU LSTM RNN STFT",
     "reduction": """
