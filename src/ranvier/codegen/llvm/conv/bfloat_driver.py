@@ -31,7 +31,7 @@ X, W, Y, OFFSETS, WIDE, NARROW, FINISH = range(7)  # buffers; the finish kernel'
 FIELDS = (
     *("inner", "columns_outside", "pixel_blocks", "panel_blocks", "panels", "block_panels"),
     *("panel_bytes", "group_bytes", "panel_columns", "narrow_last", "width", "depth"),
-    *("segments", "rows", "a_step", "tile_line", "chunks", "chunk_groups", "last_groups", "partial_at"),
+    *("groups", "segments", "rows", "a_step", "tile_line"),
     *("line", "yn", "yh", "yw", "qh", "qw", "q0"),
     *("block_rows", "block_columns", "column_cuts", "oh", "ow"),
     *("xn", "xh", "xw", "xc", "h", "w", "kh", "kw", "sh", "sw", "dh", "dw", "ph", "pw"),
@@ -59,8 +59,14 @@ class BfloatDriver:
         f, at = self.f, self.at
         for slot in Slot:
             write_slot(f, self.control, slot, 0)
-        for slot, name in ((Slot.ROWS, "rows"), (Slot.SEGMENTS, "segments"), (Slot.A_STEP, "a_step")):
+        for slot, name in (
+            (Slot.K, "groups"),
+            (Slot.SEGMENTS, "segments"),
+            (Slot.A_STEP, "a_step"),
+            (Slot.ROWS, "rows"),
+        ):
             write_slot(f, self.control, slot, at[name])
+        write_slot(f, self.control, Slot.OUT, self.held)
         write_slot(f, self.control, Slot.COLUMNS, self.isa.lanes(4))
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             outer, inner = f.div(tile, at["inner"]), f.rem(tile, at["inner"])
@@ -103,11 +109,11 @@ class BfloatDriver:
             self.count = rows * self.columns
             copier.call_gather(f, copy, self.base, self.offsets, rows, self.columns)
 
-    def starts(self, tile: Val, skipped: Val) -> None:
-        """Where the segments of a tile's rows begin; of an only segment, ``skipped`` bytes further."""
+    def starts(self, tile: Val) -> None:
+        """Where the segments of a tile's rows begin."""
         f, at = self.f, self.at
         table = f.gep(f.args["scratch"], at["table_at"])
-        here = f.gep(self.base, tile * at["a_step"] + skipped)
+        here = f.gep(self.base, tile * at["a_step"])
         if self.structure.mode != "padded":
             f.store(here, table)
             return
@@ -118,42 +124,28 @@ class BfloatDriver:
     # -- products ---------------------------------------------------------------------------------------------------
 
     def panel(self, panel: Val) -> None:
-        """A panel of weights against all rows of the block, chunk after chunk of its depth."""
+        """A panel of weights against all rows of the block."""
         f, at = self.f, self.at
         last = f.cmp("eq", panel, at["panels"] - 1)
         narrow = f.and_(last, f.cmp("ne", at["narrow_last"], 0))
-        self.code = f.select(narrow, self.narrow, self.wide)
+        code = f.select(narrow, self.narrow, self.wide)
         self.column = panel * at["panel_columns"]
         self.step = f.select(narrow, f.i64(64), at["tile_line"])
-        self.weights = f.gep(self.w, self.group * at["group_bytes"] + panel * at["panel_bytes"])
+        weights = f.gep(self.w, self.group * at["group_bytes"] + panel * at["panel_bytes"])
         write_slot(f, self.control, Slot.OUT_STEP, self.step)
-        with f.loop(0, at["chunks"] - 1) as chunk:
-            self.chunk(chunk, at["chunk_groups"], finishes=False)
-        self.chunk(at["chunks"] - 1, at["last_groups"], finishes=True)
-
-    def chunk(self, chunk: Val, groups: Val, *, finishes: bool) -> None:
-        f, at = self.f, self.at
-        write_slot(f, self.control, Slot.K, groups)
-        skipped = chunk * at["chunk_groups"]
-        weights = f.gep(self.weights, skipped * self.step)
-        size = groups * at["segments"] * self.step
-        half = f.lshr(size, 1)
-        begun = f.cmp("ne", chunk, 0)
         table = f.gep(f.args["scratch"], at["table_at"])
+        # the first two tiles ask for a half of the next panel each; the last panel for itself
+        further = f.select(last, f.i64(0), at["panel_bytes"])
         with f.loop(0, self.count, at["rows"]) as first:
             tile = first
             if self.structure.mode == "even":
                 # the last tile of an image ends with its last pixel, and does some of them again
                 tile = f.min_(first, (at["oh"] - self.top) * at["ow"] - self.left - at["rows"])
-            self.starts(tile, skipped * 4)
-            partial = f.gep(f.args["scratch"], at["partial_at"] + first * at["tile_line"])
-            write_slot(f, self.control, Slot.PARTIAL, f.select(begun, partial, f.zero("ptr")))
-            write_slot(f, self.control, Slot.OUT, self.held if finishes else partial)
-            ahead = f.select(f.cmp("eq", first, 0), f.i64(0), half)
-            write_slot(f, self.control, Slot.FETCH, f.gep(weights, size + ahead))
-            f.call_pointer(self.code, "void", [table, weights, self.control])
-            if finishes:
-                self.finish(tile, first)
+            self.starts(tile)
+            half = f.select(f.cmp("eq", first, 0), f.i64(0), f.lshr(further, 1))
+            write_slot(f, self.control, Slot.FETCH, f.gep(weights, further + half))
+            f.call_pointer(code, "void", [table, weights, self.control])
+            self.finish(tile, first)
 
     def finish(self, tile: Val, first: Val) -> None:
         """The epilogue of pixels ``first`` and following ones; row 0 of the sums is pixel ``tile``."""
@@ -199,7 +191,5 @@ class BfloatDriver:
     count: Val
     base: Val
     # of the current panel
-    code: Val
     column: Val
     step: Val
-    weights: Val

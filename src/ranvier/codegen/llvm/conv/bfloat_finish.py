@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.conv.bfloat_copy import narrowed_pair
 from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail, TailCode
 from ranvier.codegen.llvm.elements import memory_type
 from ranvier.codegen.llvm.isa import Isa
@@ -34,18 +35,32 @@ def _emit(module: Module, symbol: str, isa: Isa, tail: Tail, out: DType) -> None
     lanes = isa.lanes(4)
     first = code.rows(at["image"], at["number"])
 
-    def piece(column: Val, mask: Val | None) -> None:
-        channel = at["channel"] + column
-        fixed = code.fixed(first, channel, Lanes(lanes, column, mask))
+    def piece(column: Val, halves: int, mask: Val | None) -> None:
+        """One or two vectors of columns of all rows."""
+        columns = [column + lanes * h for h in range(halves)]
+        fixed = [code.fixed(first, at["channel"] + c, Lanes(lanes, c, mask)) for c in columns]
         with f.loop(0, at["rows"]) as r:
-            acc = f.load(vector("float", lanes), f.gep(f.gep(f.args["tile"], r * at["step"]), column, "float"))
-            place = f.gep(f.args["out"], r * at["out_step"] + column, memory_type(out))
+            sums = f.gep(f.args["tile"], r * at["step"])
+            start = f.gep(f.args["out"], r * at["out_step"], memory_type(out))
             rows = code.moved(first, r * at["number_step"])
-            code.store(acc, rows, channel, place, out, mask, fixed)
+            values = [
+                code.value(
+                    f.load(vector("float", lanes), f.gep(sums, c, "float")), rows, at["channel"] + c, mask, known
+                )
+                for c, known in zip(columns, fixed)
+            ]
+            place = f.gep(start, column, memory_type(out))
+            if halves == 2 and out is DType.bfloat16:
+                f.store(narrowed_pair(f, *values), place, 2)
+            else:
+                for h, value in enumerate(values):
+                    code.keep(value, f.gep(place, lanes * h, memory_type(out)), out, mask)
 
-    whole = f.and_(at["columns"], -lanes)
-    with f.loop(0, whole, lanes) as column:
-        piece(column, None)
+    pairs, whole = f.and_(at["columns"], -2 * lanes), f.and_(at["columns"], -lanes)
+    with f.loop(0, pairs, 2 * lanes) as column:
+        piece(column, 2, None)
+    with f.if_(f.cmp("slt", pairs, whole)):
+        piece(pairs, 1, None)
     with f.if_(f.cmp("slt", whole, at["columns"])):
-        piece(whole, f.mask_below(lanes, at["columns"] - whole))
+        piece(whole, 1, f.mask_below(lanes, at["columns"] - whole))
     f.ret()

@@ -7,6 +7,8 @@ the last: rows do not mix, and the driver drops those it did not mean.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.micro import TileMicro
@@ -21,6 +23,10 @@ _LANES = 16
 _LINE = 64
 
 
+# Segments of a row: one of whole lines, several of such, or several no longer than a line, which need not be whole.
+Form = Literal["single", "many", "short"]
+
+
 def has_tiles(isa: Isa) -> bool:
     return suits_tiles(isa, DType.bfloat16, DType.bfloat16)
 
@@ -30,11 +36,11 @@ def suits(isa: Isa) -> bool:
     return has_tiles(isa) or isa.has("avx512bf16")
 
 
-def micro_spec(isa: Isa, vectors: int, short: bool) -> KernelSpec:
-    """``short``: segments are no more than a line, but need not be a whole one."""
+def micro_spec(isa: Isa, vectors: int, form: Form) -> KernelSpec:
     tiled = has_tiles(isa)
-    if tiled and not short:
-        return TileMicro(DType.bfloat16, DType.bfloat16, vectors, "starts").spec()
+    if tiled and form != "short":
+        # of many segments every one would ask for the same lines of the next panel
+        return TileMicro(DType.bfloat16, DType.bfloat16, vectors, "starts", fetches=form == "single").spec()
     writer = _ShortTiles if tiled else _Dots
     name = "short tiles" if tiled else "dots"
 
@@ -102,16 +108,11 @@ class _Dots:
         f = self.f
         self.groups, self.segments, self.step = (self.slot(s) for s in (Slot.K, Slot.SEGMENTS, Slot.A_STEP))
         out, out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
-        partial = self.slot(Slot.PARTIAL, "ptr")
         sums = [[f.var(self.kind) for _ in range(self.vectors)] for _ in range(_ROWS)]
         with f.loop(0, self.slot(Slot.ROWS), _ROWS) as first:
             for row in sums:
                 for each in row:
                     each.set(0.0)
-            with f.if_(f.cmp("ne", partial, f.zero("ptr"))):
-                for r, row in enumerate(sums):
-                    for v, each in enumerate(row):
-                        each.set(f.load(self.kind, f.gep(partial, (first + r) * (self.vectors * _LINE) + v * _LINE)))
             self.along(sums, first)
             place = f.gep(out, first * out_step)
             for row in sums:

@@ -17,7 +17,6 @@ ROWS = 32  # the most rows of a tile
 STEP = 32  # elements of the depth that are multiplied at once
 LINE = 64  # bytes
 TABLE_AT = ROWS * 2 * LINE  # in scratch, behind the sums of a tile: where segments begin
-_CHUNK, _DEEP = 256, 384  # elements of a chunk of the depth, and how many are still one
 _NEAR = 384 << 10  # bytes of rows of a block, which should stay in the second cache
 _MOST = 1 << 20  # bytes of a copy of which no less than a whole row of outputs is asked for
 _WEIGHTS_NEAR = 768 << 10
@@ -136,30 +135,10 @@ def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, th
         "oh": height,
         "ow": width,
         **dict.fromkeys(("pixel", "copy_line", "plane", "joined", "runs", "run", "row_bytes", "copy_at", "rows_at"), 0),
-        **_chunks(depth, TABLE_AT + LINE),
     }
     count = -(-height // block_rows) * cuts
-    scratch = _behind(fields, block_rows * block_columns)
+    scratch = TABLE_AT + LINE
     return Plan("even", 0, rows, depth, (0,), count, panel_blocks, block_panels, outside, scratch, fields)
-
-
-def _chunks(depth: Depth, partial_at: int) -> dict[str, int]:
-    """A deep row in chunks: then a panel's part of it stays in the first cache beside the rows it meets."""
-    groups = depth.segment // 2
-    count = -(-depth.elements // _CHUNK) if depth.segments == 1 and depth.elements > _DEEP else 1
-    chunk = -(-groups // count // (STEP // 2)) * (STEP // 2) if count > 1 else groups
-    count = -(-groups // chunk)
-    return {
-        "chunks": count,
-        "chunk_groups": chunk,
-        "last_groups": groups - (count - 1) * chunk,
-        "partial_at": -(-partial_at // LINE) * LINE,
-    }
-
-
-def _behind(fields: dict[str, int], pixels: int) -> int:
-    """Bytes of scratch: what lies before the partial sums, and those."""
-    return fields["partial_at"] + (fields["chunks"] > 1) * -(-pixels // ROWS) * ROWS * 2 * LINE
 
 
 def _panels(shape: ConvShape) -> int:
@@ -239,8 +218,6 @@ def _copied(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, 
         step = _row_bytes(depth)
     copy_at = TABLE_AT + -(-depth.segments * 8 // LINE) * LINE
     rows_at = copy_at + -(-block.copy // LINE) * LINE
-    # gathered rows of a last tile that do not exist are read too
-    after = rows_at + block.gathered + (ROWS * step if block.gathered else 0)
     fields = {
         "a_step": step,
         # all pixels follow each other in the output too, where none are computed for nothing
@@ -259,7 +236,6 @@ def _copied(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, 
         "row_bytes": step if run else 0,
         "copy_at": copy_at,
         "rows_at": rows_at,
-        **_chunks(depth, after),
     }
     return Plan(
         "gathered" if depth.kind == "gathered" else "padded",
@@ -271,7 +247,8 @@ def _copied(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, 
         -(-panels // block_panels),
         block_panels,
         False,
-        _behind(fields, block.count()),
+        # gathered rows of a last tile that do not exist are read too
+        rows_at + block.gathered + (ROWS * step if block.gathered else 0),
         fields,
     )
 

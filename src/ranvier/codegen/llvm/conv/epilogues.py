@@ -141,7 +141,11 @@ class TailCode:
         fixed: dict[int, Val] | None = None,
     ) -> None:
         """Finish one accumulator and store it at ``address``."""
-        f, value = self.fn, self.value(acc, rows, channel, mask, fixed)
+        self.keep(self.value(acc, rows, channel, mask, fixed), address, dtype, mask)
+
+    def keep(self, value: Val, address: Val, dtype: DType, mask: Val | None = None) -> None:
+        """Store what an accumulator became, rounded once."""
+        f = self.fn
         if dtype is not DType.bfloat16 or not self.isa.has("avx512bf16") or value.lanes != 16:
             store_vector(f, self.isa, dtype, value, address, mask=mask)
         elif mask is None:
