@@ -67,6 +67,12 @@ class Output:
 
         self.show("", Text(text, style="bold"))
 
+    def say(self, text: str) -> None:
+        """A line of text as it is."""
+        from rich.text import Text
+
+        self.show(Text(text))
+
     def note(self, text: str) -> None:
         """Something worth knowing that is not the result."""
         if self.talks:

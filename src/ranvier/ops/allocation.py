@@ -46,6 +46,11 @@ class tensor_limit:
         _current.promise = NOTHING
 
 
+def current_limit() -> int:
+    """The limit of this thread, for others that help it."""
+    return _current.tensor_bytes
+
+
 def checked_shape(shape: Iterable[int], dtype: Any, what: str = "tensor") -> tuple[int, ...]:
     """``shape`` as a tuple of ints, or an error when a size is negative or the tensor would pass the limit."""
     sizes = tuple([whole(s) for s in shape])

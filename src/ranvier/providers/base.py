@@ -66,6 +66,7 @@ class ProviderCapability:
     alignment: int = 1  # bytes: where tensors that it is given must start
     custom_kernels: frozenset[str] = frozenset()  # kinds of source that its ``kernels`` load
     extras: Mapping[str, Any] = field(default_factory=dict)  # what else it says about itself
+    threads: str = ""  # its kernels use: "one", "given" (as many as the session says); "": nobody knows
     dear_claims: bool = False  # asking it about a graph takes long: answers are kept (see providers/claims.py)
 
 

@@ -57,6 +57,7 @@ class ReferenceProvider:
             whole_parts=False,
             last_resort=True,
             asks_for_bodies=True,
+            threads="one",
             notes="NumPy bodies of all declared operators",
         )
 

@@ -20,6 +20,7 @@ from ranvier.memory import promises
 from ranvier.providers.base import ExecutionProvider, PooledAllocator
 from ranvier.runtime.growth import Growth, spanned
 from ranvier.runtime.holdings import ask_before_failing
+from ranvier.runtime.lanes import Helpers
 from ranvier.runtime.partition import Partitioner, Partitioning
 from ranvier.runtime.placement import partitioned, pinned
 from ranvier.runtime.plan import Plan
@@ -41,12 +42,14 @@ class Compiled:
         config: SessionConfig,
         pool: PooledAllocator | None = None,
         counts: TransferCounts | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         self.graph = graph
         self.providers = list(providers)
         self._config = config
         self._pool = pool  # the session's own; None: the providers'
         self._counts = counts
+        self._helpers = helpers  # threads for parts that run at the same time
         self.fallbacks: list[str] = []  # what could not be compiled where it was meant to be
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[str, ...], Program] = OrderedDict()
@@ -150,7 +153,7 @@ class Compiled:
         with self._lock:
             found = self._programs.get(names)
         if found is None:
-            made = Program(self.graph, self.parts, [self._outputs[n] for n in names], self._counts)
+            made = Program(self.graph, self.parts, [self._outputs[n] for n in names], self._counts, self._helpers)
             with self._lock:
                 found = self._programs.setdefault(names, made)
                 while len(self._programs) > self._config.plan_cache:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ranvier.config import SessionConfig
@@ -33,13 +34,19 @@ def partitioned(
         found = _weighed(graph, providers, config, blocked or {})
         if found is not None:
             return found
-    return Partitioner(providers, blocked).partition(graph)
+    placed = Partitioner(providers, blocked).partition(graph)
+    if config.placing == "cost" and graph.parent is None and len(placed.parts) > 1:
+        from ranvier.runtime.beside import side_by_side  # which looks at costs
+
+        return side_by_side(graph, placed, providers, config)
+    return placed
 
 
 def _weighed(
     graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig, blocked: Blocked
 ) -> Partitioning | None:
     """The cheapest placement, in an order that keeps devices busy; None where there is nothing to weigh or order."""
+    from ranvier.runtime.beside import count_of, threads_of
     from ranvier.runtime.calibration.lazy import figures_for  # most sessions never need these
     from ranvier.runtime.calibration.model import MachineCosts, guessed
     from ranvier.runtime.partition.costs import ask, restricted
@@ -58,9 +65,13 @@ def _weighed(
     figures = figures_for(involved, config, measuring=choice)
     known = guessed(graph)
     model = MachineCosts(providers, figures, known.types, known.values)
-    placed = place(graph, providers, model, claims=claims)
+    # bodies of control flow run inside a part, which has its threads already
+    count = count_of(config) if graph.parent is None else 1
+    threads = partial(threads_of, providers=providers, model=model, count=count) if count > 1 else None
+    placed = place(graph, providers, model, claims=claims, threads=threads)
     if choice and len(set(placed.owner)) > 1:
-        placed = _worth_it(placed, [place(graph, providers, model, claims=each) for each in _undivided(claims, among)])
+        whole = [place(graph, providers, model, claims=each, threads=threads) for each in _undivided(claims, among)]
+        placed = _worth_it(placed, whole)
     placed.partitioning.predicted = prediction(placed, [provider.name for provider in providers], model)
     return placed.partitioning
 

@@ -45,6 +45,40 @@ class _Placed:
     shape: tuple[int, ...]
 
 
+class _Sheet:
+    """Buffers that are planned together: those of whole runs, or those of one lane of a wave."""
+
+    __slots__ = ("index", "lifetimes", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+        self.lifetimes: list[Lifetime] = []
+        self.index: dict[int, int] = {}  # of a slot among the buffers
+
+    def add(self, slot: int, lifetime: Lifetime) -> None:
+        self.index[slot] = len(self.slots)
+        self.slots.append(slot)
+        self.lifetimes.append(lifetime)
+
+
+def _planned(common: _Sheet, sheets: Mapping[range, _Sheet], moment: Sequence[int]) -> tuple[list[int], MemoryPlan]:
+    """All buffers with their offsets. To the rest of a run, the buffers of a lane are one that lives while its wave
+    runs."""
+    if not sheets:
+        return common.slots, plan_memory(common.lifetimes)
+    inside = {lane: plan_memory(sheet.lifetimes) for lane, sheet in sheets.items()}
+    blocks = [Lifetime(inside[lane].arena, moment[lane.start], moment[lane.start]) for lane in sheets]
+    whole = plan_memory([*common.lifetimes, *blocks])
+    count = len(common.slots)
+    slots, offsets = list(common.slots), list(whole.offsets[:count])
+    for (lane, sheet), start in zip(sheets.items(), whole.offsets[count:]):
+        slots += sheet.slots
+        offsets += [start + offset for offset in inside[lane].offsets]
+    total = plan_memory(common.lifetimes).total + sum(each.total for each in inside.values())
+    shared = whole.shared + sum(each.shared for each in inside.values())
+    return slots, MemoryPlan(tuple(offsets), whole.arena, total, whole.lower_bound, shared)
+
+
 class Plan:
     """Thread-safe: each run takes an arena of its own from a small pool. ``captured``: types of values from around a
     nested graph."""
@@ -159,15 +193,18 @@ class Plan:
                 last[slot] = k
             for slot in step.inputs:
                 last[slot] = k
-        slots: list[int] = []
-        lifetimes: list[Lifetime] = []
-        index: dict[int, int] = {}
+        lane_of = {k: lane for wave in self.program.waves for lane in wave.lanes for k in lane}
+        moment = list(range(len(steps)))  # of each step; those of a wave are at the same time
+        for wave in self.program.waves:
+            moment[wave.start : wave.stop] = [wave.start] * (wave.stop - wave.start)
+        common = _Sheet()
+        sheets = {lane: _Sheet() for lane in lane_of.values()}
         for k, bound in enumerate(self._bound):
             if bound is not None and bound.workspace:
-                slots.append(-1 - k)  # no value: the memory the kernel works in
-                lifetimes.append(Lifetime(bound.workspace, k, k))
+                # no value: the memory the kernel works in
+                (sheets[lane_of[k]] if k in lane_of else common).add(-1 - k, Lifetime(bound.workspace, k, k))
         for k, step in enumerate(steps):
-            dying = [(j, s) for j, s in enumerate(step.inputs) if s in index and last[s] == k]
+            lane = lane_of.get(k)
             for position, slot in enumerate(step.outputs):
                 if slot in outputs:
                     continue
@@ -175,11 +212,16 @@ class Plan:
                 if known is None:
                     self.unplanned.append(slot)
                     continue
-                reuse = tuple(index[s] for j, s in dying if step.kernel.in_place(position, j))
-                index[slot] = len(slots)
-                slots.append(slot)
-                lifetimes.append(Lifetime(known.nbytes or 0, k, last[slot], reuse))
-        plan = plan_memory(lifetimes)
+                # what only one lane of a wave knows is planned among the steps of that lane
+                inside = lane is not None and last[slot] in lane
+                sheet = sheets[lane] if lane is not None and inside else common
+                reuse: tuple[int, ...] = ()
+                if inside or lane is None:
+                    dying = ((j, s) for j, s in enumerate(step.inputs) if s in sheet.index and last[s] == k)
+                    reuse = tuple(sheet.index[s] for j, s in dying if step.kernel.in_place(position, j))
+                begin, end = (k, last[slot]) if inside else (moment[k], moment[last[slot]])
+                sheet.add(slot, Lifetime(known.nbytes or 0, begin, end, reuse))
+        slots, plan = _planned(common, sheets, moment)
         placed: list[_Placed] = []
         for slot, offset in zip(slots, plan.offsets):
             if slot < 0:

@@ -8,14 +8,17 @@ from dataclasses import field
 from ranvier.ops import TypeInference
 from ranvier.providers.base import ExecutionProvider
 from ranvier.records import dataclass
+from ranvier.runtime.beside import threads_of
 from ranvier.runtime.calibration.model import MachineCosts, guessed
 from ranvier.runtime.calibration.table import Figures
 from ranvier.runtime.partition import Partitioning
 from ranvier.runtime.partition.costs import Claims, Posed, pose
 from ranvier.runtime.partition.explain import Option, explain
+from ranvier.runtime.partition.issuing import order_of_issue
 from ranvier.runtime.partition.placing import Placed
 from ranvier.runtime.partition.problem import Problem
 from ranvier.runtime.partition.schedule import Step, in_sequence, schedule
+from ranvier.runtime.partition.waves import timed
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def predict(
     providers: Sequence[ExecutionProvider],
     figures: Mapping[str, Figures],
     known: TypeInference | None = None,
+    threads: int = 1,
 ) -> Prediction:
     """What a placement takes with the types and values that are ``known``; nothing is measured for it.
 
@@ -82,7 +86,23 @@ def predict(
     """
     if not partitioning.parts:
         return Prediction(0.0, 0.0, 0.0, 0.0, {})
-    graph = partitioning.parts[0].subgraph.graph
+    known = guessed(partitioning.parts[0].subgraph.graph) if known is None else known
+    model = MachineCosts(providers, figures, known.types, known.values)
+    posed, owner = posed_as(partitioning, providers, model)
+    if any(part.beside is not None for part in partitioning.parts):
+        allowed = threads_of(posed, providers, model, threads)
+        found = timed(posed.problem, owner, allowed, _groups(partitioning))
+        steps: Sequence[Step] = [found.steps[k] for k in order_of_issue(posed.problem, found)]
+        seconds = found.seconds
+    else:
+        steps, seconds = _steps(posed.problem, owner, partitioning)
+    return prediction_of(posed, owner, steps, seconds, [provider.name for provider in providers], model)
+
+
+def posed_as(
+    partitioning: Partitioning, providers: Sequence[ExecutionProvider], model: MachineCosts
+) -> tuple[Posed, tuple[int, ...]]:
+    """The problem of a placement that is there already, and who has which node."""
     position = {provider.name: p for p, provider in enumerate(providers)}
     owner = tuple(position[placement.provider] for placement in partitioning.placements)
     nodes = [placement.node for placement in partitioning.placements]
@@ -97,13 +117,26 @@ def predict(
         for name, reason in placement.declined
         if name in position
     }
-    known = guessed(graph) if known is None else known
-    model = MachineCosts(providers, figures, known.types, known.values)
-    posed = pose(graph, providers, model, claims=Claims(nodes, notes, reasons))
-    options = tuple(each.options for each in explain(posed.problem, owner, reasons))
-    names = [provider.name for provider in providers]
-    steps, seconds = _steps(posed.problem, owner, partitioning)
-    return _prediction(posed, owner, steps, seconds, names, model, options)
+    graph = partitioning.parts[0].subgraph.graph
+    return pose(graph, providers, model, claims=Claims(nodes, notes, reasons)), owner
+
+
+def _groups(partitioning: Partitioning) -> list[list[list[tuple[int, ...]]]]:
+    """The nodes of parts by wave and lane; a part that is in none stands by itself."""
+    index = {id(placement.node): k for k, placement in enumerate(partitioning.placements)}
+    found: list[list[list[tuple[int, ...]]]] = []
+    place: tuple[int, int] | None = None  # the wave and lane of the part before
+    for part in partitioning.parts:
+        nodes = tuple(index[id(node)] for node in part.subgraph.nodes)
+        here = None if part.beside is None else (part.beside.wave, part.beside.lane)
+        if here is None or place is None or here[0] != place[0]:
+            found.append([[nodes]])
+        elif here[1] != place[1]:
+            found[-1].append([nodes])
+        else:
+            found[-1][-1].append(nodes)
+        place = here
+    return found
 
 
 def _steps(problem: Problem, owner: Sequence[int], partitioning: Partitioning) -> tuple[Sequence[Step], float]:
@@ -117,6 +150,19 @@ def _steps(problem: Problem, owner: Sequence[int], partitioning: Partitioning) -
             return [steps[nodes] for nodes in wanted], found.seconds
     found = in_sequence(problem, owner)
     return found.steps, found.seconds
+
+
+def prediction_of(
+    posed: Posed,
+    owner: Sequence[int],
+    steps: Sequence[Step],
+    seconds: float,
+    names: Sequence[str],
+    model: MachineCosts,
+) -> Prediction:
+    """The prediction behind a placement whose parts are put into time already."""
+    options = tuple(each.options for each in explain(posed.problem, owner, posed.reasons))
+    return _prediction(posed, owner, steps, seconds, names, model, options)
 
 
 def _prediction(
@@ -163,4 +209,4 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-__all__ = ["PartCost", "Prediction", "TransferCost", "predict", "prediction"]
+__all__ = ["PartCost", "Prediction", "TransferCost", "posed_as", "predict", "prediction", "prediction_of"]

@@ -56,6 +56,7 @@ class KernelRecord:
     flops: float
     bytes: float  # moved to and from memory at least
     threads: int = 1  # that worked on it
+    caller: int = 0  # the thread that ran the step around it
 
     @property
     def seconds(self) -> float:
@@ -102,8 +103,9 @@ class Profiler:
 
     def inside(self, step: Any, times: Iterable[KernelTime]) -> None:
         """What a step's kernel tells of its own parts."""
+        caller = threading.get_ident()
         self.add_kernels(
-            KernelRecord(t.label, t.kernel, step.provider, t.start_ns, t.end_ns, t.flops, t.bytes, t.threads)
+            KernelRecord(t.label, t.kernel, step.provider, t.start_ns, t.end_ns, t.flops, t.bytes, t.threads, caller)
             for t in times
         )
 
@@ -132,13 +134,16 @@ class Profiler:
         return sorted(found, key=lambda k: (k.start_ns, -k.end_ns))
 
     def _holding(self) -> set[int]:
-        """Steps (by identity) inside which a provider reported kernels."""
-        starts = sorted(k.start_ns for k in self.kernels)
+        """Steps (by identity) inside which a provider reported kernels: in the same thread, or from nobody knows."""
+        by_caller: dict[int, list[int]] = {}
+        for kernel in sorted(self.kernels, key=lambda k: k.start_ns):
+            by_caller.setdefault(kernel.caller, []).append(kernel.start_ns)
         found = set()
         for event in self.events:
-            at = bisect.bisect_left(starts, event.start)
-            if at < len(starts) and starts[at] <= event.end:
-                found.add(id(event))
+            for starts in (by_caller.get(event.thread, ()), by_caller.get(0, ())):
+                at = bisect.bisect_left(starts, event.start)
+                if at < len(starts) and starts[at] <= event.end:
+                    found.add(id(event))
         return found
 
     def span(self, name: str, start: int, end: int) -> None:

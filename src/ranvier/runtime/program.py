@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, RanvierError
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
-from ranvier.ops.allocation import MAX_RANK
+from ranvier.ops.allocation import MAX_RANK, current_limit, tensor_limit
 from ranvier.providers.base import (
     BodyRunner,
     BoundKernel,
@@ -28,9 +29,10 @@ from ranvier.providers.base import (
     SelfContained,
 )
 from ranvier.records import dataclass
-from ranvier.runtime.control import RunControl
+from ranvier.runtime.control import RunControl, running
 from ranvier.runtime.holdings import ask_before_failing
-from ranvier.runtime.partition import Blocked, Part, narrowed
+from ranvier.runtime.lanes import Halt, Helpers
+from ranvier.runtime.partition import Beside, Blocked, Part, narrowed
 from ranvier.runtime.placement import partitioned
 from ranvier.runtime.transfer import HOST, TransferCounts, TransferKernel, space_of
 
@@ -53,6 +55,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Wave:
+    """Steps in a row, some of which run at the same time: those of each lane in order. What several lanes read is free
+    when all have ended."""
+
+    lanes: tuple[range, ...]
+    frees: tuple[int, ...] = ()
+
+    @property
+    def start(self) -> int:
+        return self.lanes[0].start
+
+    @property
+    def stop(self) -> int:
+        return self.lanes[-1].stop
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """A step before it is known which slots nobody reads afterwards."""
 
@@ -62,6 +81,7 @@ class _Call:
     label: str
     op: str
     provider: str
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +114,7 @@ def compile_parts(
     PartFailed tells which part could not be; ``blocked`` keeps nodes from providers that failed before.
     """
 
-    def body(nested: Graph) -> BodyRunner:
+    def body(nested: Graph, config: SessionConfig) -> BodyRunner:
         from ranvier.runtime.body import Body  # a body is planned like a session, and plans are made of programs
 
         inside = compile_parts(nested, providers, config, opsets, None, blocked, pool, counts)
@@ -103,14 +123,17 @@ def compile_parts(
             ask_before_failing(pool, made)
         return made
 
-    contexts: dict[str, CompileContext] = {}
+    contexts: dict[tuple[str, int], CompileContext] = {}
     compiled: list[CompiledPart] = []
     for part in partitioned(graph, providers, config, blocked).parts if parts is None else parts:
         provider = part.provider
-        ctx = contexts.get(provider.name)
+        threads = 0 if part.beside is None else part.beside.threads
+        ctx = contexts.get((provider.name, threads))
         if ctx is None:
             options = provider_options(provider, config.provider_options.get(provider.name, {}))
-            ctx = contexts[provider.name] = CompileContext(config, options, body, opsets, pool)
+            own = replace(config, threads=threads) if threads else config
+            within = functools.partial(body, config=own)
+            ctx = contexts[provider.name, threads] = CompileContext(own, options, within, opsets, pool)
         try:
             kernel = provider.compile(part.subgraph, ctx)
         except PartFailed:
@@ -150,9 +173,11 @@ class Program:
         parts: Iterable[CompiledPart],
         outputs: Sequence[Value] | None = None,
         counts: TransferCounts | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         self.graph = graph
         self._counts = counts
+        self._helpers = helpers
         self.outputs = tuple(graph.outputs if outputs is None else outputs)
         needed = _needed(list(parts), self.outputs)
         self.slots: dict[Value, int] = {}
@@ -173,6 +198,7 @@ class Program:
                 constants.add(slot)
         self.input_slots = tuple(self.slots[v] for v in graph.inputs)
         self.output_slots = tuple(self.slots[v] for v in self.outputs)
+        self.waves = _waves(calls) if helpers is not None else ()
         self.steps = self._steps(calls, constants)
         self.parts = tuple(needed)
 
@@ -210,9 +236,14 @@ class Program:
                 for value in moving:
                     spaces[value].append(space)
 
+        wave = -1
         for item in parts:
             sub = item.part.subgraph
             space = space_of(item.part.provider)
+            beside = item.part.beside
+            if beside is not None and beside.wave != wave:
+                wave = beside.wave
+                bring(_read_by_wave(parts, wave), HOST)  # before it begins: lanes do not wait for each other
             if space == HOST:
                 bring(sub.inputs, HOST)
             else:
@@ -224,7 +255,7 @@ class Program:
             )
             outputs = tuple(self._place(v, space) for v in sub.outputs)
             op = sub.nodes[0].op if len(sub.nodes) == 1 else f"{len(sub.nodes)} nodes"
-            calls.append(_Call(item.kernel, inputs, outputs, sub.label, op, item.part.provider.name))
+            calls.append(_Call(item.kernel, inputs, outputs, sub.label, op, item.part.provider.name, beside))
         bring(self.outputs, HOST)
         for value in self.outputs:
             self._slot(value)
@@ -246,6 +277,8 @@ class Program:
             for slot in (*call.inputs, *call.outputs):
                 last[slot] = k
         kept = constants | set(self.output_slots)
+        self.waves = tuple(self._freeing(wave, calls, last, kept) for wave in self.waves)
+        kept.update(slot for wave in self.waves for slot in wave.frees)
         ending: dict[int, list[int]] = {}
         for slot, k in last.items():
             if slot not in kept:
@@ -254,6 +287,17 @@ class Program:
             Step(call.kernel, call.inputs, call.outputs, tuple(ending.get(k, ())), call.label, call.op, call.provider)
             for k, call in enumerate(calls)
         )
+
+    @staticmethod
+    def _freeing(wave: Wave, calls: Sequence[_Call], last: Mapping[int, int], kept: Container[int]) -> Wave:
+        """The wave with what ends in it and more than one lane reads."""
+        lanes: dict[int, set[int]] = {}
+        for k, lane in enumerate(wave.lanes):
+            for j in lane:
+                for slot in calls[j].inputs:
+                    if last[slot] < wave.stop and slot not in kept:
+                        lanes.setdefault(slot, set()).add(k)
+        return Wave(wave.lanes, tuple(slot for slot, readers in lanes.items() if len(readers) > 1))
 
     def run(
         self,
@@ -265,8 +309,58 @@ class Program:
         kernels: Sequence[Prepared | None] = (),
     ) -> list[Any]:
         """Run all steps over ``env`` (a copy of the template with the inputs filled in); returns the outputs."""
+        steps = itertools.zip_longest(self.steps, kernels)
+        if self.waves:
+            self._run_waves(list(steps), env, control, buffers, dims, profiler)
+        else:
+            self._run_steps(steps, env, control, buffers, dims, profiler)
+        return [env[slot] for slot in self.output_slots]
+
+    def _run_waves(
+        self,
+        steps: Sequence[tuple[Step, Prepared | None]],
+        env: list[Any],
+        control: RunControl,
+        buffers: Buffers,
+        dims: Mapping[str, int],
+        profiler: Any,
+    ) -> None:
+        """Steps in order, and the lanes of a wave at the same time. A lane writes slots that no other reads meanwhile,
+        and counts the memory that it holds for itself."""
+        assert self._helpers is not None
+        controls = [control.again() for _ in range(max(len(wave.lanes) for wave in self.waves) - 1)]
+        limit = current_limit()
+
+        def run_lane(lane: range, counting: RunControl, halt: Halt) -> None:
+            with tensor_limit(limit), running(counting, profiler):
+                part = halt.until(steps[lane.start : lane.stop])
+                self._run_steps(part, env, counting, buffers, dims, profiler)
+
+        done = 0
+        try:
+            for wave in self.waves:
+                self._run_steps(steps[done : wave.start], env, control, buffers, dims, profiler)
+                each = zip(wave.lanes, [control, *controls])
+                self._helpers.run([functools.partial(run_lane, *given) for given in each])
+                for slot in wave.frees:
+                    env[slot] = None
+                done = wave.stop
+            self._run_steps(steps[done:], env, control, buffers, dims, profiler)
+        finally:
+            for counting in controls:
+                counting.close()
+
+    @staticmethod
+    def _run_steps(
+        steps: Iterable[tuple[Step, Prepared | None]],
+        env: list[Any],
+        control: RunControl,
+        buffers: Buffers,
+        dims: Mapping[str, int],
+        profiler: Any,
+    ) -> None:
         watched = control.watched
-        for step, prepared in itertools.zip_longest(self.steps, kernels):
+        for step, prepared in steps:
             if watched:
                 control.check(f"{step.op} {step.label!r}")
             inputs = [env[slot] for slot in step.inputs]
@@ -301,7 +395,26 @@ class Program:
                     control.hold(result, f"{step.op} {step.label!r}")
             for slot in step.frees:
                 env[slot] = None
-        return [env[slot] for slot in self.output_slots]
+
+
+def _read_by_wave(parts: Sequence[CompiledPart], wave: int) -> list[Value]:
+    """What the parts of a wave read and none of them makes."""
+    inside = [item.part.subgraph for item in parts if item.part.beside is not None and item.part.beside.wave == wave]
+    made = {value for sub in inside for value in sub.outputs}
+    return [value for sub in inside for value in sub.inputs if value not in made]
+
+
+def _waves(calls: Sequence[_Call]) -> tuple[Wave, ...]:
+    """The waves that more than one lane is left of."""
+    found: list[Wave] = []
+    for _, group in itertools.groupby(enumerate(calls), key=lambda each: each[1].beside and each[1].beside.wave):
+        lanes: dict[int, list[int]] = {}
+        for k, call in group:
+            if call.beside is not None:
+                lanes.setdefault(call.beside.lane, []).append(k)
+        if len(lanes) > 1:
+            found.append(Wave(tuple(range(lane[0], lane[-1] + 1) for lane in lanes.values())))
+    return tuple(found)
 
 
 def _needed(parts: list[CompiledPart], outputs: Sequence[Value]) -> list[CompiledPart]:
@@ -322,7 +435,7 @@ def _narrowed(item: CompiledPart, wanted: set[Value]) -> CompiledPart:
     if all(v in wanted for v in whole.outputs) or not isinstance(item.kernel, Narrowable):
         return item
     part = narrowed(whole, wanted)
-    return CompiledPart(Part(item.part.provider, part), item.kernel.narrowed(part))
+    return CompiledPart(Part(item.part.provider, part, item.part.beside), item.kernel.narrowed(part))
 
 
 def _located(error: RanvierError) -> bool:

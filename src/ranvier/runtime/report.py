@@ -55,6 +55,9 @@ class PartReport:
     nodes: tuple[int, ...]  # positions among the nodes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    wave: int = -1  # parts of one wave run at the same time in threads of the host, those of a lane in order
+    lane: int = 0
+    threads: int = 0  # that it may use itself; 0: all that the session has
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,34 @@ class Report:
         ]
         return sorted(found, key=lambda group: -group.count)
 
+    def together(self) -> list[str]:
+        """For each wave its lanes in words: who runs what, with how many threads, and how long by prediction."""
+        waves: dict[int, dict[int, list[int]]] = {}
+        for k, part in enumerate(self.parts):
+            if part.wave >= 0:
+                waves.setdefault(part.wave, {}).setdefault(part.lane, []).append(k)
+        return [" | ".join(self._lane(parts) for parts in lanes.values()) for lanes in waves.values()]
+
+    def _lane(self, parts: list[int]) -> str:
+        first = self.parts[parts[0]]
+        nodes = [k for p in parts for k in self.parts[p].nodes]
+        who = ", ".join(dict.fromkeys(self.parts[p].provider for p in parts))
+        name = self.nodes[nodes[0]].name or self.nodes[nodes[0]].op
+        label = name if len(nodes) == 1 else f"{name} +{len(nodes) - 1}"
+        times = {part.nodes: part.end - part.start for part in self.predicted.parts} if self.predicted else {}
+        known = [times[self.parts[p].nodes] for p in parts if self.parts[p].nodes in times]
+        spent = f", {sum(known) * 1e3:.3g} ms" if len(known) == len(parts) else ""
+        return f"{who} {label} ({first.threads} thread{'s' if first.threads != 1 else ''}{spent})"
+
     def to_dict(self) -> dict[str, Any]:
         """Everything in types JSON has."""
         held = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "counts"}
-        more = {"by_provider": dict(self.by_provider()), "declined": self.declines(), "moved": self.moved()}
+        more = {
+            "by_provider": dict(self.by_provider()),
+            "declined": self.declines(),
+            "moved": self.moved(),
+            "together": self.together(),
+        }
         return {**held, **{name: _plain(value) for name, value in more.items()}}
 
     def __str__(self) -> str:
@@ -146,6 +173,7 @@ class Report:
         lines = [f"{self.model}: {nodes}: {where or 'none'}", f"  {times}"]
         if self.predicted is not None:
             lines.append(f"  {self.predicted}")
+        lines.extend(f"  at the same time: {text}" for text in self.together())
         if self.precision != "float32":
             lines.append(f"  {precision_text(self)}")
         for step in self.passes:
@@ -207,6 +235,7 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
             tuple(index[id(n)] for n in part.subgraph.nodes),
             _names(part.subgraph.inputs),
             _names(part.subgraph.outputs),
+            *(() if part.beside is None else (part.beside.wave, part.beside.lane, part.beside.threads)),
         )
         for part in partitioning.parts
     ]
@@ -239,6 +268,7 @@ def report_for(session: Any, dims: Mapping[str, int]) -> Report:
 
     Costs are predicted from the figures that are known, whatever the nodes were placed by; nothing is measured.
     """
+    from ranvier.runtime.beside import count_of
     from ranvier.runtime.calibration.lazy import figures_for  # a session itself needs these seldom
     from ranvier.runtime.calibration.model import guessed
     from ranvier.runtime.predicted import predict
@@ -257,7 +287,7 @@ def report_for(session: Any, dims: Mapping[str, int]) -> Report:
             names.update(other.provider for other in others if other.seconds is not None)
         figures = figures_for([p for p in compiled.providers if p.name in names], session.config, measuring=False)
         known = guessed(compiled.graph, sizes=dims)
-        report.predicted = predict(compiled.partitioning, compiled.providers, figures, known)
+        report.predicted = predict(compiled.partitioning, compiled.providers, figures, known, count_of(session.config))
     return report
 
 

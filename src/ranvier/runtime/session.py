@@ -43,6 +43,7 @@ from ranvier.runtime.control import RunControl, RunOptions
 from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
 from ranvier.runtime.fallback import FAILURES, Condition, Recovery
 from ranvier.runtime.holdings import SessionMemory, held, own_memory
+from ranvier.runtime.lanes import Helpers
 from ranvier.runtime.narrowing import calibrated
 from ranvier.runtime.order import order_for_memory
 from ranvier.runtime.outputs import blocks
@@ -74,7 +75,8 @@ class Session:
         chain, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
         self.providers = [configured(provider, self.config) for provider in chain]
         self._own = [made for made, shared in zip(self.providers, chain) if made is not shared]
-        self._ending = weakref.finalize(self, _close_all, self._own)
+        self._helpers = Helpers(self.config.threads)
+        self._ending = weakref.finalize(self, _close_all, [self._helpers, *self._own])
         check_providers(self.config, self.providers)
         clock = Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
@@ -98,7 +100,7 @@ class Session:
             self.config, calibration = calibrated(self.graph, self.providers, self.config)
             self._pool, self._budget = own_memory(self.providers, self.config)
             self._moved = TransferCounts()
-            self._compiled = Compiled(self.graph, self.providers, self.config, self._pool, self._moved)
+            self._compiled = Compiled(self.graph, self.providers, self.config, self._pool, self._moved, self._helpers)
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
@@ -139,7 +141,7 @@ class Session:
 
     def _compiled_for(self, providers: Sequence[ExecutionProvider]) -> Compiled:
         with self._preparing("compiling it again"):
-            return Compiled(self.graph, providers, self.config, self._pool, self._moved)
+            return Compiled(self.graph, providers, self.config, self._pool, self._moved, self._helpers)
 
     @functools.cached_property
     def report(self) -> Report:
@@ -392,9 +394,9 @@ class Session:
         return f"<Session {self._summary.model!r} on {', '.join(self._summary.providers)}>"
 
 
-def _close_all(providers: Sequence[ExecutionProvider]) -> None:
-    for provider in providers:
-        provider.close()
+def _close_all(owned: Sequence[ExecutionProvider | Helpers]) -> None:
+    for each in owned:
+        each.close()
 
 
 def configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionProvider:

@@ -104,11 +104,19 @@ def part_text(data: Data, p: int, costs: Costs) -> str:
         ops[op] = ops.get(op, 0) + 1
     common = sorted(ops.items(), key=lambda item: -item[1])
     lines = [part_title(data, p, costs), f"memory {part['memory']}"]
+    if mates := _at_the_same_time(data["parts"], p):
+        lines.append(f"at the same time as part {listed([str(k) for k in mates], 8)}")
     lines.append(", ".join(f"{op} ×{n}" if n > 1 else op for op, n in common[:8]) + (" …" if len(common) > 8 else ""))
     lines += [
         f"{word} {listed(part[key], 8)}" for word, key in (("reads", "inputs"), ("gives", "outputs")) if part[key]
     ]
     return "\n".join(lines)
+
+
+def _at_the_same_time(parts: Sequence[Data], p: int) -> list[int]:
+    """The parts that run in other threads of the host meanwhile."""
+    wave, lane = parts[p].get("wave", -1), parts[p].get("lane", 0)
+    return [k for k, part in enumerate(parts) if wave >= 0 and part["wave"] == wave and part["lane"] != lane]
 
 
 def transfer_title(transfer: Data) -> str:

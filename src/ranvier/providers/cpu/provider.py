@@ -104,6 +104,7 @@ def _capability(code: str) -> ProviderCapability:
         dtypes=registry.ALL,
         notes=f"machine code for {code}",
         asks_for_bodies=True,
+        threads="given",
         flash_attention=True,
         custom_kernels=frozenset({"llvm", "loops"}),
     )

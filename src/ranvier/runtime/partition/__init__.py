@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ranvier.runtime.partition.partitioner import (
+    Beside,
     Blocked,
     Part,
     Partitioner,
@@ -15,6 +16,7 @@ from ranvier.runtime.partition.partitioner import (
 )
 
 __all__ = [
+    "Beside",
     "Blocked",
     "Part",
     "Partitioner",

@@ -30,11 +30,21 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The place of a part that runs at the same time as others of the host: those of its wave in other lanes."""
+
+    wave: int
+    lane: int
+    threads: int  # that the part may use
+
+
+@dataclass(frozen=True)
 class Part:
-    """Nodes that one provider compiles together."""
+    """Nodes that one provider compiles together. The parts of a wave stand next to each other, lane by lane."""
 
     provider: ExecutionProvider
     subgraph: Subgraph
+    beside: Beside | None = None
 
 
 @dataclass

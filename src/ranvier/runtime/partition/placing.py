@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ranvier.errors import InvalidConfig, nearest
 from ranvier.graph.ir import Graph
@@ -13,10 +13,11 @@ from ranvier.runtime.partition.costs import Claims, CostModel, Posed, pose
 from ranvier.runtime.partition.explain import Explanation, explain
 from ranvier.runtime.partition.issuing import order_of_issue
 from ranvier.runtime.partition.optimise import by_priority, optimise
-from ranvier.runtime.partition.partitioner import Part, Partitioning, Placement, subgraph_of
+from ranvier.runtime.partition.partitioner import Beside, Part, Partitioning, Placement, subgraph_of
 from ranvier.runtime.partition.pins import Rules
 from ranvier.runtime.partition.problem import Cost
 from ranvier.runtime.partition.schedule import Schedule, in_sequence
+from ranvier.runtime.partition.waves import GAIN, Threads, in_waves
 
 POLICIES = ("cost", "priority")
 
@@ -44,11 +45,13 @@ def place(
     pins: Rules | None = None,
     overlap: bool = True,
     claims: Claims | None = None,
+    threads: Callable[[Posed], Threads] | None = None,
 ) -> Placed:
     """Place ``graph``: by ``cost``, or by ``priority`` (each node to the first provider that may have it).
 
     Without ``overlap`` parts run one after the other, whatever could run at the same time. ``claims`` are what the
-    providers said already.
+    providers said already; ``threads`` tells what the host's threads allow, and where it is not given, parts of the
+    host do not overlap.
     """
     if policy not in POLICIES:
         raise InvalidConfig(f"unknown policy {policy!r}{nearest(policy, POLICIES)}")
@@ -57,14 +60,15 @@ def place(
     owner = (by_priority(problem) if policy == "priority" else optimise(problem)).owner
     if policy == "cost" and overlap:
         owner, schedule = balance(problem, owner)
+        if threads is not None:
+            waves = in_waves(problem, owner, threads(posed))
+            if waves is not None and waves.seconds < (1 - GAIN) * schedule.seconds:
+                schedule = waves
     else:
         schedule = in_sequence(problem, owner)
     nodes = posed.claims.nodes
     issue = order_of_issue(problem, schedule)
-    parts = [
-        Part(providers[step.owner], subgraph_of(graph, [nodes[k] for k in step.nodes]))
-        for step in (schedule.steps[k] for k in issue)
-    ]
+    parts = parts_of(graph, providers, posed, schedule, issue)
     placements = [
         Placement(
             node,
@@ -79,3 +83,18 @@ def place(
         source, targets = problem.reached(flow, owner)
         transfers += [(value, posed.devices[source], posed.devices[target]) for target in targets]
     return Placed(Partitioning(parts, placements, transfers), owner, problem.cost(owner), schedule, tuple(issue), posed)
+
+
+def parts_of(
+    graph: Graph, providers: Sequence[ExecutionProvider], posed: Posed, schedule: Schedule, issue: Sequence[int]
+) -> list[Part]:
+    """The steps of a schedule as parts, in the order in which they are started."""
+    nodes = posed.claims.nodes
+    return [
+        Part(
+            providers[step.owner],
+            subgraph_of(graph, [nodes[k] for k in step.nodes]),
+            Beside(step.wave, step.lane, step.threads) if step.wave >= 0 else None,
+        )
+        for step in (schedule.steps[k] for k in issue)
+    ]
