@@ -53,6 +53,7 @@ conformance: setup
 # All of the standard's cases through every provider that has to be named; by itself the tests take a sample.
 conformance-providers: setup
 	RANVIER_CONFORMANCE=full $(BIN)/python -m pytest tests/conformance/test_providers.py
+	$(BIN)/python tools/conformance_providers.py
 
 # Runs the commands in the README and writes down what they print.
 readme: setup

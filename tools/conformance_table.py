@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import ranvier as rv  # noqa: E402
+from conformance_providers import HEADING  # noqa: E402
 from tests.conformance.cases import KINDS, LEFT_OUT, WAITING, Case, all_cases, check  # noqa: E402
 
 Runner = Callable[[onnx.ModelProto, list[Any]], list[Any]]
@@ -121,7 +122,9 @@ def main() -> None:
     lines += ["Not passing:", ""]
     reported = dict.fromkeys((name, WAITING.get(name, problem)) for name, _, problem in failures)
     lines += [f"- `{name}`: {reason}" for name, reason in reported] or ["- none"]
-    arguments.output.write_text("\n".join(lines) + "\n")
+    before = arguments.output.read_text() if arguments.output.exists() else ""
+    _, heading, others = before.partition(HEADING)  # which belongs to another tool
+    arguments.output.write_text("\n".join(lines) + "\n" + (f"\n{heading}{others}" if heading else ""))
     print("\n".join(lines))
 
 

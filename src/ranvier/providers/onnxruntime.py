@@ -18,7 +18,7 @@ from ranvier.devices import CPU, Device
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, nearest
 from ranvier.formats import onnx as onnx_format
-from ranvier.graph.ir import Graph, Node
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.logs import logger
 from ranvier.ops.proto import schema_of
@@ -33,6 +33,7 @@ from ranvier.providers.part_model import PartModel, check_results, part_model
 from ranvier.records import dataclass
 
 _DEFAULT = "CPUExecutionProvider"
+_NO_END = 2**31 - 1  # where the range of versions of a kernel is open
 _ODD_NAMES = {DType.float32: "float", DType.float64: "double"}  # elsewhere the names are ours
 
 
@@ -76,7 +77,8 @@ class OnnxRuntimeProvider(ForeignProvider):
 
     def capability(self) -> ProviderCapability:
         ops = frozenset(op for _, op in _kernels())
-        return ProviderCapability(ops=ops, notes=f"ONNX Runtime {_library().__version__}, {self.options.ep}")
+        notes = f"ONNX Runtime {_library().__version__}, {self.options.ep}"
+        return ProviderCapability(ops=ops, notes=notes, threads="given" if self.options.ep == _DEFAULT else "")
 
     def _refuses(self, node: Node) -> str | None:
         return _refusal(node)
@@ -187,15 +189,49 @@ def _refusal(node: Node) -> str | None:
     kernels = _kernels().get((node.domain, node.op))
     if kernels is None:
         return "ONNX Runtime has no kernel for it"
-    fitting = [types for first, last, types in kernels if first <= node.version <= last]
+    fitting = [types for first, last, types in kernels if _covers(first, last, node.version)]
     known = node.version in _versions()[node.domain, node.op]
     if not fitting or not known or (not node.domain and node.version > _newest_opset()):
         return f"ONNX Runtime has no kernel for version {node.version}"
     used = _types_by_parameter(node)
     for types in fitting:
         if all(name not in types or kinds <= types[name] for name, kinds in used.items()):
-            return None
+            return _fails(node)
     return f"ONNX Runtime has no kernel for {', '.join(sorted(k for kinds in used.values() for k in kinds))}"
+
+
+def _covers(first: int, last: int, version: int) -> bool:
+    """Does ONNX Runtime take the kernel for this version? One without an end is for the version it begins with only:
+    nobody knew the later ones when it was written."""
+    return first == version or (last != _NO_END and first <= version <= last)
+
+
+def _fails(node: Node) -> str | None:
+    """What its kernels for the CPU say no to once they are made, or run."""
+    if node.op in ("GRU", "LSTM", "RNN") and node.attrs.get("layout", 0):
+        return "ONNX Runtime has no recurrences with the batch first"
+    if node.op == "ConvInteger" and not _is_one_number(node.input(3)):
+        return "ONNX Runtime wants one zero point for all weights"
+    if node.op == "Attention" and node.input(3) is not None and node.input(6) is not None:
+        return "ONNX Runtime wants a mask as long as the keys, where only some of these count"
+    if node.op in ("ReduceMax", "ReduceMin") and not _is_filled_or_number(node.inputs[0]):
+        return "ONNX Runtime has no extreme of no booleans"
+    return None
+
+
+def _is_one_number(value: Value | None) -> bool:
+    """Is there nothing, or one element?"""
+    if value is None:
+        return True
+    return isinstance(value.type, TensorType) and value.type.shape in ((), (1,))
+
+
+def _is_filled_or_number(value: Value | None) -> bool:
+    """Is it of another type than bool, or has it elements whatever the sizes are?"""
+    kind = value.type if value is not None else None
+    if not isinstance(kind, TensorType) or kind.dtype is not DType.bool:
+        return True
+    return kind.shape is not None and all(isinstance(size, int) and size > 0 for size in kind.shape)
 
 
 def _types_by_parameter(node: Node) -> dict[str, set[str]]:

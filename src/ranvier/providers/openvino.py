@@ -28,6 +28,7 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.foreign import ForeignKernel, ForeignProvider
+from ranvier.providers.openvino_otherwise import computes_otherwise
 from ranvier.providers.part_model import PartModel, check_results, part_model
 from ranvier.records import dataclass
 
@@ -75,7 +76,8 @@ class OpenVinoProvider(ForeignProvider):
 
     def capability(self) -> ProviderCapability:
         notes = f"OpenVINO {_version()}, {self.options.plugin}"
-        return ProviderCapability(notes=notes, dear_claims=True)
+        threads = "given" if self.options.plugin == "CPU" else ""
+        return ProviderCapability(notes=notes, dear_claims=True, threads=threads)
 
     def _refuses(self, node: Node) -> str | None:
         return _refusal(node)
@@ -162,7 +164,7 @@ def _refusal(node: Node) -> str | None:
                 return f"the rank of {value.name!r} is not known"
             if 0 in value.type.shape:
                 return f"{value.name!r} is empty"
-    otherwise = _computes_otherwise(node)
+    otherwise = computes_otherwise(node)
     if otherwise is not None:
         return otherwise
     key = (
@@ -188,54 +190,6 @@ def _tried(node: Node) -> str | None:
     if any(result.partial_shape.rank.is_dynamic for result in read.outputs):
         return "OpenVINO cannot tell the rank of its result"
     return None
-
-
-def _computes_otherwise(node: Node) -> str | None:
-    """What OpenVINO reads without complaint and then means something else by, as the standard's own cases show."""
-    attrs = node.attrs
-    if node.op == "Attention":
-        if max(attrs.get(name, -1) for name in ("left_window_size", "right_window_size")) >= 0:
-            return "OpenVINO does not look at the windows"
-        if len(node.outputs) > 3:
-            return "OpenVINO shows other scores"
-    elif node.op == "BitShift":
-        if _is(node, "i"):
-            return "OpenVINO shifts signed numbers otherwise"
-    elif node.op == "DFT":
-        return "OpenVINO's transform is less precise, and has other shapes"
-    elif node.op == "DynamicQuantizeLinear":
-        return "OpenVINO rounds otherwise"
-    elif node.op in ("GRU", "LSTM", "RNN"):
-        if attrs.get("layout", 0):
-            return "OpenVINO does not look at the layout"
-        if node.input(7) is not None:
-            return "OpenVINO has no peepholes"
-    elif node.op == "MaxPool" and attrs.get("ceil_mode", 0):
-        return "OpenVINO counts other windows where sizes are rounded up"
-    elif node.op == "Resize":
-        for name, plain in _RESIZE.items():
-            if attrs.get(name, plain) != plain:
-                return f"OpenVINO does something else for {name} = {attrs[name]}"
-    elif node.op == "RoiAlign" and attrs.get("mode", "avg") == "max":
-        return "OpenVINO takes the greatest of other points"
-    elif node.op == "SpaceToDepth" and attrs.get("mode", "DCR") != "DCR":
-        return "OpenVINO does not look at the mode"
-    elif node.op == "TopK" and (node.outputs[-1].uses or node.outputs[-1].is_graph_output):
-        return "OpenVINO numbers equal elements in another order"
-    elif node.op in ("ReduceMax", "ReduceMin") and _is(node, "f"):
-        return "OpenVINO's extremes are finite where all elements are infinite"
-    elif node.op == "Tile" and (node.inputs[1] is None or node.inputs[1].const is None):
-        return "OpenVINO returns memory that it never wrote where the repeats are not constant"
-    return None
-
-
-def _is(node: Node, kind: str) -> bool:
-    """Is its result of this kind, as NumPy names them?"""
-    found = node.output.type
-    return isinstance(found, TensorType) and found.dtype is not None and found.dtype.numpy.kind == kind
-
-
-_RESIZE = {"antialias": 0, "exclude_outside": 0, "keep_aspect_ratio_policy": "stretch"}
 
 
 def _short(error: Exception) -> str:

@@ -14,6 +14,8 @@ from ranvier.ops import registry
 from ranvier.providers.base import Subgraph
 from ranvier.records import dataclass
 
+_PLAIN_OPSET = 13  # of a model without a node of the standard's main domain: it has to name one, which all know
+
 
 @dataclass(frozen=True)
 class PartModel:
@@ -34,6 +36,7 @@ def part_model(part: Subgraph) -> PartModel:
     taken = extract(part.nodes, part.inputs, part.outputs, name=part.label)
     for node in taken.all_nodes():
         taken.opsets[node.domain] = max(node.version, taken.opsets.get(node.domain, 1))
+    taken.opsets.setdefault("", _PLAIN_OPSET)
     return PartModel(
         onnx_format.to_proto(taken).SerializeToString(),
         str(taken),

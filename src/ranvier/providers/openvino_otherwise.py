@@ -1,0 +1,130 @@
+"""What OpenVINO reads without complaint and then means something else by.
+
+As the standard's own cases show, and arithmetic that was held against the reference: it keeps 64-bit integers in 32
+bits, saturates small ones, sums integers as floats, and looks at no index and no divisor before it uses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType
+from ranvier.providers.claims import SMALL
+
+_RESIZE = {"antialias": 0, "exclude_outside": 0, "keep_aspect_ratio_policy": "stretch"}
+_LENGTHS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})  # results that are no larger than a tensor
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_WRAPPING = frozenset({"Abs", "Add", "Div", "Mod", "Mul", "Neg", "Pow", "Sub", "Sum"})
+_SUMS = frozenset(
+    {"Einsum", "Gemm", "MatMul", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
+    | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
+)
+
+
+def computes_otherwise(node: Node) -> str | None:
+    """Why its answer would be another one than the standard's; None where nobody has seen that."""
+    return _integers(node) or _operator(node)
+
+
+def _integers(node: Node) -> str | None:
+    results = [_dtype(v) for v in node.outputs if v.uses or v.is_graph_output]
+    wide = [d for d in results if d is not None and d.kind in "iu" and d.itemsize == 8]
+    if wide and node.op not in _LENGTHS:
+        return f"OpenVINO keeps {wide[0]} in 32 bits"
+    operands = [_dtype(v) for v in node.inputs if v is not None]
+    if node.op in _COMPARISONS and any(d is not None and d.kind in "iu" and d.itemsize == 8 for d in operands):
+        return "OpenVINO compares 64-bit integers by 32 of their bits"
+    made = _dtype(node.outputs[0]) if node.outputs else None
+    if made is None or made.kind not in "iu":
+        return None
+    if node.op in _WRAPPING and made.itemsize < 4:
+        return f"OpenVINO ends at the largest {made} where others begin again"
+    if node.op in _SUMS:
+        return f"OpenVINO adds {made} as floats"
+    if node.op in ("Div", "Mod"):
+        by = _content(node.input(1))
+        if by is None or not by.all():
+            return "OpenVINO divides by zero without a word"
+    return None
+
+
+def _operator(node: Node) -> str | None:
+    attrs = node.attrs
+    if node.op == "Attention":
+        if max(attrs.get(name, -1) for name in ("left_window_size", "right_window_size")) >= 0:
+            return "OpenVINO does not look at the windows"
+        if len(node.outputs) > 3:
+            return "OpenVINO shows other scores"
+    elif node.op == "BitShift":
+        if _is(node, "i"):
+            return "OpenVINO shifts signed numbers otherwise"
+    elif node.op == "DFT":
+        return "OpenVINO's transform is less precise, and has other shapes"
+    elif node.op == "DynamicQuantizeLinear":
+        return "OpenVINO rounds otherwise"
+    elif node.op in ("Gather", "GatherND"):
+        if not _within(node):
+            return "OpenVINO does not look whether an index is within range"
+    elif node.op in ("GRU", "LSTM", "RNN"):
+        if attrs.get("layout", 0):
+            return "OpenVINO does not look at the layout"
+        if node.input(7) is not None:
+            return "OpenVINO has no peepholes"
+    elif node.op == "MaxPool" and attrs.get("ceil_mode", 0):
+        return "OpenVINO counts other windows where sizes are rounded up"
+    elif node.op == "Resize":
+        for name, plain in _RESIZE.items():
+            if attrs.get(name, plain) != plain:
+                return f"OpenVINO does something else for {name} = {attrs[name]}"
+    elif node.op == "RoiAlign" and attrs.get("mode", "avg") == "max":
+        return "OpenVINO takes the greatest of other points"
+    elif node.op == "SpaceToDepth" and attrs.get("mode", "DCR") != "DCR":
+        return "OpenVINO does not look at the mode"
+    elif node.op == "TopK" and (node.outputs[-1].uses or node.outputs[-1].is_graph_output):
+        return "OpenVINO numbers equal elements in another order"
+    elif node.op in ("ReduceMax", "ReduceMin") and _is(node, "f"):
+        return "OpenVINO's extremes are finite where all elements are infinite"
+    elif node.op == "Tile" and (node.inputs[1] is None or node.inputs[1].const is None):
+        return "OpenVINO returns memory that it never wrote where the repeats are not constant"
+    return None
+
+
+def _within(node: Node) -> bool:
+    """Is every index known, and is there such an element? Only small constants are looked at."""
+    indices, data = _content(node.input(1)), node.inputs[0]
+    shape = data.type.shape if data is not None and isinstance(data.type, TensorType) else None
+    if indices is None or shape is None or not indices.size:
+        return False
+    if node.op == "Gather":
+        axis = int(node.attrs.get("axis", 0))
+        sizes: list[Any] = [shape[axis]] if -len(shape) <= axis < len(shape) else []
+        indices = indices.reshape(-1, 1)
+    else:
+        first = int(node.attrs.get("batch_dims", 0))
+        sizes = list(shape[first : first + indices.shape[-1]]) if indices.ndim else []
+        indices = indices.reshape(-1, max(1, len(sizes)))
+    if not sizes or not all(isinstance(size, int) for size in sizes):
+        return False
+    return bool(np.all((indices >= -np.array(sizes)) & (indices < np.array(sizes))))
+
+
+def _content(value: Value | None) -> np.ndarray[Any, Any] | None:
+    """What a small constant holds."""
+    const = value.const if value is not None else None
+    return const.numpy() if const is not None and const.size <= SMALL else None
+
+
+def _dtype(value: Value) -> np.dtype[Any] | None:
+    return value.type.dtype.numpy if isinstance(value.type, TensorType) and value.type.dtype is not None else None
+
+
+def _is(node: Node, kind: str) -> bool:
+    """Is its result of this kind, as NumPy names them?"""
+    found = _dtype(node.output)
+    return found is not None and found.kind == kind
+
+
+__all__ = ["computes_otherwise"]

@@ -1,0 +1,133 @@
+"""What other runtimes are known to compute otherwise, or fail at, they are not given: the reference runs it, and the
+report says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import ranvier as rv
+from ranvier.errors import ProviderUnavailable, RanvierError
+from ranvier.providers.registry import REGISTRY
+
+BIG = 1 << 40
+
+
+def model(text: str, opset: int = 21) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>\n{text}')
+
+
+def outcome(provider: str, text: str, inputs: dict[str, Any], op: str, opset: int = 21) -> tuple[str, Any]:
+    """Why the provider declined the operator, nothing where it took it, and what came out."""
+    try:
+        REGISTRY.get(provider)
+    except ProviderUnavailable as error:
+        pytest.skip(str(error))
+    with rv.load(model(text, opset), providers=[provider, "reference"], optimization="none") as session:
+        (node,) = [node for node in session.report.nodes if node.op == op]
+        result: Any
+        try:
+            result = session.run(inputs)["y"]
+        except RanvierError as error:
+            result = error
+        assert not session.report.fallbacks
+        return "; ".join(reason for who, reason in node.declined if who == provider), result
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, type):
+        return isinstance(found, wanted)
+    return bool(found.dtype == wanted.dtype and np.array_equal(found, wanted))
+
+
+def wide(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+# (the graph, its inputs, what is right, the reason why OpenVINO is not asked)
+OPENVINO: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "Add": ("(int64[2] x) => (int64[2] y) { y = Add(x, x) }", {"x": wide(BIG, 1)}, wide(2 * BIG, 2), "in 32 bits"),
+    "Identity": ("(uint64[1] x) => (uint64[1] y) { y = Identity(x) }", {"x": np.uint64([BIG])}, np.uint64([BIG]),
+                 "keeps uint64 in 32 bits"),
+    "Equal": ("(int64[1] x, int64[1] z) => (bool[1] y) { y = Equal(x, z) }", {"x": wide(BIG), "z": wide(0)},
+              np.array([False]), "by 32 of their bits"),
+    "Mul": ("(uint8[1] x) => (uint8[1] y) { y = Mul(x, x) }", {"x": np.uint8([200])}, np.uint8([64]), "largest uint8"),
+    "Sub": ("(int8[1] x, int8[1] z) => (int8[1] y) { y = Sub(x, z) }", {"x": np.int8([-100]), "z": np.int8([100])},
+            np.int8([56]), "largest int8"),
+    "ReduceSum": ("(int32[2] x) => (int32[1] y) { y = ReduceSum(x) }", {"x": np.int32([1 << 24, 1])},
+                  np.int32([(1 << 24) + 1]), "adds int32 as floats"),
+    "MatMul": ("(int32[1,1] x) => (int32[1,1] y) { y = MatMul(x, x) }", {"x": np.int32([[4097]])},
+               np.int32([[4097 * 4097]]), "adds int32 as floats"),
+    "Mod": ("(int32[1] x, int32[1] z) => (int32[1] y) { y = Mod(x, z) }", {"x": np.int32([1]), "z": np.int32([0])},
+            RanvierError, "divides by zero"),
+    "Gather": ("(float[4] x, int32[1] z) => (float[1] y) { y = Gather(x, z) }",
+               {"x": np.ones(4, np.float32), "z": np.int32([4])}, RanvierError, "within range"),
+    "GatherND": ("(float[4] x, int64[1,1] z) => (float[1] y) { y = GatherND(x, z) }",
+                 {"x": np.ones(4, np.float32), "z": wide(4).reshape(1, 1)}, RanvierError, "within range"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPENVINO)
+def test_openvino_is_not_given_what_it_computes_otherwise(op: str) -> None:
+    text, inputs, wanted, why = OPENVINO[op]
+    reason, found = outcome("openvino", f"g {text}", inputs, op)
+    assert why in reason
+    assert same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("Gather", "i = Constant <value = int64[2] {3, -4}> () y = Gather(x, i)"),
+        ("Gather", "i = Constant <value = int64[2] {0, -5}> () y = Gather(x, i)"),
+        ("GatherND", "i = Constant <value = int64[2,1] {3, -4}> () y = GatherND(x, i)"),
+        ("Div", "c = Cast <to = 6> (x) i = Constant <value = int32[1] {-2}> () d = Div(c, i) y = Cast <to = 1> (d)"),
+        ("Div", "c = Cast <to = 6> (x) i = Constant <value = int32[1] {0}> () d = Div(c, i) y = Cast <to = 1> (d)"),
+    ],
+)
+def test_openvino_is_given_what_is_known_to_be_well(op: str, text: str) -> None:
+    x = np.float32([-7, 2, 3, 4])
+    reason, found = outcome("openvino", f"g (float[4] x) => (float[n] y) {{ {text} }}", {"x": x}, op)
+    wrong = "-5" in text or "{0}" in text
+    assert bool(reason) == wrong
+    wanted: Any = RanvierError if wrong else np.float32([3, -1, -1, -2]) if op == "Div" else x[[3, 0]]
+    assert same(found, wanted)
+
+
+LSTM = "(float[1,2,3] x, float[1,4,3] w, float[1,4,1] r) => (float[1,2,1,1] y) { y = LSTM <%s> (x, w, r) }"
+ROI = "(float[1,1,4,4] x, float[1,4] r, int64[1] b) => (float[1,1,1,1] y) { y = RoiAlign(x, r, b) }"
+CONV = "(uint8[1,1,1,1] x, uint8[2,1,1,1] w, uint8 a, uint8%s z) => (int32[1,2,1,1] y) { y = ConvInteger(x, w, a, z) }"
+LARGEST = "(bool[%s,2] x) => (bool[1,1] y) { y = ReduceMax(x) }"
+ROIS = {"x": np.ones((1, 1, 4, 4), np.float32), "r": np.float32([[0, 0, 4, 4]]), "b": wide(0)}
+GATES = {"x": np.ones((1, 2, 3), np.float32), "w": np.ones((1, 4, 3), np.float32), "r": np.ones((1, 4, 1), np.float32)}
+ONE = {"x": np.ones((1, 1, 1, 1), np.uint8), "w": np.ones((2, 1, 1, 1), np.uint8), "a": np.uint8(0)}
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "text", "inputs", "why"),
+    [
+        ("LSTM", 14, LSTM % "hidden_size = 1, layout = 1", GATES, "batch first"),
+        ("LSTM", 14, LSTM.replace("1,2,1,1", "1,1,2,1") % "hidden_size = 1", GATES, ""),
+        ("RoiAlign", 22, ROI, ROIS, "no kernel for version 22"),
+        ("RoiAlign", 16, ROI, ROIS, ""),
+        ("ConvInteger", 10, CONV % "[2]", {**ONE, "z": np.zeros(2, np.uint8)}, "one zero point"),
+        ("ConvInteger", 10, CONV % "", {**ONE, "z": np.uint8(0)}, ""),
+        ("ReduceMax", 20, LARGEST % "n", {"x": np.ones((0, 2), bool)}, "no extreme of no booleans"),
+        ("ReduceMax", 20, LARGEST % "1", {"x": np.ones((1, 2), bool)}, ""),
+    ],
+)
+def test_onnxruntime_is_not_given_what_it_fails_at(op: str, opset: int, text: str, inputs: Any, why: str) -> None:
+    reason, found = outcome("onnxruntime", f"g {text}", inputs, op, opset)
+    assert (why in reason) if why else not reason
+    with rv.load(model(f"g {text}", opset), providers=["reference"], optimization="none") as session:
+        np.testing.assert_allclose(found, session.run(inputs)["y"], rtol=1e-5)
+
+
+def test_a_model_without_the_main_domain_names_an_opset_that_all_know() -> None:
+    text = "g (float[3] x) => (float[3] y) { y = ai.onnx.ml.Binarizer <threshold = 0.5> (x) }"
+    reason, found = outcome("onnxruntime", text, {"x": np.float32([0, 1, 0.2])}, "Binarizer")
+    assert not reason
+    assert found.tolist() == [0, 1, 0]
