@@ -118,14 +118,15 @@ class ExprEmitter:
 
     def ends(self, codes: CodesAsNumbers, leaf: Leaf) -> list[Val]:
         """The bounds of codes."""
-        f, ends = self.fn, [self.fn.const("float", float(end)) for end in (codes.low, codes.high)]
+        f, ends = self.fn, [float(end) for end in (codes.low, codes.high)]
         if codes.zero is None:
-            return ends
+            return [f.const("float", end) for end in ends]
         zero = self.value(codes.zero, leaf)
-        return [
-            self._numbered_value(("less", end.name, zero.name), lambda end=end: f.sub(f.like(zero, end), zero))
-            for end in ends
-        ]
+
+        def less(end: float) -> Val:
+            return self._numbered_value(("less", end, zero.name), lambda: f.sub(f.const(zero.type, end), zero))
+
+        return [less(end) for end in ends]
 
     def _clipped(self, codes: CodesAsNumbers, leaf: Leaf) -> Val:
         """Codes, or how far they lie from their zero point, without becoming bytes."""

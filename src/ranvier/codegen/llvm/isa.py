@@ -53,7 +53,7 @@ class Isa:
 
 # Instructions some members of a family have: used where present, each under its LLVM name.
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "avx512": ("avx512vnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16"),
+    "avx512": ("avx512vnni", "avx512vbmi", "avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16"),
     "avx2": ("avxvnni",),
     "neon": ("dotprod", "i8mm", "bf16", "fullfp16", "sve"),
 }

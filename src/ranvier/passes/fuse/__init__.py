@@ -10,6 +10,8 @@ from ranvier.passes.base import OptimizationPass
 from ranvier.passes.fuse.activation import ActivationFusion, ExactActivationFusion
 from ranvier.passes.fuse.attention import AttentionFusion, LayoutFusion
 from ranvier.passes.fuse.channels import ChannelFusion
+from ranvier.passes.fuse.code_moves import CodeMoves
+from ranvier.passes.fuse.code_tables import CodeTables
 from ranvier.passes.fuse.normalization import NormalizationFusion
 from ranvier.passes.fuse.quantized import QuantizedFusion
 from ranvier.passes.fuse.rope import RotaryFusion
@@ -18,7 +20,9 @@ from ranvier.passes.fuse.rope import RotaryFusion
 def fusion_passes() -> list[OptimizationPass]:
     """All fusion passes in order: later ones look for what earlier ones made."""
     return [
+        CodeMoves(),
         QuantizedFusion(),
+        CodeTables(),
         ExactActivationFusion(),
         LayoutFusion(),
         ActivationFusion(),

@@ -20,30 +20,12 @@ from ranvier.graph.rewrite import GraphOps
 from ranvier.ops.registry import Array
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder, bypass, prune
-from ranvier.passes.facts import array_of, dtype_of, only_use, rank_of, scalar_of, shape_of
-from ranvier.records import dataclass
+from ranvier.passes.facts import array_of, only_use, rank_of, shape_of
+from ranvier.passes.fuse.code_moves import bounds_of, clipped
+from ranvier.passes.fuse.codes import BYTES, Left, Quantized, code_type, dequantized, parameters, result_of, triple
 
-_BYTES = (DType.int8, DType.uint8)
-_LONGEST = 1 << 16  # products of two codes that int32 holds the sum of
+_LONGEST = 1 << 15  # products of two codes, less zero points, that int32 holds the sum of
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-
-
-@dataclass(frozen=True)
-class _Quantized:
-    """A tensor given by codes: ``scale`` and ``zero`` are single numbers, or vectors along ``axis``."""
-
-    codes: Value
-    scale: Array
-    zero: Array | None
-    axis: int | None
-
-    @property
-    def is_single(self) -> bool:
-        return self.axis is None
-
-
-class _Left(Exception):
-    """Why a layer stays as it is."""
 
 
 class QuantizedFusion:
@@ -66,7 +48,7 @@ class QuantizedFusion:
     def _sums(self, node: Node, ctx: PassContext) -> None:
         try:
             made = _scaled_sums(node, builder(node, self.name))
-        except _Left as reason:
+        except Left as reason:
             ctx.left(node.op, str(reason))
             return
         operands = list(node.inputs)
@@ -81,7 +63,7 @@ class QuantizedFusion:
         node, low, high = found
         try:
             made = _fused(node, last, low, high, builder(last, self.name))
-        except _Left as reason:
+        except Left as reason:
             ctx.left(node.op, str(reason))
             return
         operands = list(last.inputs)
@@ -98,15 +80,10 @@ def _between(last: Node) -> tuple[Node, float, float] | None:
     if value is None or node is None or only_use(value) is not last:
         return None
     if node.op in ("Relu", "Clip") and not node.domain:
-        if node.op == "Relu":
-            low = 0.0
-        else:
-            ends = [node.input(k) for k in (1, 2)]
-            numbers = [None if v is None else scalar_of(v) for v in ends]
-            if any(v is not None and not isinstance(x, int | float) for v, x in zip(ends, numbers)):
-                return None
-            low = low if numbers[0] is None else float(numbers[0])
-            high = high if numbers[1] is None else float(numbers[1])
+        bounds = bounds_of(node)
+        if bounds is None:
+            return None
+        low, high = bounds
         value = node.inputs[0]
         before = value.producer if value is not None else None
         if value is None or before is None or only_use(value) is not node:
@@ -117,38 +94,29 @@ def _between(last: Node) -> tuple[Node, float, float] | None:
 
 def _fused(node: Node, last: Node, low: float, high: float, op: GraphOps) -> Value:
     """The layer on codes, with its activation."""
-    target = _code_type(last)
-    result = _parameters(last)
+    target = code_type(last)
+    result = parameters(last)
     if not result.is_single:
-        raise _Left("the result is quantized along an axis")
-    x, w = (_dequantized(node.input(k)) for k in (0, 1))
+        raise Left("the result is quantized along an axis")
+    x, w = (dequantized(node.input(k)) for k in (0, 1))
     if x is None or w is None:
-        raise _Left("an operand is not given by codes")
+        raise Left("an operand is not given by codes")
     if not x.is_single:
-        raise _Left("the operand is quantized along an axis")
+        raise Left("the operand is quantized along an axis")
     made = _conv(node, x, w, result, target, op) if node.op == "Conv" else _product(node, x, w, result, target, op)
-    limits = np.iinfo(target.numpy)
-    zero = 0 if result.zero is None else int(result.zero)
-    ends = [limits.min, limits.max]
-    for k, bound in enumerate((low, high)):
-        if math.isfinite(bound):
-            code = float(np.rint(np.float32(bound) / result.scale)) + zero
-            ends[k] = int(min(max(code, limits.min), limits.max))
-    if ends == [limits.min, limits.max]:
-        return made  # saturation does it
-    return op.Clip(made, *(op.constant(np.array(end, target.numpy)) for end in ends))
+    return clipped(made, (low, high), result, op)
 
 
-def _conv(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DType, op: GraphOps) -> Value:
+def _conv(node: Node, x: Quantized, w: Quantized, y: Quantized, target: DType, op: GraphOps) -> Value:
     shape = shape_of(w.codes)
     if shape is None or not all(isinstance(d, int) for d in shape):
-        raise _Left("the filters' shape is not known")
+        raise Left("the filters' shape is not known")
     sizes = [int(d) for d in shape if isinstance(d, int)]
     if math.prod(sizes[1:]) >= _LONGEST:
-        raise _Left("int32 might not hold the sums")
+        raise Left("int32 might not hold the sums")
     if w.axis not in (None, 0):
-        raise _Left("the filters are quantized along another axis than that of the outputs")
-    operands = [*_triple(x, op), *_triple(w, op), *_result(y, target, op)]
+        raise Left("the filters are quantized along another axis than that of the outputs")
+    operands = [*triple(x, op), *triple(w, op), *result_of(y, target, op)]
     bias = node.input(2)
     if bias is not None:
         operands.append(op.constant(_bias(bias, x, w, y, sizes[0])))
@@ -156,10 +124,10 @@ def _conv(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DType
     return op.node("QLinearConv", operands, attrs).output
 
 
-def _bias(bias: Value, x: _Quantized, w: _Quantized, y: _Quantized, count: int) -> Array:
+def _bias(bias: Value, x: Quantized, w: Quantized, y: Quantized, count: int) -> Array:
     """The bias in units of the sums."""
     unit = np.broadcast_to(np.asarray(x.scale * w.scale, np.float32).reshape(-1), (count,))
-    given = _dequantized(bias, (DType.int32,))
+    given = dequantized(bias, (DType.int32,))
     if given is not None and given.codes.const is not None and (given.zero is None or not given.zero.any()):
         scale = np.broadcast_to(given.scale.reshape(-1), (count,)) if given.scale.size in (1, count) else None
         if scale is not None and np.all(np.abs(scale - unit) <= 1e-5 * unit):
@@ -170,26 +138,27 @@ def _bias(bias: Value, x: _Quantized, w: _Quantized, y: _Quantized, count: int) 
     else:
         array = array_of(bias)
         if array is None:
-            raise _Left("the bias is not constant")
+            raise Left("the bias is not constant")
         numbers = array.astype(np.float64)
     if np.any(unit > y.scale / 16):
-        raise _Left("the bias would be rounded too coarsely")
+        raise Left("the bias would be rounded too coarsely")
     codes = np.rint(numbers.reshape(count) / unit)
     if np.any(np.abs(codes) >= 2**30):
-        raise _Left("the bias is too large for the sums")
+        raise Left("the bias is too large for the sums")
     return codes.astype(np.int32)
 
 
-def _product(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DType, op: GraphOps) -> Value:
+def _product(node: Node, x: Quantized, w: Quantized, y: Quantized, target: DType, op: GraphOps) -> Value:
     rank, shape = rank_of(w.codes), shape_of(w.codes)
     if rank is None or shape is None or rank < 2 or (rank_of(x.codes) or 0) < 2:
-        raise _Left("an operand is a vector, or its rank is not known")
+        raise Left("an operand is a vector, or its rank is not known")
     depth = shape[-2]
-    if not isinstance(depth, int) or depth >= _LONGEST:
-        raise _Left("int32 might not hold the sums")
+    # a depth that is not known is a sequence's: sums over it overflow where scores alone would fill gigabytes
+    if isinstance(depth, int) and depth >= _LONGEST:
+        raise Left("int32 might not hold the sums")
     if w.axis is not None and (rank != 2 or w.axis != 1):
-        raise _Left("the right operand is quantized along another axis than that of the columns")
-    return op.node("QLinearMatMul", [*_triple(x, op), *_triple(w, op), *_result(y, target, op)]).output
+        raise Left("the right operand is quantized along another axis than that of the columns")
+    return op.node("QLinearMatMul", [*triple(x, op), *triple(w, op), *result_of(y, target, op)]).output
 
 
 # -- layers with a float result ---------------------------------------------------------------------------------------
@@ -197,35 +166,35 @@ def _product(node: Node, x: _Quantized, w: _Quantized, y: _Quantized, target: DT
 
 def _scaled_sums(node: Node, op: GraphOps) -> Value | None:
     """A layer of an operand and constant weights, both given by codes; None for other layers."""
-    x, w = (_dequantized(node.input(k)) for k in (0, 1))
+    x, w = (dequantized(node.input(k)) for k in (0, 1))
     if x is None or w is None or w.codes.const is None:
         return None
     if not x.is_single:
-        raise _Left("the operand is quantized along an axis")
+        raise Left("the operand is quantized along an axis")
     weights, rank, attrs = w.codes.const.numpy(), rank_of(x.codes), {}
     columns, bias = weights.ndim - 1, None
     if node.op == "Gemm":
         if node.attrs.get("transA", 0) or node.attrs.get("alpha", 1.0) != 1 or node.attrs.get("beta", 1.0) != 1:
-            raise _Left("the product is transposed or scaled")
+            raise Left("the product is transposed or scaled")
         if node.attrs.get("transB", 0):
             weights, columns = np.ascontiguousarray(weights.T), 0
     elif node.op == "Conv":
         columns = 0
         attrs = {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
     if node.op != "Conv" and (rank is None or rank < 2 or weights.ndim != 2):
-        raise _Left("an operand is not a matrix, or its rank is not known")
+        raise Left("an operand is not a matrix, or its rank is not known")
     depth = weights[0].size if node.op == "Conv" else weights.shape[0]
     if depth >= _LONGEST:
-        raise _Left("int32 might not hold the sums")
+        raise Left("int32 might not hold the sums")
     if w.axis not in (None, columns):
-        raise _Left("the weights are quantized along another axis than that of the outputs")
+        raise Left("the weights are quantized along another axis than that of the outputs")
     spread = (-1, *(1,) * (weights.ndim - 2)) if node.op == "Conv" else (-1,)
     if node.op != "MatMul" and node.input(2) is not None:
         bias = _numbers(node.input(2))
         if node.op == "Conv":
             bias = bias.reshape(spread)
     codes = w.codes if weights is w.codes.const.numpy() else op.constant(weights)
-    zeros = [_triple(q, op)[2] for q in (x, w)]
+    zeros = [triple(q, op)[2] for q in (x, w)]
     name = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
     total = op.node(name, [x.codes, codes, *zeros], attrs).output
     scale = np.asarray(x.scale * w.scale, np.float32)
@@ -238,54 +207,8 @@ def _numbers(value: Value | None) -> Array:
     array = array_of(value)
     if array is not None:
         return array
-    given = _dequantized(value, (DType.int32, *_BYTES))
+    given = dequantized(value, (DType.int32, *BYTES))
     if given is None or given.codes.const is None:
-        raise _Left("the bias is not constant")
+        raise Left("the bias is not constant")
     codes, zero = given.codes.const.numpy().astype(np.float32), given.zero
     return np.asarray((codes if zero is None else codes - zero.astype(np.float32)) * given.scale, np.float32)
-
-
-# -- codes ------------------------------------------------------------------------------------------------------------
-
-
-def _code_type(last: Node) -> DType:
-    target = dtype_of(last.output)
-    if target not in _BYTES or dtype_of(last.input(0)) is not DType.float32:
-        raise _Left(f"{dtype_of(last.input(0))} is quantized to {target}")
-    return target
-
-
-def _parameters(node: Node) -> _Quantized:
-    """Scale and zero point of a node that quantizes or dequantizes; they must be constant."""
-    scale, zero = array_of(node.input(1)), array_of(node.input(2))
-    if scale is None or scale.dtype != np.float32 or (node.input(2) is not None and zero is None):
-        raise _Left("scale and zero point are not small constants of float32")
-    if node.attrs.get("block_size", 0):
-        raise _Left("quantized in blocks")
-    value = node.input(0)
-    assert value is not None
-    if scale.size == 1:
-        return _Quantized(value, scale.reshape(()), None if zero is None else zero.reshape(-1)[:1].reshape(()), None)
-    rank = rank_of(value)
-    if rank is None or scale.ndim != 1 or (zero is not None and zero.shape != scale.shape):
-        raise _Left("scale and zero point are of different shapes")
-    return _Quantized(value, scale, zero, int(node.attrs.get("axis", 1)) % rank)
-
-
-def _dequantized(value: Value | None, types: tuple[DType, ...] = _BYTES) -> _Quantized | None:
-    node = value.producer if value is not None else None
-    if node is None or node.op != "DequantizeLinear" or dtype_of(value) is not DType.float32:
-        return None
-    return _parameters(node) if dtype_of(node.input(0)) in types else None
-
-
-def _triple(q: _Quantized, op: GraphOps) -> list[Value]:
-    kind = dtype_of(q.codes)
-    assert kind is not None
-    zero = np.zeros(q.scale.shape, kind.numpy) if q.zero is None else q.zero
-    return [q.codes, op.constant(q.scale), op.constant(zero)]
-
-
-def _result(q: _Quantized, target: DType, op: GraphOps) -> list[Value]:
-    zero = np.zeros((), target.numpy) if q.zero is None else q.zero
-    return [op.constant(q.scale), op.constant(zero)]

@@ -6,6 +6,7 @@ from ranvier.codegen.llvm.integer.dots import dot_of
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
 from ranvier.codegen.llvm.integer.product import integer_matmul
+from ranvier.codegen.llvm.integer.table import table_lookup
 
 __all__ = [
     "PackedCodes",
@@ -21,4 +22,5 @@ __all__ = [
     "pack_filters",
     "pixels_hint",
     "quantized_lstm",
+    "table_lookup",
 ]

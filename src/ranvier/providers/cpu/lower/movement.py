@@ -17,6 +17,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
+from ranvier.providers.cpu.lower.quantization import looked_up
 from ranvier.providers.cpu.lower.registry import INTEGERS, NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.varying import varies
@@ -274,6 +275,8 @@ def gather(n: NodeView, b: Definitions) -> None:
             return View(view.storage, view.dtype, out, strides, view.offset + where_ % size * view.strides[axis])
 
         b.alias(data, pick, out, n.outputs[0])
+        return
+    if looked_up(n, b):
         return
     in_range(n, b, index, size, known)
     rank = len(n.out_shape())
