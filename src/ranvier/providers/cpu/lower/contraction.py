@@ -70,11 +70,7 @@ def multiply(
     dtype, left, right = b.dtype(x), b.shape(x), b.shape(y)
     if left[-1] != right[-2] or (left[-2], right[-1]) != tuple(shape[-2:]):
         raise Declined(f"inner sizes differ in {list(left)} @ {list(right)}")
-    if dtype in HALVES:
-        wide = [b.pointwise([v], lambda e: cast(e[0], DType.float32), DType.float32) for v in (x, y)]
-        product = multiply(b, wide[0], wide[1], shape, None, alpha)
-        return b.pointwise([product], lambda e: cast(e[0], dtype), dtype, out=out)
-    if dtype not in _DIRECT:
+    if dtype not in (*_DIRECT, *HALVES):
         return _integer_product(b, x, y, shape, out)
     result = tuple(shape)
 
@@ -91,7 +87,8 @@ def multiply(
         return None if batch is None else (batch, strides[-2], strides[-1])
 
     flops = 2.0 * math.prod(result) * left[-1]
-    return b.contraction([x, y], realise, fold, dtype, result, out, flops=flops, narrow=_narrow)
+    narrow = _narrow if dtype is DType.float32 else None
+    return b.contraction([x, y], realise, fold, dtype, result, out, flops=flops, narrow=narrow)
 
 
 def _narrow(target: Target) -> str | None:
