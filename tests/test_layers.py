@@ -35,7 +35,7 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model", "foreign"}
+SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model", "foreign", "claims"}
 
 
 def modules() -> list[Path]:

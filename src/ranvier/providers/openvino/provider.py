@@ -28,7 +28,7 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.foreign import ForeignKernel, ForeignProvider
-from ranvier.providers.openvino_otherwise import computes_otherwise
+from ranvier.providers.openvino.otherwise import computes_otherwise
 from ranvier.providers.part_model import PartModel, check_results, part_model
 from ranvier.records import dataclass
 
