@@ -16,7 +16,7 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.bfloat_copy import Structure
 from ranvier.codegen.llvm.conv.bfloat_driver import FIELDS, BfloatDriver
 from ranvier.codegen.llvm.conv.bfloat_finish import finish_spec
-from ranvier.codegen.llvm.conv.bfloat_micro import Form, has_tiles, micro_spec, suits
+from ranvier.codegen.llvm.conv.bfloat_micro import has_tiles, micro_spec, suits
 from ranvier.codegen.llvm.conv.bfloat_plan import LINE, TABLE_AT, Plan, depth_of, plan_of
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
@@ -80,8 +80,8 @@ def bfloat_conv(
     spec = KernelSpec(f"conv bfloat16 {plan.mode}", ("bfloat conv", 1, structure.key), emit)
     numbers = _numbers(x, out, shape, plan, numbering)
     vectors = -(-shape.width // _COLUMNS)
-    form: Form = "short" if plan.depth.kind == "strip" else "single" if plan.depth.segments == 1 else "many"
-    wide = Code(micro_spec(isa, 2 if vectors > 1 else 1, form))
+    short = plan.depth.kind == "strip"
+    wide = Code(micro_spec(isa, 2 if vectors > 1 else 1, short=short))
     return [
         Launch(
             spec,
@@ -91,7 +91,7 @@ def bfloat_conv(
                 At.of(out),
                 At(_offsets(plan.offsets)),
                 wide,
-                Code(micro_spec(isa, 1, form)) if vectors % 2 else wide,
+                Code(micro_spec(isa, 1, short=short)) if vectors % 2 else wide,
                 Code(finish_spec(tail, out.dtype)),
                 *tail.buffers,
             ),

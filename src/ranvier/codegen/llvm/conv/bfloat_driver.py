@@ -134,16 +134,18 @@ class BfloatDriver:
         weights = f.gep(self.w, self.group * at["group_bytes"] + panel * at["panel_bytes"])
         write_slot(f, self.control, Slot.OUT_STEP, self.step)
         table = f.gep(f.args["scratch"], at["table_at"])
-        # the first two tiles ask for a half of the next panel each; the last panel for itself
-        further = f.select(last, f.i64(0), at["panel_bytes"])
+        half = f.lshr(at["panel_bytes"], 1)
         with f.loop(0, self.count, at["rows"]) as first:
             tile = first
             if self.structure.mode == "even":
                 # the last tile of an image ends with its last pixel, and does some of them again
                 tile = f.min_(first, (at["oh"] - self.top) * at["ow"] - self.left - at["rows"])
             self.starts(tile)
-            half = f.select(f.cmp("eq", first, 0), f.i64(0), f.lshr(further, 1))
-            write_slot(f, self.control, Slot.FETCH, f.gep(weights, further + half))
+            # the first two tiles ask for a half of the next panel each
+            second = f.cmp("eq", first, at["rows"])
+            ahead = f.gep(weights, at["panel_bytes"] + f.select(second, half, f.i64(0)))
+            none = f.or_(last, f.cmp("sgt", first, at["rows"]))
+            write_slot(f, self.control, Slot.FETCH, f.select(none, f.zero("ptr"), ahead))
             f.call_pointer(code, "void", [table, weights, self.control])
             self.finish(tile, first)
 

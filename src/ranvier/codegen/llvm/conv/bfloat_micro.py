@@ -1,17 +1,22 @@
-"""The micro-kernel of bfloat16 convolutions where there are no tile registers: dot products of pairs.
+"""Micro-kernels of bfloat16 convolutions: 1 to 32 rows times one or two vectors, float32 sums.
 
-It stands where the matrix unit's (``amx/micro.py``) of the layout "starts" does, and reads the same control block and
-the same packed weights: 1 to 32 rows times one or two vectors. Rows are computed eight at a time, whatever lies behind
-the last: rows do not mix, and the driver drops those it did not mean.
+A driver calls them as it does others (``gemm/micro.py``) and hands over ``a``, a table of pointers to where segments
+begin. Of the control block they read
+
+    ROWS, A_STEP    how many rows, and how many bytes they lie apart
+    SEGMENTS, K     how many segments, and groups (of two elements) of each
+    OUT, OUT_STEP   where sums go
+    FETCH           what comes next, or null
+    TILES           whether the matrix unit has been set up: 0 when the driver begins, and at its end a reason to
+                    release it where it is not 0 any more
+
+and weights are packed segment after segment, group after group, two elements of every column side by side.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx import tiles
-from ranvier.codegen.llvm.amx.micro import TileMicro
 from ranvier.codegen.llvm.amx.micro import suits as suits_tiles
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm.micro import Slot, read_slot, write_slot
@@ -23,10 +28,6 @@ _LANES = 16
 _LINE = 64
 
 
-# Segments of a row: one of whole lines, several of such, or several no longer than a line, which need not be whole.
-Form = Literal["single", "many", "short"]
-
-
 def has_tiles(isa: Isa) -> bool:
     return suits_tiles(isa, DType.bfloat16, DType.bfloat16)
 
@@ -36,25 +37,26 @@ def suits(isa: Isa) -> bool:
     return has_tiles(isa) or isa.has("avx512bf16")
 
 
-def micro_spec(isa: Isa, vectors: int, form: Form) -> KernelSpec:
+def micro_spec(isa: Isa, vectors: int, *, short: bool) -> KernelSpec:
+    """``short``: segments are no longer than a line, but need not be whole ones; else they are whole lines."""
     tiled = has_tiles(isa)
-    if tiled and form != "short":
-        # of many segments every one would ask for the same lines of the next panel
-        return TileMicro(DType.bfloat16, DType.bfloat16, vectors, "starts", fetches=form == "single").spec()
-    writer = _ShortTiles if tiled else _Dots
-    name = "short tiles" if tiled else "dots"
+    name = ("short tiles" if short else "tiles") if tiled else "dots"
 
     def emit(module: Module, symbol: str, _: Isa) -> None:
-        writer(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), vectors).emit()
+        f = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
+        (_Tiles(f, vectors, short) if tiled else _Dots(f, vectors)).emit()
 
     return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 1, vectors), emit)
 
 
-class _ShortTiles:
-    """Tiles as wide as a segment is long: what lies behind a window is not read. 16 or 32 rows."""
+class _Tiles:
+    """On tile registers, 1 to 32 rows. Short tiles are as wide as a segment is long: what lies behind is not read.
 
-    def __init__(self, f: Fn, vectors: int) -> None:
-        self.f, self.vectors = f, vectors
+    While a panel is worked on, half as much of what FETCH points at, if anything, is asked for to be near.
+    """
+
+    def __init__(self, f: Fn, vectors: int, short: bool) -> None:
+        self.f, self.vectors, self.short = f, vectors, short
 
     def slot(self, slot: Slot, kind: str = "i64") -> Val:
         return read_slot(self.f, self.f.args["control"], slot, kind)
@@ -63,38 +65,57 @@ class _ShortTiles:
         f = self.f
         rows, groups = self.slot(Slot.ROWS), self.slot(Slot.K)
         with f.if_(f.cmp("eq", self.slot(Slot.TILES), 0)):
-            tiles.configure(f, rows, groups)
+            tiles.configure(f, rows, groups if self.short else None)
             write_slot(f, f.args["control"], Slot.TILES, rows)
         with f.if_else(f.cmp("sgt", rows, tiles.TILE_ROWS)) as otherwise:
-            self.product(2)
+            self.product(2, groups)
             otherwise()
-            self.product(1)
+            self.product(1, groups)
         f.ret()
 
-    def product(self, blocks: int) -> None:
+    def product(self, blocks: int, groups: Val) -> None:
         f, vectors = self.f, self.vectors
         sums = [(r, v) for r in range(blocks) for v in range(vectors)]
         for r, v in sums:
             tiles.zero(f, tiles.sums(r, v))
-        step, line = self.slot(Slot.A_STEP), f.i64(vectors * _LINE)
-        size = self.slot(Slot.K) * (vectors * _LINE)
+        b = f.var("ptr", f.args["b"])
+        ahead = f.var("ptr", self.slot(Slot.FETCH, "ptr"))
+        fetches = f.cmp("ne", ahead.get(), f.zero("ptr"))
+        size = groups * (vectors * _LINE)
         with f.loop(0, self.slot(Slot.SEGMENTS)) as s:
             a = f.load("ptr", f.gep(f.args["a"], s, "ptr"))
-            b = f.gep(f.args["b"], s * size)
-            for r in range(blocks):
-                tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
-            for v in range(vectors):
-                tiles.load(f, tiles.b_tile(v), f.gep(b, v * _LINE), line)
-            for r, v in sums:
-                tiles.multiply(f, "tdpbf16ps", tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+            here = b.get()
+            if self.short:
+                self.step(a, here, sums)
+            else:
+                with f.loop(0, f.lshr(groups, 4)) as k:
+                    with f.if_(fetches):
+                        for line in range(8 * vectors):
+                            f.prefetch(f.gep(ahead.get(), line * _LINE), locality=2)
+                        ahead.set(f.gep(ahead.get(), 8 * vectors * _LINE))
+                    self.step(f.gep(a, k * _LINE), f.gep(here, k * (16 * vectors * _LINE)), sums)
+            b.set(f.gep(here, size))
         out, out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
         for r, v in sums:
             place = f.gep(out, out_step * (r * tiles.TILE_ROWS) + v * _LINE)
             tiles.store(f, tiles.sums(r, v), place, out_step)
 
+    def step(self, a: Val, b: Val, sums: list[tuple[int, int]]) -> None:
+        f, step, line = self.f, self.slot(Slot.A_STEP), self.f.i64(self.vectors * _LINE)
+        for v in range(self.vectors):
+            tiles.load(f, tiles.b_tile(v), f.gep(b, v * _LINE), line)
+        for r, v in sums:
+            if v == 0:
+                tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
+            tiles.multiply(f, "tdpbf16ps", tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+
 
 class _Dots:
-    """Pairs of A in all lanes times rows of B."""
+    """Where there are no tile registers: pairs of A in all lanes times rows of B.
+
+    Rows are computed eight at a time, whatever lies behind the last: rows do not mix, and the driver drops those it did
+    not mean.
+    """
 
     def __init__(self, f: Fn, vectors: int) -> None:
         self.f, self.vectors = f, vectors
