@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -422,9 +423,11 @@ def test_peaks(monkeypatch, own_cache):
     monkeypatch.setattr(peaks, "measure", lambda *_: pytest.fail("measured again"))
     assert peaks.peaks(HOST, 1) == one
     higher = peaks.Peaks(one.gflops + 1, 0.0, 0.0, one.l2_read_gbs + 1)
+    by_tiles = {"bf16_tile_gflops": one.bf16_tile_gflops, "int8_tile_gops": one.int8_tile_gops}
+    assert all((figure > 0) == HOST.has("amx-int8") for figure in by_tiles.values())
     monkeypatch.setattr(peaks, "measure", lambda *_: higher)
     best = peaks.peaks(HOST, 1, refresh=True)
-    assert best == peaks.Peaks(higher.gflops, one.copy_gbs, one.read_gbs, higher.l2_read_gbs) == peaks.peaks(HOST, 1)
+    assert best == replace(higher, copy_gbs=one.copy_gbs, read_gbs=one.read_gbs, **by_tiles) == peaks.peaks(HOST, 1)
     (own_cache.parent / "peaks.json").write_text("{ not json")
     peaks._peaks.cache_clear()
     assert peaks.peaks(HOST, 1) == higher

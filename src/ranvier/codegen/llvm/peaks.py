@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import json
 import os
 import threading
@@ -22,13 +23,17 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import cache
+from ranvier.codegen.llvm.amx import tiles
+from ranvier.codegen.llvm.amx.micro import INSTRUCTIONS, suits
+from ranvier.codegen.llvm.amx.tiles import COLUMNS, LINE, ROWS
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import kernels
 from ranvier.devices import machine_info, usable_cores
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-_VERSION = 1  # of the way of measuring
+_VERSION = 2  # of the way of measuring
 _FILE = "peaks.json"
 _BLOCK = 64 << 20  # bytes of each array of a thread: beyond what caches hold of several streams
 _L2_BLOCK = 256 << 10  # fits every second-level cache, and no first-level one
@@ -44,6 +49,8 @@ class Peaks:
     copy_gbs: float  # bytes read plus bytes written
     read_gbs: float
     l2_read_gbs: float
+    bf16_tile_gflops: float = 0.0  # by tiles of bfloat16, and of 8-bit integers; 0 where there are none
+    int8_tile_gops: float = 0.0
 
 
 def peaks(isa: Isa, threads: int | None = None, *, refresh: bool = False) -> Peaks:
@@ -124,9 +131,15 @@ _Run = Callable[[int], None]  # the work of one thread, by its number
 
 def measure(isa: Isa, threads: int) -> Peaks:
     """Measure now, whatever is known."""
-    made = kernels(_SPECS.values(), isa)  # held to the end of this function: code is freed with its last holder
-    functions = {name: _SIGNATURE(made[spec].address) for name, spec in _SPECS.items()}
-    gflops = _arithmetic(functions["fma"], isa, threads)
+    specs = _SPECS | {name: _tile_spec(dtype) for name, dtype in _TILES.items() if suits(isa, dtype, dtype)}
+    made = kernels(specs.values(), isa)  # held to the end of this function: code is freed with its last holder
+    functions = {name: _SIGNATURE(made[spec].address) for name, spec in specs.items()}
+    gflops = _arithmetic(functions["fma"], 2.0 * _chains(isa) * isa.lanes(4), threads)
+    by_tiles = {
+        name: _arithmetic(functions[name], 2.0 * ROWS * COLUMNS * LINE / dtype.numpy.itemsize, threads)
+        for name, dtype in _TILES.items()
+        if name in functions
+    }
     arrays = [(_pages(_BLOCK), _pages(_BLOCK)) for _ in range(threads)]
     addresses = [(int(a.ctypes.data), int(b.ctypes.data)) for a, b in arrays]
     read = functions["read"]
@@ -147,21 +160,24 @@ def measure(isa: Isa, threads: int) -> Peaks:
         copy_gbs=2 * _BLOCK * threads / min(_best(copied(name), threads) for name in ("copy", "copy past")) / 1e9,
         read_gbs=_BLOCK * threads / _best(streamed, threads) / 1e9,
         l2_read_gbs=near * _L2_BLOCK * threads / _best(near_read, threads) / 1e9,
+        **by_tiles,
     )
 
 
-def _arithmetic(function: Any, isa: Isa, threads: int) -> float:
+def _arithmetic(function: Any, flops: float, threads: int) -> float:
+    """10^9 operations a second of a kernel whose every step is ``flops``."""
     sink = np.zeros(1024, np.float32)
-    start = int(sink.ctypes.data)
-    chains = _chains(isa)
+    # a bfloat16 or bytes of some size: a matrix unit is slower on numbers than on zeros, which take less power
+    numbers = (np.random.default_rng(1).standard_normal(1024).astype(np.float32).view(np.uint32) >> 16) * 0x10001
+    numbers = numbers.astype(np.uint32)
+    zero, tiles = int(sink.ctypes.data), int(numbers.ctypes.data)
 
     def run_for(steps: int) -> _Run:
-        return lambda _k: function(start, start, steps, 1)
+        return lambda _k: function(zero, tiles, steps, 1)
 
     steps = 20_000
     steps = max(steps, int(steps * _FMA_SECONDS / _best(run_for(steps), 1, rounds=2)))
-    flops = 2.0 * chains * isa.lanes(4) * steps * threads
-    return flops / _best(run_for(steps), threads) / 1e9
+    return flops * steps * threads / _best(run_for(steps), threads) / 1e9
 
 
 def _pages(nbytes: int) -> np.ndarray[Any, Any]:
@@ -217,6 +233,29 @@ def _emit_fma(module: Module, symbol: str, isa: Isa) -> None:
     for k, total in enumerate(sums):
         fn.store(total.get(), fn.gep(fn.args["target"], k * isa.lanes(4), "float"))
     fn.ret()
+
+
+_TILES = {"bf16_tile_gflops": DType.bfloat16, "int8_tile_gops": DType.int8}
+
+
+def _tile_spec(dtype: DType) -> KernelSpec:
+    """Blocks of 32 x 32 sums from tiles that are loaded once."""
+
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        fn = _begin(module, symbol)
+        instruction = INSTRUCTIONS[dtype, dtype]
+        line = fn.i64(LINE)
+        tiles.configure(fn, fn.i64(ROWS))
+        for k in range(2):
+            tiles.load(fn, tiles.a_tile(k), fn.gep(fn.args["target"], k * LINE), line)
+            tiles.load(fn, tiles.b_tile(k), fn.gep(fn.args["target"], (2 + k) * LINE), line)
+        with fn.loop(0, fn.args["count"]):
+            for r, v in itertools.product(range(2), repeat=2):
+                tiles.multiply(fn, instruction, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+        tiles.release(fn)
+        fn.ret()
+
+    return KernelSpec(f"peak of tiles of {dtype.name}", ("peak", "tiles", dtype.name), emit)
 
 
 _UNROLLED = 8

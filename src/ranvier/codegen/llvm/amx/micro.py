@@ -41,7 +41,7 @@ VECTORS = 2  # of the widest panels
 _LINES = 8  # of the panel that comes next, brought near in every step
 FETCHED = _LINES * tiles.LINE // STEP
 Layout = Literal["rows", "blocks", "starts", "table"]
-_INSTRUCTIONS = {
+INSTRUCTIONS = {
     (DType.bfloat16, DType.bfloat16): "tdpbf16ps",
     (DType.int8, DType.int8): "tdpbssd",
     (DType.int8, DType.uint8): "tdpbsud",
@@ -53,7 +53,7 @@ _NEEDS = {DType.bfloat16: "amx-bf16", DType.int8: "amx-int8", DType.uint8: "amx-
 
 def suits(isa: Isa, left: DType, right: DType) -> bool:
     """Whether the machine multiplies these types by tiles."""
-    return (left, right) in _INSTRUCTIONS and isa.has("amx-tile") and isa.has(_NEEDS[left])
+    return (left, right) in INSTRUCTIONS and isa.has("amx-tile") and isa.has(_NEEDS[left])
 
 
 def padded_groups(groups: int) -> int:
@@ -89,7 +89,7 @@ class TileMicro:
 class _Emitter:
     def __init__(self, fn: Fn, micro: TileMicro) -> None:
         self.fn, self.micro = fn, micro
-        self.instruction = _INSTRUCTIONS[micro.left, micro.right]
+        self.instruction = INSTRUCTIONS[micro.left, micro.right]
         self.element = "float" if micro.left is DType.bfloat16 else "i32"
         self.kind = vector(self.element, tiles.TILE_ROWS)
         self.width = micro.vectors * tiles.LINE
