@@ -23,6 +23,7 @@ COMMANDS = {  # module of this package -> what the help says of it, so that help
     "bench": "Measure this runtime and its peers in the same interleaved run.",
     "profile": "Measure where the time goes, operator by operator; write a trace.",
     "convert": "Write an optimized ONNX model.",
+    "quantize": "Write a model in fewer bits, with a report of error, size and speed.",
     "weights": "Show the tensors of a checkpoint here, on the hub, in S3 or behind a URL.",
     "providers": "List execution providers and whether they can be used here.",
     "doctor": "Check the installation by running a kernel on every provider.",

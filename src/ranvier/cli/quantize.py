@@ -1,0 +1,131 @@
+"""``ranvier quantize``: a model in fewer bits that other tools read, and what that did to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ranvier.cli import exit_codes
+from ranvier.cli.options import with_output
+from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
+from ranvier.config import SessionConfig
+from ranvier.formats import onnx as onnx_format
+from ranvier.runtime.quantizing import (
+    NotWorthIt,
+    Quantization,
+    QuantizationReport,
+    Quantizer,
+    feeds_of,
+    prepared,
+    read_samples,
+)
+from ranvier.runtime.quantizing.quantizer import ALL_SCHEMES
+
+_MOST_ROWS = 40
+
+
+@click.command()
+@click.argument("model", type=click.Path(), metavar="IN")
+@click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="The file to write.")
+@click.option(
+    "--scheme",
+    type=click.Choice(ALL_SCHEMES, case_sensitive=False),
+    default="int8",
+    show_default=True,
+    help="int8 codes weights and activations (as QuantizeLinear and DequantizeLinear); the others code weights of "
+    "products alone (as MatMulNBits, MatMulBnb4 or float8).",
+)
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    help="Samples of the inputs: an .npz with an array for each, many samples along the first axis.",
+)
+@click.option("--samples", type=int, default=16, show_default=True, help="Runs of the model to look at, at most.")
+@click.option(
+    "--ranges", type=click.Choice(["minmax", "percentile", "mse", "entropy"]), default="minmax", show_default=True
+)
+@click.option("--group", type=int, default=32, show_default=True, help="Weights that share a scale (weights alone).")
+@click.option("--signed", is_flag=True, help="Activations as signed codes, symmetric (int8).")
+@click.option("--max-error", type=float, help="Leave layers in float32 until results are off by at most this part.")
+@click.option("--keep", multiple=True, metavar="PATTERN", help="Layers to leave in float32, by name.")
+@click.option("--slower", type=float, default=1.0, show_default=True, help="How many times as long a run may take.")
+@click.option("--threads", type=int, help="Threads to measure with.")
+@click.option("--force", is_flag=True, help="Write the model even if it is worse than asked; overwrite what is there.")
+@with_output
+def command(
+    output: Output,
+    model: str,
+    target: Path,
+    scheme: str,
+    calib: Path | None,
+    samples: int,
+    ranges: str,
+    group: int,
+    signed: bool,
+    max_error: float | None,
+    keep: tuple[str, ...],
+    slower: float,
+    threads: int | None,
+    force: bool,
+) -> None:
+    """Quantize the ONNX model IN, and report error, size and speed.
+
+    A result that is slower than the original, or further from it than --max-error, is not written unless forced.
+    """
+    if target.exists() and not force:
+        raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
+    given: dict[str, Any] = {} if threads is None else {"threads": threads}
+    config = SessionConfig.default(**given)
+    options = Quantization(scheme, ranges, group, signed, max_error=max_error, keep=keep, slower=slower)
+    graph = prepared(model, config)
+    feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)
+    problem = False
+    with output.busy("quantizing"):
+        try:
+            made, report = Quantizer(graph, feeds, options, config, told=output.note).run(force=force)
+            onnx_format.save(made, target)
+        except NotWorthIt as refused:
+            report, problem = refused.report, True
+    data = {"model": model, "target": None if problem else str(target), **report.as_dict()}
+    if output.json:
+        output.emit(data)
+    else:
+        _show(output, report, None if problem else target)
+    if problem:
+        click.echo("not written: " + "; ".join(report.problems) + " (--force writes it anyway)", err=True)
+        raise click.exceptions.Exit(exit_codes.CHECK_FAILED)
+
+
+def _show(output: Output, report: QuantizationReport, target: Path | None) -> None:
+    coded = [layer for layer in report.layers if layer.scheme != "float32"]
+    lines: list[tuple[str, Any]] = [
+        ("scheme", report.scheme),
+        ("layers", f"{len(coded)} of {len(report.layers)}"),
+        ("weights", f"{bytes_text(report.bytes_before)} to {bytes_text(report.bytes_after)}"),
+    ]
+    if report.samples:
+        found = report.difference
+        agreement = "" if found.agreement is None else f", largest entry the same in {found.agreement:.1%}"
+        times = f"{seconds_text(report.seconds_before)} to {seconds_text(report.seconds_after)}"
+        lines += [
+            ("results", f"off by {found.error:.3g} of their size, cosine {found.cosine:.6f}{agreement}"),
+            ("one run", f"{times} ({report.speedup:.2f} times as fast)"),
+        ]
+    else:
+        lines.append(("results", "not compared: no samples were given (--calib)"))
+    if target is not None:
+        lines.append(("written", str(target)))
+    output.show(facts(lines))
+    rows = [
+        (
+            layer.name,
+            layer.op,
+            layer.scheme + (f" ({layer.reason})" if layer.reason else ""),
+            "" if layer.error is None else f"{layer.error:.3g}",
+            f"{bytes_text(layer.bytes_before)} to {bytes_text(layer.bytes_after)}",
+        )
+        for layer in sorted(report.layers, key=lambda layer: -(layer.error or 0.0))[:_MOST_ROWS]
+    ]
+    output.show("", table(["!layer", "!operator", "!scheme", ">error", ">weights"], rows))

@@ -1,0 +1,19 @@
+"""Models in fewer bits: samples, layers, rewriting, report."""
+
+from __future__ import annotations
+
+from ranvier.runtime.quantizing.quantizer import NotWorthIt, Quantization, Quantizer, prepared
+from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport
+from ranvier.runtime.quantizing.samples import feeds_of, read_samples
+
+__all__ = [
+    "Difference",
+    "LayerReport",
+    "NotWorthIt",
+    "Quantization",
+    "QuantizationReport",
+    "Quantizer",
+    "feeds_of",
+    "prepared",
+    "read_samples",
+]

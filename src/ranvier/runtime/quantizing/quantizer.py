@@ -1,0 +1,233 @@
+"""A quantized model of a model: which layers, by samples; and whether the result is worth having."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig, RanvierError
+from ranvier.formats.onnx import read
+from ranvier.formats.onnx.retarget import retarget
+from ranvier.graph.ir import Graph
+from ranvier.graph.verify import verify
+from ranvier.passes import default_passes
+from ranvier.passes.manager import PassManager
+from ranvier.quantize import InputMoments, Observer, observer
+from ranvier.quantize.observers import OBSERVERS
+from ranvier.records import dataclass
+from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
+from ranvier.runtime.narrowing.search import Search
+from ranvier.runtime.quantizing.report import LayerReport, QuantizationReport, difference, timed
+from ranvier.runtime.quantizing.samples import Feed, results, visit
+from ranvier.runtime.quantizing.sites import Site, copied, find_sites
+from ranvier.runtime.quantizing.static import coded_values, quantize_static, tail
+from ranvier.runtime.quantizing.weight_only import CALIBRATED, SCHEMES, quantize_weights
+
+ALL_SCHEMES = ("int8", *SCHEMES)
+# what makes layers plain and keeps a graph that any runtime reads
+_PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_subexpressions", "fold_affine")
+
+
+OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
+LEAST_OPSET = 19  # has float8, and scales for channels
+
+
+class NotWorthIt(RanvierError):
+    """The quantized model is slower or further from the original than was asked; ``report`` has the figures."""
+
+    def __init__(self, report: QuantizationReport) -> None:
+        super().__init__("; ".join(report.problems))
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Quantization(Checked):
+    """How a model is to be quantized.
+
+    ``scheme``: "int8" codes weights and activations and needs samples; the others code weights alone.
+    ``max_error``: of the results, as a part of their size; layers are left in float32 until it is kept.
+    ``slower``: how many times as long as the original a run may take.
+    """
+
+    scheme: str = "int8"
+    ranges: str = "minmax"  # of activations
+    group: int = 32
+    signed: bool = False  # activations
+    fit: str = "minmax"  # of weights
+    max_error: float | None = None
+    keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
+    slower: float = 1.0
+    trials: int = 24
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "scheme": Choice(ALL_SCHEMES),
+        "ranges": Choice(tuple(OBSERVERS)),
+        "group": Whole(16),
+        "fit": Choice(("minmax", "mse")),
+        "max_error": Positive(whole=False),
+        "keep": Names(),
+        "slower": Positive(whole=False),
+        "trials": Whole(1),
+    }
+
+
+def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Graph:
+    """The graph with normalizations folded into layers, still of standard operators only."""
+    graph = model if isinstance(model, Graph) else read(model, limits=config.limits)
+    names: tuple[str, ...] = _PREPARE
+    if graph.opsets.get("", OPSET) < LEAST_OPSET:
+        names = ("modernise", *names)
+    PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
+    if "modernise" in names:
+        retarget(graph, OPSET)
+    for node in graph:
+        node.name = node.name or f"{node.op}:{node.output.name}"
+    return graph
+
+
+class Quantizer:
+    """Tries ways to quantize one graph on samples. ``told`` is called with what is being done."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        feeds: Sequence[Feed],
+        options: Quantization,
+        config: SessionConfig | None = None,
+        told: Callable[[str], None] | None = None,
+    ) -> None:
+        self.graph, self.feeds, self.options = graph, list(feeds), options
+        self.config = config or SessionConfig()
+        self._told = told or (lambda text: None)
+        self.static = options.scheme == "int8"
+        if not self.feeds and (self.static or options.scheme in CALIBRATED):
+            raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
+        every = find_sites(graph, products_only=not self.static)
+        named = [p for p in options.keep if not any(fnmatch.fnmatchcase(s.name, p) for s in every)]
+        if named:
+            raise InvalidConfig(f"no layer is called {named[0]!r}")
+        self.kept = frozenset(s.name for s in every if any(fnmatch.fnmatchcase(s.name, p) for p in options.keep))
+        self.sites = [site for site in every if site.name not in self.kept]
+        if not self.sites:
+            raise InvalidConfig(
+                "no layer of this model can be quantized: it needs float32 products with constant weights"
+            )
+        self._ranges: dict[str, tuple[float, float]] = {}
+        self._moments: dict[str, InputMoments] = {}
+        self._expected = self._observe()
+
+    def _observe(self) -> list[list[np.ndarray[Any, Any]]]:
+        """Look at the activations that matter once, for all trials."""
+        if self.static:
+            self._told("looking at activations")
+            watched: dict[str, Observer] = {
+                n: observer(self.options.ranges) for n in coded_values(self.graph, self.sites)
+            }
+            visit(self.graph, list(watched), self.feeds, self.config, lambda name, x: watched[name].update(x))
+            self._ranges = {name: each.range() for name, each in watched.items()}
+        elif self.options.scheme in CALIBRATED:
+            self._told("looking at activations")
+            self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
+            visit(self.graph, list(self._moments), self.feeds, self.config, lambda n, x: self._moments[n].update(x))
+        return list(results(self.graph, self.feeds, self.config))
+
+    def made(self, kept: frozenset[str] = frozenset()) -> Graph:
+        """The graph with all layers quantized but these."""
+        graph = copied(self.graph)
+        left = self.kept | kept
+        sites = [s for s in find_sites(graph, products_only=not self.static) if s.name not in left]
+        if self.static:
+            quantize_static(graph, sites, self._ranges, signed=self.options.signed, fit=self.options.fit)
+        else:
+            quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
+        graph.opsets.setdefault("com.microsoft", 1)
+        retarget(graph, graph.opsets[""])  # what was added came in its newest version
+        PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, self.config)
+        verify(graph)
+        return graph
+
+    def error(self, kept: frozenset[str]) -> float:
+        self._told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
+        return difference(list(results(self.made(kept), self.feeds, self.config)), self._expected).error
+
+    def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:
+        """The quantized graph and what became of it; NotWorthIt where it is not what was asked, unless forced."""
+        kept: frozenset[str] = frozenset()
+        if self.options.max_error is not None and self.feeds:
+            search = Search(self.error, self.options.max_error, self.options.trials)
+            kept = search.run([site.name for site in self.sites])
+        graph = self.made(kept)
+        report = self._report(graph, kept)
+        if report.problems and not force:
+            raise NotWorthIt(report)
+        return graph, report
+
+    def _report(self, graph: Graph, kept: frozenset[str]) -> QuantizationReport:
+        self._told("measuring")
+        found = difference(list(results(graph, self.feeds, self.config)), self._expected)
+        before, after = timed(self.graph, graph, self.feeds[0], self.config) if self.feeds else (0.0, 0.0)
+        problems = []
+        limit = self.options.max_error
+        if limit is not None and found.error > limit:
+            problems.append(
+                f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"
+            )
+        if self.feeds and after > before * self.options.slower:
+            problems.append(
+                f"a run takes {after * 1e3:.3g} ms instead of {before * 1e3:.3g}, "
+                f"at most {self.options.slower:g} times as long was asked for"
+            )
+        return QuantizationReport(
+            self.options.scheme,
+            tuple(self._layers(graph, kept)),
+            len(self.feeds),
+            found,
+            self.graph.constant_bytes(),
+            graph.constant_bytes(),
+            before,
+            after,
+            tuple(problems),
+        )
+
+    def _layers(self, graph: Graph, kept: frozenset[str]) -> list[LayerReport]:
+        errors = self._layer_errors(graph)
+        found = []
+        for site in find_sites(self.graph, products_only=not self.static):
+            size = site.numbers.nbytes
+            reason = "asked for" if site.name in self.kept else "it hurt the results" if site.name in kept else ""
+            scheme = "float32" if reason else self.options.scheme
+            after = size if reason else _coded_bytes(site, self.options)
+            found.append(LayerReport(site.name, site.node.op, scheme, size, after, errors.get(site.name), reason))
+        return found
+
+    def _layer_errors(self, graph: Graph) -> dict[str, float]:
+        """How far the result of each layer, after its activation, is from the original's."""
+        if not self.feeds:
+            return {}
+        names = {s.name: tail(s.node).name for s in self.sites}
+        there = {value.name for value in graph.values()}
+        names = {site: value for site, value in names.items() if value in there}
+        one = self.feeds[:1]
+        original: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
+        visit(self.graph, list(names.values()), one, self.config, lambda n, x: original.update({n: x}))
+        visit(graph, list(names.values()), one, self.config, lambda n, x: changed.update({n: x}))
+        return {
+            site: difference([[changed[value]]], [[original[value]]]).error
+            for site, value in names.items()
+            if original[value].shape == changed[value].shape
+        }
+
+
+def _coded_bytes(site: Site, options: Quantization) -> int:
+    count, outputs = int(site.numbers.size), int(site.numbers.shape[site.outputs])
+    if options.scheme in ("int8", "fp8", "fp8_e5m2"):
+        return count + 4 * outputs
+    digits = "".join(c for c in options.scheme if c.isdigit())
+    bits = 2 if options.scheme == "ternary" else int(digits or 4)
+    return count * bits // 8 + 4 * (count // options.group)

@@ -1,0 +1,99 @@
+"""What quantization did to a model: layer by layer, in size, in its results, in speed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, field
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.graph.ir import Graph
+from ranvier.records import dataclass
+from ranvier.runtime.quantizing.samples import Feed
+from ranvier.runtime.quantizing.sites import copied
+from ranvier.runtime.session import Session
+
+Array = np.ndarray[Any, Any]
+_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """``error``: of the layer's results on the samples, as a part of their size, all errors before it included."""
+
+    name: str
+    op: str
+    scheme: str  # "float32" where it was left alone
+    bytes_before: int
+    bytes_after: int
+    error: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of results: the size of the error as a part of the size of the results, the cosine between the two, and how often
+    the largest entry along the last axis is the same."""
+
+    error: float
+    cosine: float
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    scheme: str
+    layers: tuple[LayerReport, ...]
+    samples: int
+    difference: Difference
+    bytes_before: int
+    bytes_after: int
+    seconds_before: float
+    seconds_after: float
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def speedup(self) -> float:
+        return self.seconds_before / self.seconds_after if self.seconds_after else float("inf")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "speedup": self.speedup}
+
+
+def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]) -> Difference:
+    """Of all floating-point results of all samples; the worst of the outputs counts."""
+    errors, cosines, agreements = [], [], []
+    for a, b in zip(zip(*found), zip(*expected)):
+        if b[0].dtype.kind != "f" or any(x.shape != y.shape for x, y in zip(a, b)):
+            continue
+        x = np.concatenate([each.reshape(-1) for each in a]).astype(np.float64)
+        y = np.concatenate([each.reshape(-1) for each in b]).astype(np.float64)
+        sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
+        errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
+        cosines.append(float(x @ y) / max(sizes[0] * sizes[1], 1e-30) if sizes[1] else 1.0)
+        if b[0].ndim > 1 and b[0].shape[-1] > 1:
+            same = [np.argmax(p, -1) == np.argmax(q, -1) for p, q in zip(a, b)]
+            agreements.append(float(np.concatenate([s.reshape(-1) for s in same]).mean()))
+    if not errors:
+        return Difference(0.0, 1.0, None)
+    return Difference(max(errors), min(cosines), min(agreements) if agreements else None)
+
+
+def timed(before: Graph, after: Graph, feed: Feed, config: SessionConfig) -> tuple[float, float]:
+    """Seconds of a run of each, in turns."""
+    with Session(copied(before), config) as first, Session(copied(after), config) as second:
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(2):
+            first.run(feed)
+            second.run(feed)
+        until = time.perf_counter() + _SECONDS
+        while time.perf_counter() < until or len(seconds[0]) < 3:
+            for session, found in ((first, seconds[0]), (second, seconds[1])):
+                start = time.perf_counter()
+                session.run(feed)
+                found.append(time.perf_counter() - start)
+        return statistics.median(seconds[0]), statistics.median(seconds[1])

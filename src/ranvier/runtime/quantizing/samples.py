@@ -1,0 +1,84 @@
+"""Samples of a model's inputs, and what its values are on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidInput
+from ranvier.graph.ir import Graph
+from ranvier.graph.types import TensorType
+from ranvier.runtime.quantizing.sites import copied
+from ranvier.runtime.session import Session
+
+Array = np.ndarray[Any, Any]
+Feed = Mapping[str, Array]
+_SYMBOLIC_BATCH = 8
+_AT_ONCE = 24  # values looked at in one run, so that a deep net's need not all be held
+
+
+def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -> list[Feed]:
+    """Arrays of many samples, along their first axis, as inputs for runs of the model's own batch size."""
+    wanted = [value for value in graph.inputs if value.name not in graph.defaults or value.name in data]
+    absent = [value.name for value in wanted if value.name not in data]
+    if absent:
+        raise InvalidInput(f"the samples lack the inputs {', '.join(map(repr, absent))}; they have {sorted(data)}")
+    sizes = []
+    for value in wanted:
+        array = np.asarray(data[value.name])
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        rank = len(shape) if shape is not None else array.ndim
+        if array.ndim != rank or not rank:
+            sizes.append((1, 1))  # one sample that serves all runs
+            continue
+        own = shape[0] if shape is not None else None
+        sizes.append((len(array), own if isinstance(own, int) and own > 0 else min(_SYMBOLIC_BATCH, len(array))))
+    runs = min((count // max(1, batch) for count, batch in sizes if count != batch), default=1)
+    if runs < 1:
+        raise InvalidInput("there are fewer samples than the model takes at once")
+    found: list[Feed] = []
+    for k in range(runs if most is None else min(runs, most)):
+        feed = {}
+        for value, (count, batch) in zip(wanted, sizes):
+            array = np.asarray(data[value.name])
+            feed[value.name] = array if count == batch else array[k * batch : (k + 1) * batch]
+        found.append(feed)
+    return found
+
+
+def read_samples(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidInput(f"{str(path)!r} is no .npz file of inputs: {error}") from None
+
+
+def visit(
+    graph: Graph, names: Sequence[str], feeds: Iterable[Feed], config: SessionConfig, look: Callable[[str, Array], None]
+) -> None:
+    """Run the samples and show each named value of each run."""
+    inputs = {value.name for value in graph.inputs}
+    feeds = list(feeds)
+    for feed in feeds:
+        for name in names:
+            if name in inputs:
+                look(name, np.asarray(feed[name]))
+    inner = [name for name in dict.fromkeys(names) if name not in inputs]
+    for start in range(0, len(inner), _AT_ONCE):
+        some = inner[start : start + _AT_ONCE]
+        with Session(copied(graph, some), config) as session:
+            for feed in feeds:
+                for name, array in session.run(feed, some).items():
+                    look(name, np.asarray(array))
+
+
+def results(graph: Graph, feeds: Iterable[Feed], config: SessionConfig) -> Iterator[list[Array]]:
+    """The outputs of the graph on each sample."""
+    with Session(copied(graph), config) as session:
+        for feed in feeds:
+            yield [np.asarray(x) for x in session.run(feed).values()]

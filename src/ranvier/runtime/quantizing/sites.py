@@ -1,0 +1,98 @@
+"""Which nodes of a graph can be quantized: products and convolutions of float32 with constant weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.graph.extract import extract
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.passes.facts import dtype_of
+from ranvier.records import dataclass
+
+_LEAST = 256  # weights below which nothing is gained
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer: ``outputs`` and ``inner`` are axes of its weights."""
+
+    node: Node
+    outputs: int  # the axis of output channels
+    inner: int | None  # the one axis that is summed over; None for convolutions, which sum over several
+
+    @property
+    def name(self) -> str:
+        return self.node.name or self.node.output.name
+
+    @property
+    def data(self) -> Value:
+        found = self.node.inputs[0]
+        assert found is not None
+        return found
+
+    @property
+    def weight(self) -> Value:
+        found = self.node.inputs[1]
+        assert found is not None
+        return found
+
+    @property
+    def numbers(self) -> np.ndarray:
+        assert self.weight.const is not None
+        return self.weight.const.numpy()
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The weights of a product as [out, in]."""
+        numbers = self.numbers
+        return numbers if self.outputs == 0 else numbers.T
+
+    @property
+    def bias(self) -> Value | None:
+        return self.node.inputs[2] if len(self.node.inputs) > 2 else None
+
+
+def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:
+    """The layers of a graph in order; bodies of loops and branches are left alone."""
+    found = (_site(node) for node in graph)
+    return [site for site in found if site is not None and not (products_only and site.inner is None)]
+
+
+def _site(node: Node) -> Site | None:
+    if node.domain or node.op not in ("Conv", "MatMul", "Gemm"):
+        return None
+    data, weight = node.inputs[0], node.inputs[1]
+    if data is None or data.const is not None or weight is None or weight.const is None:
+        return None
+    if dtype_of(data) is not DType.float32 or weight.const.dtype is not DType.float32 or weight.const.size < _LEAST:
+        return None
+    if node.op == "Conv":
+        return Site(node, 0, None)
+    if len(weight.const.shape) != 2:
+        return None
+    if node.op == "MatMul":
+        return Site(node, 1, 0)
+    plain = node.attrs.get("alpha", 1.0) == 1.0 and node.attrs.get("beta", 1.0) == 1.0
+    if not plain or node.attrs.get("transA", 0) or (node.inputs[2:] and not _is_row(node.inputs[2])):
+        return None
+    turned = bool(node.attrs.get("transB", 0))
+    return Site(node, 0 if turned else 1, 1 if turned else 0)
+
+
+def _is_row(bias: Value | None) -> bool:
+    return bias is None or (bias.const is not None and len(bias.const.shape) == 1)
+
+
+def copied(graph: Graph, more_outputs: Iterable[str] = ()) -> Graph:
+    """A copy that shares the constants, with further values, by name, among its outputs."""
+    values = {value.name: value for value in graph.values()}
+    outputs = list(graph.outputs)
+    outputs += [values[name] for name in more_outputs if all(values[name] is not v for v in outputs)]
+    made = extract(graph, [*graph.constants.values(), *graph.inputs], outputs, name=graph.name, opsets=graph.opsets)
+    made.defaults = dict(graph.defaults)
+    made.metadata = dict(graph.metadata)
+    made.doc = graph.doc
+    return made

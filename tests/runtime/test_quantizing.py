@@ -1,0 +1,161 @@
+"""Quantized models: that other runtimes read them, that they are what they say, that bad ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig, InvalidInput, NotSupported
+from ranvier.formats.onnx import read, save
+from ranvier.formats.onnx.retarget import retarget
+from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, feeds_of, prepared
+from ranvier.runtime.quantizing.quantizer import ALL_SCHEMES
+from ranvier.runtime.session import Session
+
+Array = np.ndarray[Any, Any]
+CONFIG = SessionConfig(threads=1)
+SLOW = 1e9  # speed is no matter here
+
+
+def model(path: Path, opset: int = 17) -> Path:
+    """Two convolutions with a sum around them, a pool, two products."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w1": rng.standard_normal((16, 3, 3, 3)) * 0.2,
+        "b1": rng.standard_normal(16) * 0.1,
+        "w2": rng.standard_normal((16, 16, 3, 3)) * 0.1,
+        "w3": rng.standard_normal((16, 64)) * 0.2,
+        "b3": rng.standard_normal(64) * 0.1,
+        "w4": rng.standard_normal((64, 10)) * 0.2,
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c2", "r1"], ["s"], "sum"),
+        helper.make_node("Relu", ["s"], ["r2"], "relu2"),
+        helper.make_node("GlobalAveragePool", ["r2"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["g"], "dense1"),
+        helper.make_node("Relu", ["g"], ["r3"], "relu3"),
+        helper.make_node("MatMul", ["r3", "w4"], ["y"], "dense2"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", 1, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", 1, ["n", 10])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def data() -> dict[str, Array]:
+    return {"x": np.random.default_rng(1).standard_normal((32, 3, 8, 8)).astype(np.float32)}
+
+
+def quantized(path: Path, data: dict[str, Array], **options: Any) -> tuple[Any, Any]:
+    graph = prepared(model(path), CONFIG)
+    settings = {"slower": SLOW, **options}
+    return Quantizer(graph, feeds_of(graph, data), Quantization(**settings), CONFIG).run()
+
+
+@pytest.mark.parametrize("scheme", ALL_SCHEMES)
+def test_other_runtimes_read_it(tmp_path: Path, data: dict[str, Array], scheme: str) -> None:
+    graph, report = quantized(tmp_path / "m.onnx", data, scheme=scheme, group=16)
+    save(graph, tmp_path / "q.onnx")
+    feed = {"x": data["x"][:8]}
+    theirs = onnxruntime.InferenceSession(str(tmp_path / "q.onnx")).run(None, feed)[0]
+    with Session(tmp_path / "q.onnx", CONFIG) as session:
+        ours = next(iter(session.run(feed).values()))
+    with Session(tmp_path / "m.onnx", CONFIG) as session:
+        original = next(iter(session.run(feed).values()))
+    scale = np.abs(original).max()
+    assert np.abs(ours - theirs).max() < (0.02 if scheme == "int8" else 1e-4) * scale  # a step of a code, or rounding
+    bound = {"ternary": 1.5, "int2": 1.0, "uint2": 1.0}.get(scheme, 0.25)
+    assert report.difference.error < bound and np.linalg.norm(ours - original) < bound * np.linalg.norm(original)
+    assert report.bytes_after < report.bytes_before
+    coded = {layer.name: layer for layer in report.layers if layer.scheme == scheme}
+    assert set(coded) == ({"conv1", "conv2", "dense1", "dense2"} if scheme == "int8" else {"dense1", "dense2"})
+    assert all(layer.error is not None and layer.bytes_after < layer.bytes_before for layer in coded.values())
+
+
+def test_int8_stays_in_8_bits_between_layers(tmp_path: Path, data: dict[str, Array]) -> None:
+    graph, _ = quantized(tmp_path / "m.onnx", data)
+    reads = {node.name: [v.producer.op for v in node.inputs if v is not None and v.producer] for node in graph}
+    for name in ("conv1", "conv2", "sum", "pool", "dense1", "dense2"):
+        assert set(reads[name]) <= {"DequantizeLinear", "Flatten"}, name
+    assert reads["relu1"] == ["Conv"], "codes are made after the activation"
+
+
+@pytest.mark.parametrize("ranges", ["minmax", "percentile", "mse", "entropy"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_ways_to_find_ranges(tmp_path: Path, data: dict[str, Array], ranges: str, signed: bool) -> None:
+    _, report = quantized(tmp_path / "m.onnx", data, ranges=ranges, signed=signed)
+    assert report.difference.cosine > 0.98
+
+
+def test_layers_that_hurt_stay_in_float(tmp_path: Path, data: dict[str, Array]) -> None:
+    _, loose = quantized(tmp_path / "m.onnx", data, scheme="int2", group=16)
+    _, tight = quantized(tmp_path / "m.onnx", data, scheme="int2", group=16, max_error=loose.difference.error * 0.9)
+    assert tight.difference.error <= loose.difference.error * 0.9
+    assert [layer.reason for layer in tight.layers].count("it hurt the results") >= 1
+
+
+def test_layers_by_name(tmp_path: Path, data: dict[str, Array]) -> None:
+    _, report = quantized(tmp_path / "m.onnx", data, keep=("conv*",))
+    assert {layer.name: layer.reason for layer in report.layers if layer.reason} == dict.fromkeys(
+        ("conv1", "conv2"), "asked for"
+    )
+    with pytest.raises(InvalidConfig, match="no layer is called 'convv'"):
+        quantized(tmp_path / "m.onnx", data, keep=("convv",))
+
+
+def test_what_is_not_worth_it_is_refused(tmp_path: Path, data: dict[str, Array]) -> None:
+    graph = prepared(model(tmp_path / "m.onnx"), CONFIG)
+    feeds = feeds_of(graph, data, 2)
+    quantizer = Quantizer(graph, feeds, Quantization("int4", group=16, slower=1e-6), CONFIG)
+    with pytest.raises(NotWorthIt, match="times as long was asked for") as refused:
+        quantizer.run()
+    assert refused.value.report.speedup > 0
+    made, report = quantizer.run(force=True)
+    assert report.problems and len(made)
+
+
+def test_samples(tmp_path: Path, data: dict[str, Array]) -> None:
+    graph = prepared(model(tmp_path / "m.onnx"), CONFIG)
+    assert [len(feed["x"]) for feed in feeds_of(graph, data)] == [8, 8, 8, 8]
+    with pytest.raises(InvalidInput, match="lack the inputs 'x'"):
+        feeds_of(graph, {"y": data["x"]})
+    with pytest.raises(InvalidConfig, match="needs samples"):
+        Quantizer(graph, [], Quantization("int8"), CONFIG)
+    _, report = Quantizer(graph, [], Quantization("int4", group=16), CONFIG).run()
+    assert report.samples == 0 and report.bytes_after < report.bytes_before
+
+
+def test_old_models_come_out_in_an_opset_that_others_have(tmp_path: Path, data: dict[str, Array]) -> None:
+    graph = prepared(model(tmp_path / "old.onnx", opset=11), CONFIG)
+    made, _ = Quantizer(graph, feeds_of(graph, data), Quantization(slower=SLOW), CONFIG).run()
+    save(made, tmp_path / "q.onnx")
+    assert onnx.load(tmp_path / "q.onnx").opset_import[0].version == 21
+    onnxruntime.InferenceSession(str(tmp_path / "q.onnx")).run(None, {"x": data["x"][:1]})
+
+
+def test_what_is_new_has_no_older_form(tmp_path: Path) -> None:
+    node = helper.make_node("Cast", ["x"], ["y"], to=10, saturate=0)
+    x, y = (helper.make_tensor_value_info(n, t, [2]) for n, t in (("x", 1), ("y", 10)))
+    proto = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 21)])
+    graph = read(proto)
+    with pytest.raises(NotSupported, match="attribute saturate"):
+        retarget(graph, 13)
+    retarget(graph, 19)
+    assert graph.nodes[0].version == 19 and graph.opsets[""] == 19
