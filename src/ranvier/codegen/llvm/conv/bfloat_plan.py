@@ -20,6 +20,7 @@ TABLE_AT = ROWS * 2 * LINE  # in scratch, behind the sums of a tile: where segme
 _NEAR = 384 << 10  # bytes of rows of a block, which should stay in the second cache
 _MOST = 1 << 20  # bytes of a copy of which no less than a whole row of outputs is asked for
 _WEIGHTS_NEAR = 768 << 10
+_RESULTS_NEAR = 128 << 10  # bytes of results of a block: panel after panel writes a part of every pixel
 _SLACK = 4 * LINE  # what a copied row may write beyond its end
 _LEAST = 2e7  # operations that are worth a tile of their own
 _MANY = 1 << 40
@@ -120,7 +121,7 @@ def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, th
         height, width = 1, height * width
     pixels = height * width
     rows = min(ROWS, pixels)
-    near = max(2 * ROWS, _NEAR // (shape.depth * 2) // ROWS * ROWS)
+    near = max(2 * ROWS, min(_NEAR // (shape.depth * 2), _results(shape, weights)) // ROWS * ROWS)
     blocks, panel_blocks, block_panels, outside = _shares(shape, pixels, near, weights, threads)
     block_rows, block_columns = 1, min(width, -(-pixels // blocks // ROWS) * ROWS or ROWS)
     if height > 1:
@@ -139,6 +140,13 @@ def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, th
     count = -(-height // block_rows) * cuts
     scratch = TABLE_AT + LINE
     return Plan("even", 0, rows, depth, (0,), count, panel_blocks, block_panels, outside, scratch, fields)
+
+
+def _results(shape: ConvShape, weights: int) -> int:
+    """Pixels whose results are near until they are whole; all, where more blocks would cost more."""
+    if shape.taps > 1 or weights > _WEIGHTS_NEAR // 2:
+        return _MANY
+    return _RESULTS_NEAR // (2 * shape.width)
 
 
 def _panels(shape: ConvShape) -> int:
@@ -284,13 +292,13 @@ def _best_block(shape: ConvShape, depth: Depth, weights: int, threads: int) -> _
         return _block(shape, depth, 1, columns)
     wanted = -(-_wanted(shape, threads) // (shape.n * shape.group))
     steps = depth.segments * _lines(depth.segment)
-    panels = _panels(shape)
+    panels, most = _panels(shape), _results(shape, weights)
     per_tile = panels * (steps * _TILE_STEP + _CALL)
     per_block = weights / shape.group / LINE * (_FAR_LINE if weights > _WEIGHTS_NEAR else _NEAR_LINE)
     best, least = _block(shape, depth, 1, width), float("inf")
     for rows in range(1, height + 1):
         block = _block(shape, depth, rows, width)
-        if rows > 1 and _size(block) > _NEAR:
+        if rows > 1 and (_size(block) > _NEAR or block.count() > max(4 * ROWS, most)):
             break
         count = -(-height // rows)
         if count < wanted and panels < -(-wanted // count) and rows > 1:
