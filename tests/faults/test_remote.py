@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,34 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         session("127.0.0.1:1", fallback="off")
     with pytest.raises(errors.ProviderUnavailable, match="no address"):
         session("", fallback="off")
+
+
+def test_an_encrypted_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = shutil.which("openssl")
+    if tool is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate} -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([tool, *make.split(), *names], check=True, capture_output=True, timeout=60)
+    pair = {"certificate": certificate.read_bytes(), "key": key.read_bytes()}
+    closed = Worker(WorkerSettings(token="secret", providers=("reference",), **pair))
+    try:
+        x = some_input()
+        with session(closed.address, ca=str(certificate)) as made:
+            check(made.run({"x": x}), x)
+            assert made.health["remote"].failed == 0
+        with monkeypatch.context() as patch:
+            patch.setenv("RANVIER_WORKER_CA", str(certificate))
+            with session(closed.address, fallback="off") as made:
+                check(made.run({"x": x}), x)
+        monkeypatch.setattr("ranvier.providers.remote.provider._CONNECT", 0.3)
+        with pytest.raises(errors.ProviderUnavailable, match="without encryption; with it, set 'ca'"):
+            session(closed.address, fallback="off")
+        with pytest.raises(errors.InvalidConfig, match="ca cannot be read"):
+            session(closed.address, ca=str(tmp_path / "absent.pem"), fallback="off")
+    finally:
+        closed.close(0.1)
 
 
 def test_a_worker_that_ends_between_two_requests(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,15 @@ METHOD = "/ranvier.Worker/Exchange"
 TOKEN_KEY = "ranvier-token"
 TOKEN_VARIABLE = "RANVIER_WORKER_TOKEN"
 ADDRESS_VARIABLE = "RANVIER_WORKER"
+CA_VARIABLE = "RANVIER_WORKER_CA"
 _CONNECT = 10.0  # seconds until a worker must have answered at all
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
     """Where the worker is and how to speak to it. ``ca``: a file with the certificate that it must present; without one
-    the connection is not encrypted. Environment variables give the address and the token where they are left out."""
+    the connection is not encrypted. Environment variables give the address, the token and the file where they are left
+    out."""
 
     address: str = ""
     token: str = field(default="", repr=False)
@@ -58,6 +60,7 @@ class RemoteProvider(DistantProvider):
         super().__init__(options or RemoteOptions())
         self.address = self.options.address or os.environ.get(ADDRESS_VARIABLE, "")
         self._token = self.options.token or os.environ.get(TOKEN_VARIABLE, "")
+        self._ca = self.options.ca or os.environ.get(CA_VARIABLE, "")
 
     def configure(self, options: Any) -> RemoteProvider:
         return RemoteProvider(options)
@@ -75,9 +78,9 @@ class RemoteProvider(DistantProvider):
         if not self.address:
             raise ProviderUnavailable(self.name, f"no address: set its option 'address' or {ADDRESS_VARIABLE}")
         certificate = None
-        if self.options.ca:
+        if self._ca:
             try:
-                certificate = Path(self.options.ca).read_bytes()
+                certificate = Path(self._ca).read_bytes()
             except OSError as error:
                 raise InvalidConfig(f"RemoteOptions: ca cannot be read: {error}") from error
         return _GrpcChannel(self.address, self._token, certificate, self.options.message_bytes)
@@ -99,7 +102,8 @@ class _GrpcChannel:
             grpc.channel_ready_future(self._connection).result(_CONNECT)
         except grpc.FutureTimeoutError:
             self._connection.close()
-            raise ProviderUnavailable("remote", f"nobody answers at {address}") from None
+            how = "with this certificate" if certificate else f"without encryption; with it, set 'ca' or {CA_VARIABLE}"
+            raise ProviderUnavailable("remote", f"nobody answers at {address} {how}") from None
         self._writer = ChunkWriter()
         exchange = self._connection.stream_stream(METHOD)  # without serialisers: bytes go as they are
         self._call = exchange(iter(self._writer), metadata=((TOKEN_KEY, token),))
