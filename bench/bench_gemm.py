@@ -1,11 +1,15 @@
 """Matrix products on one core: ours against NumPy's BLAS and ONNX Runtime, and against the peak of the FMA units.
 
-    python bench/bench_gemm.py [--rounds 10] [--only bert] [--isa avx2] [--json]
+    python bench/bench_gemm.py [--rounds 10] [--only bert] [--isa avx2] [--types bf16 int8] [--json]
 
 Times are CPU time of the calling thread (everything here runs on it), the least of many short repetitions; how much
 faster ours is, is the median over rounds in which the peers and ours run one after the other. That is what stays
 comparable on a machine that others use too. The peak is what a loop of
 register-only FMAs reaches between the runs of the same case.
+
+With ``--types`` the same products with constant weights are made of narrower numbers (bf16, f16, int8 with int32 sums)
+beside those of float32; the peak is then that of the matrix unit, where there is one, and the peer OpenVINO told to
+compute in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +31,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ranvier.codegen.llvm import compiler
+from ranvier.codegen.llvm import compiler, peaks
+from ranvier.codegen.llvm.amx.micro import suits
 from ranvier.codegen.llvm.builder import Module, vector
 from ranvier.codegen.llvm.gemm import matmul, pack_b
+from ranvier.codegen.llvm.integer import integer_matmul, pack_codes
 from ranvier.codegen.llvm.isa import Isa, available
+from ranvier.dtypes import DType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.codegen.harness import Runner, aligned, view_of
@@ -52,6 +59,7 @@ class Case:
     transposed: bool = False
     rounds: dict[str, list[float]] = field(default_factory=dict)  # least seconds of every round, per runner
     peak: float = 0.0  # of FMAs, measured between the runs of this case
+    tile_peaks: dict[str, float] = field(default_factory=dict)  # of the matrix unit, by type, likewise
 
     @property
     def name(self) -> str:
@@ -97,6 +105,9 @@ CASES = [
 ]
 
 
+LARGE = [Case("large", 512, 4096, 4096), Case("large", 197, 768, 3072)]  # of narrower types only
+
+
 def fresh(*shape: int) -> Array:
     array = aligned(math.prod(shape) * 4).view(np.float32).reshape(shape)
     array[:] = np.random.default_rng(1).standard_normal(shape)
@@ -114,6 +125,51 @@ def ours(case: Case, a: Array, b: Array, isa: Isa) -> Callable[[], None]:
     error = float(np.max(np.abs(out[:4] - wanted)))
     assert error < 1e-4 * math.sqrt(case.k) * 8, f"{case.name}: off by {error}"
     return run
+
+
+NARROW = {"bf16": DType.bfloat16, "f16": DType.float16}
+
+
+def narrow(case: Case, a: Array, b: Array, isa: Isa, kind: str) -> Callable[[], None]:
+    """The product of a constant B in another type: floats of 16 bits to float32, or codes to exact int32."""
+    dtype = NARROW.get(kind, DType.uint8).numpy
+    left = np.round(a * 32 + 128).clip(0, 255).astype(dtype) if kind == "int8" else a.astype(dtype)
+    left = np.ascontiguousarray(left)
+    out = np.empty((case.batch, case.m, case.n), np.int32 if kind == "int8" else np.float32)
+    views = view_of(left), view_of(out, "output")
+    bound = {views[0].storage: left, views[1].storage: out}
+    if kind == "int8":
+        weights = np.round(b[0] * 32).clip(-128, 127).astype(np.int8)
+        launches = integer_matmul(views[0], pack_codes(weights, isa, rows_hint=case.m), views[1], isa)
+    else:
+        packed = pack_b(b[0], isa, rows_hint=case.m, dtype=NARROW[kind])
+        launches = matmul(views[0], packed, views[1], isa)
+    return Runner(launches, isa, bound)
+
+
+def openvino_peer(case: Case, a: Array, b: Array) -> Callable[[], None] | None:
+    """OpenVINO on one thread, told to compute in bfloat16; input and output are float32."""
+    try:
+        import openvino as ov
+        from openvino import opset13 as ops
+    except ImportError:
+        return None
+    given = ops.parameter(list(a.shape), np.float32)
+    model = ov.Model([ops.matmul(given, ops.constant(np.ascontiguousarray(b[0])), False, False)], [given])
+    config = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1"}
+    request = ov.Core().compile_model(model, "CPU", config).create_infer_request()
+    request.set_input_tensor(ov.Tensor(a, shared_memory=True))
+    return lambda: request.infer()  # type: ignore[no-any-return]
+
+
+def tile_loop(isa: Isa, kind: str) -> Callable[[], float] | None:
+    """10^9 operations a second of the matrix unit on tiles that stay in it; None where there is none."""
+    if kind not in TILE_PEAKS or not suits(isa, TILE_PEAKS[kind], TILE_PEAKS[kind]):
+        return None
+    return peaks.tile_loop(isa, TILE_PEAKS[kind])
+
+
+TILE_PEAKS = {"bf16": DType.bfloat16, "int8": DType.int8}
 
 
 def numpy_peer(a: Array, b: Array) -> Callable[[], None]:
@@ -184,20 +240,26 @@ def peak_loop(isa: Isa) -> Callable[[], float]:
     return once
 
 
-def measure(cases: list[Case], isa: Isa, rounds: int) -> None:
+def measure(cases: list[Case], isa: Isa, rounds: int, types: Sequence[str] = ()) -> None:
     """Fills every case's best seconds per runner, and its FMA peak in GFLOP/s."""
     fma = peak_loop(isa)
+    units = {kind: loop for kind in types if (loop := tile_loop(isa, kind)) is not None}
     for case in cases:  # one after the other: each finds its own data in the caches, as it would in a loop
         a = fresh(case.batch, case.m, case.k)
         b = fresh(1 if case.constant else case.batch, *((case.n, case.k) if case.transposed else (case.k, case.n)))
         b = b.swapaxes(-1, -2) if case.transposed else b
-        runs: dict[str, Callable[[], Any]] = {"ours": ours(case, a, b, isa), "numpy": numpy_peer(a, b)}
-        peer = onnx_peer(case, a, b)
-        if peer is not None:
-            runs["onnxruntime"] = peer
+        runs: dict[str, Callable[[], Any]] = {"ours": ours(case, a, b, isa)}
+        if types:
+            runs |= {kind: narrow(case, a, b, isa, kind) for kind in types}
+            peers = {"openvino": openvino_peer(case, a, b)}
+        else:
+            peers = {"numpy": numpy_peer(a, b), "onnxruntime": onnx_peer(case, a, b)}
+        runs |= {name: peer for name, peer in peers.items() if peer is not None}
         repeat = max(1, min(40, int(2e8 / case.flops)))
         for _ in range(rounds):
             case.peak = max(case.peak, *(fma() for _ in range(5)))
+            for kind, loop in units.items():
+                case.tile_peaks[kind] = max(case.tile_peaks.get(kind, 0.0), *(loop() for _ in range(5)))
             for name, run in runs.items():
                 least = math.inf
                 for _ in range(repeat):
@@ -207,21 +269,51 @@ def measure(cases: list[Case], isa: Isa, rounds: int) -> None:
                 case.rounds.setdefault(name, []).append(least)
 
 
+def show_types(cases: list[Case], isa: Isa, types: Sequence[str]) -> None:
+    table = Table(title=f"{isa.name}, one thread")
+    table.add_column("M x K x N")
+    for kind in types:
+        for column in (f"{kind} us", "GOP/s", "of peak", "B GB/s", "x f32"):
+            table.add_column(column, justify="right")
+    table.add_column("openvino bf16 us", justify="right")
+    for c in cases:
+        row = [c.name]
+        for kind in types:
+            rate = c.flops / c.best[kind] / 1e9
+            share = f"{rate / c.tile_peaks[kind]:.0%}" if kind in c.tile_peaks else "-"
+            item = 1 if kind == "int8" else 2
+            gbs = item * c.k * c.n / c.best[kind] / 1e9
+            faster = statistics.median(f / n for f, n in zip(c.rounds["ours"], c.rounds[kind]))
+            row += [f"{c.best[kind] * 1e6:.1f}", f"{rate:.0f}", share, f"{gbs:.1f}", f"{faster:.1f}"]
+        peer = c.best.get("openvino")
+        table.add_row(*row, f"{peer * 1e6:.1f}" if peer else "-")
+    Console(width=150).print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="a group: square, bert, rows, vector, narrow, attention, tiny")
     parser.add_argument("--isa", default="", help="another instruction set than the best")
+    parser.add_argument("--types", nargs="*", default=[], choices=("bf16", "f16", "int8"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if any(name not in os.environ for name in ONE_THREAD):  # a BLAS reads them when it is loaded: start again
         os.execve(sys.executable, [sys.executable, *sys.argv], {**ONE_THREAD, **os.environ})
     isa = next(i for i in available() if not options.isa or i.name == options.isa)
     cases = [c for c in CASES if not options.only or c.group == options.only]
-    measure(cases, isa, options.rounds)
+    if options.types:
+        cases = [c for c in [*cases, *LARGE] if c.constant and (not options.only or c.group == options.only)]
+    measure(cases, isa, options.rounds, options.types)
     if options.json:
-        rows = [{"case": c.name, "flops": c.flops, "seconds": c.best, "peak_gflops": c.peak} for c in cases]
+        rows = [
+            {"case": c.name, "flops": c.flops, "seconds": c.best, "peak_gflops": c.peak, "tile_peaks": c.tile_peaks}
+            for c in cases
+        ]
         print(json.dumps({"isa": isa.name, "cases": rows}))
+        return
+    if options.types:
+        show_types(cases, isa, options.types)
         return
     table = Table(title=f"{isa.name}, FMA peak {max(c.peak for c in cases):.0f} GFLOP/s")
     for column in ("M x K x N", "us", "GFLOP/s", "of peak", "B GB/s", "numpy us", "onnxruntime us", "ours is x faster"):

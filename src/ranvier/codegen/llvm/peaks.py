@@ -167,9 +167,7 @@ def measure(isa: Isa, threads: int) -> Peaks:
 def _arithmetic(function: Any, flops: float, threads: int) -> float:
     """10^9 operations a second of a kernel whose every step is ``flops``."""
     sink = np.zeros(1024, np.float32)
-    # a bfloat16 or bytes of some size: a matrix unit is slower on numbers than on zeros, which take less power
-    numbers = (np.random.default_rng(1).standard_normal(1024).astype(np.float32).view(np.uint32) >> 16) * 0x10001
-    numbers = numbers.astype(np.uint32)
+    numbers = _numbers()
     zero, tiles = int(sink.ctypes.data), int(numbers.ctypes.data)
 
     def run_for(steps: int) -> _Run:
@@ -178,6 +176,29 @@ def _arithmetic(function: Any, flops: float, threads: int) -> float:
     steps = 20_000
     steps = max(steps, int(steps * _FMA_SECONDS / _best(run_for(steps), 1, rounds=2)))
     return flops * steps * threads / _best(run_for(steps), threads) / 1e9
+
+
+def tile_loop(isa: Isa, dtype: DType) -> Callable[[], float]:
+    """A short measurement of the matrix unit by itself, for a benchmark to repeat: 10^9 operations a second."""
+    spec = _tile_spec(dtype)
+    made = kernels([spec], isa)
+    function = _SIGNATURE(made[spec].address)
+    numbers = _numbers()
+    steps, flops = 2000, 2.0 * ROWS * COLUMNS * LINE / dtype.numpy.itemsize
+
+    def once() -> float:
+        held = made[spec], numbers  # code and memory live as long as this function
+        start = time.thread_time()
+        function(held[1].ctypes.data, held[1].ctypes.data, steps, 1)
+        return flops * steps / (time.thread_time() - start) / 1e9
+
+    return once
+
+
+def _numbers() -> np.ndarray[Any, Any]:
+    """Tiles of numbers: a matrix unit is slower on them than on zeros, which take less power."""
+    numbers = np.random.default_rng(1).standard_normal(1024).astype(np.float32).view(np.uint32) >> 16
+    return (numbers * 0x10001).astype(np.uint32)
 
 
 def _pages(nbytes: int) -> np.ndarray[Any, Any]:

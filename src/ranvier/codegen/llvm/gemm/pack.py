@@ -17,6 +17,7 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.control import batch_offsets
+from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View, aligned_empty
@@ -24,6 +25,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
+_WIDENED_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None) ->
     """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet.
 
     ``dtype`` is the type they are multiplied in, their own where it is not given: float32 weights may become bfloat16.
+    Those of 16 bits that every use would have to widen are widened now if they meet many rows: then it is the
+    arithmetic that takes the time, and not their way through memory.
     """
     dtype = dtype or dtypes.of(b)
     b = b.astype(dtype.numpy, copy=False)
@@ -65,6 +69,9 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None) ->
     item = 8 if dtype is DType.float64 else 4  # of sums
     lanes = isa.lanes(item)
     pairs = dtype is DType.bfloat16 and n > 1 and multiplies_pairs(isa)
+    if dtype in NARROW and not pairs and rows_hint > _WIDENED_ROWS:
+        dtype = DType.float32
+        b = b.astype(np.float32)
     deep = pair_depth(k, isa) if pairs else k
     panels = Panels.of(n, lanes, panel_vectors(max(1, rows_hint), n, k, isa, item, pairs))
     if n == 1:

@@ -14,7 +14,7 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
-_PAIRED_ROWS = 12  # from here on it pays to put a B of the graph into pairs
+_PAIRED_ROWS = 24  # from here on it pays to put a B of the graph into pairs
 
 
 def matmul(
