@@ -22,14 +22,15 @@ from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, pack_codes, put_right
-from ranvier.codegen.llvm.integer.product import micro_kernels, row_blocks
+from ranvier.codegen.llvm.integer.product import NEAR_BYTES, micro_kernels, row_blocks
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
-_ROWS_BYTES = 128 << 10  # gathered rows of one block
+_ROWS_BYTES = 128 << 10  # gathered rows of one block …
+_MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
 _GOPS, _TILE_GOPS = 300.0, 800.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
@@ -77,9 +78,9 @@ def integer_conv(
     rows = row_blocks(shape.pixels, isa, packed).size
     row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
     work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3
-    fitting = max(1, _ROWS_BYTES // (row_bytes * rows))
+    fitting = max(1, (_MANY_BYTES if packed.nbytes > NEAR_BYTES else _ROWS_BYTES) // (row_bytes * rows))
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads) // shape.n)
-    blocks = Cut.of(-(-shape.pixels // rows), max(1, min(fitting, shape.pixels // (rows * wanted))))
+    blocks = Cut.of(-(-shape.pixels // rows), max(1, min(fitting, -(-shape.pixels // (rows * wanted)))))
     pixels = blocks.size * rows
     count = -(-shape.pixels // pixels)
     panel_group = cut.count
@@ -120,7 +121,7 @@ def integer_conv(
     columns = None if packed.shift is None else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
     epilogue, _ = put_right(x.dtype, replace(packed, batch=(), shift=columns), epilogue, (), isa, threads)
     done = finish_of(epilogue, out)
-    micro = micro_kernels(Cut(rows, 1), cut, dot, x.dtype)
+    micro = micro_kernels(Cut(rows, 1), cut, packed, x.dtype)
     tiles = shape.n * count * panel_groups
     # rows, room for what a last vector writes beyond them, and one tile of sums
     gathered = -(-(pixels * row_bytes + 2 * isa.vector_bytes) // 64) * 64
@@ -352,7 +353,11 @@ class _Driver:
             write_slot(f, self.control, Slot.OUT_STEP, width)
             first_column = f.lshr(column, 2)
             columns = f.min_(f.lshr(width, 2), at["width"] - first_column)
+            following = f.gep(panel, width * at["k"])
             with f.loop(0, count, rows) as r:
+                if self.dot is TILES:
+                    # every block of rows fetches a part of the next panel
+                    write_slot(f, self.control, Slot.FETCH, f.gep(following, f.div(r, rows) * at["k"] * 64))
                 # a last block has fewer rows: what lies behind them is multiplied for nothing
                 left = f.gep(self.gathered, r * at["row_bytes"])
                 f.call_pointer(micro, "void", [left, panel, self.control])

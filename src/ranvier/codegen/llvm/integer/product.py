@@ -22,6 +22,7 @@ from ranvier.dtypes import DType
 
 _K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-level cache
 _A_BYTES = 512 << 10
+NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
 _WAITING_BYTES = 256 << 10
 _TILE_K_BLOCK = 256  # the same where tiles are loaded from both: the first-level cache
 _GOPS, _TILE_GOPS, _GBPS = 300.0, 1000.0, 10.0  # rough speed of one core
@@ -87,12 +88,13 @@ def most_rows(isa: Isa, vectors: int) -> int:
     return min((t.vectors, t.rows) for t in tiles(shapes_of(isa)) if t.vectors >= vectors)[1]
 
 
-def micro_kernels(rows: Cut, vectors: Cut, dot: Dot, left: DType) -> tuple[KernelSpec, ...]:
+def micro_kernels(rows: Cut, vectors: Cut, packed: PackedCodes, left: DType) -> tuple[KernelSpec, ...]:
     """Large and small row blocks of wide panels, then of narrow ones; what does not occur repeats another."""
     heights = [rows.size, rows.size - 1 if rows.large < rows.count else rows.size]
     widths = [vectors.size, vectors.size - 1 if vectors.large < vectors.count else vectors.size]
-    if dot is TILES:
-        return tuple(TileMicro(left, dot.right, v, fetches=False).spec() for v in widths for _ in heights)
+    if packed.dot is TILES:
+        far = packed.nbytes > NEAR_BYTES  # then panels are fetched ahead
+        return tuple(TileMicro(left, packed.dot.right, v, fetches=far).spec() for v in widths for _ in heights)
     return tuple(IntegerMicro(r, v).spec() for v in widths for r in heights)
 
 
@@ -166,10 +168,11 @@ def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> 
         Dim.ITEM: 4,
         Dim.FINISH_DIMS: Dim.BATCH + len(table),
         Dim.WAITING: waiting,
+        Dim.NEXT: 1 + (threads - 1) * panel_group,
         Dim.REST: rest_bytes(codes.shape[-1]) if b.dot is TILES else 0,
         Dim.RANK: len(p.batch),
     }
-    micro = micro_kernels(rows, panels.cut, b.dot, codes.dtype)
+    micro = micro_kernels(rows, panels.cut, b, codes.dtype)
     a = At(p.a.storage, p.a.offset)
     return Launch(
         driver_spec(),
