@@ -157,6 +157,48 @@ def test_a_call_gets_the_launches_that_planning_it_alone_makes(make: Any) -> Non
                     assert (a.dims, a.tiles, a.grain, a.flops) == (b.dims, b.tiles, b.grain, b.flops), a.label
 
 
+@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_length_that_is_given_as_a_tensor(capacity: int | None, batch: int) -> None:
+    """GroupQueryAttention: the number of keys is an input's content, and the cache may have room for more."""
+    heads = ["q", "k", "v", "past_k", "past_v", "last", "total"]
+    node = helper.make_node(
+        "GroupQueryAttention",
+        heads,
+        ["out", "new_k", "new_v"],
+        domain="com.microsoft",
+        num_heads=2 * HEADS,
+        kv_num_heads=HEADS,
+    )
+    cache, narrow, wide = ["b", HEADS, "past", SIZE], ["b", "t", WIDTH], ["b", "t", 2 * WIDTH]
+    model = model_of(
+        [node],
+        [
+            tensor("q", FLOAT, wide),
+            tensor("k", FLOAT, narrow),
+            tensor("v", FLOAT, narrow),
+            tensor("past_k", FLOAT, cache),
+            tensor("past_v", FLOAT, cache),
+            tensor("last", TensorProto.INT32, ["b"]),
+            tensor("total", TensorProto.INT32, [1]),
+        ],
+        [tensor("out", FLOAT, wide), tensor("new_k", FLOAT, None), tensor("new_v", FLOAT, None)],
+        opsets={"com.microsoft": 1},
+    )
+    reference = rv.load(model, providers=["reference"])
+    with rv.load(model, providers=["cpu"]) as session:
+        for past in range(3, 36):
+            rng = np.random.default_rng(past)
+            rows = past if capacity is None else capacity
+            shapes = {"q": (batch, 1, 2 * WIDTH), "k": (batch, 1, WIDTH), "v": (batch, 1, WIDTH)}
+            shapes |= dict.fromkeys(("past_k", "past_v"), (batch, HEADS, rows, SIZE))
+            feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            feed |= {"last": np.full(batch, past, np.int32), "total": np.array([past + 1], np.int32)}
+            _same(session, reference, feed)
+        growing = session._parts[0].kernel._growing  # type: ignore[attr-defined]
+        assert max((made.calls for *_, made in growing._spans), default=0) > 8, growing.reason
+
+
 def test_caches_that_are_fed_back() -> None:
     model = exported_attention()
     reference = rv.load(model, providers=["reference"])

@@ -8,7 +8,7 @@ calls would be worse than to look at each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,13 @@ def grown_types(graph: Graph, first: TypeInference, inputs: Sequence[Type | None
         found.types[value] = given
     for value in graph.constants.values():
         _take(found, first, value)
-    for node in graph:
+    follow_nodes(found, first, graph)
+    return found
+
+
+def follow_nodes(found: TypeInference, first: TypeInference, nodes: Iterable[Node]) -> None:
+    """Go on with ``found``, which knows what grows, through nodes in order."""
+    for node in nodes:
         for value in node.dependencies():
             if value not in found.types:
                 _take(found, first, value)
@@ -48,7 +54,6 @@ def grown_types(graph: Graph, first: TypeInference, inputs: Sequence[Type | None
         else:
             for value in node.outputs:
                 _take(found, first, value)
-    return found
 
 
 def _take(found: TypeInference, first: TypeInference, value: Value) -> None:

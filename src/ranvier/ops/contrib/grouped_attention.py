@@ -24,6 +24,7 @@ from ranvier.ops.costs import dims, traffic
 from ranvier.ops.nn.quantization import saturate_to
 from ranvier.ops.operands import scalar
 from ranvier.ops.registry import Array, Call, Cost, TypeCall, op
+from ranvier.varying import whole
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
@@ -370,7 +371,7 @@ def _(call: TypeCall) -> Sequence[Type | None]:
     heads, kv_heads = int(call.attr("num_heads")), int(call.attr("kv_num_heads"))
     size: Dim = width // heads if isinstance(width, int) else None
     known = call.value(6)
-    total: Dim = None if known is None else int(known.reshape(()))
+    total: Dim = None if known is None else whole(known.reshape(-1)[0])
     past = tensor(call, 3)
     kinds = [past.dtype, tensor(call, 4).dtype]
     rows = total

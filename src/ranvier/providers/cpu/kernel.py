@@ -32,6 +32,7 @@ from ranvier.providers.base import (
 )
 from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.growing import Growing
+from ranvier.providers.cpu.growing_calls import GrowingCalls
 from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.cpu.sources import shape_sources
 from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised, define
@@ -78,6 +79,7 @@ class CpuKernel:
         self._lock = threading.RLock()
         self._made: OrderedDict[Any, Specialised | Unlowered] = OrderedDict()
         self._keyed: tuple[int, ...] = ()  # of self.inputs: those whose content decides shapes
+        self._growing = GrowingCalls()
         self._runners: dict[Graph, BodyRunner] = {}  # of branches, for when the part runs node by node
         self._calls, self._seconds = 0, 0.0
 
@@ -115,9 +117,15 @@ class CpuKernel:
         if self._keyed:
             raise Declined("the content of inputs decides about shapes")
         with self._lock:
-            definitions = define(self.part, types, known)
-            made = Growing(self.part, self.inputs, definitions, self.target, self._packs, span)
+            made = self._lowered(types, known, span)
         return BoundSpan(self, made)
+
+    def _lowered(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> Growing:
+        definitions = define(self.part, types, known)
+        return Growing(self.part, self.inputs, definitions, self.target, self._packs, span)
+
+    def _span(self, inference: TypeInference, span: Span) -> Growing:
+        return self._lowered(inference.types, inference.values, span)
 
     def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
         definitions = define(self.part, types, known)
@@ -178,6 +186,11 @@ class CpuKernel:
                 self._made.move_to_end(key)
                 return self._made[key]
             made: Specialised | Unlowered
+            grown = self._growing.find(given, self._keyed) or self._growing.make(
+                given, self._keyed, self.part, self._infer, self._span
+            )
+            if grown is not None:
+                return grown
             while True:
                 try:
                     inference = self._infer(given)

@@ -17,6 +17,7 @@ from ranvier.providers.cpu.lower.movement import between
 from ranvier.providers.cpu.lower.registry import lowers
 from ranvier.providers.cpu.lower.views import sliced
 from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.varying import whole
 
 INT64 = DType.int64
 _TYPES = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.int32, DType.int64})
@@ -166,7 +167,7 @@ def grouped(n: NodeView, b: Definitions) -> None:
         raise Declined(f"{n.op}: {heads} heads share {groups}")
     q, k, v = _three(n, b, heads, groups)
     batch, _, time, size = b.shape(q)
-    total = int(n.need(6).reshape(-1)[0])
+    total = whole(n.need(6).reshape(-1)[0])
     past_rows = n.shape(3)[2] if n.has(3) else 0
     if time == 0 or b.shape(k)[2] != time or total < time or math.prod(n.shape(5)) != batch:
         raise Declined(f"{n.op}: {time} queries, {b.shape(k)[2]} new keys, {total} in all")
@@ -178,7 +179,7 @@ def grouped(n: NodeView, b: Definitions) -> None:
     least, most = (0, total if prompt else rows) if fresh else (time - 1, min(rows, past_rows + time))
     if fresh and not prompt:
         least = time - 1
-    no_other(b, ends, least, most, f"{n.op}: a number of keys does not fit the {total} there are")
+    no_other(b, ends, least, most, f"{n.op}: a number of keys does not fit those there are")
     first = b.pointwise(
         [ends],
         lambda e: (
