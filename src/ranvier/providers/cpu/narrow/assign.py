@@ -20,7 +20,7 @@ from ranvier.providers.cpu.defs import Alias, Contraction, Def, Definitions, Joi
 from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.rates import LAUNCH, multiplying, product_speed, touching
-from ranvier.providers.cpu.narrow.sensitive import exact_reads, running_sums
+from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums
 from ranvier.providers.cpu.target import Assignment, Target
 from ranvier.varying import value_at
 
@@ -134,6 +134,8 @@ class _Assigning:
                     self._keep(value, why)
         for value in running_sums(self.groups, self.program, self.readers):
             self._keep(value, "is a sum that every layer adds to")
+        for value in centred(self.groups, self.program, self.readers):
+            self._keep(value, "is normalised")
 
     def _only_multiplied(self, value: Value) -> bool:
         """Whether products alone read it, which round it themselves."""
