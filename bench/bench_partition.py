@@ -4,14 +4,17 @@
 
 The graph mixes what networks are made of: chains, residual blocks, branches, transformer layers that all read one
 mask, and dense blocks in which everything reads everything before it. Four providers in three memories, each best
-at something. Time is that of one core; the best of three runs is kept, for others may be at work.
+at something. With limits, nodes that compute much bring weights along, and the fast providers have room for a share of
+them. Time is that of one core; the best of three runs is kept, for others may be at work.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from bench.figures import Figure, main
 from ranvier.runtime.partition.balance import balance
@@ -30,6 +33,7 @@ LINKS = {
     (0, 2): Link(1e-4, 1e9),
     (2, 0): Link(1e-4, 1e9),
 }
+LIMITS = ((0.5, 0.3), (0.1, 0.1), (0.05, None))  # shares of all weights that the first two providers can hold
 RATES = (8e12, 2e12, 3e11, 1e10)  # operations per second
 FIXED = (5e-6, 2e-6, 1e-6, 5e-6)  # seconds a node takes at least
 
@@ -101,6 +105,18 @@ def network(nodes: int, seed: int = 0) -> Problem:
     return Problem(CHOICES, made.seconds, flows, LINKS)
 
 
+def limited(nodes: int, shares: Sequence[float | None], seed: int = 0) -> Problem:
+    """The same with weights, and room for a share of them on the first providers."""
+    problem = network(nodes, seed)
+    weights = [max(0.0, (row[2] - FIXED[2]) * RATES[2] / 200 - 1e4) for row in problem.seconds]
+    total = sum(weights)
+    choices = [
+        replace(choice, capacity=None if k >= len(shares) or shares[k] is None else total * (shares[k] or 0.0))
+        for k, choice in enumerate(CHOICES)
+    ]
+    return Problem(choices, problem.seconds, problem.flows, LINKS, weights)
+
+
 def best_of_three(make: Callable[[], Problem], work: Callable[[Problem], object]) -> float:
     found: list[float] = []
     for _ in range(3):
@@ -126,6 +142,15 @@ def measure(nodes: int) -> list[Figure]:
         Figure("place by cost", placed, "s", None),
         Figure("overlap branches", balanced, "s", None),
         Figure("both", placed + balanced, "s", 2.0),
+        *(
+            Figure(
+                f"place, room for {' and '.join('all' if share is None else f'{share:.0%}' for share in shares)}",
+                best_of_three(functools.partial(limited, nodes, shares), optimise),
+                "s",
+                2.0,
+            )
+            for shares in LIMITS
+        ),
         Figure("place on one provider", single, "s", 0.1),
         Figure("predicted cost against priority", cost.total / first.total, "×", 1.0),
         Figure("parts", cost.parts, "", None),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.bench_partition import network
+from bench.bench_partition import limited, network
 from ranvier.errors import InvalidConfig, OutOfMemory
 from ranvier.runtime.partition import search
 from ranvier.runtime.partition.optimise import by_priority, optimise
@@ -111,6 +111,37 @@ def test_large_networks() -> None:
     assert found.cost.total < by_priority(problem).cost.total / 2
     for home in search.homes(problem):
         assert found.cost.total < problem.cost(home).total
+
+
+def test_a_long_chain_is_cut_where_the_room_ends() -> None:
+    """Nodes are alike, so no price of memory divides them: the best is one stretch as long as there is room."""
+    n, room = 600, 150
+    flows = [Flow(OUTSIDE, (0,), 10.0)]
+    flows += [Flow(k, (k + 1,) if k < n - 1 else (), 10.0, output=k == n - 1) for k in range(n)]
+    choices = [HERE, Choice("there", space=1, capacity=room)]
+    problem = Problem(choices, [[3.0, 1.0]] * n, flows, LINKS, [1.0] * n)
+    found = optimise(problem)
+    assert not problem.overfull(found.owner)
+    least = 3.0 * (n - room) + 1.0 * room + 2 * (1.0 + 10.0 / 100.0)
+    assert least <= found.cost.total <= 1.01 * least
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.3), (0.1, 0.1), (0.05, None), (0.0, 0.4)])
+def test_large_networks_within_limits(shares: tuple[float | None, ...]) -> None:
+    """Better than to give the providers the first nodes they want, as far as there is room, or none at all."""
+    problem = limited(2_000, shares)
+    found = optimise(problem)
+    assert not problem.overfull(found.owner)
+    room = [np.inf if choice.capacity is None else choice.capacity for choice in problem.choices]
+    simple: list[int] = []
+    for node, own in enumerate(search.homes(problem)[0]):
+        fits = [p for p in problem.allowed[node] if room[p] >= problem.weights[node]]
+        who = own if own in fits else min(fits, key=lambda p: problem.seconds[node][p])
+        room[who] -= problem.weights[node]
+        simple.append(who)
+    assert found.cost.total < problem.cost(simple).total
+    nowhere = [2 if problem.weights[node] else who for node, who in enumerate(optimise(network(2_000)).owner)]
+    assert found.cost.total < problem.cost(nowhere).total
 
 
 def test_what_cannot_be_placed_raises() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ranvier.runtime.partition.elimination import minimise
 from ranvier.runtime.partition.factors import Extra, Factors, Labels, Prices, StandIn
+from ranvier.runtime.partition.limits import Limits
 from ranvier.runtime.partition.moving import Moving
 from ranvier.runtime.partition.problem import CANNOT, Cost, Problem
 from ranvier.runtime.partition.refine import Walk, refine
@@ -106,6 +107,10 @@ class Search:
     def _solve(self, factors: Factors, stand_in: StandIn) -> list[int]:
         """Minimise the stand-in; where weights do not fit, raise the price of memory until they do, then lower it."""
         problem = self.problem
+        if problem.limited and problem.size > SMALL:
+            found = self._within_limits(factors, stand_in)
+            if found is not None:
+                return found
         owner = self._minimise(factors, stand_in, None)
         if not problem.overfull(owner):
             return owner
@@ -136,6 +141,18 @@ class Search:
                 self._refine(owner)
                 price, fits = middle, owner
         return owner if fits is None else fits
+
+    def _within_limits(self, factors: Factors, stand_in: StandIn) -> list[int] | None:
+        """The best of several placements at some price of memory; None where memory needs none, or nothing fits."""
+        limits = Limits(self.problem, self.moving, factors, stand_in, self.table)
+        free = limits.placed(np.zeros(limits.seconds.shape), self.home)
+        if limits.fits(free):
+            return None
+        self.held += len(limits.elimination.held)
+        fitting = limits.fitting(free, self.home)
+        for each in fitting:
+            self._refine(each)
+        return fitting[0] if fitting else None
 
     def _fill(self, factors: Factors, stand_in: StandIn, owner: Sequence[int]) -> None:
         """Let overfull providers have the first nodes they want, or the last, as far as there is room; solve again.
