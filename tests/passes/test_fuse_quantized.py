@@ -119,6 +119,25 @@ def test_convolution_with_a_float_result() -> None:
     assert result.ops["ConvInteger"] == 1
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_mean_rounds_ties_to_even(dtype: type) -> None:
+    """Sums of scaled codes are a rounding off, which decides a tie; sums of codes are not."""
+    scale, zero = np.float32(0.0235), np.array(3, dtype)
+    codes = np.zeros((1, 6, 2, 4), dtype)
+    totals = np.array([20, 28, 12, 36, 100, 8 * 60 + 4])  # of eight codes: halves but for the first
+    for c, total in enumerate(totals):
+        codes[0, c] = np.full(8, total // 8).reshape(2, 4)
+        codes[0, c].flat[: total % 8] += 1
+    s = Sketch()
+    x = s.DequantizeLinear(s.input("x", list(codes.shape), dtype), scale, zero)
+    model = s.model(s.QuantizeLinear(s.GlobalAveragePool(x), scale, zero))
+    assert fused(model).ops["ReduceSum"] == 1
+    want = np.rint((totals / 8.0) - 3) + 3
+    for provider in (["reference"], ["cpu", "reference"]):
+        (got,) = rv.load(model, providers=provider).run({"x": codes}).values()
+        np.testing.assert_array_equal(got.ravel(), want)
+
+
 def test_what_is_left() -> None:
     s = Sketch()
     x = s.input("x", [1, 4, 5, 5])

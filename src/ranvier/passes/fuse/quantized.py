@@ -2,8 +2,9 @@
 
 Exporters write quantized layers as float operators between DequantizeLinear and QuantizeLinear. The same layer on
 codes has exact integer sums and one rounding, so its result is that of the float form up to a tie that rounds the
-other way: at most one step of the result's own scale. Layers whose result is not quantized multiply codes all the
-same and scale the sums, which changes the float result by rounding only.
+other way: at most one step of the result's own scale. The mean of an image becomes that of its codes, for the same
+reason. Layers whose result is not quantized multiply codes all the same and scale the sums, which changes the float
+result by rounding only.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _between(last: Node) -> tuple[Node, float, float] | None:
         if value is None or before is None or only_use(value) is not node:
             return None
         node = before
-    return (node, low, high) if node.op in ("Conv", "MatMul") and not node.domain else None
+    return (node, low, high) if node.op in ("Conv", "MatMul", "GlobalAveragePool") and not node.domain else None
 
 
 def _fused(node: Node, last: Node, low: float, high: float, op: GraphOps) -> Value:
@@ -98,13 +99,36 @@ def _fused(node: Node, last: Node, low: float, high: float, op: GraphOps) -> Val
     result = parameters(last)
     if not result.is_single:
         raise Left("the result is quantized along an axis")
-    x, w = (dequantized(node.input(k)) for k in (0, 1))
-    if x is None or w is None:
+    x = dequantized(node.input(0))
+    if x is None:
         raise Left("an operand is not given by codes")
     if not x.is_single:
         raise Left("the operand is quantized along an axis")
+    if node.op == "GlobalAveragePool":
+        return clipped(_mean(node, x, result, target, op), (low, high), result, op)
+    w = dequantized(node.input(1))
+    if w is None:
+        raise Left("an operand is not given by codes")
     made = _conv(node, x, w, result, target, op) if node.op == "Conv" else _product(node, x, w, result, target, op)
     return clipped(made, (low, high), result, op)
+
+
+def _mean(node: Node, x: Quantized, y: Quantized, target: DType, op: GraphOps) -> Value:
+    """The mean of codes: their sum is exact, so that what lies half-way between two codes is seen to."""
+    shape = shape_of(x.codes)
+    if shape is None or len(shape) < 3 or not all(isinstance(d, int) for d in shape[2:]):
+        raise Left("the image's size is not known")
+    count = math.prod(int(d) for d in shape[2:] if isinstance(d, int))
+    if not 0 < count < _LONGEST:
+        raise Left("int32 might not hold the sums")
+    axes = op.constant(np.arange(2, len(shape)))
+    total = op.ReduceSum(op.Cast(x.codes, to=DType.int32.onnx), axes, keepdims=1)
+    shift = 0 if x.zero is None else count * int(x.zero)
+    if shift:
+        total = op.Sub(total, op.constant(np.array(shift, np.int32)))
+    mean = op.Div(op.Cast(total, to=DType.float32.onnx), op.constant(np.array(count, np.float32)))
+    step = (y.scale.astype(np.float64) / x.scale.astype(np.float64)).astype(np.float32)  # 1 where scales are equal
+    return op.QuantizeLinear(mean, op.constant(step), result_of(y, target, op)[1])
 
 
 def _conv(node: Node, x: Quantized, w: Quantized, y: Quantized, target: DType, op: GraphOps) -> Value:
