@@ -162,7 +162,8 @@ class Contraction(Def):
     ``narrow(target)`` says why the product cannot be had with operands of ``target.narrow``, or None where it can. Then
     ``realise`` may be given float32 tensors that are stored so (``View.element`` is float32 still): all operands but
     constants, which it packs as it likes, together; and whatever the operands are, the target and the epilogue's
-    operands may be stored in either type. The sum is one of float32, rounded once at the store.
+    operands may be stored in either type. The sum is one of float32, rounded once at the store. A kernel that
+    ``rounds`` its operands itself is given them as they are stored, and told by ``Realiser.multiplies`` to what.
     """
 
     sources: tuple[Value, ...]
@@ -172,6 +173,7 @@ class Contraction(Def):
     unit_axis: int | None = None  # the result's axis that must have stride 1
     flops: float = 0.0
     narrow: Callable[[Target], str | None] | None = None
+    rounds: bool = False
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -378,9 +380,10 @@ class Definitions:
         unit_axis: int | None = None,
         flops: float = 0.0,
         narrow: Callable[[Target], str | None] | None = None,
+        rounds: bool = False,
     ) -> Value:
         result = self._result(out, dtype, shape)
-        self._add(Contraction((result,), tuple(sources), realise, fold, order, unit_axis, flops, narrow))
+        self._add(Contraction((result,), tuple(sources), realise, fold, order, unit_axis, flops, narrow, rounds))
         return result
 
     def joined(self, sources: Sequence[Value], axis: int, shape: Sequence[int], out: Value | None = None) -> Value:

@@ -59,6 +59,7 @@ class Realiser:
         self.threads = target.threads
         self.packs = packs
         self.done = Realised()
+        self.multiplies: DType | None = None  # of the contraction at hand: the type of 16 bits of its operands
         self._views: dict[Value, View] = {}
         self.label = ""
         self._tensors: dict[int, ConstTensor] = {}  # by the identity of their arrays
@@ -387,8 +388,10 @@ class Realiser:
     # -- contractions -----------------------------------------------------------------------------------------------
 
     def _contraction(self, each: Group, anchor: Contraction) -> None:
-        wanted = self.target.narrow if id(anchor) in self.done.assignment.products else None
-        views = [self.stored_as(v, wanted or v.element) for v in map(self.view, anchor.sources)]
+        wanted = self.multiplies = self.target.narrow if id(anchor) in self.done.assignment.products else None
+        views = [self.view(v) for v in anchor.sources]
+        if not (wanted and anchor.rounds):
+            views = [self.stored_as(v, wanted or v.element) for v in views]
         after = [d for d in each.defs if d is not anchor]
         result = each.last.out
         epilogue = self._epilogue(anchor, after) if after else None

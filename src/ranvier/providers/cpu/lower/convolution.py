@@ -98,7 +98,7 @@ def convolve(
             image = r.ordered(image, channels_last(rank))
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
         constant = weights.storage.kind == "const"
-        dtype = BF16 if image.dtype is BF16 else None
+        dtype = BF16 if BF16 in (image.dtype, r.multiplies) else None
         if transposed:
             if not constant:
                 return kernels.conv_transpose_dynamic(image, weights, target, shape, r.isa, **how)
@@ -126,6 +126,7 @@ def convolve(
         unit_axis=1,
         flops=shape.flops,
         narrow=narrow,
+        rounds=True,
     )
 
 

@@ -242,11 +242,14 @@ class _Assigning:
             self.cut.cost(item, max(work, touching(operands)), max(fast, touching(operands / 2)) + LAUNCH / 10)
         for value in dict.fromkeys(v for v in anchor.sources if self._movable(v)):
             memory, bytes_ = self.memory(value), self._bytes(value)
+            self.cut.pair(self._wide(value), item, math.inf)
+            if anchor.rounds:  # as it reads them
+                self.cut.pair(item, self.item(value), touching(bytes_) - touching(bytes_ / 2))
+                continue
             if memory not in self.narrowed:
                 made = self.narrowed[memory] = self.cut.item()
                 self.cut.pair(made, self.item(value), touching(bytes_) + touching(bytes_ / 2) + LAUNCH)
             self.cut.pair(item, self.narrowed[memory], math.inf)
-            self.cut.pair(self._wide(value), item, math.inf)
 
     def _wide(self, value: Value) -> int:
         """An item with label 1 where nobody needs the tensor in float32; label 0 costs where it is in 16 bits."""
