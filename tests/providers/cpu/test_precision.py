@@ -266,6 +266,24 @@ def test_a_sum_that_every_layer_adds_to_stays_and_norms_may_be_rounded() -> None
     assert found["MatMul_m1"].precision == found["LayerNormalization_n1"].stored == "bf16"
 
 
+@needs_products
+@pytest.mark.usefixtures("eager")
+def test_signals_stay_exact_up_to_their_logarithm() -> None:
+    """A loud tone and a soft one: in bfloat16 the soft one would drown in the rounding of the loud one."""
+    time = np.arange(256)
+    x = np.stack([np.sin(0.7 * time + k) + 1e-4 * np.sin(1.9 * time) for k in range(32)]).astype(np.float32)
+    w = np.stack([np.cos(f * time) for f in np.linspace(0, 3, 64)], axis=1).astype(np.float32)
+    front = [node("MatMul", "x w", "s"), node("Mul", "s s", "p"), node("Clip", "p low", "c"), node("Log", "c", "l")]
+    after = [node("Tanh", "l", "h"), node("MatMul", "h v", "y")]
+    made = model(front + after, {"x": x}, "y l", {"w": w, "v": floats(0, 64, 64), "low": np.float32(1e-10)})
+    with narrowed(made) as session:
+        found = session.run({"x": x})
+        told = choices(session)
+    exact = rv.load(made, providers=["reference"], optimization="none").run({"x": x})
+    assert told["MatMul_s"] == ("f32", "f32") and told["MatMul_y"][0] == "bf16"
+    np.testing.assert_allclose(found["l"], exact["l"], atol=0.05)
+
+
 # -- where there is none --------------------------------------------------------------------------------------------
 
 

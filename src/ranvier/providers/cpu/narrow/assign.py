@@ -21,6 +21,7 @@ from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.rates import LAUNCH, multiplying, product_speed, touching
 from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums
+from ranvier.providers.cpu.narrow.signals import before_logarithms
 from ranvier.providers.cpu.target import Assignment, Target
 from ranvier.varying import value_at
 
@@ -66,6 +67,7 @@ class _Assigning:
         self.products: dict[int, int] = {}  # of definitions, their items
         self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
         self.readers: dict[Value, list[Group]] = {}
+        self.signals = before_logarithms(groups, program)
         self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
         self._share_memory(slices)
         self._find_readers()
@@ -136,6 +138,10 @@ class _Assigning:
             self._keep(value, "is a sum that every layer adds to")
         for value in centred(self.groups, self.program, self.readers):
             self._keep(value, "is normalised")
+        for group in self.groups:
+            if id(group) in self.signals:
+                for value in group.last.outputs:
+                    self._keep(value, "goes into log")
 
     def _only_multiplied(self, value: Value) -> bool:
         """Whether products alone read it, which round it themselves."""
@@ -233,8 +239,10 @@ class _Assigning:
         self._plain(group, anchor.sources)
         item = self.products[id(anchor)] = self.cut.item()
         wide = next((why for v in anchor.sources if (why := self._out_of_range(v))), "")
-        if (name := self.kept(group)) or wide:
-            self.unable[id(anchor)] = f"kept by {name!r}" if name else f"an operand {wide}"
+        name = self.kept(group)
+        if name or wide or id(group) in self.signals:
+            reason = f"an operand {wide}" if wide else "what it makes goes into log"
+            self.unable[id(anchor)] = f"kept by {name!r}" if name else reason
             self.cut.cost(item, one=math.inf)
         else:
             work, operands = multiplying(*value_at([anchor.flops], 0)), sum(self._bytes(v) for v in anchor.sources)

@@ -41,7 +41,7 @@ def _reads(each: Def, program: Definitions, wanted: str) -> Iterable[tuple[Value
     if wanted:
         yield from ((v, wanted) for v in each.operands)
     elif isinstance(each, Pointwise):
-        yield from _named(each, _exact(_expression(each, program)))
+        yield from _named(each, _exact(expression(each, program)))
     elif isinstance(each, Rows) and each.gather is None:
         body = each.build([Load(k, program.dtype(v)) for k, v in enumerate(each.operands)])
         for reduce in body.reduces:
@@ -109,12 +109,13 @@ def centred(groups: Iterable[Group], program: Definitions, readers: dict[Value, 
         wholes = {v for d in group.defs for v in d.operands if v not in made}
         for reader in readers.get(group.last.out, ()):
             both = wholes & {v for d in reader.defs for v in d.operands}
-            if both and any(isinstance(d, Pointwise) and _has(_expression(d, program), "sub") for d in reader.defs):
+            if both and any(isinstance(d, Pointwise) and _has(expression(d, program), "sub") for d in reader.defs):
                 found |= {*both, reader.last.out}
     return found
 
 
-def _expression(each: Pointwise, program: Definitions) -> Expr:
+def expression(each: Pointwise, program: Definitions) -> Expr:
+    """What a definition computes, operand ``k`` as ``Load(k)``."""
     return each.compute([Load(k, program.dtype(u.value)) for k, u in enumerate(each.uses)])
 
 
@@ -131,7 +132,7 @@ def _adds(group: Group, program: Definitions) -> bool:
     }
     if inside + len(outside) < 2:
         return False
-    return any(isinstance(d, Pointwise) and _has(_expression(d, program), "add") for d in group.defs)
+    return any(isinstance(d, Pointwise) and _has(expression(d, program), "add") for d in group.defs)
 
 
 def _has(expr: Expr, name: str) -> bool:
