@@ -92,3 +92,13 @@ def test_batches_of_transposed_operands(kind: str) -> None:
     got = results(nodes, code, {"q": q, "k": k}, (2, 3, 30, 41), {})
     a, b = q.astype(np.float64).transpose(0, 2, 1, 3), k.astype(np.float64).transpose(0, 2, 3, 1)
     close(got, a @ b, dtype, np.abs(a) @ np.abs(b))
+
+
+@kinds
+def test_a_product_that_threads_share(kind: str) -> None:
+    code, dtype = TYPES[kind]
+    rng = np.random.default_rng(5)
+    x, w = random(rng, (300, 700), dtype), random(rng, (700, 520), dtype)
+    got = results([helper.make_node("MatMul", ["x", "w"], ["y"])], code, {"x": x}, (300, 520), {"w": w})
+    wide = x.astype(np.float64), w.astype(np.float64)
+    close(got, wide[0] @ wide[1], dtype, np.abs(wide[0]) @ np.abs(wide[1]))

@@ -42,6 +42,9 @@ class PairPlan(Plan):
         readable = p.a.dtype is _BF16 and (p.a_strides[1] == 1 or p.k == 1)
         return p if readable and self.takes(p.k) else self.copied(p, _BF16, even=not self.takes(p.k))
 
+    def with_columns(self, p: Problem) -> Problem:
+        return p
+
     def takes(self, k: int) -> bool:
         """Whether rows of so many elements can be read."""
         return k % 2 == 0

@@ -28,6 +28,7 @@ _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cach
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
 _FAR_BYTES = 16 << 10  # rows of B this far apart cost more to reach than to read
 _LONG_VECTORS = 16  # vectors of such a row that one pass takes
+_WIDENED_ROWS = 48  # with more, a B of 16 bits is widened once and not by every use
 _WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
 
 
@@ -53,7 +54,7 @@ class Plan:
         self.item = problem.dtype.numpy.itemsize  # of sums
         self.lanes = isa.lanes(self.item)
         self.before: list[Launch] = []
-        self.p = p = self.with_rows(problem)
+        self.p = p = self.with_columns(self.with_rows(problem))
         self.a_item, self.b_item = (x.dtype.numpy.itemsize for x in (p.a, p.b))
         self.stored: Stored = NARROW_STORED.get(p.b.dtype, "")
         self.deep = p.k  # steps of the micro-kernel along K …
@@ -66,6 +67,21 @@ class Plan:
         if p.a.dtype is p.dtype:
             return p
         return self.copied(p, p.dtype)
+
+    def with_columns(self, p: Problem) -> Problem:
+        """A B of 16 bits that many rows would have to widen is widened once."""
+        if not isinstance(p.b, View) or p.b.dtype is p.dtype or p.m <= _WIDENED_ROWS:
+            return p
+        outer = [axis for axis in p.batch if axis.b]
+        lying = p.b_strides[0] == 1 and p.n > 1  # along K in memory: so it stays
+        inner = ((p.n, p.k), p.b_strides[::-1]) if lying else ((p.k, p.n), p.b_strides)
+        shape = (*(axis.extent for axis in outer), *inner[0])
+        source = View(p.b.storage, p.b.dtype, shape, (*(axis.b for axis in outer), *inner[1]), p.b.offset)
+        copy, launches = converted(source, p.dtype, self.isa, self.threads)
+        self.before += launches
+        steps = iter(copy.strides[:-2])
+        batch = tuple(replace(axis, b=next(steps) if axis.b else 0) for axis in p.batch)
+        return replace(p, b=copy, b_strides=(1, p.k) if lying else (p.n, 1), batch=batch)
 
     def copied(self, p: Problem, dtype: DType, *, even: bool = False) -> Problem:
         """The product with a dense copy of A; entries that broadcasting repeats are copied once."""
