@@ -33,7 +33,6 @@ DEVIATIONS: dict[str, dict[str, str]] = {
         "test_stft_with_window": _FOURIER,
     },
     "openvino": {
-        "test_attention_4d_causal_fp16_expanded": _HALF,
         "test_dynamicquantizelinear_expanded": "it rounds a quotient the other way",
         "test_resize_downsample_scales_cubic_align_corners": _CORNERS,
         "test_resize_downsample_scales_linear_align_corners": _CORNERS,
