@@ -92,7 +92,7 @@ def bfloat_conv(
                 At(_offsets(plan.offsets)),
                 wide,
                 Code(micro_spec(isa, 1, short=short)) if vectors % 2 else wide,
-                Code(finish_spec(tail, out.dtype)),
+                Code(finish_spec(tail, out.dtype, single=shape.width == 1)),
                 *tail.buffers,
             ),
             (*(numbers[name] for name in FIELDS), *tail.dims),

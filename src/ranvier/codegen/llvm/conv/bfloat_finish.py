@@ -9,11 +9,13 @@ is loaded once.
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.conv.bfloat_copy import narrowed_pair
 from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail, TailCode
-from ranvier.codegen.llvm.elements import memory_type
+from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, scatter_elements, widened
+from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Expr, Load, Result
 from ranvier.dtypes import DType
 
 # image; the first pixel's number and how far the numbers of neighbours are apart; the first channel; how many rows and
@@ -21,17 +23,20 @@ from ranvier.dtypes import DType
 PLACE = ("image", "number", "number_step", "channel", "rows", "columns", "step", "out_step")
 
 
-def finish_spec(tail: Tail, out: DType) -> KernelSpec:
+def finish_spec(tail: Tail, out: DType, *, single: bool = False) -> KernelSpec:
+    """``single``: there is one column only, and vectors run down the rows."""
+
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _emit(module, symbol, isa, tail, out)
+        f = module.function(symbol, [("ptr", n) for n in ("bufs", "dims", "tile", "out", "place")])
+        at = {name: f.load("i64", f.gep(f.args["place"], k, "i64")) for k, name in enumerate(PLACE)}
+        code = TailCode(f, isa, tail, f.args["bufs"], 0, f.args["dims"], 0)
+        (_single_column if single else _columns)(f, at, code, isa, out)
+        f.ret()
 
-    return KernelSpec(f"conv bfloat16 finish {out}", ("bfloat conv finish", 1, tail.key, out.name), emit)
+    return KernelSpec(f"conv bfloat16 finish {out}", ("bfloat conv finish", 1, tail.key, out.name, single), emit)
 
 
-def _emit(module: Module, symbol: str, isa: Isa, tail: Tail, out: DType) -> None:
-    f = module.function(symbol, [("ptr", n) for n in ("bufs", "dims", "tile", "out", "place")])
-    at = {name: f.load("i64", f.gep(f.args["place"], k, "i64")) for k, name in enumerate(PLACE)}
-    code = TailCode(f, isa, tail, f.args["bufs"], 0, f.args["dims"], 0)
+def _columns(f: Fn, at: dict[str, Val], code: TailCode, isa: Isa, out: DType) -> None:
     lanes = isa.lanes(4)
     first = code.rows(at["image"], at["number"])
 
@@ -63,4 +68,30 @@ def _emit(module: Module, symbol: str, isa: Isa, tail: Tail, out: DType) -> None
         piece(pairs, 1, None)
     with f.if_(f.cmp("slt", whole, at["columns"])):
         piece(whole, 1, f.mask_below(lanes, at["columns"] - whole))
-    f.ret()
+
+
+def _single_column(f: Fn, at: dict[str, Val], code: TailCode, isa: Isa, out: DType) -> None:
+    lanes, tail = isa.lanes(4), code.tail
+    first = code.rows(at["image"], at["number"])
+    dense = f.cmp("eq", at["out_step"], 1)
+    with f.loop(0, at["rows"], lanes) as r:
+        mask = f.mask_below(lanes, at["rows"] - r)
+        ids = f.lane_ids(lanes) + r
+
+        def leaf(expr: Expr) -> Val:
+            if isinstance(expr, Result):
+                return f.gather("float", f.args["tile"], ids * f.lshr(at["step"], 2), mask)
+            assert isinstance(expr, Load)
+            k, kind = expr.operand, tail.dtypes[expr.operand]
+            row = first[k]
+            if tail.classes[k]:
+                row = f.gep(row, at["channel"] * code.strides[k][2], memory_type(kind))
+            if tail.still[k]:
+                return load_vector(f, isa, kind, row, 1)
+            return gather_elements(f, isa, kind, row, ids * (code.strides[k][1] * at["number_step"]), mask=mask)
+
+        value = widened(f, ExprEmitter(f, isa, lanes).value(tail.value, leaf), lanes)
+        with f.if_else(dense) as otherwise:
+            code.keep(value, f.gep(f.args["out"], r, memory_type(out)), out, mask)
+            otherwise()
+            scatter_elements(f, isa, out, value, f.args["out"], ids * at["out_step"], mask=mask)
