@@ -273,3 +273,24 @@ def test_masked_memory(isa: Isa, dtype: DType) -> None:
         same(target, np.concatenate([source[:count], one]))
         same(back[:count], source[:count][::-1])
         assert not back[count:].any()
+
+
+@ISAS
+def test_quotient(isa: Isa) -> None:
+    """Where it is small, what it rounds to is what the exact quotient rounds to; elsewhere it is as large."""
+    rng = np.random.default_rng(9)
+    steps = np.exp2(rng.uniform(-40, 40, 256)).astype(np.float32)
+    halves = (rng.integers(-300, 300, 256) + 0.5).astype(np.float32)
+    near = (halves * steps).astype(np.float32)
+    x = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), rng.normal(size=256).astype(np.float32) * steps])
+    special = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0, -0.0, 1e-44], np.float32)
+    x = np.concatenate([x, np.resize(special, 256)])
+    y = np.tile(steps, 4)
+    expr = Op("quotient", (Load(0, DType.float32), Load(1, DType.float32), Load(2, DType.float32)), DType.float32)
+    (got,) = evaluate([expr], [x, y, (np.float32(1) / y)], isa)
+    with np.errstate(all="ignore"):
+        want = x / y
+    small = np.abs(want) < 2.0**19
+    np.testing.assert_array_equal(np.rint(got[small]), np.rint(want[small]))
+    rest = np.clip(got[~small], -(2.0**19), 2.0**19)
+    np.testing.assert_array_equal(rest, np.clip(want[~small], -(2.0**19), 2.0**19))

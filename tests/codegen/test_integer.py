@@ -19,10 +19,11 @@ from ranvier.codegen.llvm.integer import (
     pack_codes,
     pack_depthwise,
     pack_filters,
+    table_lookup,
 )
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import source
-from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
+from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, of
 from tests.codegen.harness import ISAS, Runner, view_of
@@ -127,9 +128,81 @@ def test_epilogue(isa: Isa, kind: type) -> None:
     np.testing.assert_array_equal(out, want.astype(kind))
 
 
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+def test_signed_batches(isa: Isa) -> None:
+    """What moving signed codes adds is taken out of every matrix of a batch, however that is broadcast."""
+    a, b = codes(np.int8, 2, 3, 5, 24), codes(np.int8, 3, 24, 20)
+    single, whole = codes(np.uint8, 24, 20), codes(np.int8, 2, 3, 24, 7)
+    for packed in (True, False):
+        for right in (b, single, whole):
+            np.testing.assert_array_equal(product(a, right, isa, packed=packed), oracle(a, right))
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_requantization(isa: Isa, kind: type, per_row: bool) -> None:
+    """Sums become codes, numbers, and codes again, each rounding as NumPy rounds it; a residual may be infinite."""
+    m, k, n = 9, 40, 37
+    a, b = codes(np.uint8, m, k), codes(np.int8, k, n)
+    scale = RNG.uniform(1e-4, 1e-3, n).astype(np.float32)
+    step = RNG.uniform(0.02, 0.05, m if per_row else 1).astype(np.float32)
+    zero = np.full(m if per_row else 1, 7, kind)
+    beside = RNG.normal(size=(m, n)).astype(np.float32)
+    beside[0, :4] = [np.inf, -np.inf, np.nan, 1e38]
+    arrays = [scale, step, zero, beside]
+    views = [view_of(x) for x in arrays]
+    real = [Load(0, DType.float32), Load(1, DType.float32), Load(2, of(zero)), Load(3, DType.float32)]
+    shift = Op("cast", (real[2],), DType.float32)
+    first = saturated(
+        Op("mul", (Op("cast", (Result(0, DType.int32),), DType.float32), real[0]), DType.float32), shift, kind
+    )
+    number: Expr = Op("sub", (Op("cast", (first,), DType.float32), shift), DType.float32)
+    number = Op("add", (number, real[3]), DType.float32)
+    number = Op("quotient", (number, real[1], Op("reciprocal", (real[1],), DType.float32)), DType.float32)
+    strides = [(0, 0, 1), (0, int(per_row), 0), (0, int(per_row), 0), (0, n, 1)]
+    epilogue = Epilogue(saturated(number, shift, kind), tuple(map(Operand, views, strides)))
+    out = np.zeros((m, n), kind)
+    left, target = view_of(a), view_of(out, "output")
+    launches = integer_matmul(left, pack_codes(b, isa, rows_hint=m), target, isa, epilogue=epilogue)
+    bound = {left.storage: a, target.storage: out, **{v.storage: x for v, x in zip(views, arrays)}}
+    Runner(launches, isa, bound)()
+    limits = np.iinfo(kind)
+
+    def quantized(x: Array) -> Array:
+        whole = np.rint(x) + np.float32(7)
+        return np.clip(np.where(np.isnan(whole), limits.min, whole), limits.min, limits.max)
+
+    between = quantized(oracle(a, b).astype(np.float32) * scale) - np.float32(7)
+    with np.errstate(all="ignore"):
+        want = quantized((between + beside) / step.reshape(-1, 1))
+    np.testing.assert_array_equal(out, want.astype(kind))
+
+
+def saturated(number: Expr, zero: Expr, kind: type) -> Expr:
+    """As the lowering of QuantizeLinear writes it."""
+    whole = Op("add", (Op("round", (number,), DType.float32), zero), DType.float32)
+    if kind is np.uint8:
+        return Op("cast", (whole,), DType.uint8)
+    moved = Op("add", (whole, Const(128.0, DType.float32)), DType.float32)
+    flipped = Op("bitxor", (Op("cast", (moved,), DType.uint8), Const(128, DType.uint8)), DType.uint8)
+    return Op("bits", (flipped,), DType.int8)
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+def test_table(isa: Isa) -> None:
+    table = RNG.permutation(256).astype(np.uint8)
+    for size in (1, 63, 64, 200, 40_000):
+        x, out = codes(np.uint8, size), np.zeros(size, np.uint8)
+        views = [view_of(x), view_of(table), view_of(out, "output")]
+        bound = dict(zip([v.storage for v in views], (x, table, out)))
+        Runner(table_lookup(*views), isa, bound, split=2)()
+        np.testing.assert_array_equal(out, table[x])
+
+
 def test_temporary_views_are_whole() -> None:
     """Rows that are copied leave room for whole groups."""
-    isa = ISAS[0]
+    isa = ISAS[-1]
     a = View.temporary(DType.int8, (3, 5))
     out = View.temporary(DType.int32, (3, 2))
     launches = integer_matmul(a, pack_codes(codes(np.int8, 5, 2), isa, rows_hint=3), out, isa)
