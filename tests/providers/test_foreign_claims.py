@@ -65,6 +65,8 @@ OPENVINO: dict[str, tuple[str, dict[str, Any], Any, str]] = {
             RanvierError, "divides by zero"),
     "Gather": ("(float[4] x, int32[1] z) => (float[1] y) { y = Gather(x, z) }",
                {"x": np.ones(4, np.float32), "z": np.int32([4])}, RanvierError, "within range"),
+    "Pad": ("(float[2] x, int64[2] z) => (float[n] y) { y = Pad <mode = \"edge\"> (x, z) }",
+            {"x": np.ones(2, np.float32), "z": wide(-3, 3)}, RanvierError, "writes beyond its memory"),
     "GatherND": ("(float[4] x, int64[1,1] z) => (float[1] y) { y = GatherND(x, z) }",
                  {"x": np.ones(4, np.float32), "z": wide(4).reshape(1, 1)}, RanvierError, "within range"),
 }  # fmt: skip
@@ -83,6 +85,7 @@ def test_openvino_is_not_given_what_it_computes_otherwise(op: str) -> None:
     [
         ("Gather", "i = Constant <value = int64[2] {3, -4}> () y = Gather(x, i)"),
         ("Gather", "i = Constant <value = int64[2] {0, -5}> () y = Gather(x, i)"),
+        ("Pad", "i = Constant <value = int64[2] {1, 0}> () y = Pad(x, i)"),
         ("GatherND", "i = Constant <value = int64[2,1] {3, -4}> () y = GatherND(x, i)"),
         ("Div", "c = Cast <to = 6> (x) i = Constant <value = int32[1] {-2}> () d = Div(c, i) y = Cast <to = 1> (d)"),
         ("Div", "c = Cast <to = 6> (x) i = Constant <value = int32[1] {0}> () d = Div(c, i) y = Cast <to = 1> (d)"),
@@ -93,7 +96,8 @@ def test_openvino_is_given_what_is_known_to_be_well(op: str, text: str) -> None:
     reason, found = outcome("openvino", f"g (float[4] x) => (float[n] y) {{ {text} }}", {"x": x}, op)
     wrong = "-5" in text or "{0}" in text
     assert bool(reason) == wrong
-    wanted: Any = RanvierError if wrong else np.float32([3, -1, -1, -2]) if op == "Div" else x[[3, 0]]
+    right = {"Div": np.float32([3, -1, -1, -2]), "Pad": np.float32([0, -7, 2, 3, 4])}
+    wanted: Any = RanvierError if wrong else right.get(op, x[[3, 0]])
     assert same(found, wanted)
 
 

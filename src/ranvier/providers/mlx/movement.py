@@ -120,6 +120,8 @@ def pad(call: Call, x: Any, pads: Array, value: Any = None, axes: Array | None =
     widths = [(0, 0)] * x.ndim
     for axis, before, after in zip(chosen, ints(pads[:half]), ints(pads[half:])):
         widths[axis] = (before, after)
+    if any(n < max(-b, 0) + max(-a, 0) for n, (b, a) in zip(x.shape, widths)):
+        raise ValueError(f"pads {ints(pads)} cut off more than there is in {list(x.shape)}")
     mode = call.attr("mode", "constant")
     if mode == "constant":
         # what is cut off, first

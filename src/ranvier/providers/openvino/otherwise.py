@@ -75,6 +75,9 @@ def _operator(node: Node) -> str | None:
             return "OpenVINO has no peepholes"
     elif node.op == "MaxPool" and attrs.get("ceil_mode", 0):
         return "OpenVINO counts other windows where sizes are rounded up"
+    elif node.op == "Pad":
+        if not _only_adds(node):
+            return "OpenVINO writes beyond its memory where pads cut off more than there is"
     elif node.op == "Resize":
         for name, plain in _RESIZE.items():
             if attrs.get(name, plain) != plain:
@@ -90,6 +93,18 @@ def _operator(node: Node) -> str | None:
     elif node.op == "Tile" and (node.inputs[1] is None or node.inputs[1].const is None):
         return "OpenVINO returns memory that it never wrote where the repeats are not constant"
     return None
+
+
+def _only_adds(node: Node) -> bool:
+    """Is it known that nothing is cut off, and that there is enough to be mirrored?"""
+    pads = np.array(node.attrs["pads"]) if "pads" in node.attrs else _content(node.input(1))
+    if pads is None or bool((pads < 0).any()):
+        return False
+    if node.attrs.get("mode", "constant") in ("constant", "edge"):
+        return True
+    data = node.inputs[0]
+    shape = data.type.shape if data is not None and isinstance(data.type, TensorType) else None
+    return shape is not None and all(isinstance(size, int) and size > pads.max(initial=0) for size in shape)
 
 
 def _within(node: Node) -> bool:

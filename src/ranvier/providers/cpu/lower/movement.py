@@ -90,6 +90,8 @@ def pad(n: NodeView, b: Definitions) -> None:
     before, after = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
         before[axis], after[axis] = amounts[k], amounts[k + len(axes)]
+    if any(min(p, q) < 0 and d < max(-p, 0) + max(-q, 0) for d, p, q in zip(n.shape(0), before, after)):
+        raise Declined("Pad: more is cut off than there is")
     if mode == "constant":
         _pad_constant(n, b, before)
         return
@@ -116,7 +118,7 @@ def _pad_constant(n: NodeView, b: Definitions, before: Sequence[int]) -> None:
         view = views[0]
         inside: Expr | None = None
         for axis, (d, wide, p) in enumerate(zip(shape, out, before)):
-            if p <= 0 and wide + p <= d:  # nothing is added here; the axis may be cut
+            if p <= 0 and wide - p <= d:  # nothing is added here; the axis may be cut
                 continue
             here = between(Size(p), Index(axis), Size(p + d))
             inside = here if inside is None else op("and", inside, here, dtype=DType.bool)
