@@ -18,13 +18,17 @@ from ranvier.errors import Cancelled, DeadlineExceeded, KernelError, MemoryLimit
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
+from ranvier.providers.cpu.kernel import CpuKernel
+from ranvier.providers.cpu.provider import CpuProvider
 from ranvier.providers.reference import ReferenceKernel
-from ranvier.runtime import compiled
+from ranvier.runtime import beside, compiled
+from ranvier.runtime.calibration.model import MachineCosts
 from ranvier.runtime.control import RunOptions
 from ranvier.runtime.lanes import Halt, Helpers
 from ranvier.runtime.partition import Beside, Part, Partitioning, Placement, subgraph_of
 from ranvier.runtime.partition.partitioner import needs
 from ranvier.runtime.plan import Plan
+from ranvier.runtime.report import report_for
 from ranvier.runtime.session import Session
 
 SHAPE = (24, 24)
@@ -82,6 +86,7 @@ def force(
     one after the other."""
 
     def partitioned(graph: Graph, providers: Any, config: Any, blocked: Any = None) -> Partitioning:
+        """Bodies are placed elsewhere, as ever."""
         # by name: a session reorders its graph
         nodes = sorted(graph, key=lambda node: names.index(node.name))
         by_name = {provider.name: provider for provider in providers}
@@ -421,3 +426,93 @@ def test_a_run_outlives_the_end_of_its_session(monkeypatch: pytest.MonkeyPatch) 
     go_on.set()
     caller.join()
     assert len(results) == 1
+
+
+def costs(monkeypatch: pytest.MonkeyPatch, fast: float, slow: float) -> None:
+    """Seconds of every node on the CPU provider and on the reference; nothing is measured."""
+    monkeypatch.setenv("RANVIER_CALIBRATE", "off")
+    monkeypatch.setattr(beside, "_enough", lambda found: True)
+    monkeypatch.setattr(MachineCosts, "node_seconds", lambda self, node, who: fast if who.name == "cpu" else slow)
+
+
+BY_COST = {"policy": "cost", "pins": {"a*": "reference"}, "threads": 2}
+
+
+def test_waves_are_chosen_where_they_save_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs(monkeypatch, 2e-3, 4e-3)
+    with Session(two_branches(), config_of(**BY_COST)) as session:
+        parts = session.report.parts
+        assert [(part.provider, part.wave, part.lane, part.threads) for part in parts] == [
+            *[("reference", 0, 0, 1)] * 3,
+            ("cpu", 0, 1, 1),
+            ("cpu", -1, 0, 0),
+        ]
+        told = [
+            "at the same time: reference a0 +2 (1 thread, 12 ms) | cpu b0 +2 (1 thread, 12 ms)",
+            "20 ms are predicted for one after the other",
+        ]
+        assert session.report.together() == told
+        assert all(text in str(session.report) for text in told)
+        assert session.report.predicted is not None
+        assert session.report.predicted.seconds == pytest.approx(14e-3, rel=0.02)  # instead of 20
+        again = report_for(session, {}).predicted
+        assert again is not None and again.seconds == pytest.approx(session.report.predicted.seconds)
+        kernel = session._parts[3].kernel
+        assert isinstance(kernel, CpuKernel) and kernel.target.threads == 1
+        found = session.run(X)
+    with Session(two_branches(), config_of(**{**BY_COST, "policy": "priority"})) as session:
+        assert not session.report.together()
+        for name, array in session.run(X).items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "threads"),
+    [(2e-3, 4e-3, 1), (2e-3, 0.5e-3, 2), (4e-6, 4e-6, 2)],
+    ids=["one thread", "too little to gain", "too short"],
+)
+def test_waves_are_not_chosen_otherwise(
+    monkeypatch: pytest.MonkeyPatch, fast: float, slow: float, threads: int
+) -> None:
+    costs(monkeypatch, fast, slow)
+    with Session(two_branches(), config_of(**{**BY_COST, "threads": threads})) as session:
+        assert not session.report.together()
+
+
+def test_costs_are_not_looked_at_where_there_is_too_little_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "guessed", None)
+    with Session(two_branches(), config_of(**BY_COST)) as session:
+        assert not session.report.together() and session.report.by_provider()["reference"] == 3
+
+
+def tanh_of(value: Value) -> Graph:
+    """A body that reads a value from around it."""
+    body = Graph("body", opsets={"": 21})
+    made = body.add("Tanh", [value], version=13, name="inner").output
+    made.type = KIND
+    body.outputs = [made]
+    return body
+
+
+def test_a_body_keeps_to_the_threads_of_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch of an If in a lane runs on the CPU provider, with as many threads as the lane has."""
+    graph = two_branches(2)
+    condition = graph.add_constant(ConstTensor.of(np.array(True)), "yes")
+    total = graph.outputs[0]
+    attrs = {name: tanh_of(graph.inputs[0]) for name in ("then_branch", "else_branch")}
+    chosen = graph.add("If", [condition], attrs, version=19, name="choice").output
+    chosen.type = KIND
+    graph.outputs = [total, chosen]
+    names = ["a0", "a1", "b0", "b1", "sum", "choice"]
+    force(monkeypatch, [[[0, 1], [2, 3, 5]], [[4]]], lambda k: "reference" if k == 5 else "cpu", names)
+    seen: list[int | None] = []
+    compile_ = CpuProvider.compile
+
+    def noted(self: CpuProvider, part: Any, ctx: Any) -> Any:
+        seen.extend(ctx.config.threads for node in part.nodes if node.name == "inner")
+        return compile_(self, part, ctx)
+
+    monkeypatch.setattr(CpuProvider, "compile", noted)
+    with Session(graph, config_of()) as session:
+        np.testing.assert_allclose(session.run(X)[chosen.name], np.tanh(X["x"]), rtol=1e-6)
+    assert seen == [1, 1]

@@ -35,7 +35,7 @@ def show_parts(output: Output, data: Data, *, every: bool) -> None:
         )
     _table(output, [">part", "!provider", ">nodes", ">predicted", "first node", "reads", "gives"], rows, every)
     for text in data["together"]:
-        output.say(f"at the same time: {text}")
+        output.say(text)
 
 
 def show_precision(output: Output, report: Report, *, every: bool) -> None:

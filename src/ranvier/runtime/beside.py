@@ -14,7 +14,8 @@ from dataclasses import replace
 from ranvier.config import SessionConfig
 from ranvier.devices import usable_cores
 from ranvier.graph.ir import Graph
-from ranvier.ops.estimate import SECONDS_PER_NODE
+from ranvier.graph.types import TensorType
+from ranvier.ops.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, SECONDS_PER_NODE, node_cost
 from ranvier.providers.base import ExecutionProvider, OwnMemory
 from ranvier.runtime.calibration.classes import BY_ARITHMETIC
 from ranvier.runtime.calibration.lazy import figures_for
@@ -74,7 +75,7 @@ def side_by_side(
     from ranvier.runtime.predicted import posed_as, prediction_of
 
     count = count_of(config)
-    if count < 2 or len(found.parts) < 2:
+    if count < 2 or not _enough(found):
         return found
     used = {part.provider.name for part in found.parts}
     involved = [provider for provider in providers if provider.name in used]
@@ -96,6 +97,21 @@ def side_by_side(
     steps = [waves.steps[k] for k in issue]
     predicted = prediction_of(posed, owner, steps, waves.seconds, [p.name for p in providers], model)
     return replace(found, parts=parts_of(graph, providers, posed, waves, issue), predicted=predicted)
+
+
+def _enough(found: Partitioning) -> bool:
+    """A first look that costs little: do parts on one thread have enough to do, or cannot the graph alone tell?"""
+    spent = 0.0
+    for part in found.parts:
+        if part.provider.capability().threads != "one":
+            continue
+        for node in part.subgraph.nodes:
+            known = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
+            if node.has_subgraphs or not all(isinstance(t, TensorType) and t.is_static for t in known):
+                return True
+            cost = node_cost(node)
+            spent += max(cost.flops / FLOPS_PER_SECOND, cost.bytes / BYTES_PER_SECOND)
+    return spent * _SLOWER > _WORTH_MEASURING
 
 
 def _worthwhile(problem: Problem, owner: Sequence[int], threads: Threads) -> Schedule | None:

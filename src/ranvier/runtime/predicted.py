@@ -55,6 +55,11 @@ class Prediction:
     transfers: tuple[TransferCost, ...] = ()
     options: tuple[tuple[Option, ...], ...] = field(default=(), repr=False)
 
+    @property
+    def serial(self) -> float:
+        """The same placement, part after part."""
+        return self.compute + self.transfer + self.launch
+
     def __str__(self) -> str:
         by: dict[str, float] = {}
         for part in self.parts:

@@ -137,12 +137,19 @@ class Report:
         return sorted(found, key=lambda group: -group.count)
 
     def together(self) -> list[str]:
-        """For each wave its lanes in words: who runs what, with how many threads, and how long by prediction."""
+        """For each wave its lanes in words: who runs what, with how many threads, and how long by prediction. Then
+        what all of it would take part after part."""
         waves: dict[int, dict[int, list[int]]] = {}
         for k, part in enumerate(self.parts):
             if part.wave >= 0:
                 waves.setdefault(part.wave, {}).setdefault(part.lane, []).append(k)
-        return [" | ".join(self._lane(parts) for parts in lanes.values()) for lanes in waves.values()]
+        if not waves:
+            return []
+        texts = [" | ".join(self._lane(parts) for parts in lanes.values()) for lanes in waves.values()]
+        found = [f"at the same time: {text}" for text in texts]
+        if self.predicted is not None:
+            found.append(f"{self.predicted.serial * 1e3:.3g} ms are predicted for one after the other")
+        return found
 
     def _lane(self, parts: list[int]) -> str:
         first = self.parts[parts[0]]
@@ -173,7 +180,7 @@ class Report:
         lines = [f"{self.model}: {nodes}: {where or 'none'}", f"  {times}"]
         if self.predicted is not None:
             lines.append(f"  {self.predicted}")
-        lines.extend(f"  at the same time: {text}" for text in self.together())
+        lines.extend(f"  {text}" for text in self.together())
         if self.precision != "float32":
             lines.append(f"  {precision_text(self)}")
         for step in self.passes:

@@ -93,16 +93,6 @@ def test_two_native_branches_gain_nothing() -> None:
     assert in_waves(alike, (0, 0, 0, 0), threads(2)) is None
 
 
-def test_two_native_branches_too_small_for_two_threads_do() -> None:
-    problem, _ = fork([1e-5] * 40, [1e-5] * 40)
-    rows = [[1e-5, CANNOT] for _ in problem.seconds]
-    small = Problem(CHOICES, rows, problem.flows)
-    found = in_waves(small, (0,) * problem.size, threads(2))
-    assert found is not None
-    check(small, found, 2)
-    assert found.seconds == pytest.approx(42e-5 + 6e-5, rel=0.05)
-
-
 def test_two_branches_of_the_interpreter() -> None:
     problem, _ = fork([4.0], [4.0])
     rows = [[CANNOT, 1.0], [CANNOT, 4.0], [CANNOT, 4.0], [CANNOT, 1.0]]

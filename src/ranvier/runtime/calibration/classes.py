@@ -66,9 +66,8 @@ class Work:
     amount: float  # operations or bytes, as the class has it
 
 
-def work_of(node: Node, types: Types | None = None) -> Work:
-    """What a node does, with the ``types`` of values where those in the graph are not precise enough."""
-    known = {v: t for v, t in (types or {}).items() if t is not None} if types else {}
+def work_of(node: Node, known: Mapping[Value, Type] | None = None) -> Work:
+    """What a node does, with the types of values that are ``known`` where those in the graph are not precise enough."""
     kind = class_of(node, known)
     if kind == VIEW:
         return Work(VIEW, "", 0.0)
@@ -91,6 +90,12 @@ def element_type(node: Node, types: Types | None = None) -> str:
 
 
 def class_of(node: Node, types: Types | None = None) -> str:
+    """The class of a node, by its operator and by what stands before it."""
+    found = _class_by_itself(node, types)
+    return "elementwise.fused" if found == "elementwise" and _follows(node, types) else found
+
+
+def _class_by_itself(node: Node, types: Types | None) -> str:
     op = node.op
     definition = registry.find(node.domain, op, node.version)
     if op in _VIEWS or (definition is not None and "view" in definition.traits):
@@ -120,7 +125,7 @@ def class_of(node: Node, types: Types | None = None) -> str:
     if op in _MATH:
         return "elementwise.math"
     if definition is not None and "elementwise" in definition.traits:
-        return "elementwise.fused" if _follows(node, types) else "elementwise"
+        return "elementwise"
     if families.family_of(node) is families.MOVEMENT:
         return "movement"
     return "other"
@@ -131,7 +136,7 @@ def _follows(node: Node, types: Types | None) -> bool:
     for value in node.inputs:
         before = None if value is None else value.producer
         if before is not None and value is not None and len(value.uses) == 1 and before.graph is node.graph:
-            return class_of(before, types) not in (VIEW, "movement", "gather", "resize", "other", "trees")
+            return _class_by_itself(before, types) not in (VIEW, "movement", "gather", "resize", "other", "trees")
     return False
 
 

@@ -64,7 +64,7 @@ class MachineCosts:
     ) -> None:
         self.providers = list(providers)
         self.figures = dict(figures)
-        self.types = types or {}
+        self.types: dict[Value, Type] = {v: t for v, t in types.items() if t is not None} if types else {}
         self.values = values or {}
         self._home = next((p.name for p in providers if not isinstance(p, OwnMemory)), "")
         self._devices = {self.memory(provider): provider for provider in providers}
@@ -165,7 +165,7 @@ class MachineCosts:
             each = SECONDS_PER_NODE
         if work.kind == VIEW:
             return each
-        cost = node_cost(node, {v: t for v, t in self.types.items() if t is not None} if self.types else None)
+        cost = node_cost(node, self.types)
         arithmetic = cost.flops / flops
         return max(arithmetic, 0.0 if work.kind in BY_ARITHMETIC else cost.bytes / bandwidth) + each
 

@@ -8,7 +8,7 @@ then goes, in the order of its upward rank (the longest way from it to the end),
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from ranvier.records import dataclass
 from ranvier.runtime.partition.problem import HOST, OUTSIDE, Problem
@@ -170,13 +170,12 @@ def joined(problem: Problem, part_of: Sequence[int], count: int) -> tuple[list[d
     return before, after
 
 
-def cut(problem: Problem, owner: Sequence[int], fine: bool, apart: Container[int] = ()) -> tuple[list[Cut], list[int]]:
+def cut(problem: Problem, owner: Sequence[int], fine: bool) -> tuple[list[Cut], list[int]]:
     """Nodes of one provider with as many changes of provider before them and as many after them: such groups never
-    wait for each other in a circle. Where an engine has several lanes, and for the providers in ``apart``, what is not
-    joined inside a group is apart, and where parts shall be ``fine``, only nodes in a row stay together, so that
-    branches between two nodes show."""
+    wait for each other in a circle. Where an engine has several lanes, what is not joined inside a group is apart, and
+    where parts shall be ``fine``, only nodes in a row stay together, so that branches between two nodes show."""
     n = problem.size
-    split = [choice.lanes > 1 or p in apart for p, choice in enumerate(problem.choices)]
+    split = [choice.lanes > 1 for choice in problem.choices]
     depth, height = [0] * n, [0] * n
     for node in range(n):
         for other in problem.before[node]:

@@ -7,7 +7,8 @@ needs for itself lies in memory of its own, and a failure leaves nothing running
 The session's threads are shared. A part that works on one thread leaves the others to the rest of its wave; of those
 that can use more, one lane gets what is left and the others one thread each, because native code has one team of
 helpers. So a part in a wave takes longer than by itself, and a wave is formed where it gains all the same. Where a
-long part stands beside short ones it is cut, so that its rest has all threads again.
+long part stands beside short ones it is cut, so that its rest has all threads again. Branches inside a part are left
+to its provider: cutting them apart costs what it gains by having them in one piece.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ranvier.runtime.partition.problem import HOST, Problem
 from ranvier.runtime.partition.schedule import Cut, Schedule, Step, carry, cut, engines_of, joined, moves_of, ranks
 
 GAIN = 0.2  # share of the time that waves must save: less than that, predictions err
-EFFORT = 40_000  # nodes that may be scheduled, in all attempts together
+EFFORT = 40_000  # nodes that may be scheduled and parts that may be looked at, in all attempts together
 DEVICE = -1  # of a provider: computes elsewhere
 UNKNOWN = 0  # nobody knows how many threads it uses, so nothing runs beside it
 _SERIAL = 25e-6  # seconds on one thread below which native code does not ask a second one for help
@@ -54,23 +55,22 @@ def in_waves(problem: Problem, owner: Sequence[int], threads: Threads) -> Schedu
     """The best run of a placement in which parts of the host overlap; None where none can."""
     if threads.count < 2 or all(threads.used[who] < 1 for who in set(owner)):
         return None
-    wide = [p for p, used in enumerate(threads.used) if used > 1]
+    whole = [part.nodes for part in cut(problem, owner, fine=False)[0]]
     effort, best = EFFORT, None
-    for fine, apart in ((False, ()), (True, wide)):
-        for lanes in range(2, min(threads.count, _MOST_LANES) + 1):
-            parts = [part.nodes for part in cut(problem, owner, fine, apart)[0]]
-            for _ in range(_CUTS):
-                if len(parts) < 2 or effort <= 0:
-                    break
-                effort -= problem.size
-                run = _Run(problem, owner, threads, parts)
-                longer = run.fill(lanes)
-                if run.waves and (best is None or run.last < best.seconds):
-                    best = run.schedule()
-                if longer is None:
-                    break
-                k, at = longer
-                parts[k : k + 1] = [parts[k][:at], parts[k][at:]]
+    for lanes in range(2, min(threads.count, _MOST_LANES) + 1):
+        parts = list(whole)
+        for _ in range(_CUTS):
+            if len(parts) < 2 or effort <= 0:
+                break
+            run = _Run(problem, owner, threads, parts, effort)
+            longer = run.fill(lanes)
+            effort = run.effort - problem.size
+            if run.waves and (best is None or run.last < best.seconds):
+                best = run.schedule()
+            if longer is None:
+                break
+            k, at = longer
+            parts[k : k + 1] = [parts[k][:at], parts[k][at:]]
     return best
 
 
@@ -95,8 +95,14 @@ class _Run:
     """Parts put into time, one group after the other."""
 
     def __init__(
-        self, problem: Problem, owner: Sequence[int], threads: Threads, parts: Sequence[Sequence[int]]
+        self,
+        problem: Problem,
+        owner: Sequence[int],
+        threads: Threads,
+        parts: Sequence[Sequence[int]],
+        effort: int = EFFORT,
     ) -> None:
+        self.effort = effort
         self._problem, self._threads = problem, threads
         self._whole = problem.cost(owner).total
         part_of = [0] * problem.size
@@ -227,7 +233,7 @@ class _Run:
                 self.start_on_device(done[0])
             else:
                 first = min(open_, key=lambda k: (max(self._now, self._ready(k)), -self._rank[k], k))
-                group, longer = self._wave(open_, first, lanes)
+                group, longer = self._wave(open_, first, lanes) if len(open_) > 1 and self.effort > 0 else (None, None)
                 wish = wish or longer
                 self.start(group or Group(((first,),)))
                 done = [k for lane in group.lanes for k in lane] if group else [first]
@@ -279,6 +285,7 @@ class _Run:
             lane = read.pop() if read else min(range(count), key=lambda j: spent[j])
             lanes[lane].append(k)
             lane_of[k] = lane
+            self.effort -= 1
             spent[lane] += self._seconds(k, width)
             for other in self._after[k]:
                 left[other] = left.get(other, self._waiting[other]) - 1
