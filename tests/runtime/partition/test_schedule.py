@@ -8,6 +8,7 @@ import pytest
 from ranvier.runtime.partition.balance import balance, branches
 from ranvier.runtime.partition.optimise import optimise
 from ranvier.runtime.partition.problem import CANNOT, OUTSIDE, Choice, Flow, Link, Problem
+from ranvier.runtime.partition.regions import Region
 from ranvier.runtime.partition.schedule import Schedule, schedule
 from tests.runtime.partition.oracle import random_problem
 
@@ -123,3 +124,39 @@ def test_never_worse_than_one_after_the_other(seed: int) -> None:
     longest = max(min(row) for row in problem.seconds)
     assert found.seconds >= longest  # no node is faster than its fastest provider
     check(problem, owner, found)
+
+
+def diamonds(count: int) -> Problem:
+    """Diamonds in a row, on two engines that are equally fast: two ways of one second each, little else."""
+    seconds: list[list[float]] = []
+    flows = [Flow(OUTSIDE, (0,), 0.0)]
+    for k in range(count):
+        fork, left, right, join = range(4 * k, 4 * k + 4)
+        seconds += [[0.01, 0.5], [1.0, 1.0], [1.0, 1.0], [0.01, 0.5]]
+        flows += [Flow(fork, (left, right), 1.0), Flow(left, (join,), 1.0), Flow(right, (join,), 1.0)]
+        last = k == count - 1
+        flows.append(Flow(join, () if last else (join + 1,), 1.0, output=last))
+    link = Link(0.01)
+    choices = [Choice("here"), Choice("there", space=1)]
+    return Problem(choices, seconds, flows, {(0, 1): link, (1, 0): link})
+
+
+def test_all_branches_of_a_large_graph_are_looked_at() -> None:
+    problem = diamonds(200)
+    owner, found = balance(problem, [0] * problem.size)
+    assert found.serial > 1.0 * 200
+    assert found.seconds < 1.1 * 200
+    for k in range(200):
+        assert owner[4 * k + 1] != owner[4 * k + 2]
+
+
+def test_a_region_counts_as_the_whole_does() -> None:
+    """What lies around stays where it is and takes no time: the difference a move makes is that of the whole."""
+    problem = diamonds(3)
+    region = Region(problem, [0] * problem.size, [5, 6])
+    assert region.nodes == [4, 5, 6, 7]
+    before, after = (schedule(region.problem, owner).seconds for owner in (region.owner, region.moved([5], 1)))
+    moved = [int(node == 5) for node in range(problem.size)]
+    whole = schedule(problem, [0] * problem.size).seconds - schedule(problem, moved).seconds
+    assert before - after == pytest.approx(whole)
+    assert min(region.problem.seconds[0]) == 0.0 and region.problem.seconds[0][1] == CANNOT

@@ -9,12 +9,17 @@ Groups = list[tuple[int, list[int]]]  # (owner, nodes in the order they run)
 
 
 def groups(
-    before: Sequence[Collection[int]], owner: Sequence[int], whole: Sequence[bool], launch: Sequence[float]
+    before: Sequence[Collection[int]],
+    owner: Sequence[int],
+    whole: Sequence[bool],
+    launch: Sequence[float],
+    after: Sequence[Sequence[int]] | None = None,
 ) -> Groups:
     """The parts of nodes 0 … n-1, given in an order that runs; ``owner[k]`` indexes ``whole`` and ``launch``.
 
-    A provider that is not ``whole`` gets its nodes one by one. Nodes change places where that costs fewer launches:
-    an unrelated node of another owner does not cut a run in two.
+    ``before`` holds the nodes that each waits for; ``after``, where it is at hand, those that wait for it. A provider
+    that is not ``whole`` gets its nodes one by one. Nodes change places where that costs fewer launches: an unrelated
+    node of another owner does not cut a run in two.
     """
     best = _runs(range(len(owner)), owner, whole)
     owners = list(dict.fromkeys(owner))
@@ -22,10 +27,7 @@ def groups(
         return best
     least = launch_seconds(best, launch)
     waiting = [len(nodes) for nodes in before]
-    followers: list[list[int]] = [[] for _ in before]
-    for k, nodes in enumerate(before):
-        for each in nodes:
-            followers[each].append(k)
+    followers = _followers(before) if after is None else after
     for first in owners:
         found = _runs(_together(followers, list(waiting), owner, first, len(whole)), owner, whole)
         seconds = launch_seconds(found, launch)
@@ -34,6 +36,14 @@ def groups(
             if _is_least(best, whole):
                 break
     return best
+
+
+def _followers(before: Sequence[Collection[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in before]
+    for k, nodes in enumerate(before):
+        for each in nodes:
+            found[each].append(k)
+    return found
 
 
 def launch_seconds(found: Groups, launch: Sequence[float]) -> float:

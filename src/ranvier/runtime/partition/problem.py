@@ -10,14 +10,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ranvier.errors import InvalidConfig
 from ranvier.records import dataclass
 from ranvier.runtime.partition.grouping import Groups, groups, launch_seconds
 
+if TYPE_CHECKING:
+    from ranvier.runtime.partition.moving import Moving
+
 HOST = 0  # the memory space of graph inputs and outputs
 OUTSIDE = -1  # the producer of a graph input
 CANNOT = math.inf
+MANY = 500  # nodes from which on transfers are added up by arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +195,21 @@ class Problem:
             total += latency + flow.nbytes * per_byte
         return total
 
+    def transfer_seconds(self, owner: Sequence[int]) -> float:
+        """What all transfers of a placement take."""
+        if self.size < MANY:
+            return sum(self.flow_seconds(flow, owner) for flow in self.flows)
+        return float(self._moving.seconds(owner).sum())
+
+    @cached_property
+    def _moving(self) -> Moving:
+        from ranvier.runtime.partition.moving import Moving  # NumPy is needed for large problems only
+
+        return Moving(self)
+
     def parts(self, owner: Sequence[int]) -> Groups:
         """The parts of a placement, as the runtime forms them."""
-        return groups(self.before, owner, self.whole, self.launch)
+        return groups(self.before, owner, self.whole, self.launch, self.after)
 
     def overfull(self, owner: Sequence[int]) -> list[tuple[str, float, float]]:
         """(provider, capacity, bytes) of every provider that is given more weights than it can hold."""
@@ -210,6 +227,5 @@ class Problem:
     def cost(self, owner: Sequence[int]) -> Cost:
         """What a placement costs, its memory aside."""
         compute = sum(row[who] for row, who in zip(self.seconds, owner))
-        transfer = sum(self.flow_seconds(flow, owner) for flow in self.flows)
         found = self.parts(owner) if self.size else []
-        return Cost(compute, transfer, launch_seconds(found, self.launch), len(found))
+        return Cost(compute, self.transfer_seconds(owner), launch_seconds(found, self.launch), len(found))
