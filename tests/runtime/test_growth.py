@@ -157,46 +157,64 @@ def test_a_call_gets_the_launches_that_planning_it_alone_makes(make: Any) -> Non
                     assert (a.dims, a.tiles, a.grain, a.flops) == (b.dims, b.tiles, b.grain, b.flops), a.label
 
 
-@pytest.mark.parametrize("capacity", [None, 40])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_length_that_is_given_as_a_tensor(capacity: int | None, batch: int) -> None:
+def _grouped() -> ModelProto:
     """GroupQueryAttention: the number of keys is an input's content, and the cache may have room for more."""
-    heads = ["q", "k", "v", "past_k", "past_v", "last", "total"]
     node = helper.make_node(
         "GroupQueryAttention",
-        heads,
+        ["q", "k", "v", "past_k", "past_v", "last", "total"],
         ["out", "new_k", "new_v"],
         domain="com.microsoft",
         num_heads=2 * HEADS,
         kv_num_heads=HEADS,
     )
     cache, narrow, wide = ["b", HEADS, "past", SIZE], ["b", "t", WIDTH], ["b", "t", 2 * WIDTH]
-    model = model_of(
+    inputs = [("q", wide), ("k", narrow), ("v", narrow), ("past_k", cache), ("past_v", cache)]
+    return model_of(
         [node],
         [
-            tensor("q", FLOAT, wide),
-            tensor("k", FLOAT, narrow),
-            tensor("v", FLOAT, narrow),
-            tensor("past_k", FLOAT, cache),
-            tensor("past_v", FLOAT, cache),
+            *(tensor(name, FLOAT, shape) for name, shape in inputs),
             tensor("last", TensorProto.INT32, ["b"]),
             tensor("total", TensorProto.INT32, [1]),
         ],
         [tensor("out", FLOAT, wide), tensor("new_k", FLOAT, None), tensor("new_v", FLOAT, None)],
         opsets={"com.microsoft": 1},
     )
+
+
+def _grouped_feed(past: int, rows: int, batch: int = 1) -> Arrays:
+    rng = np.random.default_rng(past)
+    shapes = {"q": (batch, 1, 2 * WIDTH), "k": (batch, 1, WIDTH), "v": (batch, 1, WIDTH)}
+    shapes |= dict.fromkeys(("past_k", "past_v"), (batch, HEADS, rows, SIZE))
+    feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return feed | {"last": np.full(batch, past, np.int32), "total": np.array([past + 1], np.int32)}
+
+
+@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_length_that_is_given_as_a_tensor(capacity: int | None, batch: int) -> None:
+    model = _grouped()
     reference = rv.load(model, providers=["reference"])
     with rv.load(model, providers=["cpu"]) as session:
         for past in range(3, 36):
-            rng = np.random.default_rng(past)
-            rows = past if capacity is None else capacity
-            shapes = {"q": (batch, 1, 2 * WIDTH), "k": (batch, 1, WIDTH), "v": (batch, 1, WIDTH)}
-            shapes |= dict.fromkeys(("past_k", "past_v"), (batch, HEADS, rows, SIZE))
-            feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-            feed |= {"last": np.full(batch, past, np.int32), "total": np.array([past + 1], np.int32)}
-            _same(session, reference, feed)
+            _same(session, reference, _grouped_feed(past, past if capacity is None else capacity, batch))
         growing = session._parts[0].kernel._growing  # type: ignore[attr-defined]
         assert max((made.calls for *_, made in growing._spans), default=0) > 8, growing.reason
+
+
+def test_a_cache_that_is_its_own_result_is_written_in_place() -> None:
+    model = _grouped()
+    reference = rv.load(model, providers=["reference"])
+    with rv.load(model, providers=["cpu"]) as session:
+        cache = {name: np.zeros((1, HEADS, 24, SIZE), np.float32) for name in ("past_k", "past_v")}
+        theirs = {name: x.copy() for name, x in cache.items()}
+        for past in range(1, 23):
+            new = {n: x for n, x in _grouped_feed(past, 1).items() if not n.startswith("past")}
+            wanted = reference.run(new | theirs)
+            theirs = {"past_k": wanted["new_k"], "past_v": wanted["new_v"]}
+            found = session.run(new | cache, into={"new_k": cache["past_k"], "new_v": cache["past_v"]})
+            assert found["new_k"] is cache["past_k"] and found["new_v"] is cache["past_v"]
+            for name in ("out", "new_k", "new_v"):
+                np.testing.assert_allclose(found[name], wanted[name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_caches_that_are_fed_back() -> None:

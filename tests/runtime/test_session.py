@@ -78,7 +78,7 @@ def test_selected_outputs_run_only_what_they_need() -> None:
 
 def test_every_size_gets_a_plan_and_old_ones_go() -> None:
     with rv.load(two_outputs(), plan_cache=3) as session:
-        for rows in (1, 2, 3, 4, 5, 1, 0):
+        for rows in (1, 2, 4, 7, 5, 1, 0):
             given = x(rows)
             np.testing.assert_allclose(session.run({"x": given})["y"], np.maximum(given @ W, 0), rtol=1e-5, atol=1e-6)
         assert len(session._compiled.plans()) == 3

@@ -249,6 +249,14 @@ class TellsPrecision(Protocol):
 
 
 @runtime_checkable
+class ChecksBuffers(Protocol):
+    """A compiled kernel that looks at the memory it is offered for a result: where that is of another shape or type, it
+    makes its own. So a caller's memory can be offered before the size of the result is known."""
+
+    checks_buffers: bool
+
+
+@runtime_checkable
 class Narrowable(Protocol):
     """A compiled kernel of several nodes that can be had for some of them: what a call asks for, and no more."""
 

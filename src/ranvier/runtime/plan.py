@@ -21,7 +21,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.memory import NOTED_FROM, NOTHING, Promise, promised
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
-from ranvier.providers.base import Bindable, BoundKernel, PooledAllocator, SelfContained, TensorAllocator
+from ranvier.providers.base import Bindable, BoundKernel, ChecksBuffers, PooledAllocator, SelfContained, TensorAllocator
 from ranvier.providers.registry import REGISTRY
 from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl, is_plain, running
@@ -109,6 +109,9 @@ class Plan:
         with self._packing():
             self._bound = [self._bind(step, inference) for step in program.steps]
         self._given = self._sources()
+        # outputs of unknown size, of kernels that see for themselves whether memory fits
+        looked_at = {s for step in program.steps if isinstance(step.kernel, ChecksBuffers) for s in step.outputs}
+        self._open = {s for s in looked_at - program.moved if self._planned_type(s) is None}
         self._lent = [k for k, slot in enumerate(program.output_slots) if slot in self._given]
         self._workspaces: dict[int, int] = {}  # offset in the arena by step
         self.unplanned: list[int] = []  # slots whose size is known only when they are computed
@@ -356,8 +359,10 @@ class Plan:
         return promise
 
     def _offered(self, into: Sequence[Array | None], buffers: dict[int, Array]) -> list[_Fresh]:
-        """Outputs of known size are written straight into the caller's memory where it fits; returns the others."""
+        """Outputs are written straight into the caller's memory where it fits; returns those of known size that are
+        not."""
         targets = {slot: target for slot, target in zip(self.program.output_slots, into) if target is not None}
+        buffers.update((s, t) for s, t in targets.items() if s in self._open and t.flags.writeable)
         others: list[_Fresh] = []
         for slot, dtype, shape in self._fresh:
             target = targets.get(slot)

@@ -74,6 +74,7 @@ class CpuKernel:
         self._bodies = [(node, registry.get(node.domain, node.op, node.version)) for node in part.nodes]
         self.inputs = tuple(v for v in part.inputs if v.const is None)
         self.holds_constants = True
+        self.checks_buffers = True
         self._positions = [k for k, v in enumerate(part.inputs) if v.const is None]
         self._packs = packs or Packs()
         self._lock = threading.RLock()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.attention import append
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -17,6 +20,7 @@ from ranvier.providers.cpu.lower.movement import between
 from ranvier.providers.cpu.lower.registry import lowers
 from ranvier.providers.cpu.lower.views import sliced
 from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.realise import Realiser
 from ranvier.varying import whole
 
 INT64 = DType.int64
@@ -277,24 +281,23 @@ def _grown(
     out = n.outputs[output] if n.wants(output) else None
     if first is None and rows == time:
         return b.identity(new, out=out) if out is not None else new
-    sources = [new, *([past, first] if past is not None and first is not None else [])]
+    if past is not None and first is not None:
+        start = first
+
+        def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+            before, added, places = views
+            added = added if added.strides[3] == 1 or size == 1 else r.dense(added)
+            return append(r.dense(before), added, places, outs[0])
+
+        return b.opaque([past, new, start], realise, [(dtype, (batch, heads, rows, size))], [out], dense=False)[0]
 
     def compute(nest: NestBuilder, views: list[View]) -> Expr:
         fresh = views[0]
-        start: Expr = const(0, INT64)
-        if first is not None:
-            start = cast(nest.load(views[2], (views[2].strides[0], 0, 0, 0)), INT64)
-        at = sub(Index(2), start)
-        inside = between(const(0, INT64), at, Size(time))
+        inside = between(const(0, INT64), Index(2), Size(time))
         steps = (fresh.strides[0], fresh.strides[1], 0, fresh.strides[3])
-        added = nest.load(fresh, steps, at=mul(at, Size(fresh.strides[2])), guard=inside)
-        if first is None:
-            return added
-        before = compare("lt", Index(2), op("min", start, Size(views[1].shape[2])))
-        kept = nest.load(views[1], views[1].strides, guard=before)
-        return where(before, kept, added)
+        return nest.load(fresh, steps, at=mul(Index(2), Size(fresh.strides[2])), guard=inside)
 
-    return b.moved(sources, compute, dtype, (batch, heads, rows, size), out)
+    return b.moved([new], compute, dtype, (batch, heads, rows, size), out)
 
 
 def _window(b: Definitions, lengths: Value, bias: Value | None, window: int, sizes: tuple[int, int, int]) -> Value:
