@@ -242,6 +242,15 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(isa: Isa, dtype: Any) -
 
 
 @ways
+def test_one_row(isa: Isa) -> None:
+    """Depths with and without padding, in one block and in batches that share weights or do not."""
+    for k, n in ((32, 40), (96, 33), (33, 50), (640, 100), (2000, 70)):
+        a, b = random((3, 1, k), k), random((3, k, n), n)
+        check(product(a[0], b[0], isa, packed=DType.bfloat16), a[0], b[0])
+        check(product(a, b, isa, packed=DType.bfloat16), a, b)
+
+
+@ways
 def test_every_split_gives_the_same(isa: Isa) -> None:
     a, b = random((100, 300), 1), random((300, 130), 2)
     results = [

@@ -45,8 +45,17 @@ def matmul(
 def _plan(p: Problem, isa: Isa, threads: int) -> Plan:
     if not (p.b.pairs if isinstance(p.b, PackedB) else _wants_pairs(p, isa)):
         return Plan(p, isa, threads)
-    kind = TilePlan if amx.suits(isa, DType.bfloat16, DType.bfloat16) else PairPlan
-    return kind(p, isa, threads)
+    if not amx.suits(isa, DType.bfloat16, DType.bfloat16) or _streams_pairs(p, isa):
+        return PairPlan(p, isa, threads)
+    return TilePlan(p, isa, threads)
+
+
+def _streams_pairs(p: Problem, isa: Isa) -> bool:
+    """One row has nothing to multiply, only a B to read: that goes faster by several streams than by tiles.
+
+    A B packed for tiles serves, if nothing was added to its K that the row does not have.
+    """
+    return p.m == 1 and isa.has("avx512bf16") and isinstance(p.b, PackedB) and 2 * p.b.deep == p.k
 
 
 def _wants_pairs(p: Problem, isa: Isa) -> bool:
