@@ -59,12 +59,14 @@ _BEST = harness.ISAS[0]
 _VECTORS = without(_BEST, "amx-tile", "amx-int8", "amx-bf16")
 _PATHS = {
     "tiles": _BEST,
-    "pairs": _VECTORS,
+    "pairs": without(_VECTORS, "avx512fp16"),
+    "slow pairs": _VECTORS,
     "widened": without(_VECTORS, "avx512bf16"),
     **{isa.name: isa for isa in harness.ISAS[1:]},
 }
-PATHS = {name: isa for name, isa in _PATHS.items() if name != "tiles" or isa.has("amx-bf16")}
-QUICK = [name for name, isa in PATHS.items() if isa.has("avx512bf16")]
+_NEEDS = {"tiles": "amx-bf16", "pairs": "avx512bf16", "slow pairs": "avx512fp16"}
+PATHS = {name: isa for name, isa in _PATHS.items() if name not in _NEEDS or isa.has(_NEEDS[name])}
+QUICK = [name for name in PATHS if name in ("tiles", "pairs")]
 
 
 @pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
