@@ -50,9 +50,20 @@ def ranges_of(launch: Launch, split: int) -> list[tuple[int, int]]:
 
 
 class Runner:
-    """Launches bound to memory; call it to run them all. ``split`` cuts each launch's tiles into that many ranges."""
+    """Launches bound to memory; call it to run them all. ``split`` cuts each launch's tiles into that many ranges.
 
-    def __init__(self, launches: Sequence[Launch], isa: Isa, bound: Mapping[Storage, Array], *, split: int = 1) -> None:
+    ``poison`` fills scratch: 0xFF makes floats of any size NaN, where POISON makes them nearly zero.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        isa: Isa,
+        bound: Mapping[Storage, Array],
+        *,
+        split: int = 1,
+        poison: int = POISON,
+    ) -> None:
         specs: list[KernelSpec] = []
         for launch in launches:
             specs.append(launch.spec)
@@ -70,7 +81,7 @@ class Runner:
                     pointers.append(self._address(buffer.storage) + buffer.offset)
             bufs = np.array(pointers or [0], np.int64)
             dims = np.array(launch.dims or (0,), np.int64)
-            scratch = aligned(launch.scratch + 64)
+            scratch = aligned(launch.scratch + 64, poison)
             self._keep += [bufs, dims, scratch]
             ranges = ranges_of(launch, split)
             function = _SIGNATURE(self.kernels[launch.spec].address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,6 @@ from tests.codegen.test_conv import (
     Case,
     bound,
     channels_last,
-    execute,
     names,
     reference,
 )
@@ -67,6 +67,15 @@ _PATHS = {
 _NEEDS = {"tiles": "amx-bf16", "pairs": "avx512bf16", "slow pairs": "avx512fp16"}
 PATHS = {name: isa for name, isa in _PATHS.items() if name not in _NEEDS or isa.has(_NEEDS[name])}
 QUICK = [name for name in PATHS if name in ("tiles", "pairs")]
+
+
+HELD: list[Any] = []  # kernels stay compiled from test to test
+
+
+def execute(launches: Sequence[Launch], isa: Isa, memory: dict[Any, Array], split: int = 1) -> None:
+    runner = harness.Runner(launches, isa, memory, split=split, poison=0xFF)
+    runner()
+    HELD.append(runner.kernels)
 
 
 @pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
