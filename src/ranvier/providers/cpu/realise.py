@@ -34,7 +34,6 @@ from ranvier.providers.cpu.defs import (
     Use,
 )
 from ranvier.providers.cpu.groups import Group, group
-from ranvier.providers.cpu.narrow.assign import assign
 from ranvier.providers.cpu.nest_builder import NestBuilder, memory_order
 from ranvier.providers.cpu.realise_rows import realise_rows
 from ranvier.providers.cpu.target import Packs, Realised, Target
@@ -94,6 +93,8 @@ class Realiser:
         self._plan_joins(members)
         self._plan_outputs(members)
         if self.target.narrow is not None:
+            from ranvier.providers.cpu.narrow.assign import assign  # few sessions ask for it
+
             border = [*self._inputs, *self._wanted]
             self.done.assignment = assign(self.program, groups, border, self._slices, self.target)
         for each in groups:

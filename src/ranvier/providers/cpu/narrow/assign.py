@@ -67,7 +67,8 @@ class _Assigning:
         self.products: dict[int, int] = {}  # of definitions, their items
         self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
         self.readers: dict[Value, list[Group]] = {}
-        self.signals = before_logarithms(groups, program)
+        self.exact = [(v, why) for g in groups for v, why in exact_reads(g, program).items()]
+        self.signals = before_logarithms(groups, program, self.exact)
         self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
         self._share_memory(slices)
         self._find_readers()
@@ -120,9 +121,9 @@ class _Assigning:
     def _pin(self, border: set[Value]) -> None:
         for value in border:
             self._keep(value, "crosses the border of the partition")
+        for value, why in self.exact:
+            self._keep(value, why)
         for group in self.groups:
-            for value, why in exact_reads(group, self.program).items():
-                self._keep(value, why)
             if name := self.kept(group):
                 for value in group.last.outputs:
                     self._keep(value, f"kept by {name!r}")

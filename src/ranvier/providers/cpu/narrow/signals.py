@@ -7,24 +7,24 @@ activation or a normalisation, behind which no signal is left to be seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.defs import Definitions, Pointwise, Rows
 from ranvier.providers.cpu.groups import Group
-from ranvier.providers.cpu.narrow.sensitive import exact_reads, expression
+from ranvier.providers.cpu.narrow.sensitive import expression
 
 _ACTIVATIONS = frozenset({"sigmoid", "tanh", "erf", "softplus", "exp", "expm1"})
 
 
-def before_logarithms(groups: Sequence[Group], program: Definitions) -> set[int]:
-    """The groups, by identity, whose results go into a logarithm without an activation in between."""
+def before_logarithms(groups: Sequence[Group], program: Definitions, exact: Iterable[tuple[Value, str]]) -> set[int]:
+    """The groups, by identity, whose results go into a logarithm without an activation in between.
+
+    ``exact`` are the values that some group must read as they are, and why."""
     maker = {v: g for g in groups for d in g.defs for v in d.outputs}
     found: set[int] = set()
-    stack: list[Value] = []
-    for group in groups:
-        stack += [v for v, why in exact_reads(group, program).items() if why.startswith("goes into log")]
+    stack = [v for v, why in exact if why.startswith("goes into log")]
     while stack:
         group = maker.get(stack.pop())
         if group is not None and id(group) not in found and not _begins_a_network(group, program):
