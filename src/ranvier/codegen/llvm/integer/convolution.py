@@ -22,7 +22,7 @@ from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, pack_codes, put_right
-from ranvier.codegen.llvm.integer.product import NEAR_BYTES, micro_kernels, row_blocks
+from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES, micro_kernels, row_blocks
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -31,7 +31,7 @@ from ranvier.dtypes import DType
 Array = np.ndarray[Any, Any]
 _ROWS_BYTES = 128 << 10  # gathered rows of one block …
 _MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
-_GOPS, _TILE_GOPS = 300.0, 800.0  # rough speed of one core
+_GOPS, _TILE_GOPS = 300.0, 1200.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "pixels"),
@@ -78,6 +78,7 @@ def integer_conv(
     rows = row_blocks(shape.pixels, isa, packed).size
     row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
     work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3
+    work += shape.n * shape.cout * shape.pixels * FINISH_US
     fitting = max(1, (_MANY_BYTES if packed.nbytes > NEAR_BYTES else _ROWS_BYTES) // (row_bytes * rows))
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads) // shape.n)
     blocks = Cut.of(-(-shape.pixels // rows), max(1, min(fitting, -(-shape.pixels // (rows * wanted)))))

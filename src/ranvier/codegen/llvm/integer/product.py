@@ -25,7 +25,8 @@ _A_BYTES = 512 << 10
 NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
 _WAITING_BYTES = 256 << 10
 _TILE_K_BLOCK = 256  # the same where tiles are loaded from both: the first-level cache
-_GOPS, _TILE_GOPS, _GBPS = 300.0, 1000.0, 10.0  # rough speed of one core
+_GOPS, _TILE_GOPS, _GBPS = 300.0, 1500.0, 10.0  # rough speed of one core
+FINISH_US = 0.4e-3  # for an element of the result, roughly: more than for multiplying where K is small
 
 
 def integer_matmul(
@@ -125,6 +126,8 @@ def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> 
         panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
     operations = 2.0 * p.m * p.n * codes.shape[-1] * p.entries
     work = operations / (_TILE_GOPS if b.dot is TILES else _GOPS) / 1e3 + 4.0 * p.k * p.n * p.entries / _GBPS / 1e3
+    if p.epilogue is not None:
+        work += p.m * p.n * p.entries * FINISH_US
     if threads > 1:
         wanted = min(int(work / TILE_US), 8 * threads)
         others = p.entries * -(-rows.count // row_group)
