@@ -1,0 +1,22 @@
+"""Gradients of operators; see :mod:`ranvier.passes.differentiate` for those of graphs."""
+
+from __future__ import annotations
+
+from ranvier.ops.gradients import contraction, elementwise, movement, nn, reductions
+from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of
+from ranvier.ops.gradients.nn import made_of, parts_of
+
+__all__ = [
+    "Backward",
+    "contraction",
+    "elementwise",
+    "gradient",
+    "known_gradients",
+    "made_of",
+    "movement",
+    "needs",
+    "nn",
+    "parts_of",
+    "reductions",
+    "rule_of",
+]

@@ -1,0 +1,216 @@
+"""Gradients of operators that move elements: back where they came from, added up where several came from one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
+
+
+@gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def _reshape(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    assert grads[0] is not None
+    return [b.like(grads[0], first(node)), None][: len(node.inputs)]
+
+
+@gradient("Transpose")
+def _transpose(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    assert grads[0] is not None
+    perm = node.attrs.get("perm") or tuple(reversed(range(b.rank(first(node)))))
+    return [b.Transpose(grads[0], perm=[int(k) for k in np.argsort(perm)])]
+
+
+@gradient("Expand")
+def _expand(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    assert grads[0] is not None
+    return [b.sum_to(grads[0], first(node)), None]
+
+
+@gradient("Tile")
+def _tile(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    x, grad = first(node), grads[0]
+    assert grad is not None
+    repeats = constant_ints(operand(node, 1), "repeats of Tile")
+    split = [size for r, d in zip(repeats, b.sizes(x)) for size in (r, d)]
+    apart = b.Reshape(grad, b.whole(*split))
+    return [b.ReduceSum(apart, b.whole(*range(0, len(split), 2)), keepdims=0), None]
+
+
+@gradient("Concat")
+def _concat(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    assert grads[0] is not None
+    parts = [v for v in node.inputs if v is not None]
+    axis = b.axis(node, 0, parts[0])
+    if len(parts) == 1:
+        return [grads[0]]
+    sizes = [b.dims(v)[axis] for v in parts]
+    if all(isinstance(d, int) for d in sizes):
+        lengths = b.whole(*(int(d) for d in sizes))  # type: ignore[arg-type]
+    else:
+        lengths = b.node("Concat", [b.Gather(b.Shape(v), b.whole(axis)) for v in parts], {"axis": 0}).output
+    return list(b.node("Split", [grads[0], lengths], {"axis": axis}, outputs=len(parts)).outputs)
+
+
+@gradient("Split")
+def _split(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    axis = b.axis(node, 0, first(node))
+    parts = [b.zeros(y) if g is None else g for g, y in zip(grads, node.outputs)]
+    joined = parts[0] if len(parts) == 1 else b.node("Concat", parts, {"axis": axis}).output
+    return [joined, None][: len(node.inputs)]
+
+
+@gradient("Slice")
+def _slice(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """Into zeros, at the places it was taken from."""
+    grad, x = grads[0], first(node)
+    assert grad is not None
+    if node.version < 10:
+        starts, ends = (tuple(node.attrs[k]) for k in ("starts", "ends"))
+        axes = tuple(node.attrs.get("axes", range(len(starts))))
+        steps = (1,) * len(starts)
+    else:
+        starts, ends, axes, steps = (constant_ints(operand(node, k), "bounds of Slice") for k in (1, 2, 3, 4))
+        axes = axes or tuple(range(len(starts)))
+        steps = steps or (1,) * len(starts)
+    dims, rank = b.dims(x), b.rank(x)
+    before, after = [0] * rank, [0] * rank
+    plain = True
+    chosen: list[tuple[int, range]] = []
+    for start, end, axis, step in zip(starts, ends, axes, steps):
+        size = dims[axis]
+        if not isinstance(size, int):
+            raise NotSupported("the gradient of Slice needs the sizes of the axes it cuts")
+        places = range(*slice(start, end if not (step < 0 and end < -size) else None, step).indices(size))
+        chosen.append((axis % rank, places))
+        plain = plain and step == 1
+        before[axis % rank] = places.start if len(places) else 0
+        after[axis % rank] = size - places.stop if len(places) else size
+    if plain:
+        pads = b.whole(*before, *after)
+        found = b.Pad(grad, pads, b.number(0.0, grad))
+    else:
+        found = grad
+        for axis, places in chosen:
+            target = list(b.dims(found))
+            target[axis] = dims[axis]
+            if not all(isinstance(d, int) for d in target):
+                raise NotSupported("the gradient of a Slice with steps needs all sizes")
+            at = np.array(list(places), np.int64)
+            spread = at.reshape([-1 if k == axis else 1 for k in range(rank)])
+            wide = b.Expand(b.constant(spread), b.shape(found))
+            zeros = b.constant(np.zeros(target, b.dtype(grad).numpy))
+            found = b.ScatterElements(zeros, wide, found, axis=axis)
+    return [found, *[None] * (len(node.inputs) - 1)]
+
+
+@gradient("Pad")
+def _pad(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    grad, x = grads[0], first(node)
+    assert grad is not None
+    mode = attribute(node, "mode", "constant")
+    if mode not in ("constant", b"constant"):
+        raise NotSupported(f"the gradient of Pad with mode {mode!r} is not known")
+    rank = b.rank(x)
+    pads = constant_ints(operand(node, 1), "pads") if node.version >= 11 else tuple(node.attrs["pads"])
+    axes = constant_ints(operand(node, 3), "axes of Pad") or tuple(range(rank))
+    count = len(axes)
+    starts, ends = b.whole(*pads[:count]), [-p if p > 0 else 2**62 for p in pads[count:]]
+    inner = b.Slice(grad, starts, b.whole(*ends), b.whole(*axes)) if all(p >= 0 for p in pads) else None
+    if inner is None:
+        raise NotSupported("the gradient of Pad with negative pads is not known")
+    found: list[Value | None] = [inner, *[None] * (len(node.inputs) - 1)]
+    value = operand(node, 2)
+    if value is not None:
+        rest = b.Sub(b.ReduceSum(grad, keepdims=0), b.ReduceSum(inner, keepdims=0))
+        found[2] = b.like(rest, value)
+    return found
+
+
+@gradient("Gather")
+def _gather(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """Rows are added where they were taken from, however often."""
+    grad, x, indices = grads[0], first(node), node.inputs[1]
+    assert grad is not None and indices is not None
+    axis, rank = b.axis(node, 0, x), b.rank(x)
+    lead = b.rank(indices)
+    # the gathered axes first, then as rows of a ScatterND
+    order = [*range(axis, axis + lead), *range(axis), *range(axis + lead, rank - 1 + lead)]
+    rows = grad if order == sorted(order) else b.Transpose(grad, perm=order)
+    places = b.Unsqueeze(b.cast(indices, DType.int64), b.whole(lead))
+    moved = [axis, *(k for k in range(rank) if k != axis)]
+    zeros = b.zeros(x) if axis == 0 else b.Transpose(b.zeros(x), perm=moved)
+    added = b.ScatterND(zeros, places, rows, reduction="add")
+    return [added if axis == 0 else b.Transpose(added, perm=[int(k) for k in np.argsort(moved)]), None]
+
+
+@gradient("GatherElements")
+def _gather_elements(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    grad, x = grads[0], first(node)
+    assert grad is not None
+    axis = b.axis(node, 0, x)
+    return [b.ScatterElements(b.zeros(x), node.inputs[1], grad, axis=axis, reduction="add"), None]
+
+
+@gradient("GatherND")
+def _gather_nd(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    grad, x = grads[0], first(node)
+    assert grad is not None
+    if attribute(node, "batch_dims", 0):
+        raise NotSupported("the gradient of GatherND with batch_dims is not known")
+    return [b.ScatterND(b.zeros(x), node.inputs[1], grad, reduction="add"), None]
+
+
+@gradient("ScatterElements", "Scatter")
+def _scatter_elements(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    grad, (x, indices, updates) = grads[0], node.inputs
+    assert grad is not None and x is not None and updates is not None
+    axis, reduction = b.axis(node, 0, x), attribute(node, "reduction", "none")
+    taken = b.GatherElements(grad, indices, axis=axis)
+    if reduction in ("add", b"add"):
+        return [grad, None, taken]
+    if reduction not in ("none", b"none"):
+        raise NotSupported(f"the gradient of {node.op} with reduction {reduction!r} is not known")
+    return [b.ScatterElements(grad, indices, b.zeros(updates), axis=axis), None, taken]
+
+
+@gradient("ScatterND")
+def _scatter_nd(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    grad, (x, indices, updates) = grads[0], node.inputs
+    assert grad is not None and x is not None and updates is not None
+    reduction = attribute(node, "reduction", "none")
+    taken = b.GatherND(grad, indices)
+    if reduction in ("add", b"add"):
+        return [grad, None, taken]
+    if reduction not in ("none", b"none"):
+        raise NotSupported(f"the gradient of ScatterND with reduction {reduction!r} is not known")
+    return [b.ScatterND(grad, indices, b.zeros(updates)), None, taken]
+
+
+@gradient("DepthToSpace", "SpaceToDepth")
+def _depth(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    grad = grads[0]
+    assert grad is not None
+    size, mode = node.attrs["blocksize"], attribute(node, "mode", "DCR")
+    if node.op == "SpaceToDepth":
+        return [b.DepthToSpace(grad, blocksize=size, mode="DCR")]
+    if mode in ("DCR", b"DCR"):
+        return [b.SpaceToDepth(grad, blocksize=size)]
+    n, c, h, w = b.sizes(first(node))
+    apart = b.Reshape(grad, b.whole(n, c // size**2, h, size, w, size))
+    return [b.like(b.Transpose(apart, perm=[0, 1, 3, 5, 2, 4]), first(node))]
+
+
+@gradient("Trilu")
+def _trilu(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    assert grads[0] is not None
+    operands = [grads[0], *node.inputs[1:]]
+    return [b.node("Trilu", operands, dict(node.attrs)).output, None][: len(node.inputs)]
+
+
+@gradient("ReverseSequence")
+def _reverse(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    assert grads[0] is not None
+    return [b.node("ReverseSequence", [grads[0], node.inputs[1]], dict(node.attrs)).output, None]

@@ -1,0 +1,235 @@
+"""Gradients of pooling, and layers as the plain operators they are made of, whose gradients are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
+from ranvier.ops.gradients.contraction import window_of
+
+Parts = Callable[[Backward, Node], Sequence[Value]]
+_PARTS: dict[str, Parts] = {}
+
+
+def made_of(*names: str) -> Callable[[Parts], Parts]:
+    """Declare an operator by plain ones: a function that makes them and gives their results, one for each output."""
+
+    def register(parts: Parts) -> Parts:
+        for name in names:
+            _PARTS[name] = parts
+        return parts
+
+    return register
+
+
+def parts_of(name: str) -> Parts | None:
+    return _PARTS.get(name)
+
+
+# -- pooling --------------------------------------------------------------------------------------------------------
+
+
+@gradient("GlobalAveragePool")
+def _global_average(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    x, grad = first(node), grads[0]
+    assert grad is not None
+    count = float(np.prod(b.sizes(x)[2:]))
+    return [b.Expand(b.Div(grad, b.number(count, grad)), b.shape(x))]
+
+
+@gradient("GlobalMaxPool")
+def _global_max(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    x, grad = first(node), grads[0]
+    assert grad is not None
+    chosen = b.Cast(b.Equal(x, node.output), to=b.dtype(grad).onnx)
+    share = b.ReduceSum(chosen, b.whole(*range(2, b.rank(x))), keepdims=1)
+    return [b.Mul(chosen, b.Div(grad, share))]
+
+
+@gradient("MaxPool")
+def _max_pool(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """Each result's to the place it came from; the pool is asked for the places again where nobody kept them."""
+    x, grad = first(node), grads[0]
+    if grad is None:
+        return [None]
+    if len(node.outputs) > 1:
+        places = node.outputs[1]
+    else:
+        places = b.node("MaxPool", [x], dict(node.attrs), outputs=2).outputs[1]
+    flat = b.Reshape(grad, b.whole(-1))
+    at = b.Reshape(places, b.whole(-1))
+    size = int(np.prod(b.sizes(x)))
+    zeros = b.constant(np.zeros(size, b.dtype(grad).numpy))
+    return [b.like(b.ScatterElements(zeros, at, flat, axis=0, reduction="add"), x)]
+
+
+@gradient("AveragePool")
+def _average_pool(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """A transposed convolution with a window of ones, of the gradient over how many each window held."""
+    x, grad = first(node), grads[0]
+    assert grad is not None
+    if attribute(node, "ceil_mode", 0):
+        raise NotSupported("the gradient of AveragePool with ceil_mode is not known")
+    n, c, *sizes = b.sizes(x)
+    kernel = [int(k) for k in node.attrs["kernel_shape"]]
+    rank = len(kernel)
+    ones = b.constant(np.ones((1, 1, *kernel), b.dtype(x).numpy))
+    strides, dilations, pads, _ = window_of(b, node, x, ones)
+    window = {"strides": strides, "dilations": dilations, "pads": pads}
+    results = b.sizes(node.output)[2:]
+    count: Value
+    if attribute(node, "count_include_pad", 0):
+        count = b.number(float(np.prod(kernel)), grad)
+    else:
+        count = b.Conv(b.constant(np.ones((1, 1, *sizes), b.dtype(x).numpy)), ones, **window)
+    rest = [
+        sizes[k] + pads[k] + pads[rank + k] - ((results[k] - 1) * strides[k] + (kernel[k] - 1) * dilations[k] + 1)
+        for k in range(rank)
+    ]
+    each = b.Reshape(b.Div(grad, count), b.whole(n * c, 1, *results))
+    return [b.like(b.ConvTranspose(each, ones, output_padding=rest, **window), x)]
+
+
+# -- normalization, by plain operators ------------------------------------------------------------------------------
+
+
+def _standard(b: Backward, x: Value, axes: Value, epsilon: float) -> tuple[Value, Value, Value]:
+    """(x - mean) / deviation over some axes, the mean, and one over the deviation."""
+    mean = b.ReduceMean(x, axes, keepdims=1)
+    centred = b.Sub(x, mean)
+    variance = b.ReduceMean(b.Mul(centred, centred), axes, keepdims=1)
+    inverse = b.Reciprocal(b.Sqrt(b.Add(variance, b.number(epsilon, x))))
+    return b.Mul(centred, inverse), mean, inverse
+
+
+@made_of("LayerNormalization")
+def _layer_normalization(b: Backward, node: Node) -> Sequence[Value]:
+    x, scale, bias = first(node), operand(node, 1), operand(node, 2)
+    axis = b.axis(node, -1, x)
+    axes = b.whole(*range(axis, b.rank(x)))
+    y, mean, inverse = _standard(b, x, axes, attribute(node, "epsilon", 1e-5))
+    y = y if scale is None else b.Mul(y, scale)
+    return [y if bias is None else b.Add(y, bias), mean, inverse]
+
+
+@made_of("RMSNormalization", "SimplifiedLayerNormalization")
+def _rms(b: Backward, node: Node) -> Sequence[Value]:
+    x, scale = first(node), operand(node, 1)
+    assert scale is not None
+    axis = b.axis(node, -1, x)
+    square = b.ReduceMean(b.Mul(x, x), b.whole(*range(axis, b.rank(x))), keepdims=1)
+    inverse = b.Reciprocal(b.Sqrt(b.Add(square, b.number(attribute(node, "epsilon", 1e-5), x))))
+    return [b.Mul(b.Mul(x, inverse), scale), inverse]
+
+
+def _per_channel(b: Backward, value: Value, x: Value) -> Value:
+    rank = b.rank(x)
+    return b.Unsqueeze(value, b.whole(*range(1, rank - 1))) if rank > 2 else value
+
+
+@made_of("InstanceNormalization")
+def _instance(b: Backward, node: Node) -> Sequence[Value]:
+    x, scale, bias = node.inputs
+    assert x is not None and scale is not None and bias is not None
+    axes = b.whole(*range(2, b.rank(x)))
+    y, _, _ = _standard(b, x, axes, attribute(node, "epsilon", 1e-5))
+    return [b.Add(b.Mul(y, _per_channel(b, scale, x)), _per_channel(b, bias, x))]
+
+
+@made_of("GroupNormalization")
+def _group(b: Backward, node: Node) -> Sequence[Value]:
+    x, scale, bias = node.inputs
+    assert x is not None and scale is not None and bias is not None
+    if node.version < 21:
+        raise NotSupported("the gradient of GroupNormalization is known from opset 21 on")
+    apart = b.Reshape(x, b.whole(0, int(node.attrs["num_groups"]), -1))
+    y, _, _ = _standard(b, apart, b.whole(2), attribute(node, "epsilon", 1e-5))
+    return [b.Add(b.Mul(b.like(y, x), _per_channel(b, scale, x)), _per_channel(b, bias, x))]
+
+
+@made_of("BatchNormalization")
+def _batch(b: Backward, node: Node) -> Sequence[Value]:
+    x, scale, bias, mean, variance = node.inputs
+    assert x is not None and scale is not None and bias is not None and mean is not None and variance is not None
+    epsilon = attribute(node, "epsilon", 1e-5)
+    gain, shift = _per_channel(b, scale, x), _per_channel(b, bias, x)
+    if not attribute(node, "training_mode", 0):
+        inverse = b.Reciprocal(b.Sqrt(b.Add(variance, b.number(epsilon, x))))
+        y = b.Mul(b.Sub(x, _per_channel(b, mean, x)), _per_channel(b, inverse, x))
+        return [b.Add(b.Mul(y, gain), shift)]
+    axes = b.whole(0, *range(2, b.rank(x)))
+    y, own_mean, _ = _standard(b, x, axes, epsilon)
+    centred = b.Sub(x, own_mean)
+    own_variance = b.ReduceMean(b.Mul(centred, centred), axes, keepdims=0)
+    momentum = float(attribute(node, "momentum", 0.9))
+
+    def running(old: Value, new: Value) -> Value:
+        return b.Add(b.Mul(old, b.number(momentum, old)), b.Mul(new, b.number(1.0 - momentum, old)))
+
+    flat = b.Reshape(own_mean, b.whole(-1))
+    return [b.Add(b.Mul(y, gain), shift), running(mean, flat), running(variance, own_variance)]
+
+
+@made_of("LpNormalization")
+def _lp(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    axis = b.whole(b.axis(node, -1, x))
+    op = "ReduceL1" if attribute(node, "p", 2) == 1 else "ReduceL2"
+    return [b.Div(x, b.node(op, [x, axis], {"keepdims": 1}).output)]
+
+
+@made_of("MeanVarianceNormalization")
+def _mean_variance(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    axes = [int(a) for a in attribute(node, "axes", [0, 2, 3])]
+    return [_standard(b, x, b.whole(*axes), 1e-9)[0]]
+
+
+# -- losses ---------------------------------------------------------------------------------------------------------
+
+
+@made_of("SoftmaxCrossEntropyLoss")
+def _cross_entropy(b: Backward, node: Node) -> Sequence[Value]:
+    logarithms = b.LogSoftmax(first(node), axis=1)
+    return [_likelihood(b, node, logarithms), logarithms]
+
+
+@made_of("NegativeLogLikelihoodLoss")
+def _negative_likelihood(b: Backward, node: Node) -> Sequence[Value]:
+    return [_likelihood(b, node, first(node))]
+
+
+def _likelihood(b: Backward, node: Node, logarithms: Value) -> Value:
+    labels, weight = node.inputs[1], operand(node, 2)
+    assert labels is not None
+    kind = b.dtype(logarithms)
+    ignored = attribute(node, "ignore_index", None)
+    counts: Value | None = None
+    safe = labels
+    if ignored is not None:
+        number = b.constant(np.asarray(ignored).astype(b.dtype(labels).numpy))
+        skipped = b.Equal(labels, number)
+        zero = b.constant(np.zeros((), b.dtype(labels).numpy))
+        safe = b.Where(skipped, zero, labels)
+        counts = b.Cast(b.Not(skipped), to=kind.onnx)
+    picked = b.Squeeze(b.GatherElements(logarithms, b.Unsqueeze(safe, b.whole(1)), axis=1), b.whole(1))
+    loss = b.Neg(picked)
+    if weight is not None:
+        own = b.Gather(weight, safe, axis=0)
+        counts = own if counts is None else b.Mul(own, counts)
+    if counts is not None:
+        loss = b.Mul(loss, counts)
+    reduction = attribute(node, "reduction", "mean")
+    reduction = reduction.decode() if isinstance(reduction, bytes) else reduction
+    if reduction == "none":
+        return loss
+    total = b.ReduceSum(loss, keepdims=0)
+    if reduction == "sum":
+        return total
+    if counts is None:
+        return b.ReduceMean(loss, keepdims=0)
+    return b.Div(total, b.ReduceSum(counts, keepdims=0))

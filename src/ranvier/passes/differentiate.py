@@ -1,0 +1,104 @@
+"""The gradient of a graph as more graph.
+
+Walking backwards from the results, every node between them and what is asked for hands gradients on by its rule
+(``ops/gradients``). A node without a rule of its own is first written out in plain operators; what that does not
+help is named, all of it at once. The nodes that are made stand behind those that were there, so optimization,
+placement and every provider treat them as they treat any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.topology import topological_order
+from ranvier.ops.gradients import Backward, needs, parts_of, rule_of
+from ranvier.passes.edit import sharpen
+
+
+def differentiate(
+    graph: Graph, targets: Sequence[tuple[Value, Value | None]], wanted: Sequence[Value]
+) -> list[Value | None]:
+    """The gradients of the targets with respect to the wanted values; None where they do not depend on them.
+
+    Each target comes with the gradient it has itself, None for ones (the sum of its elements is what is derived).
+    Targets and wanted values are of this graph, not of one nested in it.
+    """
+    between, now = _written_out(graph, [t for t, _ in targets], wanted)
+    backward = Backward(graph)
+    grads: dict[Value, list[Value]] = {}
+    for given, seed in targets:
+        target = now.get(given, given)
+        grads.setdefault(target, []).append(backward.filled(1.0, target) if seed is None else seed)
+    for node in reversed(between):
+        found = [_total(backward, grads, value) for value in node.outputs]
+        if all(each is None for each in found):
+            continue
+        rule = rule_of(node.domain, node.op)
+        assert rule is not None
+        for value, grad in zip(node.inputs, rule(backward, node, found)):
+            if value is not None and grad is not None and needs(value):
+                sharpen(grad, value)  # a gradient has the shape of what it is the gradient of
+                grads.setdefault(value, []).append(grad)
+    return [_total(backward, grads, now.get(value, value)) for value in wanted]
+
+
+def _total(backward: Backward, grads: dict[Value, list[Value]], value: Value) -> Value | None:
+    """The sum of what has come for a value, made once."""
+    have = grads.get(value)
+    if not have:
+        return None
+    if len(have) > 1:
+        grads[value] = have = [backward.add_all(have)]
+    return have[0]
+
+
+def _written_out(
+    graph: Graph, targets: Sequence[Value], wanted: Sequence[Value]
+) -> tuple[list[Node], dict[Value, Value]]:
+    """The nodes that lie between, in order, each with a rule; those that are others in disguise are replaced first, and
+    the values that took the place of theirs are told."""
+    now: dict[Value, Value] = {}
+    while True:
+        between = _between(graph, [now.get(v, v) for v in targets], [now.get(v, v) for v in wanted])
+        disguised = [n for n in between if rule_of(n.domain, n.op) is None and parts_of(n.op) is not None]
+        if not disguised:
+            break
+        for node in disguised:
+            now.update(_replace(graph, node))
+    missing = sorted({n.op for n in between if rule_of(n.domain, n.op) is None})
+    if missing:
+        raise NotSupported(f"no gradient is known of {', '.join(missing)}")
+    return between, now
+
+
+def _replace(graph: Graph, node: Node) -> dict[Value, Value]:
+    parts = parts_of(node.op)
+    assert parts is not None
+    maker = Backward(graph)
+    maker.before = node
+    replaced = dict(zip(node.outputs, parts(maker, node)))
+    for old, new in replaced.items():
+        new.type = new.type if old.type is None or new.type is None else new.type.merge(old.type)
+        old.replace_by(new)
+    graph.remove(node)
+    return replaced
+
+
+def _between(graph: Graph, targets: Sequence[Value], wanted: Sequence[Value]) -> list[Node]:
+    """Nodes that depend on a wanted value and that a target depends on, in order."""
+    order = topological_order(graph)
+    touched: set[Value] = set(wanted)
+    after: set[Node] = set()
+    for node in order:
+        if any(v in touched for v in node.dependencies()):
+            after.add(node)
+            touched.update(v for v in node.outputs if needs(v))
+    needed: set[Value] = set(targets)
+    found: list[Node] = []
+    for node in reversed(order):
+        if node in after and any(v in needed for v in node.outputs):
+            found.append(node)
+            needed.update(v for v in node.dependencies())
+    return found[::-1]

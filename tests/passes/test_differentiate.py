@@ -1,0 +1,309 @@
+"""Every gradient rule against finite differences in float64, run by the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.config import SessionConfig
+from ranvier.dtypes import of
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Graph, Value
+from ranvier.graph.rewrite import GraphOps
+from ranvier.graph.tensors import ConstTensor
+from ranvier.graph.types import TensorType
+from ranvier.graph.verify import verify
+from ranvier.ops import complete
+from ranvier.ops.gradients import known_gradients
+from ranvier.passes.differentiate import differentiate
+from ranvier.runtime.session import Session
+
+Array = np.ndarray[Any, Any]
+REFERENCE = SessionConfig(providers=("reference",), optimization="none")
+STEP = 1e-6
+Build = Callable[..., Value]
+
+
+@dataclass
+class Case:
+    """``build(op, *inputs)`` makes the result; ``inputs`` are what is derived by, ``others`` what is not."""
+
+    build: Build
+    inputs: list[Array]
+    others: list[Array] = field(default_factory=list)
+    shape: tuple[int, ...] | None = None  # of the result, where the standard cannot tell
+
+
+def r(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed + sum(shape) * 31 + len(shape))
+    return rng.uniform(low, high, shape)
+
+
+def graph_of(case: Case) -> tuple[Graph, list[Value], Value, Value]:
+    graph = Graph("case", opsets={"": 21})
+    values = [graph.add_input(f"x{k}", TensorType(of(a), a.shape)) for k, a in enumerate(case.inputs)]
+    constants = [graph.add_constant(ConstTensor.of(a)) for a in case.others]
+    y = case.build(GraphOps(graph, None, "", complete), *values, *constants)
+    shape = case.shape or (y.type.shape if isinstance(y.type, TensorType) else None)
+    assert shape is not None
+    seed = graph.add_input("seed", TensorType(of(np.float64(0)), shape))
+    return graph, values, y, seed
+
+
+def run(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
+    with Session(graph, REFERENCE) as session:
+        return [np.asarray(x) for x in session.run(dict(feeds)).values()]
+
+
+def forward(case: Case, inputs: list[Array]) -> Array:
+    graph, _, y, seed = graph_of(case)
+    graph.inputs.remove(seed)
+    graph.outputs = [y]
+    return run(graph, {f"x{k}": a for k, a in enumerate(inputs)})[0]
+
+
+def check(case: Case, tolerance: float = 2e-5) -> None:
+    graph, values, y, seed = graph_of(case)
+    grads = differentiate(graph, [(y, seed)], values)
+    graph.outputs = [g for g in grads if g is not None]
+    verify(graph)
+    weights = r(*seed.type.shape, seed=9)  # type: ignore[union-attr, misc]
+    feeds = {f"x{k}": a for k, a in enumerate(case.inputs)}
+    found = iter(run(graph, {**feeds, "seed": weights}))
+    for k, grad in enumerate(grads):
+        array = case.inputs[k]
+        numeric = np.zeros_like(array)
+        for place in np.ndindex(array.shape):
+            moved = []
+            for sign in (1, -1):
+                changed = [a.copy() for a in case.inputs]
+                changed[k][place] += sign * STEP
+                moved.append(float((forward(case, changed) * weights).sum()))
+            numeric[place] = (moved[0] - moved[1]) / (2 * STEP)
+        exact = np.zeros_like(array) if grad is None else next(found)
+        assert exact.shape == array.shape
+        np.testing.assert_allclose(exact, numeric, rtol=tolerance, atol=tolerance, err_msg=f"input {k}")
+
+
+PLAIN = """Neg Abs Exp Sin Cos Tan Sinh Cosh Tanh Atan Asinh Erf Sigmoid Relu Softplus Softsign Identity"""
+BENT = """LeakyRelu ThresholdedRelu Elu Celu Selu HardSigmoid HardSwish Mish Gelu"""
+UNARY = {
+    **dict.fromkeys(PLAIN.split(), (-1.4, 1.4)),
+    **dict.fromkeys(BENT.split(), (-4.1, 4.1)),
+    **dict.fromkeys(("Log", "Sqrt", "Reciprocal"), (0.3, 3.0)),
+    **dict.fromkeys(("Asin", "Acos", "Atanh"), (-0.8, 0.8)),
+    "Acosh": (1.2, 3.0),
+}
+FOLDS = "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare"
+REDUCTIONS = [f"Reduce{name}" for name in FOLDS.split()]
+I64 = np.int64
+
+
+def op_of(name: str, *operands: Any, **attrs: Any) -> Build:
+    return lambda op, *v: op.node(name, [*v, *operands], attrs).output
+
+
+CASES: dict[str, Case] = {name: Case(op_of(name), [r(7, low=low, high=high)]) for name, (low, high) in UNARY.items()}
+CASES |= {
+    "Gelu tanh": Case(op_of("Gelu", approximate="tanh"), [r(7)]),
+    "Add": Case(op_of("Add"), [r(3, 4), r(4)]),
+    "Sub": Case(op_of("Sub"), [r(3, 1), r(1, 4)]),
+    "Mul": Case(op_of("Mul"), [r(2, 3, 4), r(3, 1)]),
+    "Div": Case(op_of("Div"), [r(3, 4), r(4, low=0.5)]),
+    "Pow": Case(op_of("Pow"), [r(3, 4, low=0.4), r(4)]),
+    "Pow by a constant": Case(op_of("Pow", np.float64(3.0)), [r(3, 4)]),
+    "Max": Case(op_of("Max"), [r(3, 4), r(4), r(3, 1, seed=4)]),
+    "Min": Case(op_of("Min"), [r(3, 4), r(4)]),
+    "Sum": Case(op_of("Sum"), [r(3, 4), r(4), r(1)]),
+    "Mean": Case(op_of("Mean"), [r(3, 4), r(4)]),
+    "Mod": Case(op_of("Mod", fmod=1), [r(6), r(6, low=0.7, seed=3)]),
+    "PRelu": Case(op_of("PRelu"), [r(2, 3, 4), r(3, 1)]),
+    "Clip": Case(op_of("Clip"), [r(9), np.array(-1.1), np.array(0.9)]),
+    "Where": Case(lambda op, x, y, c: op.Where(c, x, y), [r(3, 4), r(4)], [r(3, 4, seed=5) > 0]),
+    "Cast": Case(lambda op, x: op.Cast(op.Cast(x, to=11), to=11), [r(4)]),
+    "the same twice": Case(lambda op, x: op.Mul(x, op.Exp(x)), [r(5)]),
+    "CumSum": Case(op_of("CumSum", np.array(1, I64)), [r(3, 5)]),
+    "CumSum back": Case(op_of("CumSum", np.array(0, I64), reverse=1, exclusive=1), [r(3, 5)]),
+    "Softmax": Case(op_of("Softmax", axis=1), [r(3, 5, 2)]),
+    "LogSoftmax": Case(op_of("LogSoftmax", axis=-1), [r(3, 5)]),
+    "TopK": Case(lambda op, x: op.node("TopK", [x, np.array([2], I64)], {"axis": 1}, outputs=2).outputs[0], [r(3, 6)]),
+    "Reshape": Case(op_of("Reshape", np.array([4, 3], I64)), [r(3, 4)]),
+    "Flatten": Case(op_of("Flatten"), [r(2, 3, 4)]),
+    "Squeeze": Case(op_of("Squeeze", np.array([1], I64)), [r(3, 1, 4)]),
+    "Unsqueeze": Case(op_of("Unsqueeze", np.array([0, 2], I64)), [r(3, 4)]),
+    "Transpose": Case(op_of("Transpose", perm=[2, 0, 1]), [r(2, 3, 4)]),
+    "Expand": Case(op_of("Expand", np.array([2, 3, 4], I64)), [r(3, 1)]),
+    "Tile": Case(op_of("Tile", np.array([2, 3], I64)), [r(3, 2)]),
+    "Concat": Case(op_of("Concat", axis=1), [r(3, 2), r(3, 4), r(3, 1)]),
+    "Split": Case(
+        lambda op, x: op.Mul(*op.node("Split", [x, np.array([2, 2], I64)], {"axis": 1}, outputs=2).outputs), [r(3, 4)]
+    ),
+    "Split of which one is used": Case(
+        lambda op, x: op.node("Split", [x, np.array([1, 3], I64)], {"axis": 1}, outputs=2).outputs[1], [r(3, 4)]
+    ),
+    "Slice": Case(lambda op, x: op.Slice(x, *(np.array(v, I64) for v in ([1, 0], [4, 3], [0, 1]))), [r(5, 4)]),
+    "Slice by steps": Case(
+        lambda op, x: op.Slice(x, *(np.array(v, I64) for v in ([4, 0], [-9, 4], [0, 1], [-2, 3]))), [r(5, 4)]
+    ),
+    "Pad": Case(op_of("Pad", np.array([1, 0, 0, 2], I64)), [r(3, 4)]),
+    "Pad with a value": Case(lambda op, x, v: op.Pad(x, np.array([1, 0, 0, 2], I64), v), [r(3, 4), np.array(0.7)]),
+    "Gather": Case(op_of("Gather", np.array([[0, 2], [2, -1]], I64), axis=1), [r(2, 4, 3)]),
+    "Gather rows": Case(op_of("Gather", np.array([3, 0, 3], I64)), [r(4, 3)]),
+    "GatherElements": Case(op_of("GatherElements", np.array([[0, 2, 2], [1, 0, 1]], I64), axis=0), [r(3, 3)]),
+    "GatherND": Case(op_of("GatherND", np.array([[0, 1], [2, 0], [0, 1]], I64)), [r(3, 2)]),
+    "ScatterElements": Case(
+        lambda op, x, u: op.ScatterElements(x, np.array([[0, 2], [1, 0]], I64), u, axis=1), [r(3, 4), r(2, 2)]
+    ),
+    "ScatterElements add": Case(
+        lambda op, x, u: op.ScatterElements(x, np.array([[0, 0], [1, 1]], I64), u, axis=1, reduction="add"),
+        [r(3, 4), r(2, 2)],
+    ),
+    "ScatterND": Case(lambda op, x, u: op.ScatterND(x, np.array([[2], [0]], I64), u), [r(4, 3), r(2, 3)]),
+    "DepthToSpace": Case(op_of("DepthToSpace", blocksize=2), [r(1, 8, 2, 3)]),
+    "DepthToSpace CRD": Case(op_of("DepthToSpace", blocksize=2, mode="CRD"), [r(1, 8, 2, 3)]),
+    "SpaceToDepth": Case(op_of("SpaceToDepth", blocksize=2), [r(1, 2, 4, 2)]),
+    "Trilu": Case(op_of("Trilu", upper=0), [r(3, 4)]),
+    "ReverseSequence": Case(op_of("ReverseSequence", np.array([2, 3], I64)), [r(4, 2)]),
+    "MatMul": Case(op_of("MatMul"), [r(3, 4), r(4, 2)]),
+    "MatMul of batches": Case(op_of("MatMul"), [r(2, 1, 3, 4), r(5, 4, 2)]),
+    "MatMul by one matrix": Case(op_of("MatMul"), [r(2, 3, 4), r(4, 2)]),
+    "MatMul of vectors": Case(op_of("MatMul"), [r(4), r(4)]),
+    "MatMul by a vector": Case(op_of("MatMul"), [r(2, 3, 4), r(4)]),
+    "MatMul of a vector": Case(op_of("MatMul"), [r(4), r(2, 4, 3)]),
+    "Einsum": Case(op_of("Einsum", equation="bij,bjk->bik"), [r(2, 3, 4), r(2, 4, 2)]),
+    "Einsum that sums": Case(op_of("Einsum", equation="ij,jk->k"), [r(3, 4), r(4, 2)]),
+    "Conv": Case(op_of("Conv", pads=[1, 1, 0, 1], strides=[2, 1]), [r(2, 3, 5, 4), r(4, 3, 3, 2), r(4)]),
+    "Conv in groups": Case(op_of("Conv", group=2, dilations=[2, 1]), [r(2, 4, 6, 4), r(6, 2, 2, 3)]),
+    "Conv that leaves a rest": Case(op_of("Conv", strides=[3, 2]), [r(1, 2, 6, 6), r(3, 2, 2, 3)]),
+    "Conv depthwise": Case(op_of("Conv", group=3, pads=[1, 1, 1, 1]), [r(1, 3, 4, 4), r(3, 1, 3, 3)]),
+    "Conv SAME": Case(op_of("Conv", auto_pad="SAME_UPPER", strides=[2, 2]), [r(1, 2, 5, 5), r(2, 2, 3, 3)]),
+    "Conv 1d": Case(op_of("Conv", pads=[2, 1]), [r(2, 2, 6), r(3, 2, 4)]),
+    "ConvTranspose": Case(
+        op_of("ConvTranspose", strides=[2, 1], pads=[1, 0, 0, 1]), [r(2, 3, 3, 4), r(3, 2, 3, 2), r(2)]
+    ),
+    "ConvTranspose in groups": Case(
+        op_of("ConvTranspose", strides=[2, 2], group=2, output_padding=[1, 0]), [r(1, 4, 3, 3), r(4, 2, 2, 3)]
+    ),
+    "GlobalAveragePool": Case(op_of("GlobalAveragePool"), [r(2, 3, 4, 2)]),
+    "GlobalMaxPool": Case(op_of("GlobalMaxPool"), [r(2, 3, 4, 2)]),
+    "MaxPool": Case(op_of("MaxPool", kernel_shape=[2, 3], strides=[2, 1], pads=[0, 1, 0, 1]), [r(2, 2, 4, 5)]),
+    "AveragePool": Case(op_of("AveragePool", kernel_shape=[2, 3], strides=[2, 1], pads=[0, 1, 0, 1]), [r(2, 2, 5, 5)]),
+    "AveragePool with its pads": Case(
+        op_of("AveragePool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], count_include_pad=1),
+        [r(1, 2, 5, 5)],
+    ),
+    "LayerNormalization": Case(op_of("LayerNormalization", axis=-1), [r(3, 6), r(6), r(6)]),
+    "LayerNormalization over two": Case(op_of("LayerNormalization", axis=1), [r(2, 3, 4), r(3, 4), r(3, 4)]),
+    "InstanceNormalization": Case(op_of("InstanceNormalization"), [r(2, 3, 5), r(3), r(3)]),
+    "GroupNormalization": Case(op_of("GroupNormalization", num_groups=2), [r(2, 4, 3), r(4), r(4)], shape=(2, 4, 3)),
+    "BatchNormalization": Case(
+        lambda op, x, s, c, m, v: op.BatchNormalization(x, s, c, m, v), [r(3, 4, 2), r(4), r(4), r(4), r(4, low=0.5)]
+    ),
+    "BatchNormalization in training": Case(
+        lambda op, x, s, c, m, v: op.node(
+            "BatchNormalization", [x, s, c, m, v], {"training_mode": 1}, outputs=3
+        ).outputs[0],
+        [r(3, 4, 2), r(4), r(4)],
+        [r(4), r(4, low=0.5)],
+    ),
+    "LpNormalization": Case(op_of("LpNormalization", axis=1), [r(3, 4)]),
+    "SoftmaxCrossEntropyLoss": Case(op_of("SoftmaxCrossEntropyLoss", np.array([1, 0, 3], I64)), [r(3, 4)]),
+    "SoftmaxCrossEntropyLoss with all": Case(
+        lambda op, x, y, w: op.SoftmaxCrossEntropyLoss(x, y, w, ignore_index=2, reduction="mean"),
+        [r(3, 4, 2)],
+        [np.array([[1, 2], [0, 3], [2, 1]]), r(4, low=0.5)],
+    ),
+    "NegativeLogLikelihoodLoss": Case(
+        op_of("NegativeLogLikelihoodLoss", np.array([1, 0, 3], I64), reduction="none"), [r(3, 4)]
+    ),
+}  # fmt: skip
+CASES |= {
+    f"{name} {label}": Case(
+        lambda op, x, n=name, a=axes, k=keep: op.node(n, [x, np.array(a, I64)], {"keepdims": k}).output,
+        [r(3, 4, 2, low=0.3)],
+    )
+    for name in REDUCTIONS
+    for label, axes, keep in [("rows", [1], 1), ("two axes", [0, -1], 0)]
+    if not (name == "ReduceProd" and len(axes) > 1)
+}  # fmt: skip
+CASES |= {
+    f"Gemm {a}{b}": Case(op_of("Gemm", alpha=0.7, beta=1.3, transA=a, transB=b),
+                         [r(*((4, 3) if a else (3, 4))), r(*((2, 4) if b else (4, 2))), r(2)])
+    for a in (0, 1) for b in (0, 1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule(name: str) -> None:
+    check(CASES[name])
+
+
+def test_every_rule_is_tried() -> None:
+    tried = {key.split(" ")[0] for key in CASES}
+    flat = {"Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "Shape", "Size"}
+    untried = {op for domain, op in known_gradients() if not domain} - tried - flat
+    assert untried <= {"CastLike", "Dropout", "Scatter", "Swish"}
+
+
+def test_gradients_of_gradients() -> None:
+    """Second derivatives of a small net, by deriving the derived graph."""
+    x = r(4, 3)
+
+    def first(op: GraphOps, v: Value, w: Value) -> Value:
+        y = op.ReduceSum(op.Tanh(op.MatMul(v, w)), keepdims=0)
+        grad = differentiate(op.graph, [(y, None)], [v])[0]
+        assert grad is not None
+        return op.Mul(grad, grad)
+
+    check(Case(first, [x, r(3, 2)]))
+
+
+def test_what_does_not_depend_has_none() -> None:
+    graph = Graph("g", opsets={"": 21})
+    x, y = (graph.add_input(n, TensorType(of(np.float64(0)), (3,))) for n in "xy")
+    op = GraphOps(graph, None, "", complete)
+    z = op.Floor(op.Add(x, x))
+    assert differentiate(graph, [(z, None)], [x, y]) == [None, None]
+
+
+def test_what_has_no_rule_is_named() -> None:
+    graph = Graph("g", opsets={"": 21})
+    x = graph.add_input("x", TensorType(of(np.float64(0)), (3, 3)))
+    op = GraphOps(graph, None, "", complete)
+    y = op.Det(x)
+    with pytest.raises(NotSupported, match="no gradient is known of Det"):
+        differentiate(graph, [(y, None)], [x])
+
+
+def test_dropout_keeps_its_mask() -> None:
+    graph = Graph("g", opsets={"": 21})
+    x = graph.add_input("x", TensorType(of(np.float64(0)), (50,)))
+    op = GraphOps(graph, None, "", complete)
+    y, mask = op.node("Dropout", [x, np.float64(0.25), np.array(True)], {"seed": 3}, outputs=2).outputs
+    (grad,) = differentiate(graph, [(y, None)], [x])
+    assert grad is not None
+    graph.outputs = [mask, grad]
+    kept, found = run(graph, {"x": np.ones(50)})
+    np.testing.assert_allclose(found, kept / 0.75)
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_sizes_that_are_open(symbolic: bool) -> None:
+    """A batch of any size."""
+    from ranvier.graph.types import Symbol
+
+    batch = Symbol("batch") if symbolic else 5
+    graph = Graph("g", opsets={"": 21})
+    x = graph.add_input("x", TensorType(of(np.float64(0)), (batch, 4)))
+    w = graph.add_input("w", TensorType(of(np.float64(0)), (4, 3)))
+    b = graph.add_input("b", TensorType(of(np.float64(0)), (3,)))
+    op = GraphOps(graph, None, "", complete)
+    loss = op.ReduceMean(op.Softmax(op.Add(op.MatMul(x, w), b), axis=-1), keepdims=0)
+    loss = op.Mul(loss, op.ReduceSum(op.Relu(op.MatMul(x, w)), keepdims=0))
+    grads = differentiate(graph, [(loss, None)], [w, b])
+    graph.outputs = [g for g in grads if g is not None]
+    assert [g.shape for g in run(graph, {"x": r(5, 4), "w": r(4, 3), "b": r(3)})] == [(4, 3), (3,)]
