@@ -147,3 +147,28 @@ def test_shape_arithmetic_costs_nothing() -> None:
 def test_a_result_may_stand_twice_in_a_concatenation() -> None:
     nodes = [node("Tanh", "x", "a"), node("Concat", "a x a", "b", axis=0), node("Softmax", "b", "y", axis=-1)]
     launches(model(nodes, {"x": (3, 5)}, ["y"]), {"x": random(3, 5)})
+
+
+def test_codes_are_stored_as_codes() -> None:
+    """Numbers that are made of codes for one reader are made by it: both products write a byte per element."""
+    scale, zero = np.float32(0.05), np.uint8(9)
+    parameters = {f"s{k}": np.asarray(scale) for k in range(3)} | {f"z{k}": np.asarray(zero) for k in range(3)}
+    weights = {name: RNG.integers(-90, 90, (32, 32)).astype(np.int8) for name in ("w", "v")}
+    none = {"n": np.asarray(np.int8(0)), "t": np.asarray(np.float32(0.002))}
+    steps = [
+        node("QuantizeLinear", "x s0 z0", "c"),
+        node("QLinearMatMul", "c s0 z0 w t n s1 z1", "a"),
+        node("QLinearMatMul", "c s0 z0 v t n s2 z2", "b"),
+        node("DequantizeLinear", "a s1 z1", "p"),
+        node("DequantizeLinear", "b s2 z2", "q"),
+        node("Add", "p q", "r"),
+        node("QuantizeLinear", "r s0 z0", "y"),
+    ]
+    made = model(steps, {"x": (16, 32)}, ["y"], parameters | weights | none)
+    feeds = {"x": random(16, 32)}
+    expected = rv.load(made, providers=["reference"], optimization="none").run(feeds)["y"]
+    with rv.load(made, providers=["cpu"], optimization="none") as session, session.profile() as profile:
+        np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+    products = [record.bytes for record in profile.kernels if record.kernel == "gemm driver"]
+    assert len(products) == 2
+    assert products[0] == products[1]
