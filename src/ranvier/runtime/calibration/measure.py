@@ -24,7 +24,8 @@ BUDGET = 5.0  # seconds for a provider
 QUICK = 0.5
 _PER_SAMPLE = 0.01  # seconds of runs in a round, beside what compiling takes
 _ROUNDS = 3  # after the first look
-_LOOKING = 0.6  # share of the time in which samples are compiled and looked at: the rest is for repeating
+_LOOKING = 0.8  # share of the time in which samples are compiled and looked at: the rest is for repeating
+_LOOKING_QUICKLY = 0.6
 _LEAST_SAMPLES = 2  # however little time there is: one class by operations, one by bytes
 _SHARE = 0.1  # of a run, at least, is the work itself: what is taken off was measured at another moment
 _LARGE = 4 << 20  # bytes of the transfer that tells the bandwidth
@@ -51,6 +52,8 @@ def measure(
     started = clock()
     budget = budget or (QUICK if quick else BUDGET)
     end = started + budget
+    looked = started + budget * (_LOOKING_QUICKLY if quick else _LOOKING)
+    complete = True
     each = _PER_SAMPLE / 3 if quick else _PER_SAMPLE
     ways = _Ways(provider, clock)
     with ExitStack() as stack:
@@ -66,7 +69,8 @@ def measure(
         others += [made for made in (many, *loops) if made is not None]
         wanted = [sample for sample in samples() if sample.urgent or not quick]
         for sample in wanted if progress is None else progress(wanted):
-            if clock() >= started + _LOOKING * budget and len(runs) >= _LEAST_SAMPLES:
+            if clock() >= looked and len(runs) >= _LEAST_SAMPLES:
+                complete = False
                 break
             made = bench.tried(sample.make(), sample.name)
             if made is not None:
@@ -103,7 +107,7 @@ def measure(
         quick,
         clock() - started,
         iteration,
-        int(disturbance(everything) > AT_WORK),
+        int(disturbance(everything) > AT_WORK or not complete),
     )
 
 
