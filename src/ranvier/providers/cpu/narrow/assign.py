@@ -19,7 +19,7 @@ from ranvier.providers.base import NodePrecision
 from ranvier.providers.cpu.defs import Alias, Contraction, Def, Definitions, Joined, Opaque, Rows
 from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.mincut import Cut
-from ranvier.providers.cpu.narrow.rates import LAUNCH, multiplying, product_speed, touching
+from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_speed, touching
 from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums
 from ranvier.providers.cpu.narrow.signals import before_logarithms
 from ranvier.providers.cpu.target import Assignment, Target
@@ -138,7 +138,8 @@ class _Assigning:
         for value in running_sums(self.groups, self.program, self.readers):
             self._keep(value, "is a sum that every layer adds to")
         for value in centred(self.groups, self.program, self.readers):
-            self._keep(value, "is normalised")
+            if self._bytes(value) <= CACHE:  # a large one, of pictures, would cost more time than it gains exactness
+                self._keep(value, "is normalised")
         for group in self.groups:
             if id(group) in self.signals:
                 for value in group.last.outputs:

@@ -16,7 +16,7 @@ _PRODUCTS = {
     DType.float16: (("amx-fp16", 6.0),),
 }
 _NEAR, _FAR = 40e9, 10e9  # bytes a second of one core, of tensors that fit into its cache and of others
-_CACHE = 1 << 20
+CACHE = 1 << 20
 LAUNCH = 1e-6  # seconds of a kernel that does nothing
 
 
@@ -32,4 +32,4 @@ def multiplying(flops: float) -> float:
 
 def touching(nbytes: float) -> float:
     """Seconds to read or write a tensor."""
-    return nbytes / (_NEAR if nbytes <= _CACHE else _FAR)
+    return nbytes / (_NEAR if nbytes <= CACHE else _FAR)
