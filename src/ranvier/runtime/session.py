@@ -130,7 +130,12 @@ class Session:
     # -- creation ---------------------------------------------------------------------------------------------------
 
     def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
-        return onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
+        graph = onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
+        if "ai.onnx.preview.training" in graph.opsets:
+            from ranvier.passes.gradient_operator import expand_gradients  # and with it the gradients of all operators
+
+            expand_gradients(graph)
+        return graph
 
     def _preparing(self, step: str) -> AbstractContextManager[None]:
         return preparing(self.config.name or self.graph.name, step, self.config.limits.tensor_bytes)

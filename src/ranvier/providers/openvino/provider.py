@@ -119,7 +119,7 @@ class OpenVinoKernel(ForeignKernel):
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:
         started = time.perf_counter()
-        given = {k: row_major(inputs[p]) for k, p in enumerate(self._model.positions)}
+        given = {k: _taken(row_major(inputs[p])) for k, p in enumerate(self._model.positions)}
         with self._request() as request:
             try:
                 request.infer(given, share_inputs=True)
@@ -132,9 +132,19 @@ class OpenVinoKernel(ForeignKernel):
         self._count(started)
 
 
+def _taken(array: Array) -> Array:
+    """An input as OpenVINO takes it: of single numbers it wants ones it could write to."""
+    return array if array.ndim or array.flags.writeable else array.copy()
+
+
 @functools.cache
 def _version() -> str:
     return importlib.metadata.version("openvino")
+
+
+def _taken(array: Array) -> Array:
+    """An input as OpenVINO takes it: of single numbers it wants ones it could write to."""
+    return array if array.ndim or array.flags.writeable else array.copy()
 
 
 @functools.cache
@@ -142,6 +152,11 @@ def _library() -> Any:
     import openvino  # type: ignore[import-not-found,unused-ignore]
 
     return openvino
+
+
+def _taken(array: Array) -> Array:
+    """An input as OpenVINO takes it: of single numbers it wants ones it could write to."""
+    return array if array.ndim or array.flags.writeable else array.copy()
 
 
 @functools.cache
