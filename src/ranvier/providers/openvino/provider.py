@@ -142,21 +142,11 @@ def _version() -> str:
     return importlib.metadata.version("openvino")
 
 
-def _taken(array: Array) -> Array:
-    """An input as OpenVINO takes it: of single numbers it wants ones it could write to."""
-    return array if array.ndim or array.flags.writeable else array.copy()
-
-
 @functools.cache
 def _library() -> Any:
     import openvino  # type: ignore[import-not-found,unused-ignore]
 
     return openvino
-
-
-def _taken(array: Array) -> Array:
-    """An input as OpenVINO takes it: of single numbers it wants ones it could write to."""
-    return array if array.ndim or array.flags.writeable else array.copy()
 
 
 @functools.cache
