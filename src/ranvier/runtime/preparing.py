@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from ranvier.config import Limits
 from ranvier.errors import InvalidModel, OutOfMemory, RanvierError
+from ranvier.formats.onnx import read
+from ranvier.graph.ir import Graph
 from ranvier.memory.collector import collector_paused
 from ranvier.ops.allocation import tensor_limit
 
@@ -24,6 +29,16 @@ def preparing(model: str, step: str, tensor_bytes: int | None) -> Iterator[None]
     except Exception as error:
         # a model that keeps the rules does not get here; the cause and its place are in __cause__
         raise InvalidModel(f"model {model!r}: {step} raised {type(error).__name__}: {error}") from error
+
+
+def read_model(model: Any, limits: Limits, base_dir: str | os.PathLike[str] | None = None) -> Graph:
+    """The graph of a model, with what it asks to be derived written out while values still have the model's names."""
+    graph = read(model, limits=limits, base_dir=base_dir)
+    if "ai.onnx.preview.training" in graph.opsets:
+        from ranvier.passes.gradient_operator import expand_gradients  # and with it the gradients of all operators
+
+        expand_gradients(graph)
+    return graph
 
 
 class Clock:

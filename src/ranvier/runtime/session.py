@@ -30,7 +30,6 @@ from ranvier.errors import (
     UnsupportedOp,
     nearest,
 )
-from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.graph.verify import verify
@@ -50,7 +49,7 @@ from ranvier.runtime.outputs import blocks
 from ranvier.runtime.partition import unsupported_ops
 from ranvier.runtime.placement import check_pins, fitting
 from ranvier.runtime.plan import Plan
-from ranvier.runtime.preparing import Clock, preparing
+from ranvier.runtime.preparing import Clock, preparing, read_model
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import CompiledPart, provider_options
 from ranvier.runtime.report import Report, describe_placement
@@ -130,12 +129,7 @@ class Session:
     # -- creation ---------------------------------------------------------------------------------------------------
 
     def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
-        graph = onnx_format.read(model, limits=self.config.limits, base_dir=base_dir)
-        if "ai.onnx.preview.training" in graph.opsets:
-            from ranvier.passes.gradient_operator import expand_gradients  # and with it the gradients of all operators
-
-            expand_gradients(graph)
-        return graph
+        return read_model(model, self.config.limits, base_dir)
 
     def _preparing(self, step: str) -> AbstractContextManager[None]:
         return preparing(self.config.name or self.graph.name, step, self.config.limits.tensor_bytes)
