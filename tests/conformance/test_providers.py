@@ -45,10 +45,15 @@ def _is_ordinary(case: Case) -> bool:
     return all(i.type.tensor_type.elem_type in _ORDINARY for i in case.model().graph.input)
 
 
+def _is_of_floats(case: Case) -> bool:
+    return all(i.type.tensor_type.elem_type == TensorProto.FLOAT for i in case.model().graph.input)
+
+
 @functools.cache
 def _cases() -> tuple[Case, ...]:
-    """All cases, or for every operator the first one, the first with ordinary types, the plainest and the last, and
-    the first one with ordinary types of every opset that it occurs in: others take some versions only."""
+    """All cases, or for every operator the first one, the first with ordinary types, the plainest, the last, the first
+    and the last with floats only, and the first one with ordinary types of every opset that it occurs in: others take
+    some versions only."""
     cases = [case for case in all_cases() if case.kind != "light" and case.name not in WAITING]
     if FULL:
         return tuple(cases)
@@ -68,6 +73,8 @@ def _cases() -> tuple[Case, ...]:
         if len(key) == 2:
             plainest = min(simple, key=lambda case: effort[*key, case.name])
             chosen.update((simple[0].name, plainest.name, simple[-1].name))
+            floats = [case.name for case in simple if _is_of_floats(case)]
+            chosen.update([*floats[:1], *floats[-1:]])
     return tuple(case for case in cases if case.name in chosen)
 
 
