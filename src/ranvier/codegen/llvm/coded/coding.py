@@ -1,0 +1,48 @@
+"""What codes of few bits stand for, before they are scaled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ranvier.records import dataclass
+
+Kind = Literal["integers", "levels", "e4m3", "e5m2"]
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Codes of 2, 4 or 8 bits.
+
+    "integers" stand for themselves less half their range, so that the middle is zero; "levels" for entries of a table
+    (up to 4 bits), "e4m3" and "e5m2" for the float8 with those bits, all of which have to be finite.
+    """
+
+    bits: int
+    kind: Kind = "integers"
+    levels: tuple[float, ...] = ()
+
+    @property
+    def per_word(self) -> int:
+        """Codes in 32 bits."""
+        return 32 // self.bits
+
+    @property
+    def middle(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def nothing(self) -> int:
+        """The code that stands for zero."""
+        if self.kind == "integers":
+            return self.middle
+        return self.levels.index(0.0) if self.kind == "levels" else 0
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What every code stands for, where there are few."""
+        return self.levels or tuple(float(code - self.middle) for code in range(1 << self.bits))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What code depends on."""
+        return self.bits, self.kind, self.levels

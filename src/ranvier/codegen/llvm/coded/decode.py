@@ -1,0 +1,88 @@
+"""Codes of few bits as numbers, in registers: a vector of words gives a vector of floats for each k that they hold."""
+
+from __future__ import annotations
+
+from ranvier.codegen.llvm import vmath
+from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.builder.types import literal
+from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+_WHOLE = 0x4B000000  # 2^23 as a float: an integer in its low bits is added exactly
+# float8 in the highest byte: how far down its exponent belongs, the bits that are its own, what the exponent lacks
+_FLOATS = {"e4m3": (4, 0x87F00000, 120), "e5m2": (3, 0x8FE00000, 112)}
+
+
+class Decoder:
+    """Writes the code that decodes; ``table`` is a name for a constant array where one is needed."""
+
+    def __init__(self, fn: Fn, isa: Isa, coding: Coding, table: str) -> None:
+        self.fn, self.isa, self.coding = fn, isa, coding
+        self.lanes = isa.lanes(4)
+        self.kind = vector("float", self.lanes)
+        self.permutes = isa.triple == "x86_64" and self.lanes >= 8
+        small = coding.bits <= 4
+        # An instruction that permutes a register's lanes looks at as many bits of an index as lanes need: no mask.
+        self.tables: list[Val] = []
+        if small and self.permutes and (coding.kind == "levels" or self.lanes == 16 or coding.bits == 2):
+            count = len(coding.values)
+            values = [coding.values[k % count] for k in range(max(count, self.lanes))]
+            parts = [values[k : k + self.lanes] for k in range(0, len(values), self.lanes)]
+            self.tables = [self._constant(part) for part in parts]
+        elif coding.kind == "levels":
+            self.memory = Val(fn, "ptr", fn.module.table(table, "float", coding.levels))
+
+    def _constant(self, values: list[float]) -> Val:
+        items = ", ".join(f"float {literal('float', v)}" for v in values)
+        return Val(self.fn, self.kind, f"<{items}>")
+
+    def value(self, word: Val, k: int) -> Val:
+        """The floats of position ``k`` of the words."""
+        f, bits = self.fn, self.coding.bits
+        shift = 8 * (k % 4) + bits * (k // 4)
+        if self.coding.kind in _FLOATS:
+            return self._float8(word, shift)
+        moved = f.lshr(word, shift) if shift else word
+        if self.tables:
+            return self._permuted(moved)
+        mask = (1 << bits) - 1
+        code = moved if shift + bits == 32 else f.and_(moved, mask)
+        if self.coding.kind == "levels":
+            return f.gather("float", self.memory, code)
+        whole = f.bitcast(f.or_(code, _WHOLE), self.kind)
+        return whole - float((1 << 23) + self.coding.middle)
+
+    def _permuted(self, index: Val) -> Val:
+        f = self.fn
+        name = "llvm.x86.avx512.permvar.sf.512" if self.lanes == 16 else "llvm.x86.avx2.permps"
+        found = [f.intrinsic(name, self.kind, [table, index]) for table in self.tables]
+        if len(found) == 1:
+            return found[0]
+        return f.select(f.cmp("ne", f.and_(index, self.lanes), 0), found[1], found[0])
+
+    def _float8(self, word: Val, shift: int) -> Val:
+        """Sign, exponent and mantissa where a float has them; what its exponent lacks is multiplied in."""
+        f = self.fn
+        down, own, lacking = _FLOATS[self.coding.kind]
+        top = f.shl(word, 24 - shift) if shift < 24 else word
+        placed = f.and_(f.ashr(top, down), own - (1 << 32))
+        return f.bitcast(placed, self.kind) * float(2**lacking)
+
+    def quads(self, word: Val) -> list[Val]:
+        """Four consecutive k as unsigned bytes each."""
+        f, bits = self.fn, self.coding.bits
+        mask = ((1 << bits) - 1) * 0x01010101
+        if bits == 8:
+            return [word]
+        return [f.and_(f.lshr(word, bits * i) if i else word, mask) for i in range(8 // bits)]
+
+
+def scale_vector(fn: Fn, isa: Isa, dtype: DType, at: Val) -> Val:
+    """Scales or zero points of a panel as floats."""
+    lanes = isa.lanes(4)
+    if dtype is DType.float16:
+        return vmath.half_to_float(fn, fn.load(vector("i16", lanes), at), isa)
+    if dtype is DType.int8:
+        return fn.cast(fn.cast(fn.load(vector("i8", lanes), at), "i32"), "float")
+    return fn.load(vector("float", lanes), at)

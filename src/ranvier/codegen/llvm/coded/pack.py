@@ -1,0 +1,149 @@
+"""Coded weights in the order kernels read them: panels of as many columns as a vector has lanes.
+
+A 32-bit word holds consecutive k of one column, a vector of words those of a panel, and the words of a panel follow
+each other along K. Within a word k = 4i + b has its code in byte b, ``bits * i`` bits up: a shift and a mask leave four
+consecutive k as bytes, which is what instructions for integers multiply, and single codes are no harder to reach.
+
+Groups of K that share a scale are whole words. Where they are not in the graph, or their k are not consecutive, an
+order says which k of the activations stands where, and codes of zero fill what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.storage import Storage, aligned_empty
+from ranvier.dtypes import DType
+from ranvier.records import dataclass
+
+Array = np.ndarray[Any, Any]
+_PANELS = 32  # packed at a time: what is spread out to bytes in between is small
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which k share a scale: [groups, length] indices of K, -1 where there is nothing."""
+
+    k: int
+    order: Array
+
+    @classmethod
+    def even(cls, k: int, size: int, coding: Coding) -> Groups:
+        """Groups of ``size`` consecutive k; the last may be shorter."""
+        size = min(size, k)
+        count = -(-k // size)
+        length = -(-size // coding.per_word) * coding.per_word
+        at = np.arange(count)[:, None] * size + np.arange(length)
+        return cls(k, np.where((np.arange(length) < size) & (at < k), at, -1))
+
+    @classmethod
+    def listed(cls, group_of: Array, count: int, coding: Coding) -> Groups:
+        """The k of every group by a table that gives each k its group."""
+        members = [np.flatnonzero(group_of == g) for g in range(count)]
+        longest = max(len(m) for m in members)
+        length = -(-longest // coding.per_word) * coding.per_word
+        order = np.full((count, length), -1)
+        for row, found in zip(order, members):
+            row[: len(found)] = found
+        return cls(len(group_of), order)
+
+    @property
+    def plain(self) -> bool:
+        """Whether activations are read as they are."""
+        return np.array_equal(self.order.reshape(-1), np.arange(self.k))
+
+
+@dataclass(frozen=True)
+class CodedB:
+    """A packed matrix [K, N]."""
+
+    coding: Coding
+    k: int
+    n: int
+    lanes: int
+    groups: int
+    words: int  # of a group, in one column
+    codes: Storage  # [panels, groups, words, lanes] of 32 bits
+    scales: Storage  # [panels, groups, lanes]
+    scale_type: DType
+    zeros: Storage | None  # likewise: subtracted from what codes stand for, before they are scaled
+    zero_type: DType | None
+    order: Storage | None  # int32 [deep]
+
+    @property
+    def deep(self) -> int:
+        """K as it is packed."""
+        return self.groups * self.words * self.coding.per_word
+
+    @property
+    def panels(self) -> int:
+        return -(-self.n // self.lanes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + (self.zeros.nbytes if self.zeros else 0)
+
+
+def pack_coded(
+    codes: Callable[[int, int], Array],
+    coding: Coding,
+    n: int,
+    groups: Groups,
+    scales: Array,
+    zeros: Array | None,
+    isa: Isa,
+) -> CodedB:
+    """``codes(first, last)`` gives those of some columns, [columns, K] of uint8; ``scales`` and ``zeros``, what is
+    subtracted from the values of codes, are [N, groups]."""
+    lanes, order = isa.lanes(4), groups.order.reshape(-1)
+    count, length = groups.order.shape
+    words = length // coding.per_word
+    panels = -(-n // lanes)
+    packed = aligned_empty((panels, count * words, lanes), np.dtype(np.int32))
+    for first in range(0, panels, _PANELS):
+        last = min(panels, first + _PANELS)
+        found = codes(first * lanes, min(n, last * lanes))
+        packed[first:last] = _words(found, order, groups.plain, coding, (last - first) * lanes, lanes)
+    exact = scales.astype(np.float16).astype(np.float32) if np.abs(scales).max(initial=0) < 65504 else None
+    narrow = exact is not None and np.array_equal(exact, scales)
+    scale_type = DType.float16 if narrow else DType.float32
+    zero_type = None
+    if zeros is not None and zeros.any():
+        whole = np.array_equal(zeros, np.clip(np.rint(zeros), -128, 127))
+        zero_type = DType.int8 if whole else DType.float32
+    return CodedB(
+        *(coding, groups.k, n, lanes, count, words),
+        codes=Storage.packed(packed),
+        scales=_spread(scales, lanes, scale_type),
+        scale_type=scale_type,
+        zeros=_spread(zeros, lanes, zero_type) if zeros is not None and zero_type else None,
+        zero_type=zero_type,
+        order=None if groups.plain else Storage.packed(order.astype(np.int32)),
+    )
+
+
+def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int, lanes: int) -> Array:
+    """[columns, K] as [panels, words, lanes]."""
+    spread = np.full((columns, len(order)), coding.nothing, np.uint8)
+    spread[: len(codes)] = codes if plain else np.where(order < 0, coding.nothing, codes[:, np.maximum(order, 0)])
+    parts = 8 // coding.bits
+    apart = spread.reshape(columns, -1, parts, 4)
+    found = apart[:, :, 0].copy()
+    for i in range(1, parts):
+        found |= apart[:, :, i] << np.uint8(coding.bits * i)
+    words = found.view(np.int32)[..., 0]
+    return words.reshape(-1, lanes, words.shape[1]).swapaxes(1, 2)
+
+
+def _spread(numbers: Array, lanes: int, dtype: DType) -> Storage:
+    """[N, groups] as [panels, groups, lanes], zeros past the last column."""
+    n, groups = numbers.shape
+    panels = -(-n // lanes)
+    found = np.zeros((panels * lanes, groups), dtype.numpy)
+    found[:n] = numbers
+    return Storage.packed(np.ascontiguousarray(found.reshape(panels, lanes, groups).swapaxes(1, 2)))

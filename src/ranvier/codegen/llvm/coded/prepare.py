@@ -1,0 +1,182 @@
+"""Activations as the kernels of coded weights read them: in their order, with zeros where weights are padded.
+
+Besides, what depends on a row and a group alone: sums of activations, where zero points are taken out of sums of
+products; and codes of 8 bits with the step between them, where those are multiplied instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from ranvier.codegen.launch import At, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.control import batch_offsets
+from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type
+from ranvier.codegen.llvm.gemm.problem import Problem
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
+from ranvier.records import dataclass
+
+Form = Literal["plain", "sums", "codes"]
+ABOUT = (
+    4  # 32-bit numbers about a group of codes: their step, -middle * sum (an integer), their sum as a float, nothing
+)
+_MOST = 127.0
+# positions in dims
+_GROUPS, _LENGTH, _MIDDLE, _STEP, _RANK, _BATCH = range(6)
+_X, _ORDER, _ROWS, _ABOUT = range(4)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows [..., M, deep] of float32 or int8, and numbers about their groups; strides per batch axis and row, bytes."""
+
+    rows: At
+    row: int
+    about: At
+    about_row: int
+    batch: tuple[tuple[int, int], ...]  # of rows, of what is about them
+    launches: tuple[Launch, ...]
+
+
+def given(p: Problem) -> Prepared:
+    """Rows that can be read where they are: float32, contiguous along K."""
+    rows = At(p.a.storage, p.a.offset * 4)
+    return Prepared(rows, p.a_strides[0] * 4, rows, 0, tuple((axis.a * 4, 0) for axis in p.batch), ())
+
+
+def readable(p: Problem, b: CodedB) -> bool:
+    return p.a.dtype is DType.float32 and (p.a_strides[1] == 1 or p.k == 1) and b.order is None
+
+
+def prepare(p: Problem, b: CodedB, isa: Isa, form: Form) -> Prepared:
+    """Copies of the rows of A; entries that broadcasting repeats are copied once."""
+    axes = [axis for axis in p.batch if axis.a]
+    extents = [axis.extent for axis in axes]
+    count = p.m * math.prod(extents)
+    row = b.deep * (1 if form == "codes" else 4)
+    about_row = {"plain": 0, "sums": 4 * b.groups, "codes": 4 * ABOUT * b.groups}[form]
+    rows, about = Storage.temporary(count * row, "rows"), Storage.temporary(count * about_row, "groups")
+    length = b.words * b.coding.per_word
+    width = min(isa.lanes(4), length & -length)
+    table: list[int] = []
+    steps: dict[int, tuple[int, int]] = {}
+    apart = p.m
+    for axis in reversed(axes):
+        steps[id(axis)] = (apart * row, apart * about_row)
+        apart *= axis.extent
+    for axis in axes:
+        table += [axis.extent, axis.a, steps[id(axis)][0], steps[id(axis)][1]]
+    table += [p.m, p.a_strides[0], row, about_row]
+    item = p.a.dtype.numpy.itemsize
+    ordered, dense = b.order is not None, p.a_strides[1] == 1
+    launch = Launch(
+        _spec(p.a.dtype, form, ordered, dense, width),
+        (At(p.a.storage, p.a.offset * item), At(b.order or p.a.storage), At(rows), At(about)),
+        (b.groups, length, -b.coding.middle, p.a_strides[1], len(axes) + 1, *table),
+        tiles=count,
+        writes=(rows, about) if about_row else (rows,),
+        flops=4.0 * count * b.deep,
+        traffic=float(count * (p.k * item + row)),
+        label="prepare",
+    )
+    batch = tuple(steps.get(id(axis), (0, 0)) for axis in p.batch)
+    return Prepared(At(rows), row, At(about), about_row, batch, (launch,))
+
+
+def copied(p: Problem, b: CodedB, prepared: Prepared) -> View:
+    """The prepared rows as a tensor of the shape that the product's A has, but for K."""
+    strides = (*(step // 4 for step, _ in prepared.batch), prepared.row // 4, 1)
+    shape = (*(axis.extent for axis in p.batch), p.m, b.deep)
+    return View(prepared.rows.storage, DType.float32, shape, strides)
+
+
+def _spec(dtype: DType, form: Form, ordered: bool, dense: bool, width: int) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _Rows(module.kernel(symbol), isa, dtype, form, ordered, dense, width).emit()
+
+    key = ("coded rows", dtype.name, form, ordered, dense, width)
+    return KernelSpec(f"prepare {form} {dtype.name}", key, emit)
+
+
+class _Rows:
+    def __init__(self, fn: Fn, isa: Isa, dtype: DType, form: Form, ordered: bool, dense: bool, width: int) -> None:
+        self.fn, self.isa, self.dtype, self.form = fn, isa, dtype, form
+        self.ordered, self.dense, self.width = ordered, dense, width
+        self.kind = vector("float", width)
+
+    def dim(self, k: int) -> Val:
+        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], k, "i64"), invariant=True)
+
+    def buf(self, k: int) -> Val:
+        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], k, "ptr"), invariant=True)
+
+    def emit(self) -> None:
+        f = self.fn
+        groups, self.length, self.step = self.dim(_GROUPS), self.dim(_LENGTH), self.dim(_STEP)
+        order = self.buf(_ORDER)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            from_, to, beside = batch_offsets(f, self.dim, tile, _RANK, _BATCH, 3)
+            self.x = f.gep(self.buf(_X), from_, memory_type(self.dtype))
+            rows, about = f.gep(self.buf(_ROWS), to), f.gep(self.buf(_ABOUT), beside)
+            with f.loop(0, groups) as group:
+                self.first = group * self.length
+                self.order = order
+                if self.form == "codes":
+                    self._codes(f.gep(rows, self.first), f.gep(about, group * (4 * ABOUT)))
+                else:
+                    self._floats(f.gep(rows, self.first, "float"), f.gep(about, group, "float"))
+        f.ret()
+
+    def _load(self, at: Val) -> Val:
+        """Activations from position ``at`` of the group on."""
+        f = self.fn
+        k = self.first + at
+        if self.ordered:
+            index = f.load(vector("i32", self.width), f.gep(self.order, k, "i32"))
+            there = f.cmp("sge", index, 0)
+            places = f.cast(f.select(there, index, 0), "i64") * self.step
+            found = gather_elements(f, self.isa, self.dtype, self.x, places)
+            return f.select(there, found, 0.0)
+        if self.dense:
+            return load_vector(f, self.isa, self.dtype, f.gep(self.x, k, memory_type(self.dtype)), self.width)
+        places = (f.splat(k, self.width) + f.lane_ids(self.width)) * self.step
+        return gather_elements(f, self.isa, self.dtype, self.x, places)
+
+    def _floats(self, rows: Val, about: Val) -> None:
+        f = self.fn
+        total = f.var(self.kind, f.const(self.kind, 0.0))
+        with f.loop(0, self.length, self.width) as at:
+            x = self._load(at)
+            f.store(x, f.gep(rows, at, "float"))
+            if self.form == "sums":
+                total.set(total.get() + x)
+        if self.form == "sums":
+            f.store(f.reduce("add", total.get()), about)
+
+    def _codes(self, rows: Val, about: Val) -> None:
+        """The nearest of 255 codes around zero; the largest magnitude of a group has the largest one."""
+        f = self.fn
+        most = f.var(self.kind, f.const(self.kind, 0.0))
+        with f.loop(0, self.length, self.width) as at:
+            most.set(f.max_(most.get(), f.unary("fabs", self._load(at))))
+        largest = f.reduce("fmaximum", most.get())
+        some = f.cmp("ogt", largest, 0.0)
+        factor = f.select(some, f.div(f.const("float", _MOST), largest), 0.0)
+        wide = f.splat(factor, self.width)
+        total = f.var(vector("i32", self.width), f.const(vector("i32", self.width), 0))
+        with f.loop(0, self.length, self.width) as at:
+            scaled = f.unary("roundeven", self._load(at) * wide)
+            # what is no number shows in the step; as a code it has to be defined all the same
+            fine = f.cmp("ole", f.unary("fabs", scaled), _MOST)
+            code = f.cast(f.select(fine, scaled, 0.0), "i32")
+            total.set(total.get() + code)
+            f.store(f.cast(code, "i8"), f.gep(rows, at))
+        count = f.reduce("add", total.get())
+        f.store(largest * (1.0 / _MOST), about)
+        f.store(count * f.cast(self.dim(_MIDDLE), "i32"), f.gep(about, 4))
+        f.store(f.cast(count, "float"), f.gep(about, 8))
+        f.store(f.const("i32", 0), f.gep(about, 12))

@@ -1,0 +1,64 @@
+"""Products with coded weights as launches: which kind of kernel one gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
+from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
+from ranvier.codegen.llvm.coded.rows import few_rows
+from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
+from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
+from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+
+# How exactly activations have to be taken: as they are, as bfloat16, or as codes of 8 bits with a step for each group.
+Accuracy = Literal["float32", "bfloat16", "int8"]
+# From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
+_MANY = {"float32": 17, "bfloat16": 8, "int8": 24}
+
+
+def coded_matmul(
+    a: View,
+    b: CodedB,
+    out: View,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+    accuracy: Accuracy = "float32",
+) -> list[Launch]:
+    """``out = epilogue(a @ b)``: a [..., M, K] of float32 or 16 bits, b [K, N]; sums are float32.
+
+    ``accuracy`` is what is asked for at least: less exact arithmetic is used only where it is the faster one.
+    """
+    if 0 in out.shape:
+        return []
+    p = folded(problem_of(a, stand_in(b, 1, isa, pairs=False), out, epilogue, 1.0))
+    pairs = accuracy != "float32" and multiplies_pairs(isa)
+    integers = accuracy == "int8" and b.coding.kind == "integers" and dot_of(isa) is BYTES
+    if b.n > 1 and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:
+        return _many(p, b, isa, threads, pairs)
+    if integers:
+        prepared = prepare(p, b, isa, "codes")
+    elif b.zeros is not None:
+        prepared = prepare(p, b, isa, "sums")
+    else:
+        prepared = given(p) if readable(p, b) else prepare(p, b, isa, "plain")
+    return [*prepared.launches, few_rows(p, b, prepared, isa, threads, integers=integers)]
+
+
+def _many(p: Problem, b: CodedB, isa: Isa, threads: int, pairs: bool) -> list[Launch]:
+    p = replace(p, b=stand_in(b, p.m, isa, pairs=pairs))
+    before: tuple[Launch, ...] = ()
+    if b.order is not None:
+        prepared = prepare(p, b, isa, "plain")
+        view, before = copied(p, b, prepared), prepared.launches
+        batch = tuple(replace(axis, a=steps[0] // 4) for axis, steps in zip(p.batch, prepared.batch))
+        p = replace(p, a=view, k=b.deep, a_strides=(b.deep, 1), batch=batch)
+    return [*before, *many_rows(p, b, isa, threads)]

@@ -1,0 +1,265 @@
+"""Few rows times coded weights: what a word of codes holds is decoded in registers and met by all rows at once.
+
+A pass takes some rows and some panels; every panel is a stream of its own through memory. Sums of a group gather
+unscaled, and join the total with the group's scale. Totals gather in scratch, and a finish kernel stores them.
+
+With activations as codes of 8 bits, four k are multiplied by an instruction for integers: sums of a group are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
+from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
+from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.prepare import ABOUT, Prepared
+from ranvier.codegen.llvm.control import batch_offsets, quotient
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
+from ranvier.codegen.llvm.gemm.epilogue import finish
+from ranvier.codegen.llvm.gemm.problem import Problem
+from ranvier.codegen.llvm.integer.dots import multiply_add
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+from ranvier.records import dataclass
+
+_GBPS = 10.0  # bytes of weights that one core takes, roughly
+# most panels of a pass, by its rows: as many sums as registers hold beside their totals
+_WIDE = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
+_NARROW = {1: 2, 2: 2, 3: 1, 4: 1}
+
+
+class Buf(IntEnum):
+    """Positions in ``bufs``; the finish kernel's operands follow."""
+
+    ROWS = 0
+    ABOUT = 1
+    CODES = 2
+    SCALES = 3
+    ZEROS = 4
+    OUT = 5
+    FINISH = 6
+    OPERANDS = 7
+
+
+class Dim(IntEnum):
+    """Positions in ``dims``; the batch table and the finish dims follow."""
+
+    M = 0
+    N = 1
+    PANELS = 2
+    GROUPS = 3
+    WORDS = 4  # of a group
+    ROW = 5  # bytes between rows
+    ABOUT_ROW = 6
+    SHARE = 7  # panels of a tile
+    SHARES = 8
+    FINISH_DIMS = 9
+    RANK = 10
+    BATCH = 11  # extent, then bytes between entries of rows, of what is about them, of the output
+
+
+def most_rows(isa: Isa) -> int:
+    """Rows of the largest pass."""
+    return max(_WIDE if isa.registers >= 32 else _NARROW)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What code of a pass depends on."""
+
+    coding: Coding
+    scale: DType
+    zero: DType | None
+    integers: bool  # activations are codes
+    rows: int
+    panels: int
+
+    def spec(self) -> KernelSpec:
+        zero = self.zero.name if self.zero else ""
+        key = ("coded pass", *self.coding.key, self.scale.name, zero, self.integers, self.rows, self.panels)
+
+        def emit(module: Module, symbol: str, isa: Isa) -> None:
+            _Pass(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
+
+        how = "int8" if self.integers else "float32"
+        return KernelSpec(f"coded {self.coding.bits} bits {how} {self.rows}x{self.panels}", key, emit)
+
+
+def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, *, integers: bool) -> Launch:
+    table = _WIDE if isa.registers >= 32 else _NARROW
+    rows = Cut.of(p.m, max(table)).size
+    kernel = Pass(b.coding, b.scale_type, b.zero_type, integers, rows, table[rows])
+    flops = 2.0 * p.m * p.n * p.k * p.entries
+    work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
+    steps = -(-b.panels // kernel.panels)
+    wanted = max(1, min(math.floor(work / TILE_US), 8 * threads) if threads > 1 else 1)
+    share = kernel.panels * max(1, steps * p.entries // wanted)
+    shares = -(-b.panels // share)
+    done = finish(p.epilogue, DType.float32, p.out.dtype, p.out_strides)
+    item = p.out.dtype.numpy.itemsize
+    batch = [x for axis, steps in zip(p.batch, prepared.batch) for x in (axis.extent, *steps, axis.out * item)]
+    numbers = {
+        Dim.M: p.m,
+        Dim.N: p.n,
+        Dim.PANELS: b.panels,
+        Dim.GROUPS: b.groups,
+        Dim.WORDS: b.words,
+        Dim.ROW: prepared.row,
+        Dim.ABOUT_ROW: prepared.about_row,
+        Dim.SHARE: share,
+        Dim.SHARES: shares,
+        Dim.FINISH_DIMS: Dim.BATCH + len(batch),
+        Dim.RANK: len(p.batch),
+    }
+    tiles = p.entries * shares
+    return Launch(
+        kernel.spec(),
+        (
+            *(prepared.rows, prepared.about, At(b.codes), At(b.scales), At(b.zeros or b.scales), At.of(p.out)),
+            Code(done.spec),
+            *done.buffers,
+        ),
+        (*(numbers[each] for each in Dim if each in numbers), *batch, *done.dims),
+        tiles=tiles,
+        writes=(p.out.storage,),
+        grain=grain(tiles, work, threads),
+        scratch=rows * kernel.panels * isa.vector_bytes,
+        flops=flops,
+        traffic=float(p.entries * b.nbytes),
+        label="coded matmul",
+    )
+
+
+class _Pass:
+    def __init__(self, fn: Fn, isa: Isa, kernel: Pass, table: str) -> None:
+        self.fn, self.isa, self.kernel = fn, isa, kernel
+        self.lanes = isa.lanes(4)
+        self.kind, self.words = vector("float", self.lanes), vector("i32", self.lanes)
+        self.decoder = Decoder(fn, isa, kernel.coding, table)
+        self.place = fn.stack("i64", 6)
+
+    def dim(self, k: int) -> Val:
+        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
+
+    def buf(self, k: int) -> Val:
+        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
+
+    def emit(self) -> None:
+        f, most = self.fn, self.kernel.panels
+        share, shares = self.dim(Dim.SHARE), self.dim(Dim.SHARES)
+        self.m, self.n = self.dim(Dim.M), self.dim(Dim.N)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            batch = quotient(f, tile, shares)
+            start = (tile - batch * shares) * share
+            stop = f.min_(start + share, self.dim(Dim.PANELS))
+            offsets = batch_offsets(f, self.dim, batch, Dim.RANK, Dim.BATCH, 3)
+            self.batch = batch
+            self.rows, self.about, self.out = (
+                f.gep(self.buf(x), o) for x, o in zip((Buf.ROWS, Buf.ABOUT, Buf.OUT), offsets)
+            )
+            whole = stop - f.rem(stop - start, f.i64(most)) if most > 1 else stop
+            self._over(start, whole, most)
+            if most > 1:
+                self._over(whole, stop, 1)
+        f.ret()
+
+    def _over(self, start: Val, stop: Val, panels: int) -> None:
+        f = self.fn
+        with f.loop(start, stop, panels) as panel, f.loop(0, self.m, self.kernel.rows) as row:
+            self._sums(panel, row, panels)
+            column = panel * self.lanes
+            height = f.min_(self.m - row, self.kernel.rows)
+            width = f.min_(self.n - column, panels * self.lanes)
+            step = f.i64(panels * self.isa.vector_bytes)
+            for k, value in enumerate((self.batch, row, column, height, width, step)):
+                f.store(value, f.gep(self.place, k, "i64"))
+            operands = f.gep(f.args["bufs"], int(Buf.OPERANDS), "ptr")
+            dims = f.gep(f.args["dims"], self.dim(Dim.FINISH_DIMS), "i64")
+            f.call_pointer(self.buf(Buf.FINISH), "void", [operands, dims, f.args["scratch"], self.out, self.place])
+
+    def _opaque(self, pointer: Val) -> Val:
+        """A pointer that keeps a register of its own: else every use costs an addition."""
+        return self.fn.emit("ptr", f'call ptr asm "", "=r,0"(ptr {pointer.name})')
+
+    def _sums(self, panel: Val, row: Val, panels: int) -> None:
+        """Totals of one pass. Rows past the end repeat the last one; nobody looks at their sums."""
+        f, rows, kernel = self.fn, self.kernel.rows, self.kernel
+        groups, words = self.dim(Dim.GROUPS), self.dim(Dim.WORDS)
+        last = self.m - 1
+        picked = [f.min_(row + r, last) for r in range(rows)]
+        left = [self._opaque(f.gep(self.rows, r * self.dim(Dim.ROW))) for r in picked]
+        about = [f.gep(self.about, r * self.dim(Dim.ABOUT_ROW)) for r in picked]
+        deep = groups * words
+        streams = [
+            self._opaque(f.gep(self.buf(Buf.CODES), (panel + v) * deep * self.isa.vector_bytes)) for v in range(panels)
+        ]
+        totals = [[f.var(self.kind, f.const(self.kind, 0.0)) for _ in range(panels)] for _ in range(rows)]
+        kind = self.words if kernel.integers else self.kind
+        sums = [[f.var(kind) for _ in range(panels)] for _ in range(rows)]
+        with f.loop(0, groups) as group:
+            for r in range(rows):
+                first = f.const(kind, 0)
+                if kernel.integers:
+                    less = f.load("i32", f.gep(about[r], group * (4 * ABOUT) + 4))
+                    first = f.splat(less, self.lanes)
+                for acc in sums[r]:
+                    acc.set(first)
+            begin = group * words
+            with f.loop(begin, begin + words) as word:
+                self._word(word, left, streams, sums)
+            for v in range(panels):
+                at = (panel + v) * groups + group
+                self._join(at, group, about, [(sums[r][v], totals[r][v]) for r in range(rows)])
+        for r in range(rows):
+            for v in range(panels):
+                place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
+                f.store(totals[r][v].get(), place)
+
+    def _word(self, word: Val, left: list[Val], streams: list[Val], sums: list[list[Var]]) -> None:
+        f, coding = self.fn, self.kernel.coding
+        size = self.isa.vector_bytes
+        codes = [f.load(self.words, f.gep(s, word * size), size) for s in streams]
+        if self.kernel.integers:
+            quads = [self.decoder.quads(each) for each in codes]
+            for i in range(len(quads[0])):
+                for r, row in enumerate(left):
+                    four = f.load("i32", f.gep(f.gep(row, word * coding.per_word), 4 * i))
+                    wide = f.splat(four, self.lanes)
+                    for v, found in enumerate(quads):
+                        acc = sums[r][v]
+                        acc.set(multiply_add(f, self.isa, acc.get(), found[i], wide))
+            return
+        for k in range(coding.per_word):
+            values = [self.decoder.value(each, k) for each in codes]
+            for r, row in enumerate(left):
+                x = f.load("float", f.gep(f.gep(row, word * (4 * coding.per_word)), 4 * k))
+                wide = f.splat(x, self.lanes)
+                for v, value in enumerate(values):
+                    acc = sums[r][v]
+                    acc.set(f.fma(wide, value, acc.get()))
+
+    def _join(self, at: Val, group: Val, about: list[Val], pairs: list[tuple[Var, Var]]) -> None:
+        """Sums of a group into the totals; ``at`` counts groups of columns in the scales."""
+        f, kernel = self.fn, self.kernel
+        scale = scale_vector(f, self.isa, kernel.scale, self._entry(Buf.SCALES, at, kernel.scale))
+        zero = None
+        if kernel.zero is not None:
+            zero = f.neg(scale_vector(f, self.isa, kernel.zero, self._entry(Buf.ZEROS, at, kernel.zero)))
+        for where, (gathered, total) in zip(about, pairs):
+            found = gathered.get()
+            if kernel.integers:
+                found = f.cast(found, "float")
+                numbers = f.gep(where, group * (4 * ABOUT))
+                if zero is not None:
+                    found = f.fma(zero, f.splat(f.load("float", f.gep(numbers, 8)), self.lanes), found)
+                found = found * f.splat(f.load("float", numbers), self.lanes)
+            elif zero is not None:
+                found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
+            total.set(f.fma(found, scale, total.get()))
+
+    def _entry(self, buf: Buf, at: Val, dtype: DType) -> Val:
+        return self.fn.gep(self.buf(buf), at * (self.lanes * dtype.numpy.itemsize))

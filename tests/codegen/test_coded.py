@@ -1,0 +1,269 @@
+"""Products with weights of few bits against float64 NumPy on decoded weights, by every way there is."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
+from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
+from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
+from ranvier.dtypes import DType
+from tests.codegen.harness import ISAS, Runner, aligned, view_of
+
+Array = np.ndarray[Any, Any]
+F32 = np.float32
+KEPT: dict[Any, Any] = {}  # compiled kernels: later cases use them again
+
+
+def _ways() -> dict[str, Isa]:
+    """Every instruction set of this machine, the best one also without what its extensions offer."""
+    best = ISAS[0]
+    found = {best.name: best}
+    if best.extensions:
+        found["no tiles"] = with_extensions(best, best.extensions - TILES)
+        found["plain"] = with_extensions(best, frozenset())
+    return found | {isa.name: isa for isa in ISAS[1:]}
+
+
+WAYS = _ways()
+ways = pytest.mark.parametrize("isa", WAYS.values(), ids=WAYS)
+LEVELS = tuple(float(x) for x in np.sort(np.random.default_rng(3).normal(size=15))) + (0.0,)
+CODINGS = {
+    "int2": Coding(2),
+    "int4": Coding(4),
+    "int8": Coding(8),
+    "levels4": Coding(4, "levels", LEVELS),
+    "levels2": Coding(2, "levels", (0.0, -1.5, 0.25, 2.0)),
+    "e4m3": Coding(8, "e4m3"),
+    "e5m2": Coding(8, "e5m2"),
+}
+codings = pytest.mark.parametrize("coding", CODINGS.values(), ids=CODINGS)
+
+
+def meaning(coding: Coding) -> Array:
+    """What every code stands for, told by others where there are others."""
+    if coding.kind == "e4m3":
+        return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    if coding.kind == "e5m2":
+        return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2).astype(np.float64)
+    if coding.kind == "levels":
+        return np.array(coding.levels)
+    return np.arange(1 << coding.bits) - float(1 << (coding.bits - 1))
+
+
+class Weights:
+    """Random codes with scales and zero points, packed, and what they stand for in float64."""
+
+    def __init__(
+        self,
+        coding: Coding,
+        k: int,
+        n: int,
+        group: int,
+        isa: Isa,
+        *,
+        zeros: str = "",
+        half: bool = False,
+        listed: bool = False,
+        seed: int = 0,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        values = meaning(coding)
+        fine = np.flatnonzero(np.isfinite(values))
+        codes = rng.choice(fine, size=(n, k)).astype(np.uint8)
+        count = -(-k // group)
+        scales = (rng.uniform(0.01, 0.1, (n, count)) * 2.0 ** (-6 if coding.kind == "e5m2" else 0)).astype(F32)
+        if half:
+            scales = scales.astype(np.float16).astype(F32)
+        zero = None
+        if zeros:
+            zero = rng.integers(-2, 3, (n, count)).astype(F32) + F32(0.25 if zeros == "float" else 0)
+        if listed:
+            group_of = rng.integers(0, count, k)
+            groups = Groups.listed(group_of, count, coding)
+        else:
+            group_of = np.arange(k) // group
+            groups = Groups.even(k, group, coding)
+        self.packed: CodedB = pack_coded(lambda a, b: codes[a:b], coding, n, groups, scales, zero, isa)
+        less = 0.0 if zero is None else zero.astype(np.float64)[:, group_of]
+        self.matrix = ((values[codes] - less) * scales.astype(np.float64)[:, group_of]).T
+
+
+def product(
+    a: Array,
+    b: CodedB,
+    isa: Isa,
+    *,
+    out: Array | None = None,
+    accuracy: Accuracy = "float32",
+    split: int = 1,
+    threads: int = 1,
+    epilogue: Epilogue | None = None,
+    operands: tuple[tuple[Any, Array], ...] = (),
+) -> Array:
+    if out is None:
+        shape = (*a.shape[:-1], b.n)
+        out = aligned(int(np.prod(shape, dtype=np.int64)) * 4).view(F32).reshape(shape)
+    av, ov = view_of(a), view_of(out, "output")
+    launches = coded_matmul(av, b, ov, isa, accuracy=accuracy, threads=threads, epilogue=epilogue)
+    bound = {av.storage: a, ov.storage: out, **{v.storage: x for v, x in operands}}
+    runner = Runner(launches, isa, bound, split=split, poison=0xFF)
+    KEPT.update({(isa.key, spec): kernel for spec, kernel in runner.kernels.items()})
+    runner()
+    return out
+
+
+def rows(m: int, k: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed + 100).standard_normal((m, k)).astype(F32)
+
+
+def check(got: Array, a: Array, w: Weights, expected: Array | None = None) -> None:
+    """What rounding may add up to: of values with and without their zero points."""
+    wide = a.astype(np.float64)
+    expected = wide @ w.matrix if expected is None else expected
+    size = np.abs(wide) @ (np.abs(w.matrix) + np.abs(w.matrix).max())
+    np.testing.assert_array_less(np.abs(got - expected), size * np.finfo(F32).eps * 12 + 1e-30)
+
+
+@ways
+@codings
+def test_every_coding(isa: Isa, coding: Coding) -> None:
+    """Rows of every pass and panels decoded for many, columns around vectors and passes."""
+    for (m, n), zeros in itertools.product(
+        [(1, 1), (1, 16), (1, 70), (2, 33), (3, 131), (5, 17), (8, 64), (16, 40), (17, 33), (40, 100)],
+        ["", "whole", "float"],
+    ):
+        w = Weights(coding, 96, n, 32, isa, zeros=zeros, half=bool(n % 2), seed=m)
+        a = rows(m, 96, m)
+        check(product(a, w.packed, isa), a, w)
+
+
+@ways
+@pytest.mark.parametrize("m", [1, 4, 20])
+def test_depths_and_groups(isa: Isa, m: int) -> None:
+    """Groups that are no whole words, depths that are no whole groups, one group for all, groups in any order."""
+    for coding, (k, group), listed in itertools.product(
+        [CODINGS["int4"], CODINGS["int2"], CODINGS["int8"]],
+        [(1, 16), (7, 16), (33, 16), (64, 64), (100, 32), (130, 128), (48, 6), (72, 72), (61, 1000)],
+        [False, True],
+    ):
+        for zeros in ("", "whole"):
+            w = Weights(coding, k, 37, group, isa, zeros=zeros, listed=listed, seed=k)
+            a = rows(m, k, k)
+            check(product(a, w.packed, isa), a, w)
+
+
+@ways
+def test_rows_one_to_forty(isa: Isa) -> None:
+    w = Weights(Coding(4), 64, 50, 32, isa, zeros="whole")
+    for m in range(1, 41):
+        a = rows(m, 64, m)
+        check(product(a, w.packed, isa, split=1 + m % 3, threads=1 + m % 2), a, w)
+
+
+@ways
+@pytest.mark.parametrize("m", [1, 3, 9, 30])
+def test_layouts(isa: Isa, m: int) -> None:
+    """Activations with strides, in 16 bits and in batches; results transposed and in batches."""
+    w = Weights(Coding(4), 70, 33, 32, isa, zeros="whole")
+    plain = Weights(Coding(4), 64, 33, 32, isa)
+    for each in (w, plain):
+        k = each.packed.k
+        a = rows(m, k)
+        for laid in (np.asfortranarray(a), rows(m, k + 3)[:, 1 : k + 1], rows(2 * m, 2 * k)[::2, ::2]):
+            check(product(laid, each.packed, isa), laid, each)
+        for dtype in (np.float16, ml_dtypes.bfloat16):
+            narrow = a.astype(dtype)
+            check(product(narrow, each.packed, isa), narrow, each)
+        turned = aligned(33 * m * 4).view(F32).reshape(33, m).T
+        check(product(a, each.packed, isa, out=turned), a, each)
+        many = rows(6 * m, k).reshape(2, 3, m, k)
+        check(product(many, each.packed, isa), many, each)
+        apart = many.transpose(1, 0, 2, 3)
+        check(product(apart, each.packed, isa, split=3), apart, each)
+        repeated = np.broadcast_to(a, (3, m, k))
+        check(product(repeated, each.packed, isa), repeated, each)
+
+
+@ways
+@pytest.mark.parametrize("m", [1, 5, 40])
+def test_epilogues(isa: Isa, m: int) -> None:
+    w = Weights(Coding(4), 64, 45, 32, isa)
+    a, bias, beside = rows(m, 64), rows(1, 45, 5)[0], rows(m, 45, 6)
+    bv, rv = view_of(bias), view_of(beside)
+    operands = (Operand(bv, (0, 0, 1)), Operand(rv, (0, 45, 1)))
+    total: Expr = Op("add", (Result(0, DType.float32), Load(0, DType.float32)), DType.float32)
+    total = Op("mul", (total, Load(1, DType.float32)), DType.float32)
+    value = Op("max", (total, Const(0.0, DType.float32)), DType.float32)
+    epilogue = Epilogue(value, operands)
+    got = product(a, w.packed, isa, epilogue=epilogue, operands=((bv, bias), (rv, beside)))
+    expected = np.maximum((a.astype(np.float64) @ w.matrix + bias) * beside, 0)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def quantized(a: Array, groups: Groups) -> Array:
+    """Activations as codes of 8 bits with a step for every group stand for them."""
+    found = np.zeros(a.shape)
+    for members in groups.order:
+        there = members[members >= 0]
+        if not len(there):
+            continue
+        part = a[..., there]
+        largest = np.abs(part).max(axis=-1, keepdims=True)
+        factor = np.divide(F32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+        found[..., there] = np.rint(part * factor) * (largest * F32(1 / 127)).astype(np.float64)
+    return found
+
+
+@ways
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_activations_as_codes(isa: Isa, bits: int) -> None:
+    """The same as multiplying rounded activations where integers are multiplied; no worse than that elsewhere."""
+    coding = Coding(bits)
+    for m, (k, group), zeros in itertools.product(
+        [1, 2, 5, 8, 19], [(64, 32), (70, 16), (256, 128), (20, 1000)], ["", "whole", "float"]
+    ):
+        w = Weights(coding, k, 50, group, isa, zeros=zeros, seed=m)
+        a = rows(m, k, m)
+        a[0, : min(group, k)] = 0
+        got = product(a, w.packed, isa, accuracy="int8")
+        if isa.has("avx512vnni") or isa.has("avxvnni"):
+            expected = quantized(a, Groups.even(k, group, coding)) @ w.matrix
+            check(got, a, w, expected)
+        else:
+            check(got, a, w)
+
+
+@ways
+@pytest.mark.parametrize("accuracy", ["bfloat16", "int8"])
+def test_many_rows_in_pairs(isa: Isa, accuracy: Accuracy) -> None:
+    """Both sides rounded to bfloat16 at most."""
+    for (m, n), (k, group), name in itertools.product(
+        [(8, 40), (24, 33), (33, 100), (70, 64)], [(64, 32), (100, 16), (7, 16)], ["int4", "levels4", "e4m3"]
+    ):
+        w = Weights(CODINGS[name], k, n, group, isa, zeros="whole", seed=m)
+        a = rows(m, k, m)
+        got = product(a, w.packed, isa, accuracy=accuracy, split=2)
+        size = np.abs(a.astype(np.float64)) @ np.abs(w.matrix)
+        limit = 2.0**-6 if accuracy == "int8" else 2.0**-7
+        np.testing.assert_array_less(np.abs(got - a.astype(np.float64) @ w.matrix), size * limit + 1e-30)
+
+
+def test_rows_that_are_not_numbers_stay_so() -> None:
+    w = Weights(Coding(4), 64, 20, 32, ISAS[0])
+    a = rows(3, 64)
+    a[0, 5], a[1, 40] = np.nan, np.inf
+    for accuracy in ("float32", "int8"):
+        got = product(a, w.packed, ISAS[0], accuracy=accuracy)
+        assert not np.isfinite(got[:2]).any()
+        assert np.isfinite(got[2]).all()
+
+
+def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
+    assert Weights(Coding(4), 64, 20, 32, ISAS[0], half=True).packed.scale_type is DType.float16
+    assert Weights(Coding(4), 64, 20, 32, ISAS[0]).packed.scale_type is DType.float32
