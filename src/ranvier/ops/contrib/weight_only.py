@@ -19,8 +19,8 @@ from ranvier.ops.registry import Array, Cost, TypeCall, op
 
 # The levels of 4-bit codes relative to the largest magnitude of their block: bitsandbytes' float and normal-float.
 _FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
-_FP4_LEVELS = np.array([*_FP4, *(-level for level in _FP4)], np.float32)
-_NF4_LEVELS = np.array(
+FP4_LEVELS = np.array([*_FP4, *(-level for level in _FP4)], np.float32)
+NF4_LEVELS = np.array(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
         -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
@@ -153,7 +153,7 @@ def matmul_bnb4(
             f"{name}: {N} x {K} codes need {-(-N * K // 2)} bytes and {blocks} scales, got {b.size} and {absmax.size}"
         )
     codes = np.stack((b.reshape(-1) >> 4, b.reshape(-1) & 15), axis=-1).reshape(-1)[: N * K]
-    levels = (_NF4_LEVELS if quant_type else _FP4_LEVELS)[codes]
+    levels = (NF4_LEVELS if quant_type else FP4_LEVELS)[codes]
     weight = levels * np.repeat(widened(absmax).reshape(-1), block_size)[: N * K]
     return _product(name, a, weight.reshape(N, K), None, bool(transB))
 

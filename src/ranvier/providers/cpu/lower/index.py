@@ -10,6 +10,7 @@ _OPERATORS = {
         com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu
     """,
     "attention": "Attention RotaryEmbedding",
+    "bitlinear": "ranvier::BitLinear",
     "branches": "If",
     "contraction": """
         Gemm MatMul com.microsoft::FusedGemm com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
@@ -84,6 +85,10 @@ _OPERATORS = {
     "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",
     "views": """
         Crop DepthToSpace Dropout Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Transpose Unsqueeze
+    """,
+    "weight_only": """
+        com.microsoft::MatMulBlockQuantizedFp4Weight com.microsoft::MatMulBlockQuantizedFp8Weight
+        com.microsoft::MatMulBnb4 com.microsoft::MatMulNBits
     """,
     "windows": "BlackmanWindow Col2Im HammingWindow HannWindow MaxUnpool MelWeightMatrix",
 }

@@ -1,0 +1,221 @@
+"""Products with constant weights in a few bits: MatMulNBits and its relatives. The weights stay coded in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
+from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
+from ranvier.codegen.loops.ir import Epilogue, Expr
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, unpacked
+from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
+from ranvier.providers.cpu.lower.contraction import folded_stride
+from ranvier.providers.cpu.lower.exprs import add, cast
+from ranvier.providers.cpu.lower.registry import lowers
+from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same, Target
+
+Array = np.ndarray[Any, Any]
+MICROSOFT = "com.microsoft"
+FLOAT8 = frozenset({DType.float8_e4m3fn, DType.float8_e5m2})
+TAKEN = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.uint8, DType.int32}) | FLOAT8
+_E2M1 = tuple(float(x) for x in np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+# MatMulNBits' accuracy_level: what activations may be rounded to
+_LEVELS: dict[int, Accuracy] = {3: "bfloat16", 4: "int8"}
+
+
+def _computed(node: Node, operands: Sequence[int]) -> str | None:
+    """Weights are packed once: they have to be there before anything runs."""
+    for k in operands:
+        given = node.inputs[k] if k < len(node.inputs) else None
+        if given is not None and given.const is None:
+            return f"operand {k} is no constant"
+    return None
+
+
+def _content(n: NodeView, k: int) -> Array | None:
+    return n.need(k) if n.has(k) else None
+
+
+def product(
+    n: NodeView,
+    b: Definitions,
+    columns: int,
+    pack: Callable[[Realiser], CodedB],
+    codes: Array,
+    accuracy: Accuracy,
+    bias: Value | None = None,
+) -> None:
+    """``pack`` makes the weights once; ``codes`` is the array that stands for them among others."""
+    x, shape, dtype = n.input(0), n.out_shape(), n.out_dtype()
+    inner = b.shape(x)
+    if not inner:
+        raise Declined(f"{n.op} of a scalar")
+    if len(inner) == 1:
+        x = b.reshape(x, (1, *inner))
+    full = (*b.shape(x)[:-1], columns)
+
+    def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
+        (left,) = views
+        packed = r.packs.get(("coded", Same(codes), n.op), lambda: pack(r))
+        # a tensor that stands in 16 bits for float32 was rounded already
+        asked: Accuracy = "bfloat16" if left.dtype is DType.bfloat16 and accuracy == "float32" else accuracy
+        return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
+
+    def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
+        batch = folded_stride(full[:-2], strides[:-2])
+        return None if batch is None else (batch, strides[-2], strides[-1])
+
+    flops = 2.0 * math.prod(full) * inner[-1]
+    last = n.outputs[0] if bias is None and len(inner) > 1 else None
+    narrow = _narrow if dtype is DType.float32 else None
+    value = b.contraction([x], realise, fold, dtype, full, last, flops=flops, narrow=narrow)
+    if len(inner) == 1:
+        value = b.reshape(value, shape, out=n.outputs[0] if bias is None else None)
+    if bias is not None:
+
+        def compute(e: list[Expr]) -> Expr:
+            return add(e[0], cast(e[1], dtype))
+
+        b.pointwise([value, bias], compute, dtype, shape=shape, out=n.outputs[0])
+
+
+def _narrow(target: Target) -> str | None:
+    if target.narrow is DType.bfloat16 and not multiplies_pairs(target.isa):
+        return f"{target.isa.name} multiplies no bfloat16"
+    return None
+
+
+def _nbits(node: Node) -> str | None:
+    return "weight_prepacked" if node.attrs.get("weight_prepacked") else _computed(node, (1, 2, 3, 4))
+
+
+@lowers("MatMulNBits", domain=MICROSOFT, dtypes=TAKEN, check=_nbits)
+def matmul_nbits(n: NodeView, b: Definitions) -> None:
+    k, columns, bits, block = (int(n.attr(name, 4)) for name in ("K", "N", "bits", "block_size"))
+    if bits not in (2, 4, 8) or block < 1 or (block * bits) % 8 or not k or n.shape(0)[-1:] != (k,):
+        raise Declined(f"{bits} bits in blocks of {block}, K = {k}")
+    codes, scales, zeros, group_of = n.need(1), n.need(2), _content(n, 3), _content(n, 4)
+    blocks = -(-k // block)
+    fits = codes.size == columns * blocks * (block * bits // 8) and scales.size == columns * blocks
+    if zeros is not None:
+        fits &= zeros.size == columns * (-(-blocks * bits // 8) if zeros.dtype == np.uint8 else blocks)
+    if group_of is not None:
+        group_of = group_of.reshape(-1)[:k]
+        fits &= len(group_of) == k and group_of.min() >= 0 and group_of.max() < blocks
+    if not fits:
+        raise Declined("sizes of its operands do not fit")
+
+    def pack(r: Realiser) -> CodedB:
+        coding = Coding(bits)
+        rows = codes.reshape(columns, -1)
+        if group_of is None or np.array_equal(group_of, np.arange(k) // block):
+            groups = Groups.even(k, block, coding)
+        else:
+            groups = Groups.listed(group_of, blocks, coding)
+        less = None
+        if zeros is not None:
+            given = zeros.reshape(columns, -1)
+            given = unpacked(given, bits)[:, :blocks] if zeros.dtype == np.uint8 else given
+            less = given.astype(np.float32) - np.float32(coding.middle)
+        factors = scales.reshape(columns, blocks).astype(np.float32)
+
+        def some(first: int, last: int) -> Array:
+            return unpacked(rows[first:last], bits)[:, :k]
+
+        return pack_coded(some, coding, columns, groups, factors, less, r.isa)
+
+    accuracy = _LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
+    bias = n.input(5) if n.has(5) else None
+    product(n, b, columns, pack, codes, accuracy, bias)
+
+
+def _bnb4(node: Node) -> str | None:
+    return _computed(node, (1, 2)) if node.attrs.get("transB", 1) else "transB = 0: blocks run along columns"
+
+
+@lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=_bnb4)
+def matmul_bnb4(n: NodeView, b: Definitions) -> None:
+    k, columns, block, kind = (int(n.attr(name, 0)) for name in ("K", "N", "block_size", "quant_type"))
+    codes, largest = n.need(1), n.need(2)
+    fits = kind in (0, 1) and block >= 1 and k > 0 and n.shape(0)[-1:] == (k,)
+    if not fits or codes.size != -(-columns * k // 2) or largest.size != -(-columns * k // block):
+        raise Declined("sizes of its operands do not fit")
+    # blocks run over the flattened weight: what divides them and rows has one scale
+    group = math.gcd(block, k)
+
+    def pack(r: Realiser) -> CodedB:
+        coding = Coding(4, "levels", tuple(float(x) for x in (NF4_LEVELS if kind else FP4_LEVELS)))
+        flat = codes.reshape(-1)
+        starts = np.arange(0, columns * k, group) // block
+        scales = largest.reshape(-1).astype(np.float32)[starts].reshape(columns, k // group)
+
+        def some(first: int, last: int) -> Array:
+            at = np.arange(first * k, last * k)
+            found = flat[at // 2]
+            return np.where(at % 2, found & 15, found >> 4).reshape(last - first, k)
+
+        return pack_coded(some, coding, columns, Groups.even(k, group, coding), scales, None, r.isa)
+
+    product(n, b, columns, pack, codes, "float32")
+
+
+_CODINGS = {DType.float8_e4m3fn: Coding(8, "e4m3"), DType.float8_e5m2: Coding(8, "e5m2")}
+
+
+def _blocks(codes_k: int, columns: int, scales: Array, block: int) -> None:
+    if scales.shape != (columns, -(-codes_k // block)):
+        raise Declined("scales do not fit the blocks")
+
+
+def _fp8(node: Node) -> str | None:
+    if len(node.inputs) > 3 and node.inputs[3] is not None:
+        return "activations in float8"
+    return _computed(node, (1, 2))
+
+
+@lowers("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, dtypes=TAKEN, check=_fp8)
+def matmul_fp8(n: NodeView, b: Definitions) -> None:
+    codes, scales, block = n.need(1), n.need(2), int(n.attr("block_size", 128))
+    coding = _CODINGS.get(n.dtype(1))
+    if coding is None or codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != codes.shape[1:]:
+        raise Declined(f"weights of {n.dtype(1)}, {list(codes.shape)}")
+    if not np.isfinite(codes.astype(np.float32)).all():
+        raise Declined("weights that are no numbers")
+    columns, k = codes.shape
+    _blocks(k, columns, scales, block)
+
+    def pack(r: Realiser) -> CodedB:
+        raw, factors = codes.view(np.uint8), scales.astype(np.float32)
+        groups = Groups.even(k, block, coding)
+        return pack_coded(lambda first, last: raw[first:last], coding, columns, groups, factors, None, r.isa)
+
+    product(n, b, columns, pack, codes, "float32", n.input(4) if n.has(4) else None)
+
+
+@lowers("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2, 3)))
+def matmul_fp4(n: NodeView, b: Definitions) -> None:
+    codes, steps, whole, block = n.need(1), n.need(2), n.need(3), int(n.attr("block_size", 16))
+    if codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != (2 * codes.shape[1],) or whole.size != 1:
+        raise Declined(f"weights of {list(codes.shape)}")
+    columns, k = codes.shape[0], 2 * codes.shape[1]
+    factors = steps.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(whole.reshape(-1)[0])
+    _blocks(k, columns, factors, block)
+
+    def pack(r: Realiser) -> CodedB:
+        coding = Coding(4, "levels", _E2M1)
+        groups = Groups.even(k, block, coding)
+        return pack_coded(
+            lambda first, last: unpacked(codes[first:last], 4), coding, columns, groups, factors, None, r.isa
+        )
+
+    product(n, b, columns, pack, codes, "float32", n.input(5) if n.has(5) else None)

@@ -1,0 +1,161 @@
+"""Products with weights in a few bits on the CPU provider against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import ranvier as rv
+from ranvier.ops.contrib.weight_only import packed
+from tests.providers.cpu.compare import Array, agree, check, one_node
+
+MICROSOFT = "com.microsoft"
+CLOSE = {"rtol": 1e-4, "atol": 2e-4}
+
+
+def nbits(k: int, n: int, bits: int, block: int, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Codes as they are stored, scales, and zero points as they are stored."""
+    rng = np.random.default_rng(seed)
+    blocks = -(-k // block)
+    codes = packed(rng.integers(0, 1 << bits, (n, blocks, block)), bits)
+    scales = rng.uniform(0.01, 0.1, n * blocks).astype(np.float32)
+    zeros = packed(rng.integers(0, 1 << bits, (n, blocks)), bits)
+    return codes, scales, zeros
+
+
+def rows(*shape: int, dtype: Any = np.float32) -> Array:
+    return np.random.default_rng(7).standard_normal(shape).astype(dtype)
+
+
+def attributes(k: int, n: int, bits: int, block: int, **more: int) -> dict[str, int]:
+    return {"K": k, "N": n, "bits": bits, "block_size": block, **more}
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("k", "block"), [(64, 16), (96, 32), (100, 32), (256, 128), (30, 128)])
+def test_nbits(bits: int, k: int, block: int) -> None:
+    codes, scales, zeros = nbits(k, 33, bits, block, k)
+    bias = rows(33)
+    floats = np.random.default_rng(3).uniform(0, 3, (33, -(-k // block))).astype(np.float32)
+    for given in (
+        [codes, scales],
+        [codes, scales, zeros.reshape(-1)],
+        [codes, scales, floats],
+        [codes, scales, zeros, None, bias],
+    ):
+        for m in (1, 3, 40):
+            operands = [rows(m, k), *given]
+            check(
+                *("MatMulNBits", operands, attributes(k, 33, bits, block)),
+                domain=MICROSOFT,
+                constant=range(1, 6),
+                **CLOSE,
+            )
+
+
+def test_groups_in_any_order() -> None:
+    codes, scales, zeros = nbits(96, 20, 4, 32)
+    rng = np.random.default_rng(5)
+    for group_of in (np.arange(96) // 32, rng.permutation(np.arange(96) // 32), rng.integers(0, 3, 96)):
+        for m in (1, 30):
+            operands = [rows(m, 96), codes, scales, zeros, group_of.astype(np.int32)]
+            check(
+                *("MatMulNBits", operands, attributes(96, 20, 4, 32)), domain=MICROSOFT, constant=range(1, 6), **CLOSE
+            )
+
+
+def test_shapes_and_types() -> None:
+    codes, scales, zeros = nbits(64, 24, 4, 32)
+    for shape in ((64,), (2, 3, 64), (1, 1, 64), (2, 1, 5, 64), (0, 64)):
+        operands = [rows(*shape), codes, scales, zeros]
+        check(*("MatMulNBits", operands, attributes(64, 24, 4, 32)), domain=MICROSOFT, constant=range(1, 6), **CLOSE)
+    for dtype, off in ((np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)):
+        for m in (1, 5, 40):
+            operands = [rows(m, 64, dtype=dtype), codes, scales.astype(dtype), zeros, None, rows(24, dtype=dtype)]
+            how = {"rtol": off, "atol": 4 * off, "constant": range(1, 6)}
+            check(*("MatMulNBits", operands, attributes(64, 24, 4, 32)), domain=MICROSOFT, **how)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 6, 40])
+def test_accuracy_levels(level: int, m: int) -> None:
+    """Levels 3 and 4 allow activations to be rounded, and no more than that."""
+    codes, scales, zeros = nbits(128, 40, 4, 32)
+    operands = [rows(m, 128), codes, scales, zeros]
+    off = 1e-5 if level < 3 else 2e-2
+    check(
+        *("MatMulNBits", operands, attributes(128, 40, 4, 32, accuracy_level=level)),
+        domain=MICROSOFT,
+        constant=range(1, 6),
+        rtol=off,
+        atol=10 * off,
+    )
+
+
+def test_what_follows_is_fused() -> None:
+    codes, scales, _ = nbits(64, 24, 4, 32)
+    nodes = [
+        helper.make_node("MatMulNBits", ["x", "codes", "scales"], ["p"], domain=MICROSOFT, **attributes(64, 24, 4, 32)),
+        helper.make_node("Add", ["p", "bias"], ["q"]),
+        helper.make_node("Sigmoid", ["q"], ["s"]),
+        helper.make_node("Mul", ["q", "s"], ["y"]),
+    ]
+    stored = {"codes": codes, "scales": scales, "bias": rows(24)}
+    graph = helper.make_graph(
+        nodes,
+        "fused",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["m", 64])],
+        [onnx.ValueInfoProto(name="y")],
+        [onnx.numpy_helper.from_array(x, name) for name, x in stored.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    for m in (1, 7, 33):
+        agree(model, {"x": rows(m, 64)}, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("k", "block"), [(64, 16), (96, 64), (64, 128), (50, 20)])
+def test_bnb4(kind: int, k: int, block: int) -> None:
+    """Blocks within rows, over several rows, and across their ends."""
+    rng = np.random.default_rng(k)
+    codes = rng.integers(0, 256, -(-k * 30 // 2)).astype(np.uint8)
+    largest = rng.uniform(0.5, 2, -(-k * 30 // block)).astype(np.float32)
+    attrs = {"K": k, "N": 30, "block_size": block, "quant_type": kind}
+    for m in (1, 5, 30):
+        check("MatMulBnb4", [rows(m, k), codes, largest], attrs, domain=MICROSOFT, constant=[1, 2], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_float8(kind: Any) -> None:
+    weight = rows(20, 96).astype(kind)
+    scales = np.random.default_rng(2).uniform(0.5, 2, (20, 3)).astype(np.float32)
+    for m, bias in ((1, None), (4, rows(20)), (30, rows(20))):
+        operands = [rows(m, 96), weight, scales, None, bias]
+        attrs = {"block_size": 32}
+        check("MatMulBlockQuantizedFp8Weight", operands, attrs, domain=MICROSOFT, constant=[1, 2, 4], **CLOSE)
+
+
+def test_float4() -> None:
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 256, (20, 32)).astype(np.uint8)
+    steps = rng.uniform(0.5, 2, (20, 4)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    for m in (1, 4, 30):
+        operands = [rows(m, 64), codes, steps, np.array([0.3], np.float32)]
+        check("MatMulBlockQuantizedFp4Weight", operands, domain=MICROSOFT, constant=[1, 2, 3], **CLOSE)
+
+
+def test_weights_that_are_computed_are_left_to_the_reference() -> None:
+    codes, scales, _ = nbits(64, 24, 4, 32)
+    model = one_node("MatMulNBits", [rows(2, 64), codes, scales], attributes(64, 24, 4, 32), domain=MICROSOFT)
+    with rv.load(model, providers=["cpu", "reference"], optimization="none") as session:
+        (node,) = session.report.nodes
+        assert node.provider == "reference"
+        assert "operand 1 is no constant" in str(node.declined)
+        (found,) = session.run({"x0": rows(2, 64), "x1": codes, "x2": scales}).values()
+    assert found.shape == (2, 24)
