@@ -1,0 +1,1 @@
+"""Operators of this runtime itself, in the domain ``ranvier``."""
