@@ -97,7 +97,12 @@ def pad(n: NodeView, b: Definitions) -> None:
         return
     shape = n.shape(0)
     tables = [_mirrored(d, p, q, mode) if p or q else None for d, p, q in zip(shape, before, after)]
-    b.moved([n.input(0)], lambda nest, views: take(nest, views[0], tables), n.dtype(0), n.out_shape(), n.outputs[0])
+
+    def compute(nest: NestBuilder, views: list[View]) -> Expr:
+        nest.like(views[0])
+        return take(nest, views[0], tables)
+
+    b.moved([n.input(0)], compute, n.dtype(0), n.out_shape(), n.outputs[0])
 
 
 def _pad_constant(n: NodeView, b: Definitions, before: Sequence[int]) -> None:
