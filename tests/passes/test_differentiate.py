@@ -210,6 +210,40 @@ CASES |= {
         [r(3, 4, 2), r(4), r(4)],
         [r(4), r(4, low=0.5)],
     ),
+    "RMSNormalization": Case(op_of("RMSNormalization"), [r(3, 6), r(6)]),
+    "MeanVarianceNormalization": Case(op_of("MeanVarianceNormalization"), [r(2, 2, 3, 2)], shape=(2, 2, 3, 2)),
+    "RNN": Case(op_of("RNN", hidden_size=3), [r(4, 2, 3), r(1, 3, 3), r(1, 3, 3, seed=2), r(1, 6)]),
+    "GRU": Case(op_of("GRU", hidden_size=2), [r(3, 2, 3), r(1, 6, 3), r(1, 6, 2), r(1, 12)]),
+    "GRU after": Case(
+        op_of("GRU", hidden_size=2, linear_before_reset=1, direction="reverse"),
+        [r(3, 2, 3), r(1, 6, 3), r(1, 6, 2), r(1, 12)],
+    ),
+    "LSTM": Case(
+        op_of("LSTM", hidden_size=2, direction="bidirectional"), [r(3, 2, 3), r(2, 8, 3), r(2, 8, 2), r(2, 16)]
+    ),
+    "LSTM's last state": Case(
+        lambda op, *v: op.node("LSTM", [*v[:4], None, *v[4:]], {"hidden_size": 2}, outputs=3).outputs[2],
+        [r(3, 2, 3), r(1, 8, 3), r(1, 8, 2), r(1, 16), r(1, 2, 2), r(1, 2, 2, seed=8), r(1, 6)],
+    ),
+    "Resize": Case(
+        lambda op, x: op.Resize(x, None, np.array([1, 1, 2, 1.5], np.float32), mode="linear"), [r(1, 2, 3, 4)]
+    ),
+    "Resize nearest": Case(
+        lambda op, x: op.Resize(x, None, None, np.array([1, 2, 6, 5], I64), mode="nearest"), [r(1, 2, 3, 4)]
+    ),
+    "Resize cubic": Case(
+        lambda op, x: op.Resize(x, None, np.array([1, 1, 0.5, 2], np.float32), mode="cubic", antialias=1),
+        [r(1, 1, 6, 4)],
+    ),
+    "Attention": Case(
+        lambda op, q, k, v: op.Attention(q, k, v, is_causal=1),
+        [r(1, 2, 3, 4), r(1, 2, 3, 4, seed=1), r(1, 2, 3, 4, seed=2)],
+    ),
+    "RotaryEmbedding": Case(
+        op_of("RotaryEmbedding"), [r(1, 2, 3, 4)], [r(1, 3, 2), r(1, 3, 2, seed=1)], shape=(1, 2, 3, 4)
+    ),
+    "SwiGLU": Case(op_of("SwiGLU"), [r(3, 4), r(3, 4, seed=1)], shape=(3, 4)),
+    "Shrink": Case(op_of("Shrink", lambd=0.5, bias=0.2), [r(9)]),
     "LpNormalization": Case(op_of("LpNormalization", axis=1), [r(3, 4)]),
     "SoftmaxCrossEntropyLoss": Case(op_of("SoftmaxCrossEntropyLoss", np.array([1, 0, 3], I64)), [r(3, 4)]),
     "SoftmaxCrossEntropyLoss with all": Case(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
+from ranvier.ops import annotate
 from ranvier.ops.gradients import Backward, needs, parts_of, rule_of
 from ranvier.passes.edit import sharpen
 
@@ -62,11 +63,12 @@ def _written_out(
     now: dict[Value, Value] = {}
     while True:
         between = _between(graph, [now.get(v, v) for v in targets], [now.get(v, v) for v in wanted])
-        disguised = [n for n in between if rule_of(n.domain, n.op) is None and parts_of(n.op) is not None]
+        disguised = [n for n in between if rule_of(n.domain, n.op) is None and parts_of(n) is not None]
         if not disguised:
             break
         for node in disguised:
             now.update(_replace(graph, node))
+        annotate(graph)  # definitions compute shapes, which only a walk through the whole graph follows
     missing = sorted({n.op for n in between if rule_of(n.domain, n.op) is None})
     if missing:
         raise NotSupported(f"no gradient is known of {', '.join(missing)}")
@@ -74,7 +76,7 @@ def _written_out(
 
 
 def _replace(graph: Graph, node: Node) -> dict[Value, Value]:
-    parts = parts_of(node.op)
+    parts = parts_of(node)
     assert parts is not None
     maker = Backward(graph)
     maker.before = node
@@ -98,7 +100,7 @@ def _between(graph: Graph, targets: Sequence[Value], wanted: Sequence[Value]) ->
     needed: set[Value] = set(targets)
     found: list[Node] = []
     for node in reversed(order):
-        if node in after and any(v in needed for v in node.outputs):
+        if node in after and any(v in needed and needs(v) for v in node.outputs):
             found.append(node)
             needed.update(v for v in node.dependencies())
     return found[::-1]

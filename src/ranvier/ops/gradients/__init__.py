@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranvier.ops.gradients import contraction, elementwise, movement, nn, reductions
+from ranvier.ops.gradients import contraction, elementwise, movement, nn, recurrent, reductions, resample
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of
 from ranvier.ops.gradients.nn import made_of, parts_of
 
@@ -17,6 +17,8 @@ __all__ = [
     "needs",
     "nn",
     "parts_of",
+    "recurrent",
     "reductions",
+    "resample",
     "rule_of",
 ]

@@ -10,6 +10,7 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
 from ranvier.ops.gradients.contraction import window_of
+from ranvier.ops.gradients.functions import has_definition, written_out
 
 Parts = Callable[[Backward, Node], Sequence[Value]]
 _PARTS: dict[str, Parts] = {}
@@ -26,8 +27,10 @@ def made_of(*names: str) -> Callable[[Parts], Parts]:
     return register
 
 
-def parts_of(name: str) -> Parts | None:
-    return _PARTS.get(name)
+def parts_of(node: Node) -> Parts | None:
+    """What makes a node of plain ones: our own way, or the standard's definition of its operator."""
+    found = None if node.domain not in ("", "com.microsoft") else _PARTS.get(node.op)
+    return found or (written_out if has_definition(node) else None)
 
 
 # -- pooling --------------------------------------------------------------------------------------------------------
