@@ -102,3 +102,16 @@ def test_a_product_that_threads_share(kind: str) -> None:
     got = results([helper.make_node("MatMul", ["x", "w"], ["y"])], code, {"x": x}, (300, 520), {"w": w})
     wide = x.astype(np.float64), w.astype(np.float64)
     close(got, wide[0] @ wide[1], dtype, np.abs(wide[0]) @ np.abs(wide[1]))
+
+
+@kinds
+@pytest.mark.parametrize("rows", [1, 40])
+def test_what_follows_a_product_sees_it_rounded(kind: str, rows: int) -> None:
+    """The sum lies half-way between two numbers of the type; the fused subtraction would show what was left of it."""
+    code, dtype = TYPES[kind]
+    even = 2.0 / float(ml_dtypes.finfo(dtype).eps)
+    x = np.tile(np.array([even, 1.0], dtype), (rows, 1))
+    w, c = np.ones((2, 70), dtype), np.full(70, even, dtype)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Sub", ["p", "c"], ["y"])]
+    got = results(nodes, code, {"x": x}, (rows, 70), {"w": w, "c": c})
+    np.testing.assert_array_equal(got.astype(np.float64), np.zeros((rows, 70)))

@@ -16,7 +16,7 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.elements import DTYPES, NARROW
-from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Operand, Result
+from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Op, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
@@ -416,7 +416,7 @@ class Realiser:
     def _epilogue(self, anchor: Contraction, after: Sequence[Def]) -> Epilogue | None:
         shape = self.program.shape(anchor.out)
         nest, plain = NestBuilder(shape, self.label), not self._takes_narrow(anchor)
-        made: dict[Value, Expr] = {anchor.out: Result(0, self.program.dtype(anchor.out))}
+        made: dict[Value, Expr] = {anchor.out: _product_of(anchor, self.program.dtype(anchor.out))}
         for each in after:
             assert isinstance(each, Pointwise)
             made[each.out] = each.compute([self.expr(nest, made, u, plain=plain) for u in each.uses])
@@ -427,6 +427,14 @@ class Realiser:
                 return None
             operands.append(Operand(operand.view, folded))
         return Epilogue(made[after[-1].out], tuple(operands))
+
+
+def _product_of(anchor: Contraction, dtype: DType) -> Expr:
+    """The sum that an epilogue begins with. Where the graph says that a product has 16 bits it has no more here, as if
+    it had been stored; a product in the midst of a node (Gemm before its bias) is nobody's to see and keeps its own."""
+    if dtype not in NARROW or anchor.out.producer is None:
+        return Result(0, dtype)
+    return Op("cast", (Result(0, DType.float32),), dtype)
 
 
 def _label(each: Group) -> str:
