@@ -27,9 +27,12 @@ class Peaks:
     copy_gbs: float = 10.0
     read_gbs: float = 12.0
 
+    def arithmetic(self, units):
+        return {"bfloat16 tiles": 12 * self.gflops, "int8 tiles": 24 * self.gflops}.get(units, self.gflops)
 
-def record(label, kernel, start, end, flops=1e3, nbytes=1e3, threads=1):
-    return KernelRecord(label, kernel, "cpu", start, end, flops, nbytes, threads)
+
+def record(label, kernel, start, end, flops=1e3, nbytes=1e3, threads=1, units=""):
+    return KernelRecord(label, kernel, "cpu", start, end, flops, nbytes, threads, units=units)
 
 
 def made_records(count=120):
@@ -108,6 +111,17 @@ def test_roofline():
     check_layout(alone)
     assert "peaks were not measured" in alone.svg() and "no arithmetic" not in alone.svg()
     check_layout(roofline.draw("empty.onnx", [], {1: Peaks()}))
+
+
+def test_units_with_other_peaks_have_lines_of_their_own():
+    records = [
+        record("a", "gemm", 0, 1_000, 9e5, 1e3, units="bfloat16 tiles"),
+        record("b", "gemm", 1_000, 2_000, 5e4, 1e3),
+    ]
+    canvas = roofline.draw("model.onnx", records, {1: Peaks(), 2: Peaks(190.0, 14.0)})
+    check_layout(canvas)
+    assert "bfloat16 tiles by 2 threads: 2280 GFLOP/s" in canvas.svg() and "int8" not in canvas.svg()
+    assert {p.units for p in roofline.points(records)} == {"", "bfloat16 tiles"}
 
 
 def test_points_sum_up_calls():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ranvier.codegen.storage import Storage, View
 from ranvier.records import dataclass
@@ -12,6 +12,9 @@ from ranvier.records import dataclass
 if TYPE_CHECKING:
     from ranvier.codegen.llvm.builder import Module
     from ranvier.codegen.llvm.isa import Isa
+
+# What multiplies: vectors of floats, or what has rates of its own (tiles of a matrix unit, dot products of bytes).
+Units = Literal["", "bfloat16 tiles", "int8 tiles", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class KernelSpec:
     name: str  # for people: "gemm float32 6x64"
     key: tuple[object, ...]
     emit: Callable[[Module, str, Isa], None] = field(compare=False, hash=False)
+    units: Units = field(default="", compare=False, hash=False)
 
     def __hash__(self) -> int:
         """Worked out once: keys are deep, and every launch looks its kernels up."""
@@ -82,6 +86,12 @@ class Launch:
     # its tiles are to be worked on in order.
     rounds: int = 1
     rate: float = 1.0  # operations in the time of one of float32's, by the units that do them
+
+    @property
+    def units(self) -> Units:
+        """What multiplies here: a driver's work is done by the micro-kernel that it calls."""
+        specs = (self.spec, *(b.spec for b in self.buffers if isinstance(b, Code)))
+        return next((spec.units for spec in specs if spec.units), "")
 
     def labelled(self, label: str) -> Launch:
         """The same step, standing for other nodes."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from ranvier.codegen.arena import MemoryPlan
+from ranvier.codegen.launch import Units
 from ranvier.config import MemoryConfig, SessionConfig
 from ranvier.devices import Device
 from ranvier.dtypes import DType
@@ -165,6 +166,7 @@ class KernelTime:
     flops: float
     bytes: float
     threads: int
+    units: Units = ""  # what did the arithmetic, of which each has a peak of its own
 
 
 @runtime_checkable

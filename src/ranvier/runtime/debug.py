@@ -64,7 +64,7 @@ class KernelPrinter:
             flops, nbytes = each.flops / seconds / 1e9, each.bytes / seconds / 1e9
             print(
                 f"  {step.provider:8} {seconds * 1e6:9.1f} µs {flops:8.2f} GFLOP/s {nbytes:7.2f} GB/s "
-                f"{_share(flops, nbytes, each.threads):>5} of peak  {each.kernel}  {each.label}",
+                f"{_share(flops, nbytes, each):>5} of peak  {each.kernel}  {each.label}",
                 file=sys.stderr,
             )
 
@@ -77,10 +77,10 @@ class KernelPrinter:
         return sum(node_cost(node, known).flops for node in part.nodes)
 
 
-def _share(gflops: float, gbs: float, threads: int) -> str:
-    """The nearer of the two limits: arithmetic and memory."""
-    top = _peaks(max(1, threads))
-    return f"{max(gflops / top.gflops, gbs / top.copy_gbs):.0%}"
+def _share(gflops: float, gbs: float, kernel: KernelTime) -> str:
+    """The nearer of the two limits: arithmetic, by the units that the kernel uses, and memory."""
+    top = _peaks(max(1, kernel.threads))
+    return f"{max(gflops / top.arithmetic(kernel.units), gbs / top.copy_gbs):.0%}"
 
 
 @functools.cache

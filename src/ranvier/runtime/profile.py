@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen.launch import Units
 from ranvier.formats.files import write_files
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
@@ -57,6 +58,7 @@ class KernelRecord:
     bytes: float  # moved to and from memory at least
     threads: int = 1  # that worked on it
     caller: int = 0  # the thread that ran the step around it
+    units: Units = ""  # what did the arithmetic
 
     @property
     def seconds(self) -> float:
@@ -105,7 +107,9 @@ class Profiler:
         """What a step's kernel tells of its own parts."""
         caller = threading.get_ident()
         self.add_kernels(
-            KernelRecord(t.label, t.kernel, step.provider, t.start_ns, t.end_ns, t.flops, t.bytes, t.threads, caller)
+            KernelRecord(
+                *(t.label, t.kernel, step.provider, t.start_ns, t.end_ns, t.flops, t.bytes, t.threads), caller, t.units
+            )
             for t in times
         )
 

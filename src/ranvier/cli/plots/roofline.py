@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ranvier.cli.plots.axes import Scale, number_text
 from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened, text_width
 from ranvier.cli.plots.timeline import OTHER, colours, family, leaves
+from ranvier.codegen.launch import Units
 from ranvier.runtime.profile import KernelRecord
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1100, 700, 78, 1080, 96, 640
@@ -30,6 +31,7 @@ class Roof(Protocol):
     def copy_gbs(self) -> float: ...
     @property
     def read_gbs(self) -> float: ...
+    def arithmetic(self, units: Units) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Point:
     flops: float
     bytes: float
     share: float  # of the time of all kernels
+    units: Units = ""
 
     @property
     def gflops(self) -> float:
@@ -61,15 +64,18 @@ class Point:
 def points(records: Sequence[KernelRecord]) -> list[Point]:
     """One point for each kernel and label; the largest share of time first."""
     sums: dict[tuple[str, str, str], list[float]] = {}
-    kinds: dict[tuple[str, str, str], str] = {}
+    kinds: dict[tuple[str, str, str], tuple[str, Units]] = {}
     for r in records:
         key = (r.label, r.kernel, r.provider)
         total = sums.setdefault(key, [0.0, 0.0, 0.0])
-        kinds[key] = family(r)
+        kinds[key] = (family(r), r.units)
         for k, amount in enumerate((r.seconds, r.flops, r.bytes)):
             total[k] += amount
     whole = sum(t[0] for t in sums.values()) or 1.0
-    found = [Point(*key, kinds[key], t[0], t[1], t[2], t[0] / whole) for key, t in sums.items()]
+    found: list[Point] = []
+    for key, (seconds, flops, nbytes) in sums.items():
+        kind, units = kinds[key]
+        found.append(Point(*key, kind, seconds, flops, nbytes, seconds / whole, units))
     return sorted(found, key=lambda p: -p.seconds)
 
 
@@ -89,8 +95,8 @@ def draw(title: str, records: Sequence[KernelRecord], roofs: Mapping[int, Roof])
     _legend(canvas, found, paint)
     x, y = _scales(work, roofs, _STRIP - 70 if moves else _RIGHT)
     _frame(canvas, x, y)
-    for k, (threads, roof) in enumerate(sorted(roofs.items(), reverse=True)):
-        _roof(canvas, x, y, threads, roof, k)
+    for k, (name, peak, roof) in enumerate(_lines(work, roofs)):
+        _roof(canvas, x, y, name, peak, roof, k)
     taken: list[tuple[float, float, float, float]] = []
     spots = [(x(p.intensity), y(max(p.gflops, y.low)), p) for p in work]
     for at_x, at_y, p in spots:
@@ -104,11 +110,27 @@ def draw(title: str, records: Sequence[KernelRecord], roofs: Mapping[int, Roof])
     return canvas
 
 
+def _lines(work: Sequence[Point], roofs: Mapping[int, Roof]) -> list[tuple[str, float, Roof]]:
+    """Names and peaks of arithmetic: of vectors by the number of threads, and, with most threads, of other units that
+    kernels used; beginning with the vectors of most threads."""
+    found: list[tuple[str, float, Roof]] = []
+    for threads, roof in sorted(roofs.items(), reverse=True):
+        name = f"{threads} thread{'s' if threads > 1 else ''}: {roof.gflops:.0f} GFLOP/s"
+        found.append((f"{name}, {roof.copy_gbs:.0f} GB/s copied", roof.gflops, roof))
+    if found:
+        most, roof = max(roofs), roofs[max(roofs)]
+        others = sorted({p.units for p in work if p.units}, key=roof.arithmetic)
+        by = f"by {most} thread{'s' if most > 1 else ''}"
+        found += [(f"{u} {by}: {roof.arithmetic(u):.0f} GFLOP/s", roof.arithmetic(u), roof) for u in others]
+    return found
+
+
 def _scales(work: Sequence[Point], roofs: Mapping[int, Roof], end: float) -> tuple[Scale, Scale]:
     intensities = [p.intensity for p in work] or [1.0]
     rates = [p.gflops for p in work] or [1.0]
-    peaks = [roof.gflops for roof in roofs.values()]
-    ridges = [roof.gflops / roof.copy_gbs for roof in roofs.values()]
+    lines = _lines(work, roofs)
+    peaks = [peak for _, peak, _ in lines]
+    ridges = [peak / roof.copy_gbs for _, peak, roof in lines]
     high = max([*rates, *peaks]) * 1.6
     low = max(min(rates) / 2, high / 1e6)
     left, right = min([*intensities, 0.1]) / 1.5, max([*intensities, *(4 * r for r in ridges), 10.0]) * 1.5
@@ -127,15 +149,14 @@ def _frame(canvas: Canvas, x: Scale, y: Scale) -> None:
     canvas.text(20, (_TOP + _BOTTOM) / 2, "GFLOP/s", 12, anchor="middle", turned=True)
 
 
-def _roof(canvas: Canvas, x: Scale, y: Scale, threads: int, roof: Roof, number: int) -> None:
+def _roof(canvas: Canvas, x: Scale, y: Scale, name: str, peak: float, roof: Roof, number: int) -> None:
     """The line, and its name in the corner that no kernel can reach."""
     strong = number == 0
-    ridge = min(max(roof.gflops / roof.copy_gbs, x.low), x.high)
+    ridge = min(max(peak / roof.copy_gbs, x.low), x.high)
     foot = max(x.low, y.low / roof.copy_gbs)
-    line = [(x(foot), y(foot * roof.copy_gbs)), (x(ridge), y(roof.gflops)), (x(x.high), y(roof.gflops))]
+    line = [(x(foot), y(foot * roof.copy_gbs)), (x(ridge), y(peak)), (x(x.high), y(peak))]
     style: dict[str, Any] = {"weight": 2.0} if strong else {"weight": 1.4, "dashes": (6.0, 4.0)}
     canvas.line(line, INK if strong else FAINT, **style)
-    name = f"{threads} thread{'s' if threads > 1 else ''}: {roof.gflops:.0f} GFLOP/s, {roof.copy_gbs:.0f} GB/s copied"
     place = _TOP + 18 + 18 * number
     canvas.line([(_LEFT + 12, place - 4), (_LEFT + 40, place - 4)], INK if strong else FAINT, **style)
     canvas.text(_LEFT + 48, place, name, 11, INK if strong else FAINT)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.launch import KernelSpec, Units
 from ranvier.codegen.llvm import cache
 from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.micro import INSTRUCTIONS, suits
@@ -51,6 +51,15 @@ class Peaks:
     l2_read_gbs: float
     bf16_tile_gflops: float = 0.0  # by tiles of bfloat16, and of 8-bit integers; 0 where there are none
     int8_tile_gops: float = 0.0
+
+    def arithmetic(self, units: Units) -> float:
+        """Multiply-adds by these units, two operations each."""
+        found = {
+            "bfloat16 tiles": self.bf16_tile_gflops,
+            "int8 tiles": self.int8_tile_gops,
+            "bytes": 4.0 * self.gflops,  # as many instructions at best, of four times the elements
+        }
+        return found.get(units) or self.gflops
 
 
 def peaks(isa: Isa, threads: int | None = None, *, refresh: bool = False) -> Peaks:

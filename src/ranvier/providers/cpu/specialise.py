@@ -101,7 +101,9 @@ class Specialised:
         times = np.zeros((len(self.launches), 3), np.int64)
         self.run(inputs, outputs, arena, times)
         return [
-            KernelTime(each.label, each.spec.name, int(start), int(end), each.flops, each.traffic, int(threads))
+            KernelTime(
+                *(each.label, each.spec.name, int(start), int(end)), each.flops, each.traffic, int(threads), each.units
+            )
             for each, (start, end, threads) in zip(self.launches, times)
         ]
 

@@ -83,7 +83,8 @@ class TileMicro:
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Emitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self).emit()
 
-        return KernelSpec(name, key, emit)
+        narrow = DType.bfloat16 in (self.left, self.right)
+        return KernelSpec(name, key, emit, "bfloat16 tiles" if narrow else "int8 tiles")
 
 
 class _Emitter:

@@ -15,7 +15,7 @@ and weights are packed segment after segment, group after group, two elements of
 
 from __future__ import annotations
 
-from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.launch import KernelSpec, Units
 from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.micro import suits as suits_tiles
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
@@ -50,7 +50,8 @@ def micro_spec(isa: Isa, vectors: int, *, short: bool) -> KernelSpec:
         f = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
         (_Tiles(f, vectors, short) if tiled else _Dots(f, vectors)).emit()
 
-    return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 1, vectors), emit)
+    units: Units = "bfloat16 tiles" if tiled else ""
+    return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 1, vectors), emit, units)
 
 
 class _Tiles:

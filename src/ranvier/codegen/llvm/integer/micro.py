@@ -31,7 +31,7 @@ class IntegerMicro:
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Emitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self, isa).emit()
 
-        return KernelSpec(f"integer gemm {self.rows}x{self.vectors}", key, emit)
+        return KernelSpec(f"integer gemm {self.rows}x{self.vectors}", key, emit, "bytes")
 
 
 class _Emitter:
