@@ -142,13 +142,12 @@ class Backward(GraphOps):
 
 
 def needs(value: Value | None) -> bool:
-    """Whether a value can have a gradient at all: floating-point numbers can."""
-    return (
-        value is not None
-        and isinstance(value.type, TensorType)
-        and value.type.dtype is not None
-        and value.type.dtype.is_float
-    )
+    """Whether a value can have a gradient at all: floating-point numbers can, and what is not known might be some."""
+    if value is None:
+        return False
+    if not isinstance(value.type, TensorType):
+        return value.type is None
+    return value.type.dtype is None or value.type.dtype.is_float
 
 
 def first(node: Node) -> Value:
