@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ranvier
+from ranvier import logs
 from ranvier.config import Limits, MemoryConfig, ProviderConfig, SessionConfig, resolve
 from ranvier.config import provider as provider_module
 from ranvier.config.files import line_of, user_file
 from ranvier.config.leaves import NAMES, OF_A_MODEL
 from ranvier.config.resolve import VARIABLES, variable
+from ranvier.config.variables import OTHERS, PREFIX
 from ranvier.errors import InvalidConfig
 
 EMPTY: dict[str, str] = {}
@@ -332,3 +336,41 @@ def test_faults_can_be_collected(folder, monkeypatch):
     broken = resolve(environ={"RANVIER_MEMORY_GROWTH": "static"}, folder=folder.parent, collect=True)
     assert broken.config == SessionConfig() and "pool_size" in broken.problems[0]
     assert "absent" in resolve(environ=EMPTY, folder=folder, file="absent", collect=True).problems[0]
+
+
+# -- variables that set nothing -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not warned of anything yet."""
+    monkeypatch.setattr(logs, "_said", set())
+
+
+@pytest.mark.usefixtures("unsaid")
+def test_a_misspelt_variable_is_told_of_once(folder: Path, caplog: pytest.LogCaptureFixture):
+    environ = {"RANVIER_THREDS": "2", "RANVIER_CACHE_DIRR": "x"}
+    for _ in range(2):
+        assert resolve(environ=environ, folder=folder).config.threads is None
+    assert len(caplog.messages) == 2
+    said = "\n".join(caplog.messages)
+    assert "RANVIER_THREDS is unknown and has no effect (did you mean 'RANVIER_THREADS'?)" in said
+    assert "(did you mean 'RANVIER_CACHE_DIR'?)" in said
+
+
+@pytest.mark.usefixtures("unsaid")
+@pytest.mark.parametrize(
+    "environ",
+    [{"RANVIER_WORKER_TOKEN": "x"}, {"RANVIER_THREDS": " "}, {"RANVIER_ZZZ": "1"}, {"THREDS": "1"}, {"RANVIER_": "1"}],
+)
+def test_variables_of_others_are_left_in_peace(folder: Path, environ: dict[str, str], caplog: pytest.LogCaptureFixture):
+    resolve(environ=environ, folder=folder)
+    assert not caplog.messages
+
+
+def test_every_variable_in_the_sources_is_known():
+    """Whoever reads a new one has to write it down, or its users are told that it has no effect."""
+    root = Path(ranvier.__file__).parent
+    named = {found for path in root.rglob("*.py") for found in re.findall(r"\bRANVIER_[A-Z_]+\b", path.read_text())}
+    assert {"RANVIER_CPU_ISA", "RANVIER_WORKER_TOKEN", "RANVIER_COMPILER"} <= named
+    assert not named - {PREFIX, *OTHERS, *VARIABLES}

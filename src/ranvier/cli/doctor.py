@@ -18,37 +18,23 @@ from ranvier.cli.options import Sources, source_options, with_output
 from ranvier.cli.providers import provider_facts
 from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
 from ranvier.cli.versions import package_version, ranvier_version
-from ranvier.codegen.llvm import cache, isa
+from ranvier.codegen.llvm import isa
 from ranvier.config import SessionConfig
-from ranvier.config.files import VARIABLE as CONFIG_VARIABLE
-from ranvier.config.resolve import PRESET_VARIABLE, VARIABLES
+from ranvier.config.resolve import VARIABLES
 from ranvier.config.session import PRECISIONS
+from ranvier.config.variables import OTHERS, PREFIX, likely
 from ranvier.devices import DeviceInfo, GpuInfo, MachineInfo, detect_devices, machine_info
-from ranvier.devices.choose import CUDA_DEVICE, FORCE_CPU
 from ranvier.dtypes import DType
-from ranvier.errors import ProviderUnavailable, RanvierError, nearest
+from ranvier.errors import ProviderUnavailable, RanvierError
 from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete
 from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.registry import REGISTRY
-from ranvier.runtime.calibration.lazy import VARIABLE as CALIBRATE
 
 _REQUIRED = ("numpy", "onnx", "ml_dtypes", "llvmlite", "click", "rich")
 _OPTIONAL = ("pillow", "onnxruntime", "openvino", "torch", "triton")
-_PREFIX = "RANVIER_"
-_OTHER_VARIABLES = {  # that set no option of a session
-    PRESET_VARIABLE: "names the preset",
-    CONFIG_VARIABLE: "names the file with options",
-    **dict.fromkeys(FORCE_CPU, "chooses the CPU over CUDA"),
-    **dict.fromkeys(CUDA_DEVICE, "chooses the GPU"),
-    isa.VARIABLE: "forces the instruction set of generated code",
-    CALIBRATE: "switches measuring for placement by cost",
-    cache.SWITCH: "switches the kernel cache",
-    cache.FOLDER: "places the kernel cache",
-    cache.LIMIT: "limits the kernel cache",
-}
 
 
 @click.command()
@@ -109,7 +95,7 @@ def environment_facts(problems: Sequence[str]) -> dict[str, str]:
     for name in sorted(os.environ):
         if name in wrong:
             found[name] = f"invalid: {wrong[name]}"
-        elif name.startswith(_PREFIX) or name in _OTHER_VARIABLES:
+        elif name.startswith(PREFIX) or name in OTHERS:
             found[name] = _effect(name)
     return found
 
@@ -119,8 +105,7 @@ def _effect(variable: str) -> str:
         return "empty, has no effect"
     if variable in VARIABLES:
         return f"sets {VARIABLES[variable]}"
-    hint = nearest(variable, [*VARIABLES, *_OTHER_VARIABLES])
-    return _OTHER_VARIABLES.get(variable) or f"unknown, has no effect{hint if 'did you mean' in hint else ''}"
+    return OTHERS.get(variable) or f"unknown, has no effect{likely(variable, VARIABLES)}"
 
 
 # -- generated code -------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@
 4. a preset, ``edge`` or ``cloud``, that one of the sources above names;
 5. the built-in default.
 
-Everything that any source says is checked, also where an earlier source wins.
+Everything that any source says is checked, also where an earlier source wins. A variable of the environment that is
+close to one of these names and none of them is told of in a warning.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from ranvier.config.files import OptionFile, option_files
 from ranvier.config.provider import ProviderConfig
 from ranvier.config.provider import preset as preset_of
 from ranvier.config.session import SessionConfig
+from ranvier.config.variables import PREFIX, PRESET_VARIABLE, warn_of_misspelt
 from ranvier.errors import InvalidConfig
 from ranvier.records import dataclass
 
-PRESET_VARIABLE = "RANVIER_PRESET"
 _PRESET = "preset"
 
 
 def variable(name: str) -> str:
     """The environment variable of an option."""
-    return f"RANVIER_{name.upper().replace('.', '_')}"
+    return f"{PREFIX}{name.upper().replace('.', '_')}"
 
 
 VARIABLES = {variable(name): name for name in leaves.NAMES if name not in leaves.OF_A_MODEL}
@@ -88,6 +89,8 @@ def resolve(
         found.add(said, lambda _option: origin)
     if isinstance(config, SessionConfig):
         return found.result("", ())
+    if not collect:
+        warn_of_misspelt(environ, VARIABLES)
     texts = {option: environ.get(name, "").strip() for name, option in VARIABLES.items()}
     found.add({o: text for o, text in texts.items() if text}, variable, text=True, prefix="environment variable ")
     files: list[OptionFile] = []
