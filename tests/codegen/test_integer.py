@@ -179,9 +179,40 @@ def test_requantization(isa: Isa, kind: type, per_row: bool) -> None:
     np.testing.assert_array_equal(out, want.astype(kind))
 
 
-def saturated(number: Expr, zero: Expr, kind: type) -> Expr:
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize(("kind", "zero"), [(np.uint8, 200), (np.uint8, None), (np.int8, -100), (np.int8, None)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_numbers_beyond_all_integers(isa: Isa, kind: type, zero: int | None, cut: bool) -> None:
+    """What no integer holds becomes the code at that end, and NaN the lowest, in pairs of rows and of vectors too."""
+    m, k, n = 5, 8, 83
+    a, b = codes(np.uint8, m, k), codes(np.int8, k, n)
+    scale = RNG.uniform(1e-3, 1e-2, n).astype(np.float32)
+    scale[:6], scale[-6:] = ([np.inf, np.nan, 1e30, -1e30, 1e6, -1e6],) * 2
+    numbers, point = view_of(scale), view_of(code := np.full(1, zero or 0, kind))
+    number: Expr = Op("cast", (Result(0, DType.int32),), DType.float32)
+    number = Op("mul", (number, Load(0, DType.float32)), DType.float32)
+    if cut:
+        number = Op("max", (number, Const(0, DType.float32)), DType.float32)
+    shift = None if zero is None else Op("cast", (Load(1, of(code)),), DType.float32)
+    operands = (Operand(numbers, (0, 0, 1)), Operand(point, (0, 0, 0)))
+    out = np.zeros((m, n), kind)
+    left, target = view_of(a), view_of(out, "output")
+    epilogue = Epilogue(saturated(number, shift, kind), operands)
+    launches = integer_matmul(left, pack_codes(b, isa, rows_hint=m), target, isa, epilogue=epilogue)
+    Runner(launches, isa, {left.storage: a, target.storage: out, numbers.storage: scale, point.storage: code})()
+    limits = np.iinfo(kind)
+    with np.errstate(all="ignore"):
+        want = oracle(a, b).astype(np.float32) * scale
+        want = np.rint(np.maximum(want, 0) if cut else want) + np.float32(zero or 0)
+    want = np.clip(np.where(np.isnan(want), limits.min, want), limits.min, limits.max)
+    np.testing.assert_array_equal(out, want.astype(kind))
+
+
+def saturated(number: Expr, zero: Expr | None, kind: type) -> Expr:
     """As the lowering of QuantizeLinear writes it."""
-    whole = Op("add", (Op("round", (number,), DType.float32), zero), DType.float32)
+    whole = Op("round", (number,), DType.float32)
+    if zero is not None:
+        whole = Op("add", (whole, zero), DType.float32)
     if kind is np.uint8:
         return Op("cast", (whole,), DType.uint8)
     moved = Op("add", (whole, Const(128.0, DType.float32)), DType.float32)

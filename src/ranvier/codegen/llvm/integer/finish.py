@@ -2,12 +2,14 @@
 
 It stands where the float products' does (``gemm/epilogue.py``) and is called alike. Requantized results are most of
 the work of a small convolution, so whole vectors are handled apart from the columns left over, which need a mask: a
-masked store of narrowed elements is many times slower than a plain one.
+masked store of narrowed elements is many times slower than a plain one. Codes of two vectors of two rows each are
+packed together where the processor has instructions for that, which saturate for nothing (``narrow.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, mangled, vector
@@ -22,6 +24,7 @@ from ranvier.codegen.llvm.elements import (
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
+from ranvier.codegen.llvm.integer.narrow import packed_bytes, packs
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
 from ranvier.dtypes import DType
@@ -86,9 +89,23 @@ class _Body:
         number = f.quick_min(f.quick_max(x, made[0]), made[1])
         if divides:
             number = divided(f, number, made[2], made[3])
-        kind = vector("i32", lanes)
-        code = f.intrinsic(f"llvm.lrint.{mangled(kind)}.{mangled(x.type)}", kind, [number])
+        code = _whole(f, number)
         return f.cast(code if codes.zero is None else code + made[-1], "i8")
+
+    def _unclipped(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes, made: list[Val]) -> Val:
+        """Codes less their zero point as 32 bits, for instructions that saturate.
+
+        Only what lies above is clipped: numbers that no integer holds become the lowest one, which is right for those
+        below and for NaN.
+        """
+        f, divides = emitter.fn, _divides(codes)
+        number = divides.args[0] if divides else codes.number
+        if codes.zero is None and codes.low == 0 and _cuts_at_zero(number):
+            number = number.args[0]
+        x = widened(f, emitter.value(number, leaf), emitter.lanes)
+        # the number stands second: it is what comes out where it is NaN
+        x = f.quick_min(made[1], x)
+        return _whole(f, divided(f, x, made[2], made[3]) if divides else x)
 
     def _bounds(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes) -> list[Val]:
         """Bounds for the number that becomes a code, what it is divided by and the reciprocal, the zero point."""
@@ -146,61 +163,118 @@ class _Body:
         bounds: list[Val] | None = None
         if codes is not None and all(self._belongs(e, _ALL) for e in _shared(codes)):
             bounds = [_kept(f, isa, f.splat(v, lanes)) for v in self._bounds(always, one, codes)]
-        with f.loop(0, rows) as r:
+
+        def piece(line: _Line, c: Val, size: int, mask: Val | None) -> None:
+            leaf, emitter = line.leaf(c, size, mask), line.once.child(size)
+            for scalar, wide in steady if size == lanes else ():
+                emitter.spread(scalar, wide)
+            value = self._value(emitter, leaf, size, bounds if size == lanes else None)
+            if self.dense:
+                target = f.gep(line.out, column + c, memory_type(self.out))
+                store_vector(f, isa, self.out, value, target, mask=mask)
+            else:
+                scatter_elements(f, isa, self.out, value, line.out, line.positions(c, size) * out_column, mask=mask)
+
+        def line_of(r: Val) -> _Line:
             here = row + r
-            sums = f.gep(f.args["tile"], r * step)
-            start = f.gep(f.args["out"], here * out_row, memory_type(self.out))
             places = [
                 f.gep(base, batch * s[0] + here * s[1], memory_type(kind))
                 for base, s, kind in zip(bases, strides, self.operands)
             ]
             once = always.child(1)  # what is the same for all columns
-
-            def piece(c: Val, size: int, mask: Val | None) -> None:
-                at = column + c
-                positions = f.splat(at, size) + f.lane_ids(size) if size > 1 else at
-
-                def leaf(expr: Expr) -> Val:
-                    if isinstance(expr, Result):
-                        # the tile is whole, only what leaves it is masked
-                        return load_vector(f, isa, _SUMS, f.gep(sums, c, "i32"), size)
-                    if isinstance(expr, Size):
-                        return sizes[expr.value]
-                    if isinstance(expr, Index):
-                        return (batch, here, positions)[expr.axis]
-                    assert isinstance(expr, Load)
-                    k, kind = expr.operand, self.operands[expr.operand]
-                    if self.classes[k] == _COLUMNS:
-                        place = f.gep(places[k], at, memory_type(kind))
-                        return load_vector(f, isa, kind, place, size, mask=mask)
-                    return gather_elements(f, isa, kind, places[k], positions * strides[k][2], mask=mask)
-
-                emitter = once.child(size)
-                for scalar, wide in steady if size == lanes else ():
-                    emitter.spread(scalar, wide)
-                value = self._value(emitter, leaf, size, bounds if size == lanes else None)
-                if self.dense:
-                    target = f.gep(start, at, memory_type(self.out))
-                    store_vector(f, isa, self.out, value, target, mask=mask)
-                else:
-                    scatter_elements(f, isa, self.out, value, start, positions * out_column, mask=mask)
-
-            def single(expr: Expr) -> Val:
-                assert isinstance(expr, Load)
-                return load_vector(f, isa, expr.dtype, places[expr.operand], 1)
-
+            sums = f.gep(f.args["tile"], r * step)
+            out = f.gep(f.args["out"], here * out_row, memory_type(self.out))
+            line = _Line(self, f, isa, batch, here, column, sums, out, places, [s[2] for s in strides], sizes, once)
             for expr in walk(self.value):
                 if self._belongs(expr, _ROW, _ALL):
-                    once.value(expr, single)
-            with f.loop(0, whole, lanes) as c:
-                piece(c, lanes, None)
+                    once.value(expr, line.single)
+            return line
+
+        done = f.i64(0)  # rows and columns of a corner that is finished
+        pairs = f.i64(0)
+        if packs(isa) and self.dense and codes is not None and bounds is not None:
+            done, pairs = f.and_(rows, -2), f.and_(columns, -2 * lanes)
+            with f.loop(0, done, 2) as r:
+                two = [line_of(r), line_of(r + 1)]
+                with f.loop(0, pairs, 2 * lanes) as c:
+                    values: list[Val] = []
+                    for line in two:
+                        for at in (c, c + lanes):
+                            emitter = line.once.child(lanes)
+                            for scalar, wide in steady:
+                                emitter.spread(scalar, wide)
+                            values.append(self._unclipped(emitter, line.leaf(at, lanes, None), codes, bounds))
+                    zero = None if codes.zero is None else bounds[-1]
+                    for line, made in zip(two, packed_bytes(f, isa, values, zero, signed=codes.low < 0)):
+                        f.store(made, f.gep(line.out, column + c), 1)
+        # where whole pairs of vectors were all there is, rows begin behind the corner
+        with f.loop(f.select(f.cmp("eq", pairs, columns), done, 0), rows) as r:
+            line = line_of(r)
+            with f.loop(f.select(f.cmp("slt", r, done), pairs, 0), whole, lanes) as c:
+                piece(line, c, lanes, None)
             if isa.masks:
                 with f.if_(f.cmp("slt", whole, columns)):
-                    piece(whole, lanes, f.mask_below(lanes, columns - whole))
+                    piece(line, whole, lanes, f.mask_below(lanes, columns - whole))
             else:
                 with f.loop(whole, columns) as c:
-                    piece(c, 1, None)
+                    piece(line, c, 1, None)
         f.ret()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row of a tile: where its operands lie and what is known of it."""
+
+    body: _Body
+    f: Fn
+    isa: Isa
+    batch: Val
+    row: Val
+    column: Val  # of the tile
+    sums: Val
+    out: Val
+    places: list[Val]
+    apart: list[Val]  # elements between neighbouring columns of operands
+    sizes: list[Val]
+    once: ExprEmitter
+
+    def positions(self, c: Val, size: int) -> Val:
+        at = self.column + c
+        return self.f.splat(at, size) + self.f.lane_ids(size) if size > 1 else at
+
+    def leaf(self, c: Val, size: int, mask: Val | None) -> Callable[[Expr], Val]:
+        """What expressions are made of at columns ``c`` and following."""
+        f, isa = self.f, self.isa
+
+        def found(expr: Expr) -> Val:
+            if isinstance(expr, Result):
+                # the tile is whole, only what leaves it is masked
+                return load_vector(f, isa, _SUMS, f.gep(self.sums, c, "i32"), size)
+            if isinstance(expr, Size):
+                return self.sizes[expr.value]
+            if isinstance(expr, Index):
+                return (self.batch, self.row, self.positions(c, size))[expr.axis]
+            assert isinstance(expr, Load)
+            k, kind = expr.operand, self.body.operands[expr.operand]
+            if self.body.classes[k] == _COLUMNS:
+                place = f.gep(self.places[k], self.column + c, memory_type(kind))
+                return load_vector(f, isa, kind, place, size, mask=mask)
+            return gather_elements(f, isa, kind, self.places[k], self.positions(c, size) * self.apart[k], mask=mask)
+
+        return found
+
+    def single(self, expr: Expr) -> Val:
+        assert isinstance(expr, Load)
+        return load_vector(self.f, self.isa, expr.dtype, self.places[expr.operand], 1)
+
+
+def _whole(f: Fn, number: Val) -> Val:
+    kind = vector("i32", number.lanes)
+    return f.intrinsic(f"llvm.lrint.{mangled(kind)}.{mangled(number.type)}", kind, [number])
+
+
+def _cuts_at_zero(expr: Expr) -> TypeGuard[Op]:
+    return isinstance(expr, Op) and expr.name == "max" and expr.args[1] == Const(0, DType.float32)
 
 
 def _divides(codes: Codes) -> Op | None:

@@ -1,0 +1,36 @@
+"""32-bit integers as bytes, by the instructions that saturate two vectors into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.isa import Isa
+
+_WORDS = {16: "llvm.x86.sse2.packssdw.128", 32: "llvm.x86.avx2.packssdw", 64: "llvm.x86.avx512.packssdw.512"}
+_SIGNED = {16: "llvm.x86.sse2.packsswb.128", 32: "llvm.x86.avx2.packsswb", 64: "llvm.x86.avx512.packsswb.512"}
+_UNSIGNED = {16: "llvm.x86.sse2.packuswb.128", 32: "llvm.x86.avx2.packuswb", 64: "llvm.x86.avx512.packuswb.512"}
+_SECTION = 16  # bytes that the instructions stay within
+
+
+def packs(isa: Isa) -> bool:
+    return isa.triple == "x86_64"
+
+
+def packed_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, signed: bool) -> list[Val]:
+    """Four vectors of i32, two of one row and two of another, plus ``zero`` (a code in every lane), as bytes: the two
+    rows. What is too large or too small becomes the largest or the smallest byte."""
+    size, lanes = isa.vector_bytes, isa.lanes(4)
+    words = vector("i16", 2 * lanes)
+    rows = [f.intrinsic(_WORDS[size], words, list(vectors[k : k + 2])) for k in (0, 2)]
+    if zero is not None:
+        # codes are far from the ends of 16 bits, where words have been cut off already
+        wide = f.intrinsic(_WORDS[size], words, [zero, zero])
+        rows = [f.intrinsic(f"llvm.sadd.sat.v{2 * lanes}i16", words, [row, wide]) for row in rows]
+    name = (_SIGNED if signed else _UNSIGNED)[size]
+    mixed = f.bitcast(f.intrinsic(name, vector("i8", 4 * lanes), rows), vector("i32", lanes))
+    # every section holds four bytes of each vector
+    sections = size // _SECTION
+    order = [4 * section + k for k in range(4) for section in range(sections)]
+    half = lanes // 2
+    return [f.shuffle(mixed, None, order[k : k + half]) for k in (0, half)]
