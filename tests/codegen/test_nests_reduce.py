@@ -223,14 +223,17 @@ def test_layer_norm(isa: Isa) -> None:
 @ISAS
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_pooling(isa: Isa, channels_last: bool, stride: int) -> None:
-    """Windows over padded borders: axes n, c, y, x and the window's two row axes."""
-    n, c, h, w = 2, 21, 9, 11
+@pytest.mark.parametrize("dtype", [F32, DType.uint8], ids=str)
+def test_pooling(isa: Isa, channels_last: bool, stride: int, dtype: DType) -> None:
+    """Windows over padded borders: axes n, c, y, x and the window's two row axes. A vector of bytes has many lanes,
+    and a guard that is the same for all of them."""
+    n, c, h, w = 2, 21 if dtype is F32 else 150, 9, 11
     oh, ow = (h + 2 - 3) // stride + 1, (w + 2 - 3) // stride + 1
     order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
-    x = strided(data(tuple((n, c, h, w)[a] for a in order)))
+    x = strided(data(tuple((n, c, h, w)[a] for a in order), dtype))
     view = x[0].transposed(tuple(order.index(a) for a in range(4)))
-    out, target = output((n, c, oh, ow), F32, order)
+    out, target = output((n, c, oh, ow), dtype, order)
+    lowest = -math.inf if dtype is F32 else 0
     inside: Expr | None = None
     for axis, window, size in ((2, 4, h), (3, 5, w)):
         at = Op("add", (Op("mul", (Index(axis), Size(stride)), I64), Index(window)), I64)
@@ -238,11 +241,11 @@ def test_pooling(isa: Isa, channels_last: bool, stride: int) -> None:
         both = Op("and", (low, high), DType.bool)
         inside = both if inside is None else Op("and", (inside, both), DType.bool)
     sn, sc, sh, sw = view.strides
-    loads = Operand(view, (sn, sc, sh * stride, sw * stride, sh, sw), -sh - sw, guard=inside, other=-math.inf)
+    loads = Operand(view, (sn, sc, sh * stride, sw * stride, sh, sw), -sh - sw, guard=inside, other=lowest)
     fold: Fold
     for fold in ("max", "sum"):
-        stages: tuple[Stage, ...] = (Reduce(fold, Load(0, F32), F32), Final(((1, Result(0, F32)),)))
-        loads = Operand(loads.view, loads.strides, loads.offset, guard=inside, other=-math.inf if fold == "max" else 0)
+        stages: tuple[Stage, ...] = (Reduce(fold, Load(0, dtype), dtype), Final(((1, Result(0, dtype)),)))
+        loads = Operand(loads.view, loads.strides, loads.offset, guard=inside, other=lowest if fold == "max" else 0)
         nest = Nest((n, c, oh, ow, 3, 3), (loads, Operand(out, (*out.strides, 0, 0))), stages, frozenset({4, 5}))
         check(nest, {x[1]: x[2], out.storage: target}, isa, tolerance=1e-6, splits=(1, 4))
 

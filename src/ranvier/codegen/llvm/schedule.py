@@ -35,6 +35,7 @@ Slot = tuple[object, ...]  # names a number in ``dims``
 # Rough costs in instructions per vector; they choose widths and tiles, nothing else.
 _EXPENSIVE = dict.fromkeys(("exp", "log", "tanh", "sigmoid", "erf", "expm1", "log1p", "softplus", "sin", "cos"), 20)
 _EXPENSIVE |= dict.fromkeys(("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"), 30)
+_EXPENSIVE |= dict.fromkeys(("short_sigmoid", "short_one_plus_erf"), 12)
 _EXPENSIVE |= {"pow": 50, "atan2": 40, "mod": 30, "fmod": 30, "div": 6, "sqrt": 8, "rsqrt": 12, "reciprocal": 6}
 _PARKED_FROM = 16  # an expression at least this expensive is kept for a later stage rather than computed again
 _PARK_BYTES = 64 << 10  # … as long as the row of them stays in cache
@@ -100,6 +101,9 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     nest = _with_an_axis(nest)
     lanes = _lanes(nest, isa)
     lane = _lane_axis(nest, lanes)
+    if _has_places(nest, lane):
+        lanes = smallest(lanes, isa.lanes(4))
+        lane = _lane_axis(nest, lanes)
     in_row = lane in nest.row
     outer = [a for a in nest.outer if a != lane]
     crossing = None if nest.row else _crossing(nest, lane)
@@ -211,10 +215,15 @@ def _lanes(nest: Nest, isa: Isa) -> int:
     floats = [_register_bytes(t) for t in types if t.is_float]
     if floats:
         return isa.lanes(max(floats))
-    counted = [leaf for leaf in leaves(roots(nest)) if isinstance(leaf, Index)]
-    widest = max((_register_bytes(t) for t in types), default=4)
-    narrow = any(o.at is not None or o.guard is not None for o in nest.operands) or counted
-    return isa.lanes(max(widest, 4) if narrow else widest)
+    return isa.lanes(max((_register_bytes(t) for t in types), default=4))
+
+
+def _has_places(nest: Nest, lane: int) -> bool:
+    """Whether every lane has a position of its own that something is worked out from: those take 32 bits."""
+    if any(isinstance(leaf, Index) and leaf.axis == lane for leaf in leaves(roots(nest))):
+        return True
+    chosen = [e for o in nest.operands for e in (o.at, o.guard) if e is not None]
+    return any(isinstance(leaf, Load) for leaf in leaves(chosen))
 
 
 def _register_bytes(dtype: DType) -> int:
