@@ -23,6 +23,7 @@ from ranvier.dtypes import DType
 _K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-level cache
 _A_BYTES = 512 << 10
 NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
+_RESULT_BYTES = 32 << 10  # of rows that are finished, and of what is added to them: panel after panel writes a part
 _WAITING_BYTES = 256 << 10
 _TILE_K_BLOCK = 256  # the same where tiles are loaded from both: the first-level cache
 _GOPS, _TILE_GOPS, _GBPS = 300.0, 1500.0, 10.0  # rough speed of one core
@@ -113,6 +114,13 @@ def _k_block(k: int, several: bool, dot: Dot) -> int:
     return -(-block // dot.step) * dot.step
 
 
+def _finished(p: Problem) -> int:
+    """Bytes of a row of results and of the operands that have rows of their own."""
+    given = () if p.epilogue is None else p.epilogue.operands
+    beside = sum(o.dtype.numpy.itemsize for o in given if o.strides[1] and o.strides[2])
+    return p.n * (p.out.dtype.numpy.itemsize + beside)
+
+
 def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> Launch:
     lanes, panels = isa.lanes(4), b.panels
     rows = row_blocks(p.m, isa, b)
@@ -120,6 +128,8 @@ def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> 
     k_block = _k_block(p.k, rows.count > 1, b.dot)
     k_blocks = -(-p.k // k_block) if p.k else 1
     row_group = Cut.of(rows.count, max(1, _A_BYTES // max(1, k_block * 4 * rows.size))).size
+    if p.epilogue is not None and k_blocks == 1:
+        row_group = max(1, min(row_group, _RESULT_BYTES // (_finished(p) * rows.size)))
     tile_bytes = rows.size * wide
     panel_group = panels.cut.count
     if k_blocks > 1:
