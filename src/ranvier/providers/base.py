@@ -14,6 +14,7 @@ import numpy as np
 
 from ranvier.codegen.arena import MemoryPlan
 from ranvier.codegen.launch import Units
+from ranvier.codegen.tuning import Decision
 from ranvier.config import MemoryConfig, SessionConfig
 from ranvier.devices import Device
 from ranvier.dtypes import DType
@@ -247,6 +248,23 @@ class TellsPrecision(Protocol):
 
     def precisions(self) -> Mapping[str, NodePrecision]:
         """By the names of nodes, for the shapes that were last compiled for."""
+        ...
+
+
+@runtime_checkable
+class TellsDecisions(Protocol):
+    """A compiled kernel whose planners may take decisions from a table (:mod:`ranvier.codegen.tuning`)."""
+
+    @property
+    def code(self) -> str:
+        """The instruction set it is compiled for."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    def decisions(self) -> Sequence[Decision]:
+        """Those of the shapes that were last compiled for, where a table was looked at."""
         ...
 
 

@@ -14,7 +14,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.passes.manager import PassReport
-from ranvier.providers.base import TellsPrecision
+from ranvier.providers.base import TellsDecisions, TellsPrecision
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
@@ -102,6 +102,7 @@ class Report:
     precision: str = "float32"  # what the session allows
     refused: str = ""  # why a provider does not make use of it
     calibration: str = ""  # what a sample told about it
+    tuned: int = 0  # decisions of planners that were taken by measurement
     predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
 
@@ -183,6 +184,8 @@ class Report:
         lines.extend(f"  {text}" for text in self.together())
         if self.precision != "float32":
             lines.append(f"  {precision_text(self)}")
+        if self.tuned:
+            lines.append(f"  tuned: {self.tuned} decisions about shapes taken by measurement")
         for step in self.passes:
             if step.changes:
                 count = f"{step.nodes_before} → {step.nodes_after} nodes"
@@ -215,6 +218,8 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
         return known.get(value) or value.type
 
     told = _precisions(report, compiled)
+    kernels = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsDecisions)]
+    report.tuned = len({d.key for kernel in kernels for d in kernel.decisions() if d.chosen})
     index = {id(p.node): k for k, p in enumerate(partitioning.placements)}
     part_of = {id(n): k for k, part in enumerate(partitioning.parts) for n in part.subgraph.nodes}
     report.nodes = [

@@ -138,6 +138,14 @@ def _sources(where: Path) -> Sources:
 _GENERATOR = Path(__file__).resolve().parents[1]  # the package of all emitters
 
 
+def generator_digest() -> str:
+    """Which version of the code generator this is; empty where it is not installed as files."""
+    try:
+        return _sources(_GENERATOR).digest
+    except OSError:
+        return ""
+
+
 def sources_of(emit: Callable[..., Any]) -> list[Sources] | None:
     """The code generator and, where it lies elsewhere, the folder of this emitter; None when that cannot be known."""
     while isinstance(emit, functools.partial):

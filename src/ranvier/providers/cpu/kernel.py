@@ -13,6 +13,7 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.codegen.storage import row_major
+from ranvier.codegen.tuning import Decision
 from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError, ResourceLimit
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType, Type
@@ -302,6 +303,18 @@ class CpuKernel:
     def precisions(self) -> Mapping[str, NodePrecision]:
         newest = self._newest()
         return {} if newest is None else newest.choices
+
+    @property
+    def code(self) -> str:
+        return self.target.isa.key
+
+    @property
+    def threads(self) -> int:
+        return self.target.threads
+
+    def decisions(self) -> Sequence[Decision]:
+        newest = self._newest()
+        return () if newest is None else newest.decisions
 
     # -- about it ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
+from ranvier.codegen import tuning, tuning_store
 from ranvier.codegen.llvm import isa
 from ranvier.devices import CPU, Device, usable_cores
 from ranvier.errors import InvalidConfig
@@ -38,14 +39,16 @@ from ranvier.records import dataclass
 @dataclass(frozen=True)
 class CpuOptions:
     """``isa``: an instruction set other than the best. ``winograd``: fewer multiplications in 3×3 convolutions, at
-    the price of a slightly larger rounding error."""
+    the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier tune`` found to be faster."""
 
     isa: str = ""
     winograd: bool = True
+    tuned: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.winograd, bool):
-            raise InvalidConfig(f"CpuOptions: winograd must be True or False, got {self.winograd!r}")
+        for name in ("winograd", "tuned"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfig(f"CpuOptions: {name} must be True or False, got {getattr(self, name)!r}")
 
 
 class CpuProvider:
@@ -84,7 +87,8 @@ class CpuProvider:
         threads = min(ctx.config.threads or usable_cores(), 64)
         precision, _ = effective(ctx.config.precision, chosen)
         ranges = part.graph.metadata.get(LARGEST_VALUES)
-        target = Target(chosen, threads, options.winograd, precision, ctx.config.keep_f32, ranges)
+        tuned = (tuning.given_table() or tuning_store.table(chosen.key, threads)) if options.tuned else None
+        target = Target(chosen, threads, options.winograd, precision, ctx.config.keep_f32, ranges, tuned)
         return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.elements import DTYPES, NARROW
+from ranvier.codegen.llvm.sharing import tuned_sharing
 from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Op, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -87,6 +89,14 @@ class Realiser:
     # -- the walk ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Realised:
+        launches = self.done.launches
+        with tuning.consulting(self.target.tuning, lambda: len(launches)) as consultation:
+            self._run(consultation)
+            if consultation is not None:
+                self.done.decisions = consultation.decisions
+        return self.done
+
+    def _run(self, consultation: tuning.Consultation | None) -> None:
         flags = [check.flag for check in self.program.checks]
         groups = group(self.program, [*self._wanted, *flags])
         members = [d for g in groups for d in g.defs]
@@ -97,10 +107,14 @@ class Realiser:
 
             border = [*self._inputs, *self._wanted]
             self.done.assignment = assign(self.program, groups, border, self._slices, self.target)
+        if consultation is not None:
+            consultation.begin()
         for each in groups:
             self.label = _label(each)
             self._realise(each)
             self._release(each)
+            if consultation is not None:
+                consultation.settle()
         for value, view in self._outputs.items():
             have = self.view(value)
             if have.storage is not view.storage:
@@ -110,7 +124,6 @@ class Realiser:
             self.copy(self.view(value), view)
         for check in self.program.checks:
             self.done.checks.append((self.view(check.flag).storage, check.message, check.node))
-        return self.done
 
     def _realise(self, each: Group) -> None:
         anchor = each.anchor
@@ -222,6 +235,8 @@ class Realiser:
     # -- launches ---------------------------------------------------------------------------------------------------
 
     def add(self, launches: Sequence[Launch]) -> None:
+        if self.threads > 1 and tuning.consulted():
+            launches = [tuned_sharing(each) for each in launches]
         for each in launches:
             self.done.launches.append(each if each.label == self.label else each.labelled(self.label))
 

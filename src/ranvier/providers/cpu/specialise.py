@@ -53,6 +53,7 @@ class Specialised:
         realised = self._settled(Realiser(definitions, inputs, part.outputs, target, packs).run())
         self.launches: list[Launch] = realised.launches
         self.choices = realised.assignment.choices
+        self.decisions = realised.decisions
         self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
         places, self.memory = _place(realised)
         self.places = places

@@ -11,6 +11,7 @@ import numpy as np
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage
+from ranvier.codegen.tuning import Decision, Table
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.base import NodePrecision
@@ -86,6 +87,7 @@ class Realised:
     reuse: dict[Storage, list[Storage]] = field(default_factory=dict)
     checks: list[tuple[Storage, str, str]] = field(default_factory=list)
     assignment: Assignment = field(default_factory=Assignment)
+    decisions: list[Decision] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Target:
 
     ``precision``: "f32", or "bf16" or "fp16" where float32 values may be stored and multiplied in 16 bits. Nodes whose
     names fit a pattern of ``keep_f32`` are left as they are; ``ranges`` are the largest absolute values seen of
-    tensors, by name, which float16 needs to know.
+    tensors, by name, which float16 needs to know. ``tuning`` holds decisions that were measured.
     """
 
     isa: Isa
@@ -103,6 +105,7 @@ class Target:
     precision: str = "f32"
     keep_f32: tuple[str, ...] = ()
     ranges: Mapping[str, float] | None = None
+    tuning: Table | None = None
 
     @property
     def narrow(self) -> DType | None:

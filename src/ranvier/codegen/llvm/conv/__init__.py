@@ -15,7 +15,7 @@ when they are stored. Where there is no kernel for them (:func:`takes_bfloat`) t
 from __future__ import annotations
 
 from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
-from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, takes_any_layout, takes_bfloat
+from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, panel_width, takes_any_layout, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
 from ranvier.codegen.llvm.conv.transpose import (
     conv_transpose,
@@ -34,6 +34,7 @@ __all__ = [
     "pack_transposed",
     "pack_weights",
     "packing",
+    "panel_width",
     "takes_any_layout",
     "takes_bfloat",
     "transposed_takes_bfloat",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from ranvier.codegen import tuning
 from ranvier.codegen.llvm.conv.bfloat_copy import Mode
 from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.rows import is_thin
@@ -64,7 +65,11 @@ def depth_of(shape: ConvShape) -> Depth:
         return gathered  # what lies behind a window must not be read, not even to be multiplied by zero
     # cycles per pixel and 16 columns, and of copying a line
     spared = (lines.elements - gathered.elements) / STEP * -(-shape.width // 16)
-    return gathered if spared > 2.0 * (gathered.elements / STEP + kh) else lines
+    usual = gathered if spared > 2.0 * (gathered.elements / STEP + kh) else lines
+    if shape.taps == 1:
+        return usual
+    either = {"lines": lines, "gathered": gathered}
+    return tuning.choose("conv way", lambda: (*shape.key(), "bfloat16"), usual, lambda: either)
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,13 @@ def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, th
     pixels = height * width
     rows = min(ROWS, pixels)
     near = max(2 * ROWS, min(_NEAR // (shape.depth * 2), _results(shape, weights)) // ROWS * ROWS)
-    blocks, panel_blocks, block_panels, outside = _shares(shape, pixels, near, weights, threads)
+    sizes = {"half": max(2 * ROWS, near // 2 // ROWS * ROWS), "double": 2 * near, "fourfold": 4 * near}
+    blocks, panel_blocks, block_panels, outside = tuning.choose(
+        "conv blocks",
+        lambda: (*shape.key(), "bfloat16"),
+        _shares(shape, pixels, near, weights, threads),
+        lambda: {name: _shares(shape, pixels, size, weights, threads) for name, size in sizes.items()},
+    )
     block_rows, block_columns = 1, min(width, -(-pixels // blocks // ROWS) * ROWS or ROWS)
     if height > 1:
         block_rows, block_columns = max(1, min(height, -(-pixels // blocks) // width)), width
@@ -214,6 +225,10 @@ def _row_bytes(depth: Depth) -> int:
 def _copied(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, threads: int) -> Plan:
     height, width = shape.out[1:]
     block = _best_block(shape, depth, weights, threads)
+    if block.columns == width:
+        block = tuning.choose(
+            "conv blocks", lambda: (*shape.key(), "bfloat16"), block, lambda: _other_blocks(shape, depth, block.rows)
+        )
     down, cuts = -(-height // block.rows), -(-width // block.columns)
     panels, wanted = _panels(shape), _wanted(shape, threads)
     parts = min(panels, -(-wanted // (shape.n * shape.group * down * cuts))) if threads > 1 else 1
@@ -312,6 +327,13 @@ def _best_block(shape: ConvShape, depth: Depth, weights: int, threads: int) -> _
         if cost < least:
             best, least = block, cost
     return best
+
+
+def _other_blocks(shape: ConvShape, depth: Depth, rows: int) -> dict[str, _Block]:
+    height, width = shape.out[1:]
+    numbers = {"half": max(1, rows // 2), "double": min(height, 2 * rows), "fourfold": min(height, 4 * rows)}
+    found = {name: _block(shape, depth, number, width) for name, number in numbers.items()}
+    return {name: block for name, block in found.items() if _size(block) <= _MOST}
 
 
 def _size(block: _Block) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv import bfloat, depthwise, narrow, plan, rows
 from ranvier.codegen.llvm.conv import winograd as winograd_kernels
@@ -38,10 +39,22 @@ def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True,
         return kind
     if shape.is_depthwise:
         return "depthwise"
+    usual = "gemm"
     if narrow.is_narrow(shape, isa, item):
-        return "narrow"
-    m = _winograd_size(shape) if winograd else 0
-    return f"winograd{m}" if m else "gemm"
+        usual = "narrow"
+    elif winograd and (m := _winograd_size(shape)):
+        usual = f"winograd{m}"
+
+    def others() -> dict[str, str]:
+        ways = ["gemm", *(f"winograd{m}" for m in _TRANSFORM if winograd and _can_winograd(shape))]
+        return {way: way for way in ways}
+
+    return tuning.choose("conv way", lambda: (*shape.key(), item), usual, others)
+
+
+def panel_width(shape: ConvShape, isa: Isa, kind: str, *, item: int = 4) -> int:
+    """What weights of one kind may still differ in: the width of their panels; 0 where they have none to choose."""
+    return plan.panel_vectors(shape, isa, item) if kind.startswith(("gemm", "winograd")) else 0
 
 
 # Nanoseconds on the reference machine; only their proportions matter for the choice.
@@ -57,10 +70,15 @@ def _time(flops: float, weights: float) -> float:
     return max(work, wait) + _TOGETHER * min(work, wait)
 
 
+def _can_winograd(shape: ConvShape) -> bool:
+    plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
+    flat = shape.size[0] == 1 and shape.out[0] == 1 and not shape.is_empty
+    return plain and flat and min(shape.cin, shape.cout) >= 16
+
+
 def _winograd_size(shape: ConvShape) -> int:
     """The output square of Winograd's algorithm (2 or 4), or 0 where the direct way is as quick."""
-    plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
-    if not plain or shape.size[0] != 1 or shape.out[0] != 1 or shape.is_empty or min(shape.cin, shape.cout) < 16:
+    if not _can_winograd(shape):
         return 0
     weights = shape.cin * shape.cout
     chosen, least = 0, _time(shape.flops, 9.0 * 4 * weights)

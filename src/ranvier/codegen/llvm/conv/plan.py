@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.launch import Code as CodeAt
 from ranvier.codegen.llvm.builder import Module
@@ -25,8 +26,10 @@ from ranvier.records import dataclass
 
 _NEAR = 768 << 10  # bytes of weights that stay in the second cache beside the pixels they meet
 _PIXELS_NEAR = 256 << 10  # bytes of input that a block of pixels reads
+_OTHERS_NEAR = tuple((f << 10, p << 10) for f, p in ((768, 64), (768, 1024), (256, 256), (1536, 256), (1536, 64)))
 _CODES = 2 * MOST_ROWS
 _CHUNK, _DEEP = 1024, 1536  # k steps of a chunk, and how many are still one
+_OTHER_CHUNKS = ((384, 576), (768, 1152), (2048, 3072), (1 << 30, 1 << 30))
 _LEAST = 1e6  # floating-point operations that are worth a tile of their own
 
 
@@ -63,6 +66,16 @@ def best_tile(width: int, isa: Isa, item: int) -> Tile:
     return min(tiles(isa), key=cycles)
 
 
+def panel_vectors(shape: ConvShape, isa: Isa, item: int) -> int:
+    """The width of panels of constant filters."""
+    usual = best_tile(shape.width, isa, item).vectors
+
+    def others() -> dict[str, int]:
+        return {f"{t.rows} x {t.vectors}": t.vectors for t in tiles(isa)}
+
+    return tuning.choose("conv panels", lambda: (*shape.key(), item), usual, others)
+
+
 def _cycles(rows: int, vectors: int) -> float:
     """Per row and k: two FMAs or two loads a cycle, and enough independent sums to hide their latency."""
     return max(rows * vectors, rows + vectors, 8) / (2.0 * rows)
@@ -77,7 +90,7 @@ def panels_of(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> Packed:
     """[group][panel][tap][channel][column], columns padded to whole vectors."""
-    vectors = best_tile(shape.width, isa, dtype.numpy.itemsize).vectors
+    vectors = panel_vectors(shape, isa, dtype.numpy.itemsize)
     cut = panels_of(shape, vectors, isa, dtype.numpy.itemsize)
     flat = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
     packed = aligned_empty((shape.group, cut.group_elements()), dtype.numpy)
@@ -109,14 +122,33 @@ class Blocks:
 
 
 def blocks_of(shape: ConvShape, cut: Panels, tile: Tile, item: int, threads: int, pixels_at_most: int) -> Blocks:
+    def made(filters_near: int, pixels_near: int) -> Blocks:
+        return _blocks(shape, cut, tile, item, threads, pixels_at_most, filters_near, pixels_near)
+
+    def others() -> dict[str, Blocks]:
+        return {f"{f >> 10} KB of filters, {p >> 10} KB of pixels": made(f, p) for f, p in _OTHERS_NEAR}
+
+    return tuning.choose("conv blocks", lambda: (*shape.key(), item), made(_NEAR, _PIXELS_NEAR), others)
+
+
+def _blocks(
+    shape: ConvShape,
+    cut: Panels,
+    tile: Tile,
+    item: int,
+    threads: int,
+    pixels_at_most: int,
+    filters_near: int,
+    pixels_near: int,
+) -> Blocks:
     wanted = work_pieces(shape, threads)
-    near = max(8 * tile.rows, _PIXELS_NEAR // (shape.depth * item))
+    near = max(8 * tile.rows, pixels_near // (shape.depth * item))
     most = max(tile.rows, min(near, pixels_at_most))
     least = -(-shape.pixels // most)
     panels, outside = cut.count, False
-    if cut.panel_bytes(item) * cut.count > _NEAR and shape.group == 1:
+    if cut.panel_bytes(item) * cut.count > filters_near and shape.group == 1:
         enough = cut.count * shape.n * least // wanted  # more panels a block, and threads would wait for each other
-        panels, outside = max(1, min(_NEAR // cut.panel_bytes(item), enough)), True
+        panels, outside = max(1, min(filters_near // cut.panel_bytes(item), enough)), True
     columns = -(-cut.count // panels)
     count = max(least, min(-(-wanted // (shape.n * shape.group * columns)), -(-shape.pixels // (2 * tile.rows))))
     block = _even(shape.pixels, count, tile.rows, most)
@@ -226,7 +258,7 @@ def gemm_launch(
         "table_at": rows.table_at,
         "tile_at": rows.tile_at,
         **rows.fields,
-        **_chunks(rows, cut, tile, item),
+        **_chunks(rows, cut, tile, item, shape),
     }
     weights = At(packed.storage)
     operands = [place_of(o) if o else weights for o in (known.bias, residual)]
@@ -253,18 +285,27 @@ def gemm_launch(
     )
 
 
-def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int) -> dict[str, int]:
-    """A deep panel in chunks of about ``_CHUNK`` steps: of whole segments, or of a part of the only one."""
+def _cut(rows: Rows, chunk: int, deep: int) -> tuple[int, int, int]:
+    """The chunks of a deep panel, of about ``chunk`` steps, and the steps and segments of one: of whole segments, or of
+    a part of the only one."""
     k, segments = rows.fields["k"], rows.fields["segments"]
-    chunks, by_k, by_segments = 1, k, segments
-    if k * segments > _DEEP and not rows.dots:
-        if rows.a == "rows":
-            chunks = -(-k // _CHUNK)
-            by_k = -(-k // chunks)
-            chunks = -(-k // by_k)
-        else:
-            by_segments = max(1, _CHUNK // k)
-            chunks = -(-segments // by_segments)
+    if k * segments <= deep or rows.dots:
+        return 1, k, segments
+    if rows.a == "rows":
+        by_k = -(-k // -(-k // chunk))
+        return -(-k // by_k), by_k, segments
+    by_segments = max(1, chunk // k)
+    return -(-segments // by_segments), k, by_segments
+
+
+def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) -> dict[str, int]:
+    k, segments = rows.fields["k"], rows.fields["segments"]
+    chunks, by_k, by_segments = tuning.choose(
+        "conv depth",
+        lambda: (*shape.key(), item),
+        _cut(rows, _CHUNK, _DEEP),
+        lambda: {f"about {chunk}": _cut(rows, chunk, deep) for chunk, deep in _OTHER_CHUNKS},
+    )
     # behind the scratch tile, whose last vector may begin late
     after = rows.tile_at + (tile.rows * cut.columns + cut.lanes) * item
     return {

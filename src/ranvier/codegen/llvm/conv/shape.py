@@ -90,6 +90,11 @@ class ConvShape:
         out3 = triple([max(0, o) for o in out], 1)
         return cls(int(x[0]), group, int(x[1]), int(w[1]) * group, size, out3, kernel, step, spread, begin)
 
+    def key(self) -> tuple[object, ...]:
+        """What decisions about the convolution depend on."""
+        sizes = (self.n, self.group, self.cin, self.cout)
+        return (*sizes, self.size, self.out, self.kernel, self.strides, self.dilations, self.begin)
+
     @property
     def taps(self) -> int:
         return self.kernel[0] * self.kernel[1] * self.kernel[2]

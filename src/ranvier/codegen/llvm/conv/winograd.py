@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.driver import MOST_ROWS
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.conv.plan import Panels, best_tile, micro_codes, rows_used
+from ranvier.codegen.llvm.conv.plan import Panels, micro_codes, panel_vectors, rows_used
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, packed_constant, require_channels_last
 from ranvier.codegen.llvm.conv.transforms import both_ways, filter_transform, input_transform, output_transform
 from ranvier.codegen.llvm.elements import memory_type, register_type
@@ -37,13 +38,14 @@ _CODES_FROM = 3  # position of the micro-kernels among the buffers: after x, w, 
 # more where the weights come from further away and should be used often once they are here.
 _NEAR_SMALL, _NEAR_LARGE = 256 << 10, 1200 << 10
 _SMALL_WEIGHTS = 768 << 10
+_OTHERS_NEAR = (128 << 10, 512 << 10, 2048 << 10)
 _ALONE = 768  # columns of a product with the filter transform
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: int) -> Packed:
     """[panel][position][channel][column]."""
     item = dtype.numpy.itemsize
-    vectors = best_tile(shape.cout, isa, item).vectors
+    vectors = panel_vectors(shape, isa, item)
     cut = _panels(shape, vectors, isa, item)
     # [in, tap, out] by one plain transposition, then whole rows move: large models are packed at load
     moved = np.ascontiguousarray(w.reshape(shape.cout, shape.cin * 9).T).reshape(shape.cin, 9, shape.cout)
@@ -85,7 +87,17 @@ def winograd(
     v_pitch = -(-shape.cin // lanes) * lanes
     per_square = positions * (v_pitch + cut.columns) * item
     near = _NEAR_SMALL if packed.storage.nbytes <= _SMALL_WEIGHTS else _NEAR_LARGE
-    block, block_panels = _blocks(squares, cut.count, max(tile.rows, near // per_square), tile.rows, threads)
+
+    def blocks(size: int) -> tuple[int, int]:
+        return _blocks(squares, cut.count, max(tile.rows, size // per_square), tile.rows, threads)
+
+    sizes = {f"{size >> 10} KB": size for size in _OTHERS_NEAR}
+    block, block_panels = tuning.choose(
+        "conv blocks",
+        lambda: (*shape.key(), m, item),
+        blocks(near),
+        lambda: {name: blocks(size) for name, size in sizes.items()},
+    )
     count, columns = -(-squares // block), -(-cut.count // block_panels)
     v_plane, m_plane = _odd_lines(block * v_pitch, item), _odd_lines(block * cut.columns, item)
     v_at = -(-v_pitch * item // 64) * 64  # behind a row of zeros

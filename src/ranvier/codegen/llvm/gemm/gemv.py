@@ -57,7 +57,12 @@ class Dim(IntEnum):
 
 def suits_dots(p: Problem) -> bool:
     """Few rows, and both sides contiguous along K."""
-    return isinstance(p.b, View) and p.m <= MOST_ROWS and p.b_strides[0] == p.a_strides[1] == 1 and p.k > 1
+    return can_be_dots(p, MOST_ROWS)
+
+
+def can_be_dots(p: Problem, rows: int = 3 * MOST_ROWS) -> bool:
+    """As that, with more rows than are usually multiplied like this."""
+    return isinstance(p.b, View) and p.m <= rows and p.b_strides[0] == p.a_strides[1] == 1 and p.k > 1
 
 
 def dots(p: Problem, isa: Isa, threads: int) -> Launch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, KernelSpec
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.amx.pack import pack_rows, packed_bytes
@@ -86,6 +87,9 @@ class TilePlan(PairPlan):
 
     def with_rows(self, p: Problem) -> Problem:
         self.blocks = _gains_from_blocks(p)
+        if tuning.consulted() and p.m > 1:
+            other = {"rows" if self.blocks else "blocks": not self.blocks}
+            self.blocks = tuning.choose("product panels", p.key, self.blocks, lambda: other)
         if self.blocks:
             return p if p.a_strides[1] == 1 or p.k == 1 else self.copied(p, _BF16)
         return super().with_rows(p)
@@ -108,8 +112,8 @@ class TilePlan(PairPlan):
     def row_blocks(self) -> Cut:
         return Blocks.of(self.p.m, ROWS)
 
-    def depth_of_blocks(self) -> int:
-        return amx.padded_groups(super().depth_of_blocks())
+    def depth_of_blocks(self, most: int) -> int:
+        return amx.padded_groups(super().depth_of_blocks(most))
 
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
         cut = self.panels.cut

@@ -13,12 +13,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.control import batch_offsets
 from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
+from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View, aligned_empty
 from ranvier.dtypes import DType
@@ -56,8 +58,9 @@ class PackedB:
         return View.dense(self.storage, self.dtype, (*self.batch, self.k, self.n))
 
 
-def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None) -> PackedB:
-    """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet.
+def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, vectors: int = 0) -> PackedB:
+    """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet, ``vectors`` the width of
+    panels where that was decided elsewhere.
 
     ``dtype`` is the type they are multiplied in, their own where it is not given: float32 weights may become bfloat16.
     Those of 16 bits that every use would have to widen are widened now if they meet many rows: then it is the
@@ -73,7 +76,7 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None) ->
         dtype = DType.float32
         b = b.astype(np.float32)
     deep = pair_depth(k, isa) if pairs else k
-    panels = Panels.of(n, lanes, panel_vectors(max(1, rows_hint), n, k, isa, item, pairs))
+    panels = Panels.of(n, lanes, vectors or panel_vectors(max(1, rows_hint), n, k, isa, item, pairs))
     if n == 1:
         return PackedB(Storage.packed(np.ascontiguousarray(b)), dtype, tuple(batch), k, n, panels, k)
     flat = b.reshape(math.prod(batch), k, n)
@@ -104,6 +107,20 @@ def panel_vectors(m: int, n: int, k: int, isa: Isa, item: int, pairs: bool) -> i
     if pairs and amx.suits(isa, DType.bfloat16, DType.bfloat16):
         return amx.VECTORS
     return best_tile(m, n, k, isa, item).vectors
+
+
+def tuned_vectors(m: int, shape: tuple[int, ...], dtype: DType, isa: Isa) -> int:
+    """The width of the panels of weights of this shape that meet ``m`` rows, where it was measured; else 0."""
+    tiled = dtype is DType.bfloat16 and amx.suits(isa, DType.bfloat16, DType.bfloat16)
+    if not tuning.consulted() or tiled or shape[-1] == 1:
+        return 0
+    k, n = shape[-2:]
+    usual = panel_vectors(max(1, m), n, k, isa, 8 if dtype is DType.float64 else 4, pairs=False)
+
+    def others() -> dict[str, int]:
+        return {f"{t.rows} x {t.vectors}": t.vectors for t in tiles(isa) if t.vectors != usual}
+
+    return tuning.choose("product panels", lambda: (m, *shape, dtype.name, "constant"), 0, others)
 
 
 def _paired(b: Array, deep: int) -> Array:

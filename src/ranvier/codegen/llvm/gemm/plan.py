@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.control import ALPHA, CLAMP, number_bits
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
@@ -14,7 +15,7 @@ from ranvier.codegen.llvm.gemm.micro import NARROW_STORED, Layout, Micro, Stored
 from ranvier.codegen.llvm.gemm.pack import PackedB, pack_launch
 from ranvier.codegen.llvm.gemm.pairs import Batch, converted
 from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem
-from ranvier.codegen.llvm.gemm.tiles import rows_for
+from ranvier.codegen.llvm.gemm.tiles import Tile, rows_for, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Operand
 from ranvier.codegen.storage import Storage, View
@@ -23,6 +24,7 @@ from ranvier.records import dataclass
 
 _K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level cache
 _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
+_OTHER_K_BLOCKS, _OTHER_A_BYTES = (256, 512, 2048), (128 << 10, 384 << 10, 1536 << 10)  # what tuning tries
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
@@ -109,23 +111,38 @@ class Plan:
             self.rows: Cut = Cut.of(p.m, rows_for(self.isa, self.panels.cut.size))
             self.packed = True
             return Matrix(At(p.b.storage), 0, 0, tuple(x.b for x in p.batch))
-        tile = best_tile(p.m, p.n, p.k, self.isa, self.item)
+        tile = self._tile()
         self.panels = Panels.of(p.n, self.lanes, tile.vectors)
         self.rows = Cut.of(p.m, tile.strided_rows)
         b = Matrix(At(p.b.storage, p.b.offset * self.b_item), *p.b_strides, tuple(x.b for x in p.batch))
         self.packed = not self._stays_in_place(b)
+        if tuning.consulted() and self._can_stay(b):
+            other = {"in place" if self.packed else "packed": not self.packed}
+            self.packed = tuning.choose("product way", p.key, self.packed, lambda: other)
         if not self.packed and self.rows.count == 1 and abs(b.row) * self.b_item >= _FAR_BYTES:
             # every k step is in other pages: take much of a row while there
             vectors = min(_LONG_VECTORS, (self.isa.registers - 8) // p.m)
             self.panels = Panels.of(p.n, self.lanes, max(tile.vectors, vectors))
         return self._rearranged(p.b, b, (p.k, p.n), self.panels, self.b_item) if self.packed else b
 
-    def _stays_in_place(self, b: Matrix) -> bool:
-        """Whether the micro-kernels read B where it is."""
+    def _tile(self) -> Tile:
+        p = self.p
+        found = best_tile(p.m, p.n, p.k, self.isa, self.item)
+        return tuning.choose(
+            "product panels", p.key, found, lambda: {f"{t.rows} x {t.vectors}": t for t in tiles(self.isa)}
+        )
+
+    def _can_stay(self, b: Matrix) -> bool:
+        """Whether the micro-kernels can read B where it is."""
         p = self.p
         if (b.column != 1 and p.n > 1) or (b.row == 0 and p.k > 1):
             return False
-        if not self.isa.masks and p.n % self.lanes:
+        return self.isa.masks or p.n % self.lanes == 0
+
+    def _stays_in_place(self, b: Matrix) -> bool:
+        """Whether they do."""
+        p = self.p
+        if not self._can_stay(b):
             return False
         step = abs(b.row) * self.b_item
         if self.rows.count <= 2 or step * p.k <= _NEAR_BYTES:
@@ -180,26 +197,23 @@ class Plan:
         p, item, rows, panels = self.p, self.item, self.rows, self.panels
         wide = panels.cut.size * self.isa.vector_bytes
         deep = self.deep
-        k_block = self.depth_of_blocks()
+        k_block = tuning.choose("product depth", p.key, self.depth_of_blocks(self.k_block), self._other_depths)
         k_blocks = -(-deep // k_block) if deep else 1
-        fitting = max(1, self.a_bytes // max(1, k_block * self.group * self.a_item * rows.size))
-        row_group = Cut.of(rows.count, fitting).size
         tile_bytes = rows.size * wide
-        panel_group = panels.cut.count
-        if k_blocks > 1:
-            panel_group = max(1, min(panel_group, self.waiting_bytes // (row_group * tile_bytes)))
         flops = 2.0 * p.m * p.n * p.k * p.entries
         out_item, weights = p.out.dtype.numpy.itemsize, p.k * p.n * self.b_item // self.units
         traffic = 1.0 * (self.a_item * p.m * p.k + weights + out_item * p.m * p.n) * p.entries
         work = microseconds(flops / self.rate, weights * p.entries)
-        if self.threads > 1:
-            wanted = min(math.floor(work / TILE_US), 8 * self.threads)
-            others = p.entries * -(-rows.count // row_group)
-            panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
-            others = p.entries * -(-panels.cut.count // panel_group)
-            row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
+        usual = self._groups(k_block, k_blocks, tile_bytes, work)
+        sizes = {f"{size >> 10} KB of A": size for size in _OTHER_A_BYTES}
+        row_group, panel_group = tuning.choose(
+            "product blocks",
+            p.key,
+            usual,
+            lambda: {name: self._groups(k_block, k_blocks, tile_bytes, work, size) for name, size in sizes.items()},
+        )
         row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
-        tiles = p.entries * row_groups * panel_groups
+        count = p.entries * row_groups * panel_groups
         simple, done, direct = self._epilogue()
         waiting = tile_bytes if k_blocks > 1 else 0
         scratch = tile_bytes if direct < panels.cut.count or waiting else 0
@@ -257,9 +271,9 @@ class Plan:
                 *(done.buffers if done else ()),
             ),
             (*(numbers[each] for each in Dim if each in numbers), *table, *(done.dims if done else ())),
-            tiles=tiles,
+            tiles=count,
             writes=(p.out.storage,),
-            grain=grain(tiles, work, self.threads),
+            grain=grain(count, work, self.threads),
             scratch=scratch,
             flops=flops,
             traffic=traffic,
@@ -267,11 +281,32 @@ class Plan:
             rate=self.rate,
         )
 
-    def depth_of_blocks(self) -> int:
+    def depth_of_blocks(self, most: int) -> int:
         """Steps of K that are taken at a time."""
-        if self.rows.count > 1 and self.deep > self.k_block * 5 // 4:
-            return -(-self.deep // -(-self.deep // self.k_block))
+        if self.rows.count > 1 and self.deep > most * 5 // 4:
+            return -(-self.deep // -(-self.deep // most))
         return self.deep
+
+    def _other_depths(self) -> dict[str, int]:
+        return {f"at most {most}": self.depth_of_blocks(most) for most in _OTHER_K_BLOCKS}
+
+    def _groups(
+        self, k_block: int, k_blocks: int, tile_bytes: int, work: float, a_bytes: int | None = None
+    ) -> tuple[int, int]:
+        """Row blocks and panels of a tile of work: what stays near, and enough tiles for all threads."""
+        p, rows, panels = self.p, self.rows, self.panels.cut
+        near = max(1, (a_bytes or self.a_bytes) // max(1, k_block * self.group * self.a_item * rows.size))
+        row_group = Cut.of(rows.count, near).size
+        panel_group = panels.count
+        if k_blocks > 1:
+            panel_group = max(1, min(panel_group, self.waiting_bytes // (row_group * tile_bytes)))
+        if self.threads > 1:
+            wanted = min(math.floor(work / TILE_US), 8 * self.threads)
+            others = p.entries * -(-rows.count // row_group)
+            panel_group = min(panel_group, max(1, panels.count * others // max(1, wanted)))
+            others = p.entries * -(-panels.count // panel_group)
+            row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
+        return row_group, panel_group
 
     def _epilogue(self) -> tuple[Simple, Finish | None, int]:
         """What the micro-kernel does, the finish kernel for the rest, and the first panel that needs it."""

@@ -52,6 +52,12 @@ class Problem:
             count *= axis.extent
         return count
 
+    def key(self) -> tuple[object, ...]:
+        """What decisions about the product depend on."""
+        kept = "packed" if isinstance(self.b, PackedB) else "columns" if self.b_strides[1] == 1 else "rows"
+        sizes = (self.entries, self.m, self.n, self.k)
+        return (*sizes, self.a.dtype.name, self.b.dtype.name, self.out.dtype.name, kept)
+
 
 def problem_of(a: View, b: View | PackedB, out: View, epilogue: Epilogue | None, alpha: float) -> Problem:
     if a.dtype not in _TYPES or b.dtype not in _TYPES or (a.dtype is DType.float64) != (b.dtype is DType.float64):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.amx import micro as amx
-from ranvier.codegen.llvm.gemm.gemv import dots, suits_dots
+from ranvier.codegen.llvm.gemm.gemv import can_be_dots, dots, suits_dots
 from ranvier.codegen.llvm.gemm.narrow import PairPlan, TilePlan
 from ranvier.codegen.llvm.gemm.pack import PackedB, multiplies_pairs
 from ranvier.codegen.llvm.gemm.plan import Plan
@@ -14,6 +15,7 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
+_STREAMED_ROWS = 8  # so few may be multiplied without tiles
 _PAIRED_ROWS = 24  # from here on it pays to put a B of the graph into pairs
 
 
@@ -37,7 +39,7 @@ def matmul(
         return []
     problem = folded(swapped(problem_of(a, b, out, epilogue, alpha)))
     for either in (problem, turned(problem)) if can_turn(problem) else (problem,):
-        if suits_dots(either):
+        if _by_dots(either):
             return [dots(either, isa, threads)]
     return _plan(problem, isa, threads).launches()
 
@@ -45,17 +47,28 @@ def matmul(
 def _plan(p: Problem, isa: Isa, threads: int) -> Plan:
     if not (p.b.pairs if isinstance(p.b, PackedB) else _wants_pairs(p, isa)):
         return Plan(p, isa, threads)
-    if not amx.suits(isa, DType.bfloat16, DType.bfloat16) or _streams_pairs(p, isa):
+    if not amx.suits(isa, DType.bfloat16, DType.bfloat16):
         return PairPlan(p, isa, threads)
-    return TilePlan(p, isa, threads)
+    streams = p.m == 1 and _can_stream_pairs(p, isa)
+    if tuning.consulted() and p.m <= _STREAMED_ROWS and _can_stream_pairs(p, isa):
+        other = {"tiles" if streams else "pairs": not streams}
+        streams = tuning.choose("product way", p.key, streams, lambda: other)
+    return PairPlan(p, isa, threads) if streams else TilePlan(p, isa, threads)
 
 
-def _streams_pairs(p: Problem, isa: Isa) -> bool:
+def _by_dots(p: Problem) -> bool:
+    few = suits_dots(p)
+    if not tuning.consulted() or not can_be_dots(p):
+        return few
+    return tuning.choose("product way", p.key, few, lambda: {"packed" if few else "dots": not few})
+
+
+def _can_stream_pairs(p: Problem, isa: Isa) -> bool:
     """One row has nothing to multiply, only a B to read: that goes faster by several streams than by tiles.
 
     A B packed for tiles serves, if nothing was added to its K that the row does not have.
     """
-    return p.m == 1 and isa.has("avx512bf16") and isinstance(p.b, PackedB) and 2 * p.b.deep == p.k
+    return isa.has("avx512bf16") and isinstance(p.b, PackedB) and 2 * p.b.deep == p.k
 
 
 def _wants_pairs(p: Problem, isa: Isa) -> bool:

@@ -1,8 +1,8 @@
 """Products and convolutions of 8-bit codes with exact int32 sums."""
 
-from ranvier.codegen.llvm.integer.convolution import integer_conv, pack_filters, pixels_hint
+from ranvier.codegen.llvm.integer.convolution import dot_of_filters, integer_conv, pack_filters, pixels_hint
 from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
-from ranvier.codegen.llvm.integer.dots import dot_of
+from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
 from ranvier.codegen.llvm.integer.product import integer_matmul
@@ -12,6 +12,7 @@ __all__ = [
     "PackedCodes",
     "Recurrent",
     "dot_of",
+    "dot_of_filters",
     "integer_conv",
     "integer_depthwise",
     "integer_matmul",
@@ -23,4 +24,5 @@ __all__ = [
     "pixels_hint",
     "quantized_lstm",
     "table_lookup",
+    "tuned_dot",
 ]

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot
+from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot, tuned_dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, pack_codes, put_right
 from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES, micro_kernels, row_blocks
@@ -31,6 +32,7 @@ from ranvier.dtypes import DType
 Array = np.ndarray[Any, Any]
 _ROWS_BYTES = 128 << 10  # gathered rows of one block …
 _MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
+_OTHERS_BYTES = tuple(size << 10 for size in (32, 64, 128, 256, 512, 1024))
 _GOPS, _TILE_GOPS = 300.0, 1200.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
@@ -41,11 +43,15 @@ _NAMES = (
 )
 
 
+def dot_of_filters(isa: Isa, shape: ConvShape) -> Dot:
+    return tuned_dot(isa, pixels_hint(shape), shape.key())
+
+
 def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     """Filters [cout, cin / group, *kernel] as a matrix per group: taps and channels by outputs."""
     by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
     matrix = by_tap.reshape(shape.group, shape.taps * shape.depth, shape.width)
-    return pack_codes(matrix, isa, rows_hint=pixels_hint(shape))
+    return pack_codes(matrix, isa, rows_hint=pixels_hint(shape), dot=dot_of_filters(isa, shape))
 
 
 def pixels_hint(shape: ConvShape) -> int:
@@ -79,10 +85,18 @@ def integer_conv(
     row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
     work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3
     work += shape.n * shape.cout * shape.pixels * FINISH_US
-    fitting = max(1, (_MANY_BYTES if packed.nbytes > NEAR_BYTES else _ROWS_BYTES) // (row_bytes * rows))
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads) // shape.n)
-    blocks = Cut.of(-(-shape.pixels // rows), max(1, min(fitting, -(-shape.pixels // (rows * wanted)))))
-    pixels = blocks.size * rows
+
+    def block(gathered: int) -> int:
+        fitting = min(max(1, gathered // (row_bytes * rows)), -(-shape.pixels // (rows * wanted)))
+        return Cut.of(-(-shape.pixels // rows), max(1, fitting)).size * rows
+
+    pixels = tuning.choose(
+        "integer blocks",
+        lambda: (*shape.key(), x.dtype.name),
+        block(_MANY_BYTES if packed.nbytes > NEAR_BYTES else _ROWS_BYTES),
+        lambda: {f"{size >> 10} KB": block(size) for size in _OTHERS_BYTES},
+    )
     count = -(-shape.pixels // pixels)
     panel_group = cut.count
     if threads > 1 and shape.n * count < min(int(work / TILE_US), 2 * threads):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ranvier.codegen import tuning
 from ranvier.codegen.llvm.amx.micro import STEP, suits
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.isa import Isa
@@ -44,6 +45,14 @@ def dot_of(isa: Isa) -> Dot:
 def dot_for(isa: Isa, rows: int) -> Dot:
     """What suits products with so many rows."""
     return TILES if rows >= _TILE_ROWS and suits(isa, DType.uint8, DType.int8) else dot_of(isa)
+
+
+def tuned_dot(isa: Isa, rows: int, key: tuple[object, ...]) -> Dot:
+    """What was measured to suit a product, else :func:`dot_for`; ``key`` tells the product from others."""
+    usual = dot_for(isa, rows)
+    if not suits(isa, DType.uint8, DType.int8):
+        return usual
+    return tuning.choose("integer way", lambda: key, usual, lambda: {"tiles": TILES, "vectors": dot_of(isa)})
 
 
 def shapes_of(isa: Isa) -> Isa:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.amx.micro import TileMicro, rest_bytes
 from ranvier.codegen.llvm.amx.tiles import ROWS
@@ -22,6 +23,7 @@ from ranvier.dtypes import DType
 
 _K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-level cache
 _A_BYTES = 512 << 10
+_OTHER_K_BLOCKS, _OTHER_A_BYTES = (128, 256, 512, 1024, 4096), (64 << 10, 192 << 10, 1536 << 10)  # what tuning tries
 NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
 _RESULT_BYTES = 32 << 10  # of rows that are finished, and of what is added to them: panel after panel writes a part
 _WAITING_BYTES = 256 << 10
@@ -105,9 +107,8 @@ def row_blocks(m: int, isa: Isa, packed: PackedCodes) -> Cut:
     return Cut.of(m, ROWS if packed.dot is TILES else most_rows(isa, packed.panels.cut.size))
 
 
-def _k_block(k: int, several: bool, dot: Dot) -> int:
+def _k_block(k: int, several: bool, dot: Dot, most: int) -> int:
     """Groups of K that are multiplied at a time; ``several`` row blocks share a panel."""
-    most = _TILE_K_BLOCK if dot is TILES else _K_BLOCK
     if not several or k <= most * 5 // 4:
         return k
     block = -(-k // -(-k // most))
@@ -125,25 +126,38 @@ def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> 
     lanes, panels = isa.lanes(4), b.panels
     rows = row_blocks(p.m, isa, b)
     wide = panels.cut.size * isa.vector_bytes
-    k_block = _k_block(p.k, rows.count > 1, b.dot)
+    k_block = tuning.choose(
+        "integer depth",
+        p.key,
+        _k_block(p.k, rows.count > 1, b.dot, _TILE_K_BLOCK if b.dot is TILES else _K_BLOCK),
+        lambda: {f"at most {most}": _k_block(p.k, rows.count > 1, b.dot, most) for most in _OTHER_K_BLOCKS},
+    )
     k_blocks = -(-p.k // k_block) if p.k else 1
-    row_group = Cut.of(rows.count, max(1, _A_BYTES // max(1, k_block * 4 * rows.size))).size
-    if p.epilogue is not None and k_blocks == 1:
-        row_group = max(1, min(row_group, _RESULT_BYTES // (_finished(p) * rows.size)))
     tile_bytes = rows.size * wide
-    panel_group = panels.cut.count
-    if k_blocks > 1:
-        panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
     operations = 2.0 * p.m * p.n * codes.shape[-1] * p.entries
     work = operations / (_TILE_GOPS if b.dot is TILES else _GOPS) / 1e3 + 4.0 * p.k * p.n * p.entries / _GBPS / 1e3
     if p.epilogue is not None:
         work += p.m * p.n * p.entries * FINISH_US
-    if threads > 1:
-        wanted = min(int(work / TILE_US), 8 * threads)
-        others = p.entries * -(-rows.count // row_group)
-        panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
-        others = p.entries * -(-panels.cut.count // panel_group)
-        row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
+
+    def groups(a_bytes: int) -> tuple[int, int]:
+        row_group = Cut.of(rows.count, max(1, a_bytes // max(1, k_block * 4 * rows.size))).size
+        if p.epilogue is not None and k_blocks == 1:
+            row_group = max(1, min(row_group, _RESULT_BYTES // (_finished(p) * rows.size)))
+        panel_group = panels.cut.count
+        if k_blocks > 1:
+            panel_group = max(1, min(panel_group, _WAITING_BYTES // (row_group * tile_bytes)))
+        if threads > 1:
+            wanted = min(int(work / TILE_US), 8 * threads)
+            others = p.entries * -(-rows.count // row_group)
+            panel_group = min(panel_group, max(1, panels.cut.count * others // max(1, wanted)))
+            others = p.entries * -(-panels.cut.count // panel_group)
+            row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
+        return row_group, panel_group
+
+    sizes = {f"{size >> 10} KB of A": size for size in _OTHER_A_BYTES}
+    row_group, panel_group = tuning.choose(
+        "integer blocks", p.key, groups(_A_BYTES), lambda: {name: groups(size) for name, size in sizes.items()}
+    )
     row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
     count = p.entries * row_groups * panel_groups
     direct = panels.cut.count

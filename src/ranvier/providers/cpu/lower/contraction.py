@@ -10,7 +10,7 @@ import numpy as np
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.gemm import PackedB, matmul, pack_b
-from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
+from ranvier.codegen.llvm.gemm.pack import multiplies_pairs, tuned_vectors
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -59,8 +59,9 @@ def _rows_class(m: int) -> int:
 
 def packed_b(r: Realiser, b: View, m: int, dtype: DType | None = None) -> PackedB:
     hint = _rows_class(m)
-    key = ("b", Same(b.storage.array), b.offset, b.shape, b.strides, hint, dtype)
-    return r.packs.get(key, lambda: pack_b(content(b), r.isa, rows_hint=hint, dtype=dtype))
+    vectors = tuned_vectors(m, b.shape, dtype or b.dtype, r.isa)
+    key = ("b", Same(b.storage.array), b.offset, b.shape, b.strides, hint, dtype, vectors)
+    return r.packs.get(key, lambda: pack_b(content(b), r.isa, rows_hint=hint, dtype=dtype, vectors=vectors))
 
 
 def multiply(

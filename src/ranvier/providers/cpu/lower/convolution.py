@@ -108,8 +108,9 @@ def convolve(
         if not constant:
             return kernels.conv_dynamic(image, weights, target, shape, r.isa, **how)
         winograd = r.target.winograd
-        kind = kernels.packing(shape, r.isa, winograd=winograd, dtype=dtype)
-        place = ("conv", kind, Same(weights.storage.array), weights.offset, weights.strides)
+        kind = kernels.packing(shape, r.isa, item=max(4, weights.dtype.numpy.itemsize), winograd=winograd, dtype=dtype)
+        wide = kernels.panel_width(shape, r.isa, kind, item=max(4, weights.dtype.numpy.itemsize))
+        place = ("conv", kind, wide, Same(weights.storage.array), weights.offset, weights.strides)
         packed = r.packs.get(
             place, lambda: kernels.pack_weights(_array(weights), r.isa, shape, winograd=winograd, dtype=dtype)
         )

@@ -15,6 +15,7 @@ from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.integer import (
     PackedCodes,
+    dot_of_filters,
     integer_conv,
     integer_depthwise,
     integer_matmul,
@@ -268,7 +269,8 @@ class _Convolution:
             shape = replace(shape, cin=_THIN)
         if self.weights is not None:
             rows = pixels_hint(shape)
-            place = ("filter codes", Same(filters.storage.array), filters.offset, shape.group, shape.depth, rows)
+            kind = (shape.group, shape.depth, rows, dot_of_filters(isa, shape))
+            place = ("filter codes", Same(filters.storage.array), filters.offset, *kind)
             packed = r.packs.get(place, lambda: pack_filters(_padded(_array(filters), shape.depth), isa, shape))
         else:
             packed, packing = pack_at_run(filters, shape.pixels, image.dtype, isa, r.threads)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_right, pack_codes
+from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_right, pack_codes, tuned_dot
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -136,8 +136,9 @@ def corrected(
 
 def packed_codes(r: Realiser, w: View, m: int) -> PackedCodes:
     hint = 1 if m < 4 else 8 if m <= 16 else 256
-    key = ("codes", Same(w.storage.array), w.offset, w.shape, w.strides, hint)
-    return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint))
+    dot = tuned_dot(r.isa, hint, (m, *w.shape, w.dtype.name))
+    key = ("codes", Same(w.storage.array), w.offset, w.shape, w.strides, hint, dot)
+    return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint, dot=dot))
 
 
 def raw_product(b: Definitions, x: Value, w: Value, shape: Sequence[int], out: Value | None = None) -> Value:

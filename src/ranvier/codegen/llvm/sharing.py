@@ -1,0 +1,30 @@
+"""Whether a launch is worth a second thread, where that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ranvier.codegen import tuning
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.program import FLOPS_PER_NS, SERIAL_NS, estimated_ns
+
+_LEAST, _MOST = 0.2, 8.0  # times what is thought to be worth it: below and above there is no question
+
+
+def tuned_sharing(launch: Launch) -> Launch:
+    """The launch, so that it is run by one thread or by all."""
+    span = estimated_ns(launch) / SERIAL_NS
+    if launch.tiles < 2 or launch.rounds > 1 or not launch.flops or not _LEAST < span < _MOST:
+        return launch
+    shared = span >= 1.0
+    chosen = tuning.choose(
+        "threads",
+        lambda: (launch.spec.name, launch.tiles, launch.flops, launch.traffic),
+        shared,
+        lambda: {"one" if shared else "all": not shared},
+    )
+    if chosen == shared:
+        return launch
+    if shared:
+        return replace(launch, grain=launch.tiles)
+    return replace(launch, rate=launch.flops / (FLOPS_PER_NS * SERIAL_NS * 1.01))
