@@ -239,7 +239,12 @@ def constant(n: NodeView, b: Definitions) -> None:
 
 
 def in_range(n: NodeView, b: Definitions, index: Value, size: int, known: Array | None) -> None:
-    """Positions outside [-size, size) end the run with an error; memory is safe either way (positions are clamped)."""
+    """Positions outside [-size, size) end the run with an error; memory is safe either way (positions are clamped).
+
+    An axis of size 0 has no position to clamp to, so such nodes are declined.
+    """
+    if size == 0 and 0 not in b.shape(index):
+        raise Declined(f"{n.op}: an index into an axis of size 0")
     if known is not None:
         if known.size and (known.min() < -size or known.max() >= size):
             raise Declined(f"{n.op}: an index is out of range")
