@@ -204,6 +204,31 @@ def tile_loop(isa: Isa, dtype: DType) -> Callable[[], float]:
     return once
 
 
+def read_loop(isa: Isa, nbytes: int, threads: int) -> Callable[[], float]:
+    """A short measurement of reading by itself, for a benchmark to repeat: seconds for ``nbytes`` by all threads.
+
+    Every call reads other bytes than the one before, so that near caches do not have them.
+    """
+    made = kernels([_SPECS["read"]], isa)
+    function = _SIGNATURE(made[_SPECS["read"]].address)
+    part = nbytes // threads // 1024 * 1024
+    blocks = [_pages(max(_BLOCK // 4, 8 * part)) for _ in range(threads)]
+    sinks = [np.zeros(64, np.float32) for _ in range(threads)]
+    places = itertools.cycle(range(0, blocks[0].nbytes - part + 1, part))
+
+    def once() -> float:
+        held = made, blocks  # code and memory live as long as this function
+        at = [next(places) for _ in range(2)]  # of the round that warms up, and of the one that counts
+        turns = [iter(at) for _ in range(threads)]
+
+        def streamed(k: int) -> None:
+            function(held[1][k].ctypes.data + next(turns[k]), sinks[k].ctypes.data, part // 4, 1)
+
+        return _best(streamed, threads, rounds=1) * nbytes / (part * threads)
+
+    return once
+
+
 def _numbers() -> np.ndarray[Any, Any]:
     """Tiles of numbers: a matrix unit is slower on them than on zeros, which take less power."""
     numbers = np.random.default_rng(1).standard_normal(1024).astype(np.float32).view(np.uint32) >> 16

@@ -26,6 +26,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
+_AHEAD = 1024  # bytes of a stream that are asked for before their use
 _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
 _WIDE = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
@@ -222,7 +223,10 @@ class _Pass:
     def _word(self, word: Val, left: list[Val], streams: list[Val], sums: list[list[Var]]) -> None:
         f, coding = self.fn, self.kernel.coding
         size = self.isa.vector_bytes
-        codes = [f.load(self.words, f.gep(s, word * size), size) for s in streams]
+        here = [f.gep(s, word * size) for s in streams]
+        for at in here:
+            f.prefetch(f.gep(at, _AHEAD))
+        codes = [f.load(self.words, at, size) for at in here]
         if self.kernel.integers:
             quads = [self.decoder.quads(each) for each in codes]
             for i in range(len(quads[0])):

@@ -1,0 +1,246 @@
+"""Products with weights of few bits: ours against ONNX Runtime's MatMulNBits and OpenVINO's compressed weights.
+
+    python bench/bench_coded.py [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32] [--rounds 8] [--json]
+
+Activations are taken as they are ("exact": accuracy level 0 there, dynamic quantization off), or as codes of 8 bits
+("int8": accuracy level 4, dynamic quantization in groups of the weights' size). How much faster ours is, is the median
+over rounds in which ours and the peers run one after the other; times are the least of all. What reading the same bytes
+by itself takes is measured in the same rounds: "of reading" is that time beside ours. Weights of all are out of the
+near caches whenever they are used, because the others ran in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+from rich.console import Console
+from rich.table import Table
+
+import ranvier as rv
+from ranvier.codegen.llvm import peaks
+from ranvier.codegen.llvm.isa import available
+from ranvier.ops.contrib.weight_only import packed
+
+Array = np.ndarray[Any, Any]
+SHAPES = ("2048x2048", "4096x4096", "4096x11008", "11008x4096")
+CODES = ("int4/32", "int4/128", "int8/128", "int2/64", "nf4/64")
+MICROSOFT = "com.microsoft"
+_SECONDS = 0.05  # of one runner in a round
+
+
+@dataclass
+class Case:
+    """K, N, rows, codes (bits of integers, or "nf4") and the group that shares a scale."""
+
+    k: int
+    n: int
+    rows: int
+    code: str
+    group: int
+    exact: bool
+    threads: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # the least of every round, by runner
+    errors: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.code == "nf4" else int(self.code[3:])
+
+    @property
+    def nbytes(self) -> int:
+        """Codes and scales of float32."""
+        return self.n * self.k * self.bits // 8 + 4 * self.n * (self.k // self.group)
+
+    @property
+    def name(self) -> str:
+        how = "exact" if self.exact else "int8"
+        return f"{self.rows} x {self.k} x {self.n} {self.code}/{self.group} {how}, {self.threads} thr"
+
+
+class Weights:
+    def __init__(self, case: Case) -> None:
+        rng = np.random.default_rng(0)
+        self.codes = rng.integers(0, 1 << case.bits, (case.n, case.k)).astype(np.uint8)
+        self.scales = rng.uniform(0.01, 0.1, (case.n, case.k // case.group)).astype(np.float32)
+        self.x = rng.standard_normal((case.rows, case.k)).astype(np.float32)
+
+    def expected(self, case: Case) -> Array:
+        scales = np.repeat(self.scales, case.group, axis=1)
+        return np.asarray(self.x @ ((self.codes - np.float32(1 << (case.bits - 1))) * scales).T)
+
+
+def model(case: Case, w: Weights) -> onnx.ModelProto:
+    attrs: dict[str, Any] = {"K": case.k, "N": case.n, "block_size": case.group}
+    if case.code == "nf4":
+        op, codes = "MatMulBnb4", (w.codes[:, ::2] << 4 | w.codes[:, 1::2]).reshape(-1)
+        attrs["quant_type"] = 1
+    else:
+        op, codes = "MatMulNBits", packed(w.codes.reshape(case.n, -1, case.group), case.bits)
+        attrs |= {"bits": case.bits, "accuracy_level": 0 if case.exact else 4}
+    node = helper.make_node(op, ["x", "codes", "scales"], ["y"], domain=MICROSOFT, **attrs)
+    stored = [("codes", codes), ("scales", w.scales.reshape(-1))]
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [case.rows, case.k])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [case.rows, case.n])],
+        [onnx.numpy_helper.from_array(x, name) for name, x in stored],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+Runner = Callable[[], Array]
+
+
+def ours(case: Case, w: Weights) -> Runner:
+    session = rv.load(model(case, w), providers=["cpu"], threads=case.threads)
+    return lambda: np.asarray(next(iter(session.run({"x": w.x}).values())))
+
+
+def onnx_runtime(case: Case, w: Weights) -> Runner:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = case.threads
+    data = model(case, w).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return lambda: np.asarray(session.run(None, {"x": w.x})[0])
+
+
+def openvino(case: Case, w: Weights) -> Runner | None:
+    if not case.code.startswith("int") or case.bits not in (4, 8):
+        return None
+    import openvino as ov
+    from openvino import opset13 as op
+
+    kind = ov.Type.u4 if case.bits == 4 else ov.Type.u8
+    shape = [case.n, case.k // case.group, case.group]
+    x = op.parameter([case.rows, case.k], np.float32)
+    zero = np.array([1 << (case.bits - 1)], np.uint8)
+    held = [np.ascontiguousarray(packed(w.codes, case.bits).reshape(-1)), zero]  # tensors only refer to it
+    codes, zeros = (
+        op.convert(op.constant(ov.Tensor(part, dims, kind)), np.float32)
+        for part, dims in zip(held, (shape, [1, 1, 1]), strict=True)
+    )
+    scaled = op.multiply(op.subtract(codes, zeros), op.constant(w.scales.reshape(case.n, -1, 1)))
+    matrix = op.reshape(scaled, op.constant(np.array([case.n, case.k])), False)
+    options = {
+        "INFERENCE_NUM_THREADS": case.threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if case.exact else case.group,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = ov.Core().compile_model(ov.Model([op.matmul(x, matrix, False, True)], [x]), "CPU", options)
+    request = compiled.create_infer_request()
+
+    def run() -> Array:
+        assert held
+        return np.asarray(request.infer([w.x], share_inputs=True, share_outputs=True)[0])
+
+    return run
+
+
+MAKERS = {"ours": ours, "onnxruntime": onnx_runtime, "openvino": openvino}
+
+
+def measure(case: Case, rounds: int) -> None:
+    w = Weights(case)
+    runners: dict[str, Runner] = {}
+    for name, make in MAKERS.items():
+        made = make(case, w)
+        if made is not None:
+            runners[name] = made
+    expected = w.expected(case) if case.code != "nf4" else runners["onnxruntime"]()
+    for name, run in runners.items():
+        case.errors[name] = float(np.abs(run() - expected).max() / np.abs(expected).max())
+        case.seconds[name] = []
+    reading = peaks.read_loop(available()[0], case.nbytes, case.threads)
+    case.seconds["reading"] = []
+    for _ in range(rounds):
+        least = dict.fromkeys([*runners, "reading"], float("inf"))
+        end = time.perf_counter() + _SECONDS * len(least)
+        while time.perf_counter() < end:
+            for name, run in runners.items():
+                start = time.perf_counter()
+                run()
+                least[name] = min(least[name], time.perf_counter() - start)
+            least["reading"] = min(least["reading"], reading())
+        for name, seconds in least.items():
+            case.seconds[name].append(seconds)
+
+
+def ratio(case: Case, name: str) -> float:
+    """How many times as long as ours, median over rounds."""
+    if name not in case.seconds:
+        return float("nan")
+    return statistics.median(a / b for a, b in zip(case.seconds[name], case.seconds["ours"]))
+
+
+def shown(cases: list[Case]) -> Table:
+    table = Table(title="weights of few bits (ratios: how many times as fast ours is)")
+    for title in ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "error"):
+        table.add_column(title, justify="left" if title == "product" else "right")
+    for case in cases:
+        least = min(case.seconds["ours"])
+        peers = [f"{ratio(case, name):.2f} x" if name in case.seconds else "-" for name in ("onnxruntime", "openvino")]
+        table.add_row(
+            case.name,
+            f"{least * 1e6:.0f}",
+            f"{case.nbytes / least / 1e9:.1f}",
+            f"{100 * ratio(case, 'reading'):.0f} %",
+            *peers,
+            f"{case.errors['ours']:.0e}",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="K x N")
+    parser.add_argument("--codes", nargs="+", default=list(CODES), help="int2, int4, int8 or nf4, / group")
+    parser.add_argument("--only", choices=("exact", "int8"))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    cases = []
+    for threads in given.threads:
+        for rows in given.rows:
+            for shape in given.shapes:
+                k, n = (int(x) for x in shape.split("x"))
+                for coded in given.codes:
+                    code, group = coded.split("/")
+                    for exact in (True, False):
+                        skipped = given.only and exact != (given.only == "exact")
+                        if skipped or (code == "nf4" and not exact):
+                            continue
+                        case = Case(k, n, rows, code, int(group), exact, threads)
+                        measure(case, given.rounds)
+                        cases.append(case)
+    if given.json:
+        found = [
+            {
+                "case": c.name,
+                "us": {name: min(s) * 1e6 for name, s in c.seconds.items()},
+                "ratio": {name: ratio(c, name) for name in c.seconds if name != "ours"},
+                "error": c.errors,
+            }
+            for c in cases
+        ]
+        print(json.dumps(found, indent=1))
+    else:
+        Console(width=140).print(shown(cases))
+
+
+if __name__ == "__main__":
+    main()
