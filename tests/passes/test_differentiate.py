@@ -341,3 +341,87 @@ def test_sizes_that_are_open(symbolic: bool) -> None:
     grads = differentiate(graph, [(loss, None)], [w, b])
     graph.outputs = [g for g in grads if g is not None]
     assert [g.shape for g in run(graph, {"x": r(5, 4), "w": r(4, 3), "b": r(3)})] == [(4, 3), (3,)]
+
+
+# -- control flow ---------------------------------------------------------------------------------------------------
+
+
+def body_of(*inputs: tuple[str, Any, tuple[int, ...]]) -> tuple[Graph, list[Value], GraphOps]:
+    graph = Graph("body", opsets={"": 21})
+    values = [graph.add_input(name, TensorType(of(kind), shape)) for name, kind, shape in inputs]
+    return graph, values, GraphOps(graph, None, "", complete)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_if(chosen: bool) -> None:
+    def build(op: GraphOps, x: Value, w: Value) -> Value:
+        then, _, a = body_of()
+        then.outputs = [a.Mul(x, a.Exp(w))]
+        other, _, b = body_of()
+        other.outputs = [b.Identity(x)]
+        node = op.graph.add(
+            "If",
+            [op.constant(np.asarray(chosen))],
+            {"then_branch": then, "else_branch": other},
+            [Value("", x.type)],
+            version=21,
+        )
+        return op.Tanh(node.output)
+
+    check(Case(build, [r(3), r(3, seed=1)]))
+
+
+def test_loop() -> None:
+    """A state that is multiplied by what is captured, and pieces that are put side by side."""
+
+    def build(op: GraphOps, x: Value, w: Value) -> Value:
+        body, (_, going, state), b = body_of(("i", I64(0), ()), ("go", np.bool_(True), ()), ("s", np.float64(0), (3,)))
+        new = b.Tanh(b.Add(b.Mul(state, w), x))
+        body.outputs = [b.Identity(going), new, b.Mul(new, new)]
+        node = op.graph.add(
+            "Loop", [op.constant(np.asarray(4, I64)), None, x], {"body": body},
+            [Value("", x.type), Value("", TensorType(of(np.float64(0)), (4, 3)))], version=21,
+        )  # fmt: skip
+        return op.Add(op.ReduceSum(node.outputs[1], np.array([0], I64), keepdims=0), node.outputs[0])
+
+    check(Case(build, [r(3), r(3, seed=1)]))
+
+
+def test_loop_that_stops_by_itself() -> None:
+    def build(op: GraphOps, x: Value) -> Value:
+        body, (_, _, state), b = body_of(("i", I64(0), ()), ("go", np.bool_(True), ()), ("s", np.float64(0), (2,)))
+        new = b.Mul(state, np.float64(1.5))
+        body.outputs = [b.Less(b.ReduceSum(b.Abs(new), keepdims=0), np.float64(10.0)), new]
+        node = op.graph.add("Loop", [None, None, x], {"body": body}, [Value("", x.type)], version=21)
+        return node.output
+
+    check(Case(build, [np.array([0.7, -0.4])]))
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_scan(backwards: int) -> None:
+    def build(op: GraphOps, h: Value, x: Value, w: Value) -> Value:
+        body, (state, piece), b = body_of(("h", np.float64(0), (2,)), ("x", np.float64(0), (2,)))
+        new = b.Tanh(b.Add(b.MatMul(state, w), piece))
+        body.outputs = [new, b.Exp(new)]
+        node = op.graph.add(
+            "Scan", [h, x], {"body": body, "num_scan_inputs": 1, "scan_input_directions": [backwards]},
+            [Value("", h.type), Value("", TensorType(of(np.float64(0)), (5, 2)))], version=21,
+        )  # fmt: skip
+        return op.Add(node.outputs[1], node.outputs[0])
+
+    check(Case(build, [r(2), r(5, 2), r(2, 2)]))
+
+
+def test_gradient_of_the_gradient_of_a_loop() -> None:
+    def build(op: GraphOps, x: Value) -> Value:
+        body, (_, going, state), b = body_of(("i", I64(0), ()), ("go", np.bool_(True), ()), ("s", np.float64(0), (2,)))
+        body.outputs = [b.Identity(going), b.Sin(b.Mul(state, state))]
+        node = op.graph.add(
+            "Loop", [op.constant(np.asarray(2, I64)), None, x], {"body": body}, [Value("", x.type)], version=21
+        )
+        (grad,) = differentiate(op.graph, [(node.output, None)], [x])
+        assert grad is not None
+        return grad
+
+    check(Case(build, [np.array([0.7, 0.4])]))

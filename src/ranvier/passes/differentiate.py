@@ -8,13 +8,14 @@ placement and every provider treat them as they treat any others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
 from ranvier.ops import annotate
 from ranvier.ops.gradients import Backward, needs, parts_of, rule_of
+from ranvier.passes.differentiate_control import CONTROL, Kept, control_gradients, prepared
 from ranvier.passes.edit import sharpen
 
 
@@ -26,7 +27,7 @@ def differentiate(
     Each target comes with the gradient it has itself, None for ones (the sum of its elements is what is derived).
     Targets and wanted values are of this graph, not of one nested in it.
     """
-    between, now = _written_out(graph, [t for t, _ in targets], wanted)
+    between, now, kept = _written_out(graph, [t for t, _ in targets], wanted)
     backward = Backward(graph)
     grads: dict[Value, list[Value]] = {}
     for given, seed in targets:
@@ -36,13 +37,22 @@ def differentiate(
         found = [_total(backward, grads, value) for value in node.outputs]
         if all(each is None for each in found):
             continue
-        rule = rule_of(node.domain, node.op)
-        assert rule is not None
-        for value, grad in zip(node.inputs, rule(backward, node, found)):
+        for value, grad in _handed_on(backward, node, found, kept.get(node)):
             if value is not None and grad is not None and needs(value):
                 sharpen(grad, value)  # a gradient has the shape of what it is the gradient of
                 grads.setdefault(value, []).append(grad)
     return [_total(backward, grads, now.get(value, value)) for value in wanted]
+
+
+def _handed_on(
+    backward: Backward, node: Node, grads: list[Value | None], kept: Kept | None
+) -> Iterable[tuple[Value | None, Value | None]]:
+    """What a node reads, each with its gradient."""
+    if node.op in CONTROL and not node.domain:
+        return control_gradients(backward, node, grads, kept, differentiate).items()
+    rule = rule_of(node.domain, node.op)
+    assert rule is not None
+    return zip(node.inputs, rule(backward, node, grads))
 
 
 def _total(backward: Backward, grads: dict[Value, list[Value]], value: Value) -> Value | None:
@@ -57,22 +67,31 @@ def _total(backward: Backward, grads: dict[Value, list[Value]], value: Value) ->
 
 def _written_out(
     graph: Graph, targets: Sequence[Value], wanted: Sequence[Value]
-) -> tuple[list[Node], dict[Value, Value]]:
+) -> tuple[list[Node], dict[Value, Value], dict[Node, Kept]]:
     """The nodes that lie between, in order, each with a rule; those that are others in disguise are replaced first, and
-    the values that took the place of theirs are told."""
+    the values that took the place of theirs are told. Loops keep from now on what their gradients need."""
     now: dict[Value, Value] = {}
+    kept: dict[Node, Kept] = {}
     while True:
         between = _between(graph, [now.get(v, v) for v in targets], [now.get(v, v) for v in wanted])
+        loops = [n for n in between if n.op in ("Loop", "Scan") and not n.domain and n not in kept]
+        for node in loops:
+            loop, replaced, keeps = prepared(graph, node)
+            assert keeps is not None
+            kept[loop] = keeps
+            now = {**{old: replaced.get(new, new) for old, new in now.items()}, **replaced}
+        if loops:
+            continue
         disguised = [n for n in between if rule_of(n.domain, n.op) is None and parts_of(n) is not None]
         if not disguised:
             break
         for node in disguised:
             now.update(_replace(graph, node))
         annotate(graph)  # definitions compute shapes, which only a walk through the whole graph follows
-    missing = sorted({n.op for n in between if rule_of(n.domain, n.op) is None})
+    missing = sorted({n.op for n in between if rule_of(n.domain, n.op) is None and n.op not in CONTROL})
     if missing:
         raise NotSupported(f"no gradient is known of {', '.join(missing)}")
-    return between, now
+    return between, now, kept
 
 
 def _replace(graph: Graph, node: Node) -> dict[Value, Value]:
