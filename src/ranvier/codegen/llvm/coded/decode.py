@@ -37,10 +37,25 @@ class Decoder:
         items = ", ".join(f"float {literal('float', v)}" for v in values)
         return Val(self.fn, self.kind, f"<{items}>")
 
-    def value(self, word: Val, k: int) -> Val:
+    def words(self, at: Val) -> list[Val]:
+        """The words at an address, once for each byte of theirs.
+
+        Where only the lowest bits of an index count, loading from the next byte on does what a shift by eight would do:
+        the units that load have time, and those that compute have not. What follows the last word has to be readable.
+        """
+        f, size, kind = self.fn, self.isa.vector_bytes, vector("i32", self.lanes)
+        first = f.load(kind, at, size)
+        if len(self.tables) != 1:
+            return [first] * 4
+        return [first, *(f.load(kind, f.gep(at, byte), 1) for byte in range(1, 4))]
+
+    def value(self, words: list[Val], k: int) -> Val:
         """The floats of position ``k`` of the words."""
         f, bits = self.fn, self.coding.bits
-        shift = 8 * (k % 4) + bits * (k // 4)
+        if len(self.tables) == 1:
+            index = words[k % 4]
+            return self._permuted(f.lshr(index, bits * (k // 4)) if k >= 4 else index)
+        word, shift = words[0], 8 * (k % 4) + bits * (k // 4)
         if self.coding.kind in _FLOATS:
             return self._float8(word, shift)
         moved = f.lshr(word, shift) if shift else word

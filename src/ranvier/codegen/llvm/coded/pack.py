@@ -68,7 +68,7 @@ class CodedB:
     lanes: int
     groups: int
     words: int  # of a group, in one column
-    codes: Storage  # [panels, groups, words, lanes] of 32 bits
+    codes: Storage  # [panels, groups, words, lanes] of 32 bits, and one more
     scales: Storage  # [panels, groups, lanes]
     scale_type: DType
     zeros: Storage | None  # likewise: subtracted from what codes stand for, before they are scaled
@@ -104,7 +104,10 @@ def pack_coded(
     count, length = groups.order.shape
     words = length // coding.per_word
     panels = -(-n // lanes)
-    packed = aligned_empty((panels, count * words, lanes), np.dtype(np.int32))
+    size = panels * count * words * lanes
+    room = aligned_empty((size + 1,), np.dtype(np.int32))  # kernels look past the last word
+    room[size] = 0
+    packed = room[:size].reshape(panels, count * words, lanes)
     for first in range(0, panels, _PANELS):
         last = min(panels, first + _PANELS)
         found = codes(first * lanes, min(n, last * lanes))
@@ -118,7 +121,7 @@ def pack_coded(
         zero_type = DType.int8 if whole else DType.float32
     return CodedB(
         *(coding, groups.k, n, lanes, count, words),
-        codes=Storage.packed(packed),
+        codes=Storage.packed(room),
         scales=_spread(scales, lanes, scale_type),
         scale_type=scale_type,
         zeros=_spread(zeros, lanes, zero_type) if zeros is not None and zero_type else None,

@@ -191,7 +191,7 @@ class _Panels:
                 zero = self._about(Buf.ZEROS, self.kernel.zero, at) if self.kernel.zero else None
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
-                    found = f.load(self.words, f.gep(stream, word * size), size)
+                    found = self.decoder.words(f.gep(stream, word * size))
                     values = []
                     for k in range(coding.per_word):
                         value = self.decoder.value(found, k)

@@ -8,6 +8,7 @@ With activations as codes of 8 bits, four k are multiplied by an instruction for
 
 from __future__ import annotations
 
+import itertools
 import math
 from enum import IntEnum
 
@@ -29,8 +30,13 @@ from ranvier.records import dataclass
 _AHEAD = 1024  # bytes of a stream that are asked for before their use
 _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
-_WIDE = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
+_WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
 _NARROW = {1: 2, 2: 2, 3: 1, 4: 1}
+
+
+# with as few sums as this, each is kept in parts, so that additions do not wait for each other
+_FEW, _SPLITS = 2, 2
+_INTEGER_PANELS = 4  # of one row: then there is little to compute, and more streams read faster
 
 
 class Buf(IntEnum):
@@ -93,7 +99,8 @@ class Pass:
 def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, *, integers: bool) -> Launch:
     table = _WIDE if isa.registers >= 32 else _NARROW
     rows = Cut.of(p.m, max(table)).size
-    kernel = Pass(b.coding, b.scale_type, b.zero_type, integers, rows, table[rows])
+    panels = _INTEGER_PANELS if integers and rows == 1 else table[rows]
+    kernel = Pass(b.coding, b.scale_type, b.zero_type, integers, rows, panels)
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
     steps = -(-b.panels // kernel.panels)
@@ -200,50 +207,55 @@ class _Pass:
         ]
         totals = [[f.var(self.kind, f.const(self.kind, 0.0)) for _ in range(panels)] for _ in range(rows)]
         kind = self.words if kernel.integers else self.kind
-        sums = [[f.var(kind) for _ in range(panels)] for _ in range(rows)]
+        splits = _SPLITS if rows * panels <= _FEW else 1
+        sums = [[[f.var(kind) for _ in range(panels)] for _ in range(rows)] for _ in range(splits)]
         with f.loop(0, groups) as group:
             for r in range(rows):
                 first = f.const(kind, 0)
                 if kernel.integers:
                     less = f.load("i32", f.gep(about[r], group * (4 * ABOUT) + 4))
                     first = f.splat(less, self.lanes)
-                for acc in sums[r]:
-                    acc.set(first)
+                for number, part in enumerate(sums):
+                    for acc in part[r]:
+                        acc.set(first if not number else f.const(kind, 0))
             begin = group * words
             with f.loop(begin, begin + words) as word:
                 self._word(word, left, streams, sums)
+            for part in sums[1:]:
+                for r, v in itertools.product(range(rows), range(panels)):
+                    sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
             for v in range(panels):
                 at = (panel + v) * groups + group
-                self._join(at, group, about, [(sums[r][v], totals[r][v]) for r in range(rows)])
+                self._join(at, group, about, [(sums[0][r][v], totals[r][v]) for r in range(rows)])
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
                 f.store(totals[r][v].get(), place)
 
-    def _word(self, word: Val, left: list[Val], streams: list[Val], sums: list[list[Var]]) -> None:
+    def _word(self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]]) -> None:
         f, coding = self.fn, self.kernel.coding
         size = self.isa.vector_bytes
         here = [f.gep(s, word * size) for s in streams]
         for at in here:
             f.prefetch(f.gep(at, _AHEAD))
-        codes = [f.load(self.words, at, size) for at in here]
         if self.kernel.integers:
-            quads = [self.decoder.quads(each) for each in codes]
+            quads = [self.decoder.quads(f.load(self.words, at, size)) for at in here]
             for i in range(len(quads[0])):
                 for r, row in enumerate(left):
                     four = f.load("i32", f.gep(f.gep(row, word * coding.per_word), 4 * i))
                     wide = f.splat(four, self.lanes)
                     for v, found in enumerate(quads):
-                        acc = sums[r][v]
+                        acc = sums[i % len(sums)][r][v]
                         acc.set(multiply_add(f, self.isa, acc.get(), found[i], wide))
             return
+        codes = [self.decoder.words(at) for at in here]
         for k in range(coding.per_word):
             values = [self.decoder.value(each, k) for each in codes]
             for r, row in enumerate(left):
                 x = f.load("float", f.gep(f.gep(row, word * (4 * coding.per_word)), 4 * k))
                 wide = f.splat(x, self.lanes)
                 for v, value in enumerate(values):
-                    acc = sums[r][v]
+                    acc = sums[k % len(sums)][r][v]
                     acc.set(f.fma(wide, value, acc.get()))
 
     def _join(self, at: Val, group: Val, about: list[Val], pairs: list[tuple[Var, Var]]) -> None:
