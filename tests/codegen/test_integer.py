@@ -272,6 +272,14 @@ CONVS: list[tuple[Any, ...]] = [
     ((2, 8, 9, 8), (12, 4, 3, 2), (1, 2), (2, 1), (0, 2, 1, 0), 2),
     ((1, 4, 3, 3), (5, 4, 5, 5), (1, 1), (1, 1), (2, 3, 2, 1), 1),
     ((1, 40, 10, 12), (33, 40, 3, 3), (1, 1), (2, 2), (2, 2, 2, 2), 1),
+    # whole lines of channels, and pixels of four bytes
+    ((2, 64, 9, 11), (50, 64, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
+    ((1, 128, 13, 10), (16, 128, 3, 3), (2, 2), (1, 1), (1, 0, 0, 2), 1),
+    ((1, 64, 12, 17), (33, 64, 2, 3), (2, 3), (3, 2), (1, 4, 2, 0), 1),
+    ((1, 64, 2, 3), (48, 64, 3, 5), (1, 1), (1, 1), (2, 4, 2, 4), 1),
+    ((1, 64, 40, 44), (40, 64, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
+    ((2, 4, 30, 41), (64, 4, 7, 7), (2, 2), (1, 1), (3, 3, 3, 3), 1),
+    ((1, 4, 9, 70), (24, 4, 3, 16), (1, 1), (2, 1), (2, 0, 0, 15), 1),
 ]
 
 
@@ -280,7 +288,10 @@ CONVS: list[tuple[Any, ...]] = [
 def test_convolution(isa: Isa, left: type) -> None:
     right = np.int8 if left is np.uint8 else np.uint8
     for size, filters, strides, dilations, pads, group in CONVS:
-        x, w, zero = last(codes(left, *size)), codes(right, *filters), codes(left, 1)
+        batch, channels, *rest = size
+        beside = 8 if left is np.int8 else 0  # channels of a wider tensor, whose pixels do not lie side by side
+        x = last(codes(left, batch, channels + beside, *rest))[:, beside:]
+        w, zero = codes(right, *filters), codes(left, 1)
         shape = ConvShape.conv(size, filters, strides=strides, dilations=dilations, pads=pads, group=group)
         out = last(np.full((shape.n, shape.cout, *shape.out[1:]), -7, np.int32))
         views = [view_of(x), view_of(zero), view_of(out, "output")]

@@ -23,6 +23,7 @@ from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot, tuned_dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, pack_codes, put_right
+from ranvier.codegen.llvm.integer.padded import padded_conv, reads_padded
 from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES, micro_kernels, row_blocks
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -77,6 +78,8 @@ def integer_conv(
     """
     if shape.is_empty:
         return []
+    if reads_padded(shape, packed):
+        return [padded_conv(x, zero, packed, out, shape, isa, epilogue, threads)]
     dot = packed.dot
     item = _item(dot)
     row_bytes = packed.k * 4

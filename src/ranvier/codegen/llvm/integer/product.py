@@ -25,7 +25,8 @@ _K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-l
 _A_BYTES = 512 << 10
 _OTHER_K_BLOCKS, _OTHER_A_BYTES = (128, 256, 512, 1024, 4096), (64 << 10, 192 << 10, 1536 << 10)  # what tuning tries
 NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
-_RESULT_BYTES = 32 << 10  # of rows that are finished, and of what is added to them: panel after panel writes a part
+_RESULT_BYTES = 32 << 10  # of rows that are finished, and of what is added to them: panel after panel writes a part …
+_REREAD_BYTES = 512 << 10  # … where B is small enough to be read again for every such group of rows
 _WAITING_BYTES = 256 << 10
 _TILE_K_BLOCK = 256  # the same where tiles are loaded from both: the first-level cache
 _GOPS, _TILE_GOPS, _GBPS = 300.0, 1500.0, 10.0  # rough speed of one core
@@ -141,7 +142,7 @@ def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> 
 
     def groups(a_bytes: int) -> tuple[int, int]:
         row_group = Cut.of(rows.count, max(1, a_bytes // max(1, k_block * 4 * rows.size))).size
-        if p.epilogue is not None and k_blocks == 1:
+        if p.epilogue is not None and k_blocks == 1 and 4 * p.k * p.n <= _REREAD_BYTES:
             row_group = max(1, min(row_group, _RESULT_BYTES // (_finished(p) * rows.size)))
         panel_group = panels.cut.count
         if k_blocks > 1:

@@ -1,0 +1,190 @@
+"""Convolutions of 8-bit codes by tiles that read their rows from a padded copy of the image.
+
+The input under a block of output rows is copied with its padding. A row of the copy holds as many pixels as its outputs
+times the stride, so that stepping over the end of one row of outputs leads to the next: all pixels of a block are one
+stride apart, at the price of some columns at the end of every row that are computed and dropped. With a stride, rows
+whose numbers leave the same remainder lie together. A tap is an offset, and nothing is copied once per tap.
+
+Sums wait in one of two blocks of scratch, so that a tile is finished while the next one is multiplied.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ranvier.codegen import tuning
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.amx import tiles
+from ranvier.codegen.llvm.builder import Module
+from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
+from ranvier.codegen.llvm.integer.dots import TILES
+from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
+from ranvier.codegen.llvm.integer.pack import PackedCodes
+from ranvier.codegen.llvm.integer.padded_driver import NAMES, OPERANDS, PaddedDriver
+from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES
+from ranvier.codegen.llvm.integer.segments import segments_spec
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
+
+_GOPS = 1500.0  # rough speed of one core
+_NEAR = 96 << 10  # bytes of a copy and its results …
+_FAR = 384 << 10  # … and where filters are too large to be read again for every block
+_OTHERS = tuple(size << 10 for size in (32, 64, 192, 384, 768))
+_PIXEL = 4  # bytes of a pixel of a thin image
+
+
+def reads_padded(shape: ConvShape, packed: PackedCodes) -> bool:
+    """Whether packed filters have their depth in segments that a padded copy has: lines of channels for every tap, or
+    pixels of four bytes for every row of taps."""
+    if packed.dot is not TILES or shape.group > 1 or shape.taps == 1:
+        return False
+    if shape.kernel[0] != 1 or shape.size[0] != 1 or shape.begin[0] != 0:
+        return False
+    return shape.depth % tiles.LINE == 0 or _is_thin(shape)
+
+
+def _is_thin(shape: ConvShape) -> bool:
+    return shape.depth == _PIXEL and shape.dilations[2] == 1 and shape.kernel[2] * _PIXEL <= tiles.LINE
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of output rows and what its copy takes."""
+
+    line: int  # output pixels of a row, those that are dropped included
+    copy_line: int  # bytes of a row of the copy
+    plane: int  # … and of all rows that leave the same remainder
+    nbytes: int
+
+    @classmethod
+    def of(cls, shape: ConvShape, rows: int) -> _Block:
+        (kh, kw), (sh, sw), (dh, dw) = shape.kernel[1:], shape.strides[1:], shape.dilations[1:]
+        line = -(-((shape.out[2] - 1) * sw + (kw - 1) * dw + 1) // sw)
+        copy_line = line * sw * shape.depth
+        high = -(-((rows - 1) * sh + (kh - 1) * dh + 1) // sh)
+        plane = high * copy_line + tiles.LINE  # a last pixel may write more than itself
+        beyond = tiles.ROWS * sw * shape.depth  # rows of a last tile that do not exist are read too
+        return cls(line, copy_line, plane, sh * plane + beyond)
+
+    def pixels(self, shape: ConvShape, rows: int) -> int:
+        return (rows - 1) * self.line + shape.out[2]
+
+
+def padded_conv(
+    x: View,
+    zero: View,
+    packed: PackedCodes,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    threads: int,
+) -> Launch:
+    cut, high = packed.panels.cut, shape.out[1]
+    work = shape.flops / _GOPS / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
+    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
+
+    def rows_within(nbytes: int) -> int:
+        def size(rows: int) -> int:
+            return _Block.of(shape, rows).nbytes + rows * shape.out[2] * shape.cout * out.dtype.numpy.itemsize
+
+        most = max([rows for rows in range(1, high + 1) if size(rows) <= nbytes], default=1)
+        return Cut.of(high, max(1, min(most, high * shape.n // wanted))).size
+
+    block_rows = tuning.choose(
+        "integer rows",
+        lambda: (*shape.key(), x.dtype.name),
+        rows_within(_FAR if packed.nbytes > NEAR_BYTES // 4 else _NEAR),
+        lambda: {f"{size >> 10} KB": rows_within(size) for size in _OTHERS},
+    )
+    blocks = -(-high // block_rows)
+    block = _Block.of(shape, block_rows)
+    panel_group = cut.count
+    if shape.n * blocks < wanted:
+        panel_group = max(1, cut.count * shape.n * blocks // wanted)
+    panel_groups = -(-cut.count // panel_group)
+    offsets, groups = _segments(shape, block)
+    place, target = Pixels.of(x), Pixels.of(out)
+    rows = Cut.of(block.pixels(shape, block_rows), tiles.ROWS).size
+    wide = cut.size * isa.vector_bytes
+    numbers = {
+        **dict(zip(("xn", "xh", "xw"), (place.n, place.h, place.w))),
+        "yn": target.n * out.dtype.numpy.itemsize,
+        **dict(zip(("h", "w"), shape.size[1:])),
+        **dict(zip(("oh", "ow"), shape.out[1:])),
+        **dict(zip(("kh", "kw"), shape.kernel[1:])),
+        **dict(zip(("sh", "sw"), shape.strides[1:])),
+        **dict(zip(("dh", "dw"), shape.dilations[1:])),
+        **dict(zip(("ph", "pw"), shape.begin[1:])),
+        "pixel": shape.depth,
+        "joined": int(place.w == shape.depth),
+        "line": block.line,
+        "copy_line": block.copy_line,
+        "plane": block.plane,
+        "a_step": shape.strides[2] * shape.depth,
+        "rows": rows,
+        "block_rows": block_rows,
+        "blocks": blocks,
+        "segments": len(offsets),
+        "groups": groups,
+        "k": packed.k,
+        "panels": cut.count,
+        "wide": wide,
+        "wide_panels": cut.large,
+        "panel_group": panel_group,
+        "panel_groups": panel_groups,
+        "width": shape.width,
+    }
+    done = finish_of(epilogue, out)
+    short = _is_thin(shape)
+    micro = [
+        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=short))
+        for vectors in (cut.size, cut.size - 1 if cut.large < cut.count else cut.size)
+    ]
+    count = shape.n * blocks * panel_groups
+    return Launch(
+        _spec(),
+        (
+            *(At.of(x), At(packed.storage), At.of(out), At.of(zero), At(_offsets(offsets))),
+            *micro,
+            Code(done.spec),
+            *done.buffers,
+        ),
+        (*in_order(NAMES, numbers), *done.dims),
+        tiles=count,
+        writes=(out.storage,),
+        grain=grain(count, work, threads),
+        scratch=2 * rows * wide + -(-block.nbytes // tiles.LINE) * tiles.LINE + tiles.LINE,
+        flops=shape.flops,
+        traffic=float(x.nbytes + packed.nbytes + out.nbytes),
+        label="integer conv",
+    )
+
+
+def _segments(shape: ConvShape, block: _Block) -> tuple[tuple[int, ...], int]:
+    """Bytes from the first pixel of a row to its segments, and 32-bit groups of each."""
+    (kh, kw), sh, (dh, dw) = shape.kernel[1:], shape.strides[1], shape.dilations[1:]
+    across = 1 if _is_thin(shape) else kw
+    offsets = tuple(
+        (k * dh % sh) * block.plane + (k * dh // sh) * block.copy_line + j * dw * shape.depth
+        for k in range(kh)
+        for j in range(across)
+    )
+    return offsets, kw // across * shape.depth // 4
+
+
+@functools.lru_cache(1024)
+def _offsets(values: tuple[int, ...]) -> Storage:
+    return Storage.constant(np.array(values, np.int64), "offsets of taps")
+
+
+def _spec() -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        PaddedDriver(Frame(module, symbol, isa, NAMES, OPERANDS)).emit()
+
+    return KernelSpec("integer conv padded", ("integer conv padded",), emit, "int8 tiles")
