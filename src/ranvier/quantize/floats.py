@@ -10,34 +10,13 @@ import ml_dtypes
 import numpy as np
 
 from ranvier.dtypes import DType, of
+from ranvier.ops.contrib.weight_only import NF4_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Rule, Whole
 
 _FLOAT8 = {"e4m3": DType.float8_e4m3fn, "e5m2": DType.float8_e5m2}
-# Quantiles of the normal distribution, scaled to 1, with an exact zero: Dettmers et al., QLoRA, 2023, appendix E.
-NF4_LEVELS = np.array(
-    [
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    ],
-    np.float32,
-)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from ranvier.ops.costs import dims, traffic
 from ranvier.ops.operands import index_array, normal_axis, scalar
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 
-# The levels of 4-bit codes relative to the largest magnitude of their block: bitsandbytes' float and normal-float.
+# The levels of 4-bit codes relative to the largest magnitude of their block: bitsandbytes' float and normal-float
+# (quantiles of the normal distribution with an exact zero: Dettmers et al., QLoRA, 2023, appendix E).
 _FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 FP4_LEVELS = np.array([*_FP4, *(-level for level in _FP4)], np.float32)
 NF4_LEVELS = np.array(

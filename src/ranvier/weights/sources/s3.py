@@ -13,11 +13,12 @@ import numpy as np
 
 from ranvier.errors import NotSupported, ResourceLimit, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.access import Access, NotCached, Unreachable
+from ranvier.weights.access import Access, Unreachable
 from ranvier.weights.blob import Blob, Bytes, MemoryBlob, Range, check_range
-from ranvier.weights.cache import Entry, free_bytes
+from ranvier.weights.cache import Download, Entry, free_bytes
 from ranvier.weights.http import Missing
 from ranvier.weights.sources.base import Context
+from ranvier.weights.sources.kept import Version, cached, exists, fetched
 
 _CHUNK = 8 << 20
 
@@ -58,8 +59,7 @@ class S3Source:
             blob = MemoryBlob.of_file(entry.path)
             blob.name = self.key.rpartition("/")[2]
             return blob
-        found = _Object(self, context.access)
-        return found
+        return _Object(self, context.access)
 
     def sibling(self, name: str) -> S3Source:
         folder = self.key.rpartition("/")[0]
@@ -70,32 +70,19 @@ class S3Source:
         return (self._cached(context) or self._fetched(context)).path
 
     def exists(self, context: Context) -> bool:
-        if context.access.offline:
-            return context.cache.find(self.address) is not None
-        try:
-            _Object(self, context.access)
-        except Missing:
-            return False
-        return True
+        return exists(context, self.address, lambda: self._version(context))
+
+    def _version(self, context: Context) -> Version:
+        found = _Object(self, context.access)
+        return found.etag, found.size
 
     def _cached(self, context: Context) -> Entry | None:
-        entry = context.cache.find(self.address, verify=context.verify)
-        if entry is not None and self.sha256 not in ("", entry.sha256):
-            entry = None
-        if context.access.offline:
-            if entry is None:
-                raise NotCached(f"{self.address} is not in the cache, and the network is not to be used")
-            return entry
-        if entry is None or self.sha256:
-            return entry
-        return entry if _Object(self, context.access).etag == entry.etag else None
+        return cached(context, self.address, self.sha256, lambda: self._version(context))
 
     def _fetched(self, context: Context) -> Entry:
-        if context.cache.find(self.address) is not None:
-            context.cache.remove(self.address)
-        return context.cache.get(self.address, self._download(context), sha256=self.sha256)
+        return fetched(context, self.address, self.sha256, self._download(context))
 
-    def _download(self, context: Context) -> Callable[[Path, str, Callable[[str], None]], tuple[str, str]]:
+    def _download(self, context: Context) -> Download:
         def download(part: Path, etag: str, remember: Callable[[str], None]) -> tuple[str, str]:
             found = _Object(self, context.access)
             remember(found.etag)

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.logs import warn_once
 from ranvier.records import dataclass
-from ranvier.weights.access import NotCached, Unreachable
 from ranvier.weights.blob import Blob, Bytes, MemoryBlob, Range, check_range
-from ranvier.weights.cache import Entry, free_bytes
-from ranvier.weights.http import HttpFile, Missing
+from ranvier.weights.cache import Download, Entry, free_bytes
+from ranvier.weights.http import HttpFile
 from ranvier.weights.sources.base import Context
+from ranvier.weights.sources.kept import Version, cached, exists, fetched
 
 _AT_ONCE = 4
 
@@ -60,38 +59,18 @@ class UrlSource:
         return (self._cached(context) or self._fetched(context)).path
 
     def exists(self, context: Context) -> bool:
-        if context.access.offline:
-            return context.cache.find(self.address) is not None
-        try:
-            HttpFile(self.url, context.access, self.headers).question()
-        except Missing:
-            return False
-        return True
+        return exists(context, self.address, lambda: self._version(context))
+
+    def _version(self, context: Context) -> Version:
+        remote = HttpFile(self.url, context.access, self.headers).question()
+        return remote.etag, remote.size
 
     def _cached(self, context: Context) -> Entry | None:
-        """The file in the cache, if the server has no newer one."""
-        entry = context.cache.find(self.address, verify=context.verify)
-        if entry is not None and self.sha256 not in ("", entry.sha256):
-            entry = None
-        if context.access.offline:
-            if entry is None:
-                raise NotCached(f"{self.address} is not in the cache, and the network is not to be used")
-            return entry
-        if entry is None or self.sha256:
-            return entry
-        try:
-            remote = HttpFile(self.url, context.access, self.headers).question()
-        except Unreachable as error:
-            warn_once(f"weights {self.address}", f"{error}; the copy in the cache is used")
-            return entry
-        return entry if remote.etag == entry.etag and remote.size in (None, entry.size) else None
+        return cached(context, self.address, self.sha256, lambda: self._version(context))
 
     def _fetched(self, context: Context) -> Entry:
-        stale = context.cache.find(self.address)
-        if stale is not None:
-            context.cache.remove(self.address)
         file = HttpFile(self.url, context.access, self.headers)
-        return context.cache.get(self.address, _downloads(file, context), sha256=self.sha256)
+        return fetched(context, self.address, self.sha256, _downloads(file, context))
 
 
 def _mapped(entry: Entry, url: str) -> MemoryBlob:
@@ -100,7 +79,7 @@ def _mapped(entry: Entry, url: str) -> MemoryBlob:
     return blob
 
 
-def _downloads(file: HttpFile, context: Context) -> Callable[[Path, str, Callable[[str], None]], tuple[str, str]]:
+def _downloads(file: HttpFile, context: Context) -> Download:
     access = context.access
 
     def download(part: Path, etag: str, remember: Callable[[str], None]) -> tuple[str, str]:

@@ -1,0 +1,47 @@
+"""What sources behind a network share: when the copy in the cache is the file that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ranvier.logs import warn_once
+from ranvier.weights.access import NotCached, Unreachable
+from ranvier.weights.cache import Download, Entry
+from ranvier.weights.http import Missing
+from ranvier.weights.sources.base import Context
+
+Version = tuple[str, int | None]  # etag and size, as the other side tells them
+
+
+def cached(context: Context, address: str, sha256: str, current: Callable[[], Version]) -> Entry | None:
+    """The file in the cache, if the other side has no newer one; one with a known checksum cannot be outdated."""
+    entry = context.cache.find(address, verify=context.verify)
+    if entry is not None and sha256 not in ("", entry.sha256):
+        entry = None
+    if context.access.offline and entry is None:
+        raise NotCached(f"{address} is not in the cache, and the network is not to be used")
+    if entry is None or sha256 or context.access.offline:
+        return entry
+    try:
+        etag, size = current()
+    except Unreachable as error:
+        warn_once(f"weights {address}", f"{error}; the copy in the cache is used")
+        return entry
+    return entry if etag == entry.etag and size in (None, entry.size) else None
+
+
+def fetched(context: Context, address: str, sha256: str, download: Download) -> Entry:
+    """The file, downloaded now; what the cache had is outdated."""
+    if context.cache.find(address) is not None:
+        context.cache.remove(address)
+    return context.cache.get(address, download, sha256=sha256)
+
+
+def exists(context: Context, address: str, current: Callable[[], Version]) -> bool:
+    if context.access.offline:
+        return context.cache.find(address) is not None
+    try:
+        current()
+    except Missing:
+        return False
+    return True
