@@ -39,7 +39,7 @@ FOREIGN = {
     "QNNExecutionProvider": "qnn",
     "AzureExecutionProvider": "azure",
 }
-
+_ABSENT = "this installation has no such provider"
 
 # Names that promise every operator: the provider they mean, and who runs what that one declines.
 COMPLETE = {"CPUExecutionProvider": "reference"}
@@ -75,6 +75,9 @@ class ProviderRegistry:
         with self._lock:
             if name in self._factories:
                 raise InvalidConfig(f"provider {name!r} is already registered")
+            taken = {a: n for a, n in [*self._aliases.items(), *((n, n) for n in self._factories)] if a in aliases}
+            if taken:
+                raise InvalidConfig(f"provider {name!r}: {', '.join(f'{a!r} means {n!r}' for a, n in taken.items())}")
             self._factories = {name: factory, **self._factories} if first else {**self._factories, name: factory}
             self._aliases.update(dict.fromkeys(aliases, name))
             if not auto:
@@ -106,14 +109,12 @@ class ProviderRegistry:
         self._discover()
         if name in self._factories:
             return name
-        found = self._aliases.get(name)
-        if found is None:
-            found = next((n for a, n in self._aliases.items() if a.lower() == name.lower()), None)
-        if found is not None:
-            return found
-        if name in FOREIGN:
-            return FOREIGN[name]
-        known = [*self._factories, *self._aliases, *FOREIGN, "auto"]
+        own = dict.fromkeys(FOREIGN.values())  # "tensorrt" is understood like ONNX Runtime's name for it
+        for names in (self._aliases, {n: n for n in self._factories}, FOREIGN, {n: n for n in own}):
+            found = names.get(name) or next((n for a, n in names.items() if a.lower() == name.lower()), None)
+            if found is not None:
+                return found
+        known = [*self._factories, *self._aliases, *FOREIGN, *own, "auto"]
         raise InvalidConfig(f"unknown provider {name!r}{nearest(name, known)}")
 
     def get(self, name: str) -> ExecutionProvider:
@@ -124,7 +125,7 @@ class ProviderRegistry:
             if made is None:
                 factory = self._factories.get(resolved)
                 if factory is None:
-                    raise ProviderUnavailable(name, "this installation has no such provider")
+                    raise ProviderUnavailable(name, _absence(resolved))
                 try:
                     made = factory()
                 except ModuleNotFoundError as error:
@@ -241,7 +242,7 @@ class ProviderRegistry:
         if instances:
             reason = instances[0].available()
         elif name not in self._factories:
-            reason = "this installation has no such provider"
+            reason = _ABSENT
         return ProviderStatus(
             name,
             initialised=bool(instances),
@@ -280,6 +281,13 @@ class ProviderRegistry:
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 if entry.name not in self._factories:
                     self.register(entry.name, functools.partial(_plugin, entry))
+
+
+def _absence(name: str) -> str:
+    """Why a provider that is known by name cannot be had, and how to reach that of ONNX Runtime."""
+    there = next((foreign for foreign, own in FOREIGN.items() if own == name), None)
+    hint = f"; that of ONNX Runtime is reached by the provider 'onnxruntime' with the option ep={there!r}"
+    return _ABSENT if there is None else _ABSENT + hint
 
 
 def _is_ours(module: str) -> bool:
@@ -328,5 +336,7 @@ REGISTRY.register("reference", _ours("reference", "ReferenceProvider"), ("numpy"
 # other runtimes and distant devices are used when somebody names them: what runs where shall be no surprise
 REGISTRY.register("onnxruntime", _ours("onnxruntime", "OnnxRuntimeProvider"), ("ort",), auto=False)
 REGISTRY.register("openvino", _ours("openvino", "OpenVinoProvider"), ("OpenVINOExecutionProvider",), auto=False)
+# the CPU provider runs ternary layers itself: this one is a policy, for those who ask for it
+REGISTRY.register("bitnet", _ours("bitnet.provider", "BitNetProvider"), ("BitNetExecutionProvider",), auto=False)
 REGISTRY.register("sim", _ours("sim.provider", "SimProvider"), auto=False)
 REGISTRY.register("remote", _ours("remote.provider", "RemoteProvider"), auto=False)

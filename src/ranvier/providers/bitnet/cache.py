@@ -1,0 +1,67 @@
+"""Weights that were made ternary on the fly, by the content they were made from.
+
+Sessions come and go, and several parts of a model may hold the same weights: finding three levels of a large matrix
+takes longer than hashing it, so what was made is kept, the least recently used going first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from ranvier.passes.ternary import Layer
+from ranvier.quantize.base import Quantized
+
+Array = np.ndarray[Any, Any]
+LIMIT = 256 << 20  # bytes of codes
+
+
+class TernaryCache:
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._made: OrderedDict[tuple[object, ...], Quantized] = OrderedDict()
+        self._nbytes = 0
+        self.hits = self.misses = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def quantized(self, layer: Layer) -> Quantized:
+        """The weights of a layer."""
+        key = (*layer.how, *((digest(x), x.dtype.str, x.shape) for x in layer.sources))
+        with self._lock:
+            found = self._made.get(key)
+            if found is not None:
+                self._made.move_to_end(key)
+                self.hits += 1
+                return found
+            self.misses += 1
+        made = layer.weights()
+        size = _size(made)
+        with self._lock:
+            if key not in self._made and size <= self._limit:
+                self._made[key] = made
+                self._nbytes += size
+                while self._nbytes > self._limit:
+                    self._nbytes -= _size(self._made.popitem(last=False)[1])
+        return made
+
+    def clear(self) -> None:
+        with self._lock:
+            self._made.clear()
+            self._nbytes = 0
+
+
+def digest(array: Array) -> bytes:
+    """Of the content in row-major order."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
+
+
+def _size(made: Quantized) -> int:
+    return int(made.codes.nbytes + made.scales.nbytes)

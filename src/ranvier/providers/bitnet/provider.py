@@ -1,0 +1,117 @@
+"""A provider for ternary models, built on the CPU provider: its lowerings, its kernels, its memory.
+
+The CPU provider runs ``BitLinear`` too. What this one adds is a policy: in a model that has ternary layers it takes all
+that the CPU provider can do, so that nothing is cut between the two, and lets BitLinear stand for other layers where
+its options say so. In a model without ternary layers it takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ranvier.errors import InvalidConfig
+from ranvier.graph.extract import extract
+from ranvier.graph.ir import Graph, Value
+from ranvier.graph.types import Type
+from ranvier.ops.own.bitlinear import DOMAIN
+from ranvier.passes.ternary import convert_to_bitnet, ternary_layer
+from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
+from ranvier.providers.bitnet.cache import TernaryCache
+from ranvier.providers.cpu.defs import Declined
+from ranvier.providers.cpu.kernel import Bound, BoundSpan, CpuKernel
+from ranvier.providers.cpu.provider import CpuOptions, CpuProvider, reason_against
+from ranvier.records import dataclass
+from ranvier.varying import Span
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class BitNetOptions(CpuOptions):
+    """``matmul_nbits``: BitLinear stands for MatMulNBits of 2 bits whose codes are ternary. That rounds tokens to 8
+    bits, as ternary models are trained with, and so changes results."""
+
+    matmul_nbits: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.matmul_nbits, bool):
+            raise InvalidConfig(f"BitNetOptions: matmul_nbits must be True or False, got {self.matmul_nbits!r}")
+
+
+class BitNetProvider(CpuProvider):
+    name: ClassVar[str] = "bitnet"
+    aliases: ClassVar[tuple[str, ...]] = ("BitNetExecutionProvider",)
+    Options: ClassVar[type] = BitNetOptions
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = TernaryCache()
+
+    def capability(self) -> ProviderCapability:
+        found = super().capability()
+        return ProviderCapability(
+            ops=found.ops,
+            dtypes=found.dtypes,
+            notes=f"ternary weights in 2 bits, {found.notes}",
+            asks_for_bodies=found.asks_for_bodies,
+            threads=found.threads,
+            flash_attention=found.flash_attention,
+            custom_kernels=found.custom_kernels,
+        )
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
+        ternary = has_ternary_layers(view.graph)
+        for node in view:
+            reason = reason_against(node) if ternary else "the model has no ternary layers"
+            yield Claim((node,)) if reason is None else Decline(node, reason)
+
+    def compile(self, part: Subgraph, ctx: CompileContext) -> CpuKernel:
+        options: BitNetOptions = ctx.options
+        if not options.matmul_nbits:
+            return super().compile(part, ctx)
+        copy = extract(part.nodes, part.inputs, part.outputs, name=part.label, opsets=part.graph.opsets)
+        copy.metadata.update(part.graph.metadata)
+        inputs = _in_order(part, copy)
+
+        convert_to_bitnet(copy, wanted=lambda layer: layer.coded, quantize=self.cache.quantized)
+        given = set(inputs)
+        constants = [v for v in copy.constants.values() if v not in given]
+        standing = Subgraph(tuple(copy), (*inputs, *constants), tuple(copy.outputs), copy)
+        return StandIn(self, ctx, super().compile(standing, ctx))
+
+    def close(self) -> None:
+        self.cache.clear()
+        super().close()
+
+
+class StandIn(CpuKernel):
+    """A part in whose place another stands, with operands and results in the same order: only the call meets it, and
+    what is said about values of the part tells nothing about its own."""
+
+    def __init__(self, provider: BitNetProvider, ctx: CompileContext, plain: CpuKernel) -> None:
+        super().__init__(plain.part, ctx, plain.target, ctx.allocator or provider.allocator())
+        self._provider = provider
+
+    def narrowed(self, part: Subgraph) -> CpuKernel:
+        return self._provider.compile(part, self._ctx)
+
+    def bind(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Bound | None:
+        return None
+
+    def grow(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> BoundSpan:
+        raise Declined("another part stands for this one")
+
+
+def _in_order(part: Subgraph, copy: Graph) -> list[Value]:
+    """The copy's values for the part's inputs."""
+    constants, others = iter(list(copy.constants.values())), iter(copy.inputs)
+    return [next(constants if v.const is not None and v.producer is None else others) for v in part.inputs]
+
+
+def has_ternary_layers(graph: Graph) -> bool:
+    """Is there a BitLinear, or a layer that is one in another form?"""
+    return any((n.domain, n.op) == (DOMAIN, "BitLinear") or ternary_layer(n) is not None for n in graph)

@@ -1,0 +1,163 @@
+"""The provider of ternary models: what it takes, what its option changes, what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import ranvier as rv
+from ranvier.errors import InvalidConfig
+from ranvier.graph.ir import Graph
+from ranvier.passes.ternary import Layer
+from ranvier.providers.bitnet.cache import TernaryCache
+from ranvier.providers.bitnet.provider import BitNetOptions, BitNetProvider
+from ranvier.providers.registry import REGISTRY
+from ranvier.quantize.base import Quantized
+from tests.providers.cpu.test_bitlinear import block
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(14)
+
+
+def two_bit_model(n: int, k: int, *, ternary: bool = True) -> tuple[onnx.ModelProto, Array, Array]:
+    """MatMulNBits and a float operator behind it; the weights, and an input."""
+    w = RNG.integers(-1, 2 if ternary else 3, (n, k)).astype(np.int8)
+    w[0, :2] = (-1, 1 if ternary else 2)
+    stored = {
+        "b": (w + 1).astype(np.uint8).reshape(n, k // 32, 8, 4),
+        "s": np.full((n, k // 32), 0.25, np.float32),
+        "z": np.full((n, -(-(k // 32) // 4)), 0b01010101, np.uint8),
+    }
+    stored["b"] = (stored["b"] << np.array([0, 2, 4, 6], np.uint8)).sum(axis=-1, dtype=np.uint8)
+    attrs = {"K": k, "N": n, "bits": 2, "block_size": 32}
+    nodes = [
+        helper.make_node("MatMulNBits", ["x", "b", "s", "z"], ["m"], domain="com.microsoft", name="layer", **attrs),
+        helper.make_node("Relu", ["m"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "two bits",
+        [helper.make_tensor_value_info("x", 1, ["rows", k])],
+        [helper.make_tensor_value_info("y", 1, ["rows", n])],
+        [onnx.numpy_helper.from_array(v, name) for name, v in stored.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), w, RNG.standard_normal((3, k)).astype("f4")
+
+
+def test_it_is_there_and_asked_for_by_name() -> None:
+    assert "bitnet" in REGISTRY.names() and not REGISTRY.automatic("bitnet")
+    assert REGISTRY.resolve("BitNetExecutionProvider") == "bitnet"
+    provider = REGISTRY.get("bitnet")
+    assert "BitLinear" in provider.capability().ops
+    assert "2 bits" in provider.capability().notes
+    assert provider.device.kind == "cpu"
+    (status,) = REGISTRY.status("bitnet")
+    assert status.ready
+
+
+def test_it_takes_whole_models_with_ternary_layers() -> None:
+    made, x = block(64, 32, 48)
+    with rv.load(made, providers=["bitnet", "cpu"]) as session:
+        assert {node.provider for node in session.report.nodes} == {"bitnet"}
+        found = session.run({"x": x})["y"]
+    with rv.load(made, providers=["cpu"]) as session:
+        np.testing.assert_array_equal(found, session.run({"x": x})["y"])
+
+
+def test_it_leaves_other_models_alone() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "plain",
+        [helper.make_tensor_value_info("x", 1, [4])],
+        [helper.make_tensor_value_info("y", 1, [4])],
+    )
+    with rv.load(helper.make_model(graph, ir_version=10), providers=["bitnet", "cpu"]) as session:
+        (node,) = session.report.nodes
+        assert node.provider == "cpu"
+        assert "no ternary layers" in str(node.declined)
+
+
+def test_two_bit_layers_stay_float_unless_asked() -> None:
+    made, w, x = two_bit_model(20, 64)
+    exact = np.maximum(x @ w.T.astype(np.float32) * np.float32(0.25), 0)
+    with rv.load(made, providers=["bitnet", "cpu"]) as session:
+        assert {node.provider for node in session.report.nodes} == {"bitnet"}
+        np.testing.assert_allclose(session.run({"x": x})["y"], exact, rtol=1e-4, atol=1e-4)
+
+
+def test_two_bit_layers_as_bitlinear() -> None:
+    made, w, x = two_bit_model(20, 64)
+    reach = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-5))
+    by = np.float32(127) / reach
+    sums = np.rint(x * by).astype(np.int64) @ w.T.astype(np.int64)
+    expected = np.maximum(sums.astype(np.float32) * (np.float32(0.25) / by), 0)
+    provider = REGISTRY.get("bitnet")
+    assert isinstance(provider, BitNetProvider)
+    provider.cache.clear()
+    hits = provider.cache.hits
+    options = {"bitnet": {"matmul_nbits": True}}
+    for _ in range(2):
+        with rv.load(made, providers=["bitnet", "cpu"], provider_options=options) as session:
+            np.testing.assert_array_equal(session.run({"x": x})["y"], expected)
+            np.testing.assert_array_equal(session.run({"x": x[:1]})["y"], expected[:1])
+            assert list(session.run({"x": x}, ["y"])) == ["y"]
+    assert provider.cache.nbytes > 0
+    assert provider.cache.hits > hits  # the second session found what the first had made
+
+
+def test_two_bit_layers_with_four_levels_are_no_ternary_ones() -> None:
+    made, _, _ = two_bit_model(20, 64, ternary=False)
+    with rv.load(made, providers=["bitnet", "cpu"], provider_options={"bitnet": {"matmul_nbits": True}}) as session:
+        assert {node.provider for node in session.report.nodes} == {"cpu"}
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(InvalidConfig, match="matmul_nbits"):
+        BitNetOptions(matmul_nbits="yes")  # type: ignore[arg-type]
+
+
+def layer(content: int, size: int = 64) -> tuple[Layer, list[int]]:
+    """A layer of some content, and how often its weights were made."""
+    calls: list[int] = []
+
+    def weights() -> Quantized:
+        calls.append(content)
+        return Quantized("ternary", np.full((1, size), content % 2, np.int8), np.ones((1, 1), "f4"), (1, size), 2)
+
+    node = Graph().add("MatMul", [])
+    return Layer(node, weights, (np.full(4, content, np.float32),), ("absmean",), False), calls
+
+
+def test_the_cache_knows_content() -> None:
+    cache = TernaryCache()
+    (first, made), (same, never), (other, again) = layer(1), layer(1), layer(2)
+    assert cache.quantized(first) is cache.quantized(same)
+    assert cache.quantized(other) is not cache.quantized(first)
+    assert (made, never, again) == ([1], [], [2])
+    assert (cache.hits, cache.misses) == (2, 2)
+    cache.clear()
+    assert cache.nbytes == 0
+    cache.quantized(same)
+    assert never == [1]
+
+
+def test_the_cache_is_bounded() -> None:
+    cache = TernaryCache(limit=3 * 68)
+    layers = [layer(k) for k in range(5)]
+    for each, _ in layers[:3]:
+        cache.quantized(each)
+    cache.quantized(layers[0][0])  # used again: the next one goes first
+    cache.quantized(layers[3][0])
+    assert cache.nbytes == 3 * 68
+    cache.quantized(layers[0][0])
+    cache.quantized(layers[1][0])
+    assert [len(calls) for _, calls in layers] == [1, 2, 1, 1, 0]
+    huge, calls = layer(9, 1000)
+    cache.quantized(huge)
+    cache.quantized(huge)
+    assert len(calls) == 2 and cache.nbytes <= 3 * 68
