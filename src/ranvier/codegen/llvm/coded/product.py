@@ -20,7 +20,7 @@ from ranvier.codegen.storage import View
 # How exactly activations have to be taken: as they are, as bfloat16, or as codes of 8 bits with a step for each group.
 Accuracy = Literal["float32", "bfloat16", "int8"]
 # From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
-_MANY = {"float32": 17, "bfloat16": 8, "int8": 24}
+_MANY = {"float32": 33, "bfloat16": 12, "int8": 33}
 
 
 def coded_matmul(
