@@ -19,9 +19,10 @@ import numpy as np
 
 from ranvier.dtypes import DType, of
 from ranvier.errors import WeightError
+from ranvier.ops.contrib.weight_only import NF4_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import counts
-from ranvier.quantize.floats import NF4_LEVELS, Nested
+from ranvier.quantize.floats import Nested
 from ranvier.quantize.packing import unpack_awq, unpack_bits, unpack_nibbles, unpack_ternary
 
 Array = np.ndarray[Any, Any]
