@@ -28,6 +28,7 @@ COMMANDS = {  # module of this package -> what the help says of it, so that help
     "providers": "List execution providers and whether they can be used here.",
     "doctor": "Check the installation by running a kernel on every provider.",
     "calibrate": "Measure how fast providers are here, for placement by cost.",
+    "tune": "Find faster code for a model's shapes by measurement.",
     "worker": "Run parts of models for other machines.",
     "cache": "Show or clear the compiled kernels kept on disk.",
     "demo": "Recognise handwritten digits with the model in the package.",

@@ -143,6 +143,8 @@ def _show_summary(output: Output, report: Report) -> None:
     )
     if report.precision != "float32":
         output.show(precision_text(report))
+    if report.tuned:
+        output.show(f"tuned: {report.tuned} decisions about shapes taken by measurement")
     gain = sum(step.gain for step in report.passes)
     if gain:
         output.show(f"estimated gain of all passes: {seconds_text(gain)} a run")

@@ -131,6 +131,7 @@ class SessionConfig(Checked):
     keep_f32: tuple[str, ...] = ()  # names or patterns of nodes that a narrower precision leaves alone
     calibration: str | Mapping[str, Any] = ""  # inputs on which it is found out what else must be left alone …
     max_error: float = 0.01  # … so that no output is further off than this part of its largest value
+    tune: float | None = None  # seconds in which to look for faster code while loading; see docs/tuning.md
     threads: int | None = None  # for providers that run threads; the reference leaves them to NumPy
     fold_limit: int = 1 << 24  # constant folding makes no constant larger than this many bytes
     plan_cache: int = 16  # how many shapes keep their plan
@@ -152,6 +153,7 @@ class SessionConfig(Checked):
         "keep_f32": Names(),
         "calibration": _Sample(),
         "max_error": Positive(whole=False),
+        "tune": Positive(whole=False),
         "threads": Whole(1, optional=True),
         "fold_limit": Whole(0, unit="bytes"),
         "plan_cache": Whole(1),

@@ -122,6 +122,10 @@ class Session:
         if self.config.debug >= 2:
             self._printer = KernelPrinter(self._parts)
         self._prepare_static()
+        if self.config.tune is not None:
+            import ranvier.runtime.tuning.at_load as tuning
+
+            self._compiled = tuning.tuned(self, self.config.tune)
         REGISTRY.watch(self)
         if self.config.debug >= 3:
             show_sources(self._parts, assembly=self.config.debug >= 4)

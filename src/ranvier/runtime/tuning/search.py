@@ -60,6 +60,7 @@ class Tuned:
     tuned_seconds: float  # … and with all that is known now
     finished: bool  # whether everything was tried
     kept: bool  # on disk
+    table: Table  # all decisions that are not the default's
     rejected: int = 0  # alternatives whose results were not the same
 
     @property
@@ -126,11 +127,11 @@ class _Search:
                 for key, each in standing.decisions().items()
                 if each.site in stage and key not in before and key not in self.outcomes
             }
-            whole = self._stage(number, standing, questions, repeatable)
-            finished = finished and whole is not None
-            if whole is not None and whole is not standing:
+            afterwards, all_tried = self._stage(number, standing, questions, repeatable)
+            finished = finished and all_tried
+            if afterwards is not standing:
                 standing.close()
-                standing = whole
+                standing = afterwards
         usual = self.variant(Table())
         for each in (usual, standing):
             each.forget()
@@ -147,28 +148,32 @@ class _Search:
             standing.seconds,
             finished,
             kept,
+            standing.table,
             self.rejected,
         )
 
     def _stage(
         self, number: int, standing: Variant, questions: Mapping[str, tuple[str, ...]], repeatable: bool
-    ) -> Variant | None:
-        """What stands afterwards; None where there was no time left for it."""
+    ) -> tuple[Variant, bool]:
+        """What stands afterwards, and whether there was time for everything. What was not tried to the end is left for
+        another time."""
         if not questions:
-            return standing
+            return standing, True
         rounds = max(map(len, questions.values()))
         measured: dict[str, Outcome] = {}
         for k in range(rounds):
             if self.spent >= self.budget:
-                return None
+                measured = {key: o for key, o in measured.items() if len(questions[key]) <= k}
+                break
             names = {key: others[k] for key, others in questions.items() if k < len(others)}
             self.progress(f"stage {number + 1} of {len(STAGES)}, {len(names)} shapes", self.spent / self.budget)
             for key, ratio in self._against(standing, names, self._share(number, rounds - k), repeatable, measured):
                 measured[key].tried[names[key]] = ratio
+        finished = self.spent < self.budget or all(key in measured for key in questions)
         self.outcomes.update(measured)
         winners = {key: best for key, o in measured.items() if (best := _best(o))}
         if not winners:
-            return standing
+            return standing, finished
         self.progress(f"stage {number + 1} of {len(STAGES)}, once more", self.spent / self.budget)
         stays: dict[str, str] = {}
         for key, ratio in self._against(standing, winners, self._share(number, 1), repeatable, measured):
@@ -176,7 +181,7 @@ class _Search:
             if ratio <= _WINS_AGAIN:
                 stays[key] = found.chosen = winners[key]
                 found.gain = 1 / max(ratio, found.tried[winners[key]])
-        return self.variant(standing.table.having(stays)) if stays else standing
+        return self.variant(standing.table.having(stays)) if stays else standing, finished
 
     def _share(self, number: int, rounds: int) -> float:
         """Seconds of a round: an even part of what is left, thought to be three more rounds for every later stage."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _APART = 2e-3  # of its largest value, that a result may differ by: sums are taken in another order
 _APART_NARROW = 5e-2  # where numbers are rounded to 16 bits on the way
+_LEAST, _MOST = 3, 100  # runs
 _DIFFERENT = 0.01  # of the elements of a result that are no fractions
 
 
@@ -93,11 +94,11 @@ class Variant:
         gc.collect()  # packed weights are as large as the model's own
 
 
-def interleaved(first: Variant, second: Variant, seconds: float, least: int = 3) -> None:
-    """Runs of both in turn, for so long and at least so many."""
+def interleaved(first: Variant, second: Variant, seconds: float) -> None:
+    """Runs of both in turn, for so long, and neither too few nor more than are needed."""
     end = time.perf_counter() + seconds
     done = 0
-    while done < least or time.perf_counter() < end:
+    while done < _LEAST or (done < _MOST and time.perf_counter() < end):
         for each in (first, second) if done % 2 else (second, first):
             each.run()
         done += 1
