@@ -78,6 +78,15 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         session("127.0.0.1:1", fallback="off")
     with pytest.raises(errors.ProviderUnavailable, match="no address"):
         session("", fallback="off")
+    monkeypatch.setenv("RANVIER_WORKER", "somewhere")
+    with pytest.raises(errors.ProviderUnavailable, match="RANVIER_WORKER must be HOST:PORT, got 'somewhere'"):
+        session("", fallback="off")
+
+
+@pytest.mark.parametrize("address", ["localhost", ":50551", "localhost:", "localhost:70000", "localhost:http"])
+def test_an_address_has_a_port(address: str) -> None:
+    with pytest.raises(errors.InvalidConfig, match="must be HOST:PORT"):
+        session(address)
 
 
 def test_an_encrypted_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,3 +257,5 @@ def test_options_are_checked() -> None:
         session(memory=0)
     with pytest.raises(errors.InvalidConfig, match="flaky"):
         session("flakey@1")
+    with pytest.raises(errors.InvalidConfig, match=r"unknown operator 'MatMull' \(did you mean 'MatMul'\?\)"):
+        session(ops="Relu, MatMull")

@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 import ranvier as rv
-from ranvier.errors import ProviderUnavailable, RanvierError
+from ranvier.errors import InvalidConfig, ProviderUnavailable, RanvierError
+from ranvier.providers.onnxruntime import OnnxRuntimeOptions
 from ranvier.providers.registry import REGISTRY
 
 BIG = 1 << 40
@@ -135,3 +136,15 @@ def test_a_model_without_the_main_domain_names_an_opset_that_all_know() -> None:
     reason, found = outcome("onnxruntime", text, {"x": np.float32([0, 1, 0.2])}, "Binarizer")
     assert not reason
     assert found.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("ep", "hint"),
+    [("CUDAExecutionProvidr", r"did you mean 'CUDAExecutionProvider'"), ("DmlExecutionProvider", r"it has .*CPUExec")],
+)
+def test_a_provider_inside_onnxruntime_that_is_not_there(ep: str, hint: str) -> None:
+    """Misspelt, the name that was meant is told; spelt right, what this installation has instead."""
+    library = pytest.importorskip("onnxruntime")
+    assert ep not in library.get_available_providers()
+    with pytest.raises(InvalidConfig, match=rf"here has no '{ep}' \({hint}"):
+        REGISTRY.get("onnxruntime").configure(OnnxRuntimeOptions(ep=ep))  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ranvier.errors import ProviderUnavailable
+from ranvier.errors import InvalidConfig, ProviderUnavailable
 from ranvier.providers import registry
 from ranvier.providers.reference import ReferenceProvider
 from ranvier.providers.registry import ProviderRegistry
@@ -92,3 +92,27 @@ def test_a_package_that_cannot_be_imported_leaves_the_others(
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
     assert own.available() == ["reference"]
     assert "broken_plugin:Provider cannot be imported" in caplog.text
+
+
+def test_names_are_found_in_any_spelling(own: ProviderRegistry) -> None:
+    own.register("cpu", ReferenceProvider, ("CPUExecutionProvider",))
+    assert [own.resolve(name) for name in ("CPU", "cpuexecutionprovider", "Reference")] == ["cpu", "cpu", "reference"]
+    assert own.resolve("TensorRT") == own.resolve("TensorrtExecutionProvider") == "tensorrt"
+    with pytest.raises(InvalidConfig, match="did you mean 'tensorrt'"):
+        own.resolve("tensorr")
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "TensorrtExecutionProvider"])
+def test_the_way_to_a_provider_of_onnx_runtime_is_told(own: ProviderRegistry, name: str) -> None:
+    with pytest.raises(ProviderUnavailable, match="'onnxruntime' with the option ep='TensorrtExecutionProvider'"):
+        own.get(name)
+
+
+def test_nobody_takes_a_name_that_means_another(own: ProviderRegistry) -> None:
+    own.register("cpu", ReferenceProvider, ("CPUExecutionProvider",))
+    for alias, owner in (("CPUExecutionProvider", "cpu"), ("reference", "reference")):
+        with pytest.raises(InvalidConfig, match=f"provider 'mine': '{alias}' means '{owner}'"):
+            own.register("mine", ReferenceProvider, ("Mine", alias))
+    assert own.names() == ["reference", "cpu"]
+    with pytest.raises(InvalidConfig, match="unknown provider 'Mine'"):
+        own.resolve("Mine")

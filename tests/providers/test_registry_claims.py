@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 import ranvier as rv
 from ranvier.config import Limits
+from ranvier.errors import InvalidConfig, OutOfMemory, UnsupportedOp
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.ops.custom import register_op, unregister_op
@@ -175,3 +176,45 @@ def test_sessions_ask_through_the_cache_until_a_provider_is_registered_anew() ->
         finally:
             REGISTRY.unregister("slow")
     assert [each.asked for each in made] == [1, 1]
+
+
+class Broken(ReferenceProvider):
+    """Fails when it is asked, after the first answer."""
+
+    name = "broken"
+    error: Exception = ValueError("no idea")
+
+    def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
+        for node in view:
+            yield Claim((node,))
+            raise self.error
+
+
+@pytest.fixture
+def broken() -> Iterator[type[Broken]]:
+    made = type("Broken", (Broken,), {})
+    REGISTRY.register("broken", made, auto=False)
+    yield made
+    REGISTRY.unregister("broken")
+
+
+@pytest.mark.parametrize("policy", ["cost", "priority"])
+@pytest.mark.parametrize("error", [ValueError("no idea"), OutOfMemory("no idea"), MemoryError("no idea")])
+def test_a_provider_that_fails_to_answer_gets_nothing(broken: type[Broken], error: Exception, policy: str) -> None:
+    broken.error = error
+    model = onnx_format.to_proto(graph()).SerializeToString()
+    with rv.load(model, providers=["broken", "cpu", "reference"], policy=policy) as session:
+        np.testing.assert_array_equal(session.run({"x": np.array([[-1.0]], np.float32)})["y"], [[2.0]])
+        for node in session.report.nodes:
+            assert node.provider in ("cpu", "reference")
+            assert ("broken", f"failed to say what it takes ({type(error).__name__}: no idea)") in node.declined
+    with pytest.raises(UnsupportedOp, match=r"broken: failed to say what it takes .*no idea"):
+        rv.load(model, providers=["broken"], fallback="off")
+    assert rv.select_backend("Relu", 10, ["broken", "cpu"]) == "cpu"
+
+
+@pytest.mark.parametrize("error", [InvalidConfig("wrong option"), ImportError("ours", name="ranvier.absent")])
+def test_what_is_no_fault_of_a_provider_is_told(broken: type[Broken], error: Exception) -> None:
+    broken.error = error
+    with pytest.raises(type(error)):
+        REGISTRY.claims.claims(broken(), graph())

@@ -19,12 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.errors import KernelError, OutOfMemory, ProviderFailed, ProviderUnavailable, RanvierError
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.tensors import ConstTensor
+from ranvier.logs import warn_once
 from ranvier.providers.base import Claim, Decline, ExecutionProvider, GraphView
 
 KEPT = 64  # answers: of a provider about a graph
 SMALL = 64  # elements of a constant whose content counts
+
+_FAILURES = (ProviderFailed, ProviderUnavailable, KernelError, OutOfMemory)  # of a provider, not of the request
 
 _Answer = list[tuple[tuple[int, ...], bool, str]]  # positions of nodes, taken?, the note or reason
 
@@ -42,7 +46,24 @@ class ClaimCache:
     def claims(
         self, provider: ExecutionProvider, graph: Graph, open_nodes: Sequence[Node] | None = None
     ) -> Iterable[Claim | Decline]:
-        """What ``provider.claim`` says about the graph, or about some of its nodes, asked now or earlier."""
+        """What ``provider.claim`` says about the graph, or about some of its nodes, asked now or earlier.
+
+        A provider that fails to answer declines everything: a flaw of one must not keep the others from working.
+        """
+        try:
+            return list(self._asked(provider, graph, open_nodes))
+        except Exception as error:
+            if isinstance(error, RanvierError) and not isinstance(error, _FAILURES):
+                raise  # options or the model are at fault, and would be elsewhere
+            if isinstance(error, ImportError) and (error.name or "").startswith("ranvier."):
+                raise  # a flaw of this installation, which nobody would see if the reference did all the work
+            reason = f"failed to say what it takes ({type(error).__name__}: {error})"
+            warn_once(f"claim {provider.name} {reason}", f"{provider.name} {reason}; others get what there is")
+            return [Decline(node, reason) for node in (graph if open_nodes is None else open_nodes)]
+
+    def _asked(
+        self, provider: ExecutionProvider, graph: Graph, open_nodes: Sequence[Node] | None
+    ) -> Iterable[Claim | Decline]:
         if not provider.capability().dear_claims:
             return provider.claim(GraphView(graph, open_nodes))
         nodes = list(graph)

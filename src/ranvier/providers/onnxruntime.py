@@ -64,11 +64,10 @@ class OnnxRuntimeProvider(ForeignProvider):
 
     def configure(self, options: Any) -> OnnxRuntimeProvider:
         made = OnnxRuntimeProvider(options)
-        known = _library().get_available_providers()
-        if options.ep not in known:
-            raise InvalidConfig(
-                f"onnxruntime {_library().__version__} here has no {options.ep!r}{nearest(options.ep, known)}"
-            )
+        here, every = _library().get_available_providers(), _library().get_all_providers()
+        if options.ep not in here:
+            hint = f" (it has {', '.join(here)})" if options.ep in every else nearest(options.ep, every)
+            raise InvalidConfig(f"onnxruntime {_library().__version__} here has no {options.ep!r}{hint}")
         return made
 
     def available(self) -> str | None:

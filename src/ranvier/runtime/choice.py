@@ -12,7 +12,7 @@ from ranvier.errors import InvalidConfig, UnsupportedOp, nearest
 from ranvier.graph.ir import Graph, Node
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete, registry
-from ranvier.providers.base import Decline, ExecutionProvider, GraphView
+from ranvier.providers.base import Decline, ExecutionProvider
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.calibration.lazy import figures_for
 from ranvier.runtime.calibration.model import MachineCosts
@@ -68,7 +68,7 @@ def _takers(
     found: list[ExecutionProvider] = []
     declined: list[tuple[str, str]] = []
     for provider in providers:
-        reasons = [a.reason for a in provider.claim(GraphView(node.graph)) if isinstance(a, Decline)]
+        reasons = [a.reason for a in REGISTRY.claims.claims(provider, node.graph) if isinstance(a, Decline)]
         if reasons:
             declined.append((provider.name, reasons[0]))
         else:

@@ -49,6 +49,13 @@ class RemoteOptions:
                 raise InvalidConfig(f"RemoteOptions: {name} must be a positive number, got {value!r}")
         if not isinstance(self.index, int) or self.index < 0:
             raise InvalidConfig(f"RemoteOptions: index must be 0 or more, got {self.index!r}")
+        if self.address and not _is_address(self.address):
+            raise InvalidConfig(f"RemoteOptions: address must be HOST:PORT, got {self.address!r}")
+
+
+def _is_address(text: Any) -> bool:
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
 
 
 class RemoteProvider(DistantProvider):
@@ -77,6 +84,8 @@ class RemoteProvider(DistantProvider):
     def _open(self) -> _GrpcChannel:
         if not self.address:
             raise ProviderUnavailable(self.name, f"no address: set its option 'address' or {ADDRESS_VARIABLE}")
+        if not _is_address(self.address):
+            raise ProviderUnavailable(self.name, f"{ADDRESS_VARIABLE} must be HOST:PORT, got {self.address!r}")
         certificate = None
         if self._ca:
             try:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from ranvier.devices import Device
-from ranvier.errors import InvalidConfig, ProviderUnavailable
+from ranvier.errors import InvalidConfig, ProviderUnavailable, nearest
 from ranvier.graph.ir import Node
 from ranvier.providers.base import DeclaredSpeed
 from ranvier.providers.distant.channel import PipeChannel
@@ -53,6 +53,23 @@ class SimOptions:
         if not isinstance(self.index, int) or self.index < 0:
             raise InvalidConfig(f"SimOptions: index must be 0 or more, got {self.index!r}")
         parse_faults(self.faults)
+        if not isinstance(self.ops, str):
+            raise InvalidConfig(f"SimOptions: ops must be names by commas, got {self.ops!r}")
+        _check_ops(listed(self.ops))
+
+
+def listed(ops: str) -> frozenset[str]:
+    return frozenset(op.strip() for op in ops.split(",") if op.strip())
+
+
+def _check_ops(ops: frozenset[str]) -> None:
+    if not ops:
+        return
+    from ranvier.ops import registry  # which takes long to import, and mostly nobody limits the operators
+
+    known = {definition.name for definition in registry.declared()}
+    for op in sorted(ops - known):
+        raise InvalidConfig(f"SimOptions: ops: unknown operator {op!r}{nearest(op, known)}")
 
 
 class SimProvider(DistantProvider):
@@ -62,7 +79,7 @@ class SimProvider(DistantProvider):
 
     def __init__(self, options: SimOptions | None = None) -> None:
         super().__init__(options or SimOptions())
-        self._ops = frozenset(op.strip() for op in self.options.ops.split(",") if op.strip())
+        self._ops = listed(self.options.ops)
 
     def configure(self, options: Any) -> SimProvider:
         return SimProvider(options)
