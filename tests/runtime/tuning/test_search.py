@@ -153,6 +153,19 @@ def test_what_wins_only_once_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.outcomes[0].chosen == "" and found.outcomes[0].tried == {"x": 0.5}
 
 
+def test_what_loses_in_the_end_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine({"conv way a": {"": 1.0, "x": 0.5}, "conv way b": {"": 1.0, "x": 0.5}})
+
+    def forget(_variant: FakeVariant) -> None:  # the last comparison begins
+        machine.times["conv way a"]["x"] = 1.5
+
+    monkeypatch.setattr(FakeVariant, "forget", forget)
+    found = _search(monkeypatch, machine)
+    assert {o.key: o.chosen for o in found.outcomes} == {"conv way a": "", "conv way b": "x"}
+    assert found.table.chosen == {"conv way b": "x"}
+    assert (found.default_seconds, found.tuned_seconds) == (2.0, 1.5)
+
+
 def test_without_time_nothing_is_settled(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     found = _search(monkeypatch, Machine({"conv way a": {"": 1.0, "x": 0.5}}), seconds=0.0)
     assert not found.finished and found.outcomes == [] and not folder.exists()

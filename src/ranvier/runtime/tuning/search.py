@@ -136,6 +136,7 @@ class _Search:
         for each in (usual, standing):
             each.forget()
         interleaved(usual, standing, max(_ROUND, _AT_THE_END * self.budget))
+        lost = self._taken_back(usual, standing)
         entries = {key: Entry(o.chosen, o.gain, o.seconds) for key, o in self.outcomes.items()}
         kept = tuning_store.save(self.isa, self.threads, entries) if entries else True
         return Tuned(
@@ -145,12 +146,23 @@ class _Search:
             sum(key in before for key in standing.decisions()),
             self.spent,
             usual.seconds,
-            standing.seconds,
+            standing.seconds - lost,
             finished,
             kept,
-            standing.table,
+            standing.table.having({key: "" for key, o in self.outcomes.items() if not o.chosen}),
             self.rejected,
         )
+
+    def _taken_back(self, usual: Variant, standing: Variant) -> float:
+        """Decisions that are slower than the default after all are not kept; the seconds that they lost."""
+        changed = [key for key, o in self.outcomes.items() if o.chosen]
+        before, after = usual.costs(changed), standing.costs(changed)
+        lost = 0.0
+        for key in changed:
+            if key in before and key in after and after[key].seconds > before[key].seconds:
+                lost += after[key].seconds - before[key].seconds
+                self.outcomes[key].chosen, self.outcomes[key].gain = "", 1.0
+        return lost
 
     def _stage(
         self, number: int, standing: Variant, questions: Mapping[str, tuple[str, ...]], repeatable: bool
