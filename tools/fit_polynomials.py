@@ -317,6 +317,12 @@ def fit_all() -> None:
     NOTES["ERF_FIRST"] = "erf(x) = 1 − exp(x·(ERF_FIRST + ERF(x))) from 0 to where erf is 1"
     for element, degree, high in (("float", 8, "4"), ("double", 24, "6")):
         polynomial("ERF", element, _erf_exponent, _erf_weight, "0", high, degree, split_first=True)
+    NOTES["EXP2_SHORT"] = "2^r = EXP2_SHORT(r), |r| <= 1/2, for results of few bits"
+    half = D("0.50001")
+    power, inverse = (lambda r: (r * LN2).exp()), (lambda r: (-r * LN2).exp())
+    NOTES["ERFC_SHORT"] = "erfc(x) = 2^(x·ERFC_SHORT(x)) for x from 0 to 4, likewise; beyond, only as small"
+    polynomial("EXP2_SHORT", "float", power, inverse, -half, half, 3)
+    polynomial("ERFC_SHORT", "float", lambda x: _erf_exponent(x) / LN2, lambda x: x * LN2, "0", "4", 4)
     NOTES["SIN"] = "sin(r) = r + r³·SIN(r²), |r| <= π/2"
     sin_tail = even_tail(lambda r: sin(r) / r, -D(1) / 6, D(1) / 120)
     for element, degree in (("float", 3), ("double", 7)):

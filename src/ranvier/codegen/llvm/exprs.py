@@ -43,6 +43,7 @@ _LLVM_UNARY = {"sqrt": "sqrt", "abs": "fabs"}
 _VMATH_UNARY = frozenset(
     {
         *("floor", "ceil", "trunc", "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "softplus"),
+        *("short_sigmoid", "short_one_plus_erf"),
         *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
     }
 )

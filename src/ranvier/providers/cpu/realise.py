@@ -19,6 +19,7 @@ from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.elements import DTYPES, NARROW
 from ranvier.codegen.llvm.sharing import tuned_sharing
 from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Op, Operand, Result
+from ranvier.codegen.loops.shorten import for_bfloat16
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
@@ -375,7 +376,7 @@ class Realiser:
         reads = list(nest.operands)
         target = self.destination(result, nest.order())
         self._offer_reuse(target, reads, nest.domain)
-        stages = [Map(((nest.store(target), made[result]),))]
+        stages = [Map(((nest.store(target), _for_store(made[result], target)),))]
         self.add(nests.launches(nest.nest(stages), self.isa, self.threads))
 
     def _offer_reuse(self, target: View, reads: Sequence[Operand], domain: Sequence[int]) -> None:
@@ -419,6 +420,8 @@ class Realiser:
         self._product(anchor, views, self.destination(result, anchor.order), epilogue)
 
     def _product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
+        if epilogue is not None:
+            epilogue = Epilogue(_for_store(epilogue.value, target), epilogue.operands)
         axis = anchor.unit_axis
         kind = target.dtype if self._takes_narrow(anchor) else target.element
         if kind is target.dtype and (axis is None or target.shape[axis] == 1 or target.strides[axis] == 1):
@@ -450,6 +453,12 @@ def _product_of(anchor: Contraction, dtype: DType) -> Expr:
     if dtype not in NARROW or anchor.out.producer is None:
         return Result(0, dtype)
     return Op("cast", (Result(0, DType.float32),), dtype)
+
+
+def _for_store(value: Expr, target: View) -> Expr:
+    """A float32 value as good as it must be: one kept as bfloat16 need not be exact before it is rounded."""
+    narrow = target.dtype is DType.bfloat16 and target.element is DType.float32
+    return for_bfloat16(value) if narrow else value
 
 
 def _label(each: Group) -> str:

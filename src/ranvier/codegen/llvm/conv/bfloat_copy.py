@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.conv.epilogues import Fields, narrowed
+from ranvier.codegen.llvm.conv.epilogues import Fields
 from ranvier.codegen.llvm.conv.interleave import interleaved
-from ranvier.codegen.llvm.elements import load_vector
+from ranvier.codegen.llvm.elements import load_vector, narrowed
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ranvier.codegen.launch import At
-from ranvier.codegen.llvm.builder import Fn, Val, vector
-from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_vector, widened
+from ranvier.codegen.llvm.builder import Fn, Val
+from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_product, widened
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, walk
@@ -145,20 +145,7 @@ class TailCode:
 
     def keep(self, value: Val, address: Val, dtype: DType, mask: Val | None = None) -> None:
         """Store what an accumulator became, rounded once."""
-        f = self.fn
-        if dtype is not DType.bfloat16 or not self.isa.has("avx512bf16") or value.lanes != 16:
-            store_vector(f, self.isa, dtype, value, address, mask=mask)
-        elif mask is None:
-            f.store(narrowed(f, value), address, 2)
-        else:
-            f.masked_store(narrowed(f, value), address, mask, 2)
-
-
-def narrowed(f: Fn, value: Val) -> Val:
-    """16 floats as bfloat16 (the bits of them), by the instruction: a sixth of the work, and denormals become zeros, as
-    they do in products of bfloat16."""
-    found = f.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", vector("bfloat", 16), [value])
-    return f.bitcast(found, vector("i16", 16))
+        store_product(self.fn, self.isa, dtype, value, address, mask)
 
 
 @dataclass(frozen=True)

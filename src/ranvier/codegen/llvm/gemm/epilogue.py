@@ -24,7 +24,7 @@ from ranvier.codegen.llvm.elements import (
     load_vector,
     memory_type,
     scatter_elements,
-    store_vector,
+    store_product,
     widened,
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter
@@ -154,7 +154,7 @@ class _Body:
 
     def spec(self) -> KernelSpec:
         types = tuple(d.name for d in self.operands)
-        key = ("gemm finish", repr(self.value), self.dtype.name, self.out.name, types, self.classes, self.dense)
+        key = ("gemm finish", 2, repr(self.value), self.dtype.name, self.out.name, types, self.classes, self.dense)
         return KernelSpec(f"gemm finish {self.dtype.name}", key, self._emit)
 
     def _emit(self, module: Module, symbol: str, isa: Isa) -> None:
@@ -205,7 +205,7 @@ class _Body:
                 value = widened(f, ExprEmitter(f, isa, count).value(self.value, leaf), count)
                 if self.dense:
                     target = f.gep(out_start, at, memory_type(self.out))
-                    store_vector(f, isa, self.out, value, target, mask=mask)
+                    store_product(f, isa, self.out, value, target, mask)
                 else:
                     scatter_elements(f, isa, self.out, value, out_start, positions * out_column, mask=mask)
 

@@ -2,7 +2,8 @@
 
 Every function takes the function under construction, one or two values of ``float`` or ``double`` elements with any
 number of lanes, and the instruction set. Errors stay within 4 units in the last place of the exact result; NaN,
-infinities, signed zeros and denormals are treated as NumPy does.
+infinities, signed zeros and denormals are treated as NumPy does. The ``short`` ones are for float values that are only
+kept in few bits.
 """
 
 from ranvier.codegen.llvm.vmath.exponential import cosh, exp, expm1, sigmoid, sinh, tanh
@@ -11,6 +12,7 @@ from ranvier.codegen.llvm.vmath.inverse import acos, asin, atan, atan2
 from ranvier.codegen.llvm.vmath.logarithm import acosh, asinh, atanh, log, log1p, softplus
 from ranvier.codegen.llvm.vmath.power import pow  # noqa: A004
 from ranvier.codegen.llvm.vmath.rounding import ceil, floor, fmod, rint, rsqrt, trunc
+from ranvier.codegen.llvm.vmath.short import short_one_plus_erf, short_sigmoid
 from ranvier.codegen.llvm.vmath.special import erf
 from ranvier.codegen.llvm.vmath.trigonometry import cos, sin, tan
 
@@ -39,6 +41,8 @@ __all__ = [
     "pow",
     "rint",
     "rsqrt",
+    "short_one_plus_erf",
+    "short_sigmoid",
     "sigmoid",
     "sin",
     "sinh",

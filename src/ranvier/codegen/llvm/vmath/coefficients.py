@@ -147,6 +147,25 @@ ERF: Table = {
         -7.834011225507792e-16,
     ),
 }
+# 2^r = EXP2_SHORT(r), |r| <= 1/2, for results of few bits
+EXP2_SHORT: Table = {
+    "float": (
+        0.9999280571937561,
+        0.6932610273361206,
+        0.24261131882667542,
+        0.05517159402370453,
+    ),
+}
+# erfc(x) = 2^(x·ERFC_SHORT(x)) for x from 0 to 4, likewise; beyond, only as small
+ERFC_SHORT: Table = {
+    "float": (
+        -1.6225013732910156,
+        -0.9380037784576416,
+        -0.12648919224739075,
+        0.019447607919573784,
+        -0.0013052267022430897,
+    ),
+}
 # sin(r) = r + r³·SIN(r²), |r| <= π/2
 SIN: Table = {
     "float": (

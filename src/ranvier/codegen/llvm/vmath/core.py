@@ -160,6 +160,19 @@ def mantissa_around_one(f: Fn, x: Val, isa: Isa) -> Val | None:
     return _wide(f, "getmant", isa, [x], extra="i32 11, ")
 
 
+def estimated_reciprocal(f: Fn, x: Val, isa: Isa) -> Val | None:
+    """1/x with a relative error below 2^-14, where one instruction gives it; for normal x, and infinity."""
+    if x.element != "float":
+        return None
+
+    def write(a: Sequence[Val], suffix: str, mask: str, _: str) -> Val:
+        name, kind = f"llvm.x86.avx512.rcp14.{suffix}", a[0].type
+        f.module.declare(name, kind, [kind, kind, mask])
+        return f.emit(kind, f"call {kind} @{name}({kind} {a[0].name}, {kind} zeroinitializer, {mask} -1)")
+
+    return _in_registers(f, isa, [x], write)
+
+
 # Responses of ``fixup`` per class of input.
 KEEP, QUIET, NAN, MINUS_INF, PLUS_INF = 0, 2, 3, 4, 5
 
