@@ -225,6 +225,25 @@ def test_kept_nodes_stay_in_float32() -> None:
     assert off > 1e-4 * np.abs(exact).max()
 
 
+@needs_products
+@pytest.mark.usefixtures("eager")
+def test_recurrent_layers_round_their_own_weights_unless_they_are_kept() -> None:
+    x = floats(0, 9, 1, 24)
+    constants = {"w": floats(1, 1, 160, 24) / np.float32(5), "r": floats(2, 1, 160, 40) / np.float32(6)}
+    made = model([node("LSTM", "x w r", "y", hidden_size=40)], {"x": x}, "y", constants)
+    exact = rv.load(made, providers=["cpu"]).run({"x": x})["y"]
+    constants["r"] = constants["r"].astype(DType.bfloat16.numpy).astype(np.float32)
+    rounded = model([node("LSTM", "x w r", "y", hidden_size=40)], {"x": x}, "y", constants)
+    expected = rv.load(rounded, providers=["cpu"]).run({"x": x})["y"]
+    with narrowed(made) as session:
+        assert choices(session) == {"LSTM_y": ("bf16", "f32")}
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=1e-6)
+    assert np.abs(expected - exact).max() > 1e-5
+    with narrowed(made, keep_f32=["LSTM*"]) as session:
+        assert choices(session) == {"LSTM_y": ("f32", "f32")}
+        np.testing.assert_array_equal(session.run({"x": x})["y"], exact)
+
+
 # -- what keeps its bits --------------------------------------------------------------------------------------------
 
 

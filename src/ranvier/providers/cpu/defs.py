@@ -194,7 +194,8 @@ class Joined(Def):
 class Opaque(Def):
     """``realise(realiser, views, outs)`` fills dense results; ``dense`` operands are made row-major before.
 
-    ``narrow(target)`` as for a contraction: then operands and results may be stored in 16 bits, each or not.
+    ``narrow(target)`` as for a contraction: then operands and results may be stored in 16 bits, each or not. A kernel
+    that ``rounds`` keeps constants that it arranges for itself in 16 bits where ``Realiser.multiplies`` says so.
     """
 
     sources: tuple[Value, ...]
@@ -202,6 +203,7 @@ class Opaque(Def):
     dense: bool = True
     flops: float = 0.0
     narrow: Callable[[Target], str | None] | None = None
+    rounds: bool = False
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -401,12 +403,13 @@ class Definitions:
         dense: bool = True,
         flops: float = 0.0,
         narrow: Callable[[Target], str | None] | None = None,
+        rounds: bool = False,
     ) -> list[Value]:
         made = [
             self._result(results[k] if k < len(results) else None, dtype, shape)
             for k, (dtype, shape) in enumerate(outs)
         ]
-        self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow))
+        self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow, rounds))
         return made
 
     def drawn(self, make: Callable[[], Array], dtype: DType, shape: Sequence[int]) -> Value:

@@ -332,6 +332,7 @@ class Realiser:
         return self._views[source].storage is whole.storage
 
     def _opaque(self, each: Opaque) -> None:
+        self.multiplies = self.target.narrow if id(each) in self.done.assignment.products else None
         able = self._takes_narrow(each)
         views = [self.view(v) if able else self.plain(self.view(v)) for v in each.sources]
         views = [self.dense(v) for v in views] if each.dense else views

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
@@ -17,6 +20,7 @@ from ranvier.codegen.llvm.vmath import core
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
+Array = np.ndarray[Any, Any]
 ELEMENTS = {DType.float32: "float", DType.float64: "double"}
 
 
@@ -63,11 +67,12 @@ def most_rows(vectors: int, isa: Isa) -> int:
 _AHEAD = 16
 
 
-def product(element: str, rows: int, vectors: int, *, far: bool = False) -> KernelSpec:
+def product(element: str, rows: int, vectors: int, *, far: bool = False, paired: bool = False) -> KernelSpec:
     """``void (ptr a, i64 lda, ptr b, i64 ldb, i64 k, ptr c, i64 ldc, ptr keep)``.
 
     ``c[r, :] = keep[r] * c[r, :] + sum over j < k of a[r, j] * b[j, :]``; a null ``keep`` forgets what ``c`` held.
-    ``far`` fetches rows of ``b`` ahead: for those that stream from memory once.
+    ``far`` fetches rows of ``b`` ahead: for those that stream from memory once. ``paired``: ``b`` is bfloat16, two
+    vectors (:func:`pairs`) in the bits of one of ``element``, which is float32, and ``ldb`` counts those.
     """
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -99,7 +104,10 @@ def product(element: str, rows: int, vectors: int, *, far: bool = False) -> Kern
         with f.loop(0, f.args["k"]) as j:
             row = at.get()
             at.set(f.gep(row, f.args["ldb"], element))
-            loaded = [f.load(kind, f.gep(row, v * lanes, element)) for v in range(vectors)]
+            if paired:
+                loaded = [x for v in range(vectors // 2) for x in _both(f, f.gep(row, v * lanes, element), lanes)]
+            else:
+                loaded = [f.load(kind, f.gep(row, v * lanes, element)) for v in range(vectors)]
             if far:
                 later = f.gep(row, f.args["ldb"] * _AHEAD, element)
                 for offset in range(0, vectors * isa.vector_bytes, 64):
@@ -113,7 +121,22 @@ def product(element: str, rows: int, vectors: int, *, far: bool = False) -> Kern
                 f.store(sums[r][v].get(), f.gep(c_rows[r], v * lanes, element))
         f.ret()
 
-    return KernelSpec(f"product {element} {rows}x{vectors}", ("product of rows", element, rows, vectors, far), emit)
+    name = f"product {element} {rows}x{vectors}{' of pairs' if paired else ''}"
+    return KernelSpec(name, ("product of rows", element, rows, vectors, far, paired), emit)
+
+
+def pairs(rows: Array, lanes: int) -> Array:
+    """Rows of an even number of float32 vectors as ``product`` reads them ``paired``: of two neighbouring vectors,
+    rounded to bfloat16, the first in the lower halves of 32 bits and the second in the upper ones."""
+    halves = rows.astype(DType.bfloat16.numpy).view(np.uint16).reshape(-1, 2, lanes)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).view(np.uint32).reshape(-1)
+
+
+def _both(f: Fn, place: Val, lanes: int) -> list[Val]:
+    """The two float32 vectors of a vector of pairs."""
+    whole, kind = vector("i32", lanes), vector("float", lanes)
+    bits = f.load(whole, place)
+    return [f.bitcast(f.shl(bits, 16), kind), f.bitcast(f.and_(bits, -(1 << 16)), kind)]
 
 
 def call_product(

@@ -104,11 +104,12 @@ class Cell:
     peepholes: bool = False
     linear_before_reset: bool = False
     lengths: bool = False  # sequences end at different steps
+    paired: bool = False  # recurrent weights are bfloat16, two in 32 bits
 
     @property
     def key(self) -> tuple[object, ...]:
         functions = tuple((a.name, a.alpha, a.beta) for a in self.activations)
-        flags = (self.coupled, self.peepholes, self.linear_before_reset, self.lengths)
+        flags = (self.coupled, self.peepholes, self.linear_before_reset, self.lengths, self.paired)
         return (self.kind, self.element, functions, self.clip, *flags)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import gemm
-from ranvier.codegen.llvm.attention.micro import ELEMENTS, most_rows, most_vectors, product
+from ranvier.codegen.llvm.attention.micro import ELEMENTS, most_rows, most_vectors, pairs, product
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent import steps
 from ranvier.codegen.llvm.recurrent.cells import DEFAULTS, GATES, PARAMETERS, Cell, Kind, activations_of, phases_of
@@ -104,9 +104,15 @@ def supported(kind: Kind, attrs: Mapping[str, Any], dtype: DType = DType.float32
     return None
 
 
-def recurrent(layer: Layer, given: Operands, wanted: Results, isa: Isa, *, threads: int = 1) -> list[Launch]:
-    """The whole layer. Weights that are constants are arranged now, others whenever the launches run."""
-    plan = _Plan.of(layer, given, wanted, isa, threads)
+def recurrent(
+    layer: Layer, given: Operands, wanted: Results, isa: Isa, *, threads: int = 1, narrow: bool = False
+) -> list[Launch]:
+    """The whole layer. Weights that are constants are arranged now, others whenever the launches run.
+
+    ``narrow``: recurrent weights that are float32 constants may be rounded to bfloat16. Every step reads all of them,
+    which takes longer than multiplying; states and sums stay float32.
+    """
+    plan = _Plan.of(layer, given, wanted, isa, threads, narrow)
     if plan.batch == 0 or plan.hidden == 0:
         return []
     inputs, launches = _projected(plan)
@@ -126,11 +132,12 @@ class _Plan:
     row_block: int
     tile_rows: int
     arrangement: Arrangement
+    paired: bool  # recurrent weights are bfloat16, two in 32 bits
     shared: bool  # threads share every step
     moment_ns: float  # how long a phase of a step takes one thread, roughly
 
     @classmethod
-    def of(cls, layer: Layer, given: Operands, wanted: Results, isa: Isa, threads: int) -> _Plan:
+    def of(cls, layer: Layer, given: Operands, wanted: Results, isa: Isa, threads: int, narrow: bool) -> _Plan:
         steps_, batch = given.x.shape[:2] if layer.layout == 0 else given.x.shape[1::-1]
         hidden = given.r.shape[2]
         phases = phases_of(layer.kind, layer.linear_before_reset)
@@ -138,13 +145,18 @@ class _Plan:
         lanes = isa.lanes(dtype.itemsize)
         directions, gates = len(layer.backwards), max(map(len, phases))
         weights = directions * GATES[layer.kind] * hidden * hidden
-        step_ns = max(2.0 * weights * batch / _FLOPS_PER_NS, weights * dtype.itemsize / _BYTES_PER_NS)
+        paired = narrow and given.r.storage.array is not None and given.x.dtype is DType.float32
+        item = dtype.itemsize // 2 if paired else dtype.itemsize
+        step_ns = max(2.0 * weights * batch / _FLOPS_PER_NS, weights * item / _BYTES_PER_NS)
         shared = threads > directions and step_ns / len(phases) >= _SHARED_NS
         # whole sequences are split over threads as far as directions leave some idle; few share the weights better
         tiles = 1 if shared else max(1, min(threads // directions, batch // _FEW_ROWS))
         tile_rows = -(-max(batch, 1) // tiles)
         most = most_vectors(min(tile_rows, 6), isa)
         unit_vectors = max(1, min(most // gates, -(-hidden // lanes)))
+        if any(unit_vectors * len(phase) % 2 for phase in phases):
+            paired = paired and unit_vectors > 1
+            unit_vectors -= unit_vectors % 2 if paired else 0
         arrangement = Arrangement(hidden, lanes, unit_vectors, phases)
         if shared:  # few units and many sequences: both are split
             parts = max(1, min(-(-2 * threads // max(1, directions * arrangement.panels)), batch // _FEW_ROWS))
@@ -154,7 +166,7 @@ class _Plan:
         if tile_rows < batch:  # only the last tile may leave rows over
             tile_rows = -(-tile_rows // block) * block
         sizes = (steps_, batch, hidden, block, tile_rows)
-        return cls(layer, given, wanted, isa, threads, *sizes, arrangement, shared, step_ns / len(phases))
+        return cls(layer, given, wanted, isa, threads, *sizes, arrangement, paired, shared, step_ns / len(phases))
 
     @property
     def directions(self) -> int:
@@ -227,6 +239,9 @@ def _recurrent_weights(plan: _Plan) -> tuple[Storage, list[Launch], int, int]:
             offset = d * per_direction + starts[p]
             parts.append(Placed(matrix, arrangement.table(p), None, width, width * hidden, width, offset))
     storage, launches = place(parts, plan.directions * per_direction, plan.dtype)
+    if plan.paired:
+        assert storage.array is not None
+        return Storage.packed(pairs(storage.array, arrangement.lanes)), launches, per_direction // 2, starts[-1] // 2
     return storage, launches, per_direction, starts[-1]
 
 
@@ -274,6 +289,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
         given.peepholes is not None and layer.kind == "LSTM",
         layer.linear_before_reset and layer.kind == "GRU",
         given.lengths is not None and plan.steps > 0,
+        plan.paired,
     )
     y = wanted.y
     y_strides = (0, 0, 0, 1) if y is None else y.strides
@@ -335,7 +351,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
                 tiles=count * batch_tiles * parts,
                 writes=(state, *(v.storage for v in (y, wanted.y_h, wanted.y_c) if v is not None)),
                 scratch=scratch,
-                flops=2.0 * count * plan.steps * plan.batch * per_direction,
+                flops=2.0 * count * plan.steps * plan.batch * arrangement.columns * plan.hidden,
                 traffic=float(count * plan.steps * per_direction * item),
                 label=layer.kind,
                 rounds=-(-moments // span),
@@ -349,5 +365,5 @@ def _codes(plan: _Plan, cell: Cell) -> list[At | Code]:
     found: list[At | Code] = []
     for phase in (0, len(cell.phases) - 1):
         vectors = plan.arrangement.unit_vectors * len(cell.phases[phase])
-        found += [Code(product(cell.element, rows, vectors)) for rows in (plan.row_block, rest)]
+        found += [Code(product(cell.element, rows, vectors, paired=cell.paired)) for rows in (plan.row_block, rest)]
     return found

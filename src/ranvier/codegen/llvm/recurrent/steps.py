@@ -199,7 +199,8 @@ class _Steps:
         width = vectors * (gates * lanes)
         before = f.i64(0) if phase == 0 else frame["padded"] * len(self.cell.phases[0])
         weights = frame.at(self.weights, (frame["weight_phase"], phase)) if phase else self.weights
-        weights = frame.at(weights, (p, width * frame["hidden"]))
+        row = f.lshr(width, 1) if self.cell.paired else width
+        weights = frame.at(weights, (p, row * frame["hidden"]))
         state = self.now if phase == 0 else self.reset
         block = frame["row_block"]
         whole = self.rows - f.rem(self.rows, block, signed=False)
@@ -207,7 +208,7 @@ class _Steps:
         def product(r: Val, code: str) -> None:
             a = frame.at(state, (r, frame["padded"]))
             c = frame.at(self.products, (r, width))
-            call_product(f, frame.buffer(code), a, frame["padded"], weights, width, frame["hidden"], c, width)
+            call_product(f, frame.buffer(code), a, frame["padded"], weights, row, frame["hidden"], c, width)
 
         with f.loop(0, whole, block) as r:
             product(r, f"product_{phase}")

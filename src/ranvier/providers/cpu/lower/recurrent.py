@@ -55,11 +55,12 @@ def layer(n: NodeView, b: Definitions) -> None:
         operands = Operands(given[0], given[1], given[2], *given[3:])
         where = dict(zip(wanted, outs))
         results = Results(where.get(0), where.get(1), where.get(2))
-        return recurrent(made, operands, results, r.isa, threads=r.threads)
+        narrow = r.multiplies is DType.bfloat16
+        return recurrent(made, operands, results, r.isa, threads=r.threads, narrow=narrow)
 
     shapes = [(work, n.out_shape(k)) for k in wanted]
     if dtype not in HALVES:
-        b.opaque(sources, realise, shapes, [n.outputs[k] for k in wanted])
+        b.opaque(sources, realise, shapes, [n.outputs[k] for k in wanted], rounds=dtype is DType.float32)
         return
     for k, value in zip(wanted, b.opaque(sources, realise, shapes)):
         b.pointwise([value], lambda e: cast(e[0], dtype), dtype, out=n.outputs[k])

@@ -66,6 +66,7 @@ class _Assigning:
         self.narrowed: dict[Value, int] = {}  # … and in 16 bits
         self.products: dict[int, int] = {}  # of definitions, their items
         self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
+        self.rounding: set[int] = set()  # definitions whose own constants are in 16 bits
         self.readers: dict[Value, list[Group]] = {}
         self.exact = [(v, why) for g in groups for v, why in exact_reads(g, program).items()]
         self.signals = before_logarithms(groups, program, self.exact)
@@ -181,7 +182,7 @@ class _Assigning:
             for v in d.outputs
             if self._movable(v) and self.items.get(self.memory(v)) in ones
         }
-        products = {key for key, item in self.products.items() if item in ones}
+        products = {key for key, item in self.products.items() if item in ones} | self.rounding
         made = Assignment(stored, products)
         for group in self.groups:
             self._tell(group, made)
@@ -204,6 +205,8 @@ class _Assigning:
         elif isinstance(anchor, Opaque):
             able = anchor.narrow is not None and anchor.narrow(self.target) is None
             self._plain(group) if able else self._float_only(group)
+            if anchor.rounds and self.narrow is DType.bfloat16:
+                self._constants_of(group, anchor)
         else:
             self._plain(group)
 
@@ -227,6 +230,15 @@ class _Assigning:
             self._needs_float(value)
         for value in self.writes(group):
             self.cut.cost(self.item(value), one=self._conversion(value))
+
+    def _constants_of(self, group: Group, anchor: Opaque) -> None:
+        """A kernel's own weights cost nothing to convert: they are narrow unless they must not be."""
+        if name := self.kept(group):
+            self.unable[id(anchor)] = f"kept by {name!r}"
+        elif id(group) in self.signals:
+            self.unable[id(anchor)] = "what it makes goes into log"
+        else:
+            self.rounding.add(id(anchor))
 
     def _contraction(self, group: Group, anchor: Contraction) -> None:
         able = anchor.narrow is not None and self.program.dtype(anchor.out) is F32
@@ -287,7 +299,8 @@ class _Assigning:
         stores = self.target.precision if any(v in made.stored for v in results) else "f32"
         for each in group.defs:
             if each.label and self._worth_telling(each, results):
-                computes = self.target.precision if id(group.anchor) in made.products else "f32"
+                narrow = {id(group.anchor), id(group.last)} & made.products
+                computes = self.target.precision if narrow else "f32"
                 made.choices.setdefault(each.label, NodePrecision(computes, stores, self._reason(group, made, results)))
 
     def _worth_telling(self, each: Def, results: Sequence[Value]) -> bool:
@@ -298,6 +311,8 @@ class _Assigning:
         anchor = group.anchor
         if isinstance(anchor, Contraction) and id(anchor) not in made.products:
             found.append(self.unable.get(id(anchor), "conversions would cost more than they save"))
+        elif id(group.last) in self.unable:
+            found.append(self.unable[id(group.last)])
         kept = next((self.why[self.memory(v)] for v in results if self.memory(v) in self.why), "")
         if kept and kept not in found:
             found.append(f"result {kept}")
