@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; importing typing fo
 if TYPE_CHECKING:
     from typing import Any
 
-    from ranvier import capi, errors
+    from ranvier import capi, errors, numpy
     from ranvier.config import Limits, MemoryConfig, ProviderConfig, SessionConfig
     from ranvier.devices import Device, DeviceConfig, DeviceInfo, detect_devices
     from ranvier.dlpack import from_dlpack, to_dlpack
@@ -65,10 +65,11 @@ if TYPE_CHECKING:
     from ranvier.runtime.ort.value import OrtDevice, OrtValue
     from ranvier.runtime.preferred import backend, set_backend, set_backend_priority
     from ranvier.runtime.session import Session, load
+    from ranvier.tensor import Tensor, grad, stop_gradient, value_and_grad, vjp
 
     __version__: str
 
-_SUBMODULES = ("capi", "errors")
+_SUBMODULES = ("capi", "errors", "numpy")
 
 # module -> the public names that live there
 _HOMES = {
@@ -117,6 +118,7 @@ _HOMES = {
     "runtime.ort.value": ("OrtDevice", "OrtValue"),
     "runtime.preferred": ("backend", "set_backend", "set_backend_priority"),
     "runtime.session": ("Session", "load"),
+    "tensor": ("Tensor", "grad", "stop_gradient", "value_and_grad", "vjp"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -210,6 +212,7 @@ __all__ = [
     "SessionConfig",
     "SessionManager",
     "SessionOptions",
+    "Tensor",
     "__version__",
     "backend",
     "capi",
@@ -226,8 +229,10 @@ __all__ = [
     "get_build_info",
     "get_device",
     "get_version_string",
+    "grad",
     "has_collective_ops",
     "load",
+    "numpy",
     "preload_dlls",
     "print_debug_info",
     "register_op",
@@ -237,6 +242,9 @@ __all__ = [
     "set_default_logger_severity",
     "set_default_logger_verbosity",
     "set_seed",
+    "stop_gradient",
     "to_dlpack",
     "unregister_op",
+    "value_and_grad",
+    "vjp",
 ]

@@ -1,0 +1,47 @@
+"""Lazy tensors and what is built on them: functions, random numbers, gradients."""
+
+from __future__ import annotations
+
+from ranvier.tensor import (
+    autodiff,
+    composed,
+    core,  # first: the others need the class
+    creation,
+    elementwise,
+    fft,
+    host,
+    indexing,
+    info,
+    linalg,
+    manipulate,
+    random,
+    reductions,
+    searching,
+    types,
+)
+from ranvier.tensor.autodiff import grad, stop_gradient, value_and_grad, vjp
+from ranvier.tensor.core import Tensor
+
+__all__ = [
+    "Tensor",
+    "autodiff",
+    "composed",
+    "core",
+    "creation",
+    "elementwise",
+    "fft",
+    "grad",
+    "host",
+    "indexing",
+    "info",
+    "linalg",
+    "manipulate",
+    "random",
+    "reductions",
+    "searching",
+    "stop_gradient",
+    "types",
+    "value_and_grad",
+    "vjp",
+]
+_OF_TENSORS = True

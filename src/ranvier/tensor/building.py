@@ -1,0 +1,73 @@
+"""Expressions as a graph: what they need that exists comes in, what is wanted goes out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.tensors import ConstTensor
+from ranvier.graph.types import TensorType
+from ranvier.ops import NEWEST, registry
+from ranvier.ops.proto import schema_of
+from ranvier.tensor.expr import ITEM, STOP, Expr
+
+
+def graph_of(leaves: Sequence[Expr], order: Sequence[Expr], outputs: Sequence[Expr]) -> Graph:
+    """The graph that computes ``outputs`` from ``leaves``, through ``order``, which has operands first."""
+    graph, values = lowered(leaves, order)
+    graph.outputs = [values[expr] for expr in outputs]
+    return graph
+
+
+def lowered(leaves: Sequence[Expr], order: Sequence[Expr]) -> tuple[Graph, Mapping[Expr, Value]]:
+    """A graph with a value for each expression; no outputs yet."""
+    graph = Graph("tensors", opsets={"": NEWEST})
+    values: dict[Expr, Value] = {}
+    constants: dict[Any, Value] = {}
+    for k, leaf in enumerate(leaves):
+        values[leaf] = graph.add_input(f"x{k}", TensorType(leaf.dtype, leaf.shape))
+    for expr in order:
+        assert expr.spec is not None
+        op, attrs, fixed, count = expr.spec
+        if op == ITEM:
+            made = values[expr.inputs[0]].producer
+            assert made is not None
+            values[expr] = made.outputs[attrs[0][1]]
+        else:
+            operands: list[Value | None] = [values[x] for x in expr.inputs]
+            for position, numbers in fixed:
+                if numbers is not None and numbers not in constants:
+                    constants[numbers] = graph.add_constant(ConstTensor.of(np.array(numbers, np.int64)))
+                operands.insert(position, None if numbers is None else constants[numbers])
+            name = "Identity" if op == STOP else op
+            made = graph.add(name, operands, dict(attrs), count, version=version_of(name))
+            values[expr] = made.output
+        values[expr].type = TensorType(expr.dtype, expr.shape)
+    for node in graph:
+        _complete_unused(node)
+    return graph, values
+
+
+def _complete_unused(node: Node) -> None:
+    """Types of results that no expression stands for."""
+    if any(value.type is None for value in node.outputs):
+        from ranvier.ops import complete
+
+        complete(node)
+
+
+@functools.cache
+def version_of(op: str, domain: str = "") -> int:
+    """The newest version of an operator."""
+    schema = schema_of(domain, op, NEWEST)
+    if schema is not None:
+        return int(schema.since_version)
+    found = registry.find(domain, op)
+    return found.since if found else 1
+
+
+_OF_TENSORS = True

@@ -1,0 +1,158 @@
+"""What a lazy tensor stands for: an operator and what it is applied to, or numbers that exist already.
+
+An :class:`Expr` is lighter than a node of the graph on purpose. Nodes know their users, which would tie every
+parameter to all that was ever computed from it; an expression knows only its operands, and goes when nobody needs it.
+Nodes are made of expressions when a group is compiled, once for all groups of the same structure.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ranvier.devices import Device
+from ranvier.dtypes import DType
+
+if TYPE_CHECKING:
+    from weakref import ReferenceType
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+# an operand that is part of the operator: its position and its integers (a plain number for one without dimensions,
+# None for one that is left out)
+Fixed = tuple[int, "int | Shape | None"]
+# operator, attributes, fixed operands and how many results there are; equal ones do the same to operands of one type
+Spec = tuple[str, tuple[tuple[str, Any], ...], tuple[Fixed, ...], int]
+Place = tuple[CodeType, int]
+
+ITEM = "item"  # a further result of the operand, which is an operator with several
+STOP = "stop_gradient"  # the operand itself, through which no gradient goes
+HOSTED = "numpy."  # begins the names of functions that NumPy has computed already
+HERE: Device | None = None  # the device of tensors that nobody put anywhere: this machine, by what costs least
+
+
+class Trace:
+    """One differentiation under way. While it is, realised expressions that it may ask for keep what made them."""
+
+    __slots__ = ("active", "level")
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.active = True
+
+
+class Expr:
+    """A value: computed (``array``), to be computed (``spec`` and ``inputs``), or both while it may be derived."""
+
+    __slots__ = (
+        "__weakref__",
+        "array",
+        "depth",
+        "device",
+        "dtype",
+        "handle",
+        "inputs",
+        "shape",
+        "spec",
+        "together",
+        "trace",
+        "where",
+    )
+
+    array: Array | None
+    spec: Spec | None
+    inputs: tuple[Expr, ...]
+    dtype: DType
+    shape: Shape
+    depth: int  # operators on the longest way to something that is computed
+    device: Device | None
+    trace: Trace | None
+    where: Place | None  # the user's line
+    handle: ReferenceType[Any] | None  # the tensor through which the user holds this, while he does
+    together: tuple[ReferenceType[Expr], ...]  # what shares most of its work with this one
+
+    def release(self) -> None:
+        """Forget how a computed value came about."""
+        self.spec = None
+        self.inputs = ()
+        self.trace = None
+        self.depth = 0
+        self.together = ()
+
+
+def spec(op: str, attrs: tuple[tuple[str, Any], ...] = (), fixed: tuple[Fixed, ...] = (), outputs: int = 1) -> Spec:
+    return (op, attrs, fixed, outputs)
+
+
+def known(array: Array, dtype: DType, device: Device | None = HERE) -> Expr:
+    """An expression for numbers that exist."""
+    made = Expr.__new__(Expr)
+    made.array = array
+    made.spec = None
+    made.inputs = ()
+    made.dtype = dtype
+    made.shape = array.shape
+    made.depth = 0
+    made.device = device
+    made.trace = None
+    made.where = None
+    made.handle = None
+    made.together = ()
+    return made
+
+
+def applied(of: Spec, inputs: tuple[Expr, ...], dtype: DType, shape: Shape, device: Device | None = HERE) -> Expr:
+    """An expression for an operator applied to others. The hot path: every operation on tensors comes through here."""
+    made = Expr.__new__(Expr)
+    made.array = None
+    made.spec = of
+    made.inputs = inputs
+    made.dtype = dtype
+    made.shape = shape
+    made.device = device
+    made.handle = None
+    made.together = ()
+    depth = 0
+    trace = None
+    for operand in inputs:
+        if operand.array is None and operand.depth > depth:
+            depth = operand.depth
+        theirs = operand.trace
+        if theirs is not None:
+            if theirs.active:
+                if trace is None or theirs.level < trace.level:
+                    trace = theirs
+            elif operand.array is not None:
+                operand.release()
+    made.depth = depth + 1
+    made.trace = trace
+    frame = sys._getframe(1)
+    while frame.f_globals.get("_OF_TENSORS"):  # modules of this package say so; the first that does not is the user's
+        back = frame.f_back
+        if back is None:
+            break
+        frame = back
+    made.where = (frame.f_code, frame.f_lasti)
+    return made
+
+
+def line_of(expr: Expr) -> str:
+    """``file:line`` of the operation, for people."""
+    if expr.where is None:
+        return ""
+    code, at = expr.where
+    number = next((line for start, end, line in code.co_lines() if start <= at < end and line is not None), None)
+    return f"{code.co_filename}:{number or code.co_firstlineno}"
+
+
+def bytes_of(expr: Expr) -> int:
+    count = 1
+    for size in expr.shape:
+        count *= size
+    return expr.dtype.nbytes(count)
+
+
+_OF_TENSORS = True

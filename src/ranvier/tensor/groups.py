@@ -1,0 +1,185 @@
+"""Computing what is wanted: the expressions behind it become a group, and equal groups are compiled once.
+
+A group is looked up by its structure: operators with their attributes, element types, shapes and wiring. Numbers are
+no part of it (they are inputs), so a loop over equal shapes compiles in its first round only. What the user still
+holds along the way, and what shares most of the work, is computed with it rather than again later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ranvier.devices import Device
+from ranvier.errors import InvalidGraph, RanvierError
+from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.fallback import FAILURES
+from ranvier.runtime.plan import Plan
+from ranvier.runtime.preferred import preferred
+from ranvier.runtime.session import Session
+from ranvier.tensor.building import graph_of
+from ranvier.tensor.expr import Array, Expr, line_of
+
+_KEPT = 512  # compiled groups
+DEEPEST = 1000  # operators in a row; deeper expressions are computed as they are made
+
+
+class Group:
+    """One structure, compiled. The plan is called directly; where that way is not open, or fails, the session is."""
+
+    __slots__ = ("_plan", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._plan: Plan = session.bind()
+
+    def run(self, arrays: list[Array]) -> Sequence[Array]:
+        try:
+            found = self._plan.run_directly(arrays)
+        except FAILURES:
+            found = None  # the session knows who else can do it
+        if found is None:
+            found = list(self.session.run(dict(zip(self.session.signature.required, arrays))).values())
+        return found
+
+
+class Cache:
+    """Groups by structure, the ones used last; thread-safe. Two threads that need the same one may both make it."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._groups: OrderedDict[Any, Group] = OrderedDict()
+        self._lock = threading.Lock()
+        self.made = 0
+
+    def find(self, key: Any) -> Group | None:
+        with self._lock:
+            found = self._groups.get(key)
+            if found is not None:
+                self._groups.move_to_end(key)
+            return found
+
+    def keep(self, key: Any, group: Group) -> None:
+        with self._lock:
+            self.made += 1
+            self._groups[key] = group
+            while len(self._groups) > self._size:
+                self._groups.popitem(last=False)  # its session ends with the last run that uses it
+
+    def clear(self) -> None:
+        with self._lock:
+            self._groups.clear()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+groups = Cache(_KEPT)
+
+
+class Walk:
+    """The expressions behind some others, operands first, with the key of their structure."""
+
+    __slots__ = ("key", "leaves", "order", "outputs")
+
+    def __init__(self, wanted: Iterable[Expr]) -> None:
+        order: list[Expr] = []
+        leaves: list[Expr] = []
+        key: list[Any] = []
+        outputs: list[Expr] = []
+        numbers: dict[Expr, int] = {}
+        pending = list(wanted)
+        first = set(pending)
+        while pending:
+            expr = pending[-1]
+            if expr in numbers:
+                pending.pop()
+                continue
+            if expr.array is not None:
+                pending.pop()
+                numbers[expr] = len(numbers)
+                leaves.append(expr)
+                key += (expr.dtype, expr.shape)
+                continue
+            inputs = expr.inputs
+            ready = True
+            for operand in inputs:
+                if operand not in numbers:
+                    pending.append(operand)
+                    ready = False
+            if not ready:
+                continue
+            pending.pop()
+            numbers[expr] = len(numbers)
+            order.append(expr)
+            key.append(expr.spec)
+            for operand in inputs:
+                key.append(numbers[operand])
+            handle = expr.handle
+            if expr in first or (handle is not None and handle() is not None):
+                outputs.append(expr)
+                key.append("out")
+            if expr.together:
+                for each in expr.together:
+                    other = each()
+                    if other is not None and other not in first and other.array is None:
+                        first.add(other)
+                        if other not in numbers:
+                            pending.insert(0, other)
+                        elif other not in outputs:
+                            outputs.append(other)
+                            key += ("also", numbers[other])
+        self.order, self.leaves, self.outputs = order, leaves, outputs
+        self.key = tuple(key)
+
+
+def realise(wanted: Iterable[Expr]) -> None:
+    """Compute the arrays of these expressions, all of them in one group for each device."""
+    missing = [expr for expr in wanted if expr.array is None]
+    while missing:
+        device = missing[0].device
+        _realise([expr for expr in missing if expr.device is device or expr.device == device], device)
+        missing = [expr for expr in missing if expr.array is None]
+
+
+def _realise(wanted: list[Expr], device: Device | None) -> None:
+    walk = Walk(wanted)
+    key = (walk.key, device, preferred())
+    group = groups.find(key)
+    if group is None:
+        group = _compiled(walk, device)
+        groups.keep(key, group)
+    results = group.run([leaf.array for leaf in walk.leaves])  # type: ignore[misc]
+    for expr, array in zip(walk.outputs, results):
+        array.flags.writeable = False
+        expr.array = array
+        trace = expr.trace
+        if trace is None or not trace.active:
+            expr.release()
+
+
+def _compiled(walk: Walk, device: Device | None) -> Group:
+    for expr in walk.order:
+        if expr.spec is None:
+            raise InvalidGraph("a tensor without numbers and without an operator")
+    graph = graph_of(walk.leaves, walk.order, walk.outputs)
+    try:
+        return Group(Session(graph, config_for(device)))
+    except RanvierError as error:
+        error.add_note("operations: " + ", ".join(f"{e.spec[0]} at {line_of(e)}" for e in walk.order[-4:] if e.spec))
+        raise
+
+
+def config_for(device: Device | None) -> Any:
+    """The session's options: of this machine all providers are asked; of another device, those that are on it."""
+    if device is None:
+        return None
+    from ranvier.config import SessionConfig
+
+    names = [name for name in REGISTRY.available() if REGISTRY.get(name).device == device]
+    return SessionConfig(providers=tuple(dict.fromkeys([*preferred(), *names])), fallback="off")
+
+
+_OF_TENSORS = True
