@@ -18,7 +18,7 @@ from ranvier.errors import InvalidBuffer, InvalidConfig, InvalidValue, MemoryLim
 from ranvier.memory import MemoryTracker
 from ranvier.memory import room as room_module
 from ranvier.providers.base import PooledAllocator, TensorAllocator
-from ranvier.providers.memory import MappedSource, PoolAllocator, SharedHandle, SharedSource, attach
+from ranvier.providers.memory import MappedSource, PoolAllocator, SharedHandle, SharedSource, SystemSource, attach
 
 from .memory_checks import FailingSource, address, check_buffers
 
@@ -437,3 +437,8 @@ def test_eight_threads(growth: str) -> None:
     stats = made.stats()
     assert stats.active == 0 and stats.reserved <= 32 * MB and stats.cached == stats.reserved
     assert made.close() == 0 and made.stats().reserved == 0
+
+
+def test_an_unknown_placement_is_told() -> None:
+    with pytest.raises(InvalidConfig, match=r"placement cannot be 'interleaved' \(did you mean 'interleave'\?\)"):
+        SystemSource("interleaved")  # type: ignore[arg-type]

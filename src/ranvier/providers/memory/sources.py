@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from ranvier.errors import InvalidConfig, OutOfMemory
-from ranvier.memory.numa import Placement, place, topology
+from ranvier.errors import InvalidConfig, OutOfMemory, nearest
+from ranvier.memory.numa import PLACEMENTS, Placement, place, topology
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +78,8 @@ class SystemSource:
     forks: ClassVar[bool] = True  # a child gets copies
 
     def __init__(self, placement: Placement = "local") -> None:
+        if placement not in PLACEMENTS:
+            raise InvalidConfig(f"SystemSource: placement cannot be {placement!r}{nearest(placement, PLACEMENTS)}")
         self._placement = placement
 
     def reserve(self, nbytes: int, alignment: int) -> HostRegion:
