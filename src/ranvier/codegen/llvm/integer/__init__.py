@@ -5,6 +5,7 @@ from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depth
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
+from ranvier.codegen.llvm.integer.padded import reads_padded
 from ranvier.codegen.llvm.integer.product import integer_matmul
 from ranvier.codegen.llvm.integer.table import table_lookup
 
@@ -23,6 +24,7 @@ __all__ = [
     "pack_filters",
     "pixels_hint",
     "quantized_lstm",
+    "reads_padded",
     "table_lookup",
     "tuned_dot",
 ]

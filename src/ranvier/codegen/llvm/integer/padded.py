@@ -5,12 +5,15 @@ times the stride, so that stepping over the end of one row of outputs leads to t
 stride apart, at the price of some columns at the end of every row that are computed and dropped. With a stride, rows
 whose numbers leave the same remainder lie together. A tap is an offset, and nothing is copied once per tap.
 
+Of a 1x1 convolution rows are the pixels where they lie, or where they were put side by side if it has a stride.
+
 Sums wait in one of two blocks of scratch, so that a tile is finished while the next one is multiplied.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,30 +21,34 @@ from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.builder import Module
+from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.integer.dots import TILES
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.padded_driver import NAMES, OPERANDS, PaddedDriver
-from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES
+from ranvier.codegen.llvm.integer.product import FINISH_US
 from ranvier.codegen.llvm.integer.segments import segments_spec
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _GOPS = 1500.0  # rough speed of one core
-_NEAR = 96 << 10  # bytes of a copy and its results …
+_NEAR = 96 << 10  # bytes of a block, of its results and of what is added to them …
 _FAR = 384 << 10  # … and where filters are too large to be read again for every block
+_REREAD = 512 << 10
 _OTHERS = tuple(size << 10 for size in (32, 64, 192, 384, 768))
 _PIXEL = 4  # bytes of a pixel of a thin image
+_MANY = 1 << 40
 
 
 def reads_padded(shape: ConvShape, packed: PackedCodes) -> bool:
     """Whether packed filters have their depth in segments that a padded copy has: lines of channels for every tap, or
     pixels of four bytes for every row of taps."""
-    if packed.dot is not TILES or shape.group > 1 or shape.taps == 1:
+    if packed.dot is not TILES or shape.group > 1:
         return False
     if shape.kernel[0] != 1 or shape.size[0] != 1 or shape.begin[0] != 0:
         return False
@@ -50,6 +57,25 @@ def reads_padded(shape: ConvShape, packed: PackedCodes) -> bool:
 
 def _is_thin(shape: ConvShape) -> bool:
     return shape.depth == _PIXEL and shape.dilations[2] == 1 and shape.kernel[2] * _PIXEL <= tiles.LINE
+
+
+def _every(x: View, shape: ConvShape) -> tuple[View, ConvShape]:
+    """A 1x1 convolution without its stride: it sees every s-th pixel only."""
+    inside = all((o - 1) * s < i for i, o, s in zip(shape.size, shape.out, shape.strides))
+    if shape.taps > 1 or shape.begin != (0, 0, 0) or not inside:
+        return x, shape
+    spatial = x.rank - 2
+    steps, sizes = shape.strides[3 - spatial :], shape.out[3 - spatial :]
+    strides = (*x.strides[:2], *(s * by for s, by in zip(x.strides[2:], steps)))
+    seen = View(x.storage, x.dtype, (*x.shape[:2], *sizes), strides, x.offset)
+    shape = replace(shape, size=shape.out, strides=(1, 1, 1))
+    if pixels_even(seen, shape.size):
+        # in order, one after the other
+        column = (1, shape.pixels, 1)
+        place = Pixels.of(seen)
+        seen = View(x.storage, x.dtype, (*x.shape[:2], shape.pixels, 1), (place.n, 1, place.w, place.w), x.offset)
+        shape = replace(shape, size=column, out=column)
+    return seen, shape
 
 
 @dataclass(frozen=True)
@@ -85,33 +111,34 @@ def padded_conv(
     epilogue: Epilogue | None,
     threads: int,
 ) -> Launch:
-    cut, high = packed.panels.cut, shape.out[1]
-    work = shape.flops / _GOPS / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
+    flops, traffic = shape.flops, float(x.nbytes + packed.nbytes + out.nbytes)
+    target = Pixels.of(out)
+    x, shape = _every(x, shape)
+    place = Pixels.of(x)
+    # rows of one pixel, as above: those that lie evenly need no copy
+    in_place = shape.taps == 1 and shape.strides == (1, 1, 1) and shape.size == shape.out and shape.out[2] == 1
+    in_place = in_place and shape.begin == (0, 0, 0)
+    cut = packed.panels.cut
+    work = flops / _GOPS / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
-
-    def rows_within(nbytes: int) -> int:
-        def size(rows: int) -> int:
-            return _Block.of(shape, rows).nbytes + rows * shape.out[2] * shape.cout * out.dtype.numpy.itemsize
-
-        most = max([rows for rows in range(1, high + 1) if size(rows) <= nbytes], default=1)
-        return Cut.of(high, max(1, min(most, high * shape.n // wanted))).size
-
     block_rows = tuning.choose(
         "integer rows",
         lambda: (*shape.key(), x.dtype.name),
-        rows_within(_FAR if packed.nbytes > NEAR_BYTES // 4 else _NEAR),
-        lambda: {f"{size >> 10} KB": rows_within(size) for size in _OTHERS},
+        _rows_within(_FAR if packed.nbytes > _REREAD else _NEAR, shape, out.dtype, epilogue, wanted, in_place),
+        lambda: {
+            f"{size >> 10} KB": _rows_within(size, shape, out.dtype, epilogue, wanted, in_place) for size in _OTHERS
+        },
     )
-    blocks = -(-high // block_rows)
+    blocks = -(-shape.out[1] // block_rows)
     block = _Block.of(shape, block_rows)
     panel_group = cut.count
     if shape.n * blocks < wanted:
         panel_group = max(1, cut.count * shape.n * blocks // wanted)
     panel_groups = -(-cut.count // panel_group)
     offsets, groups = _segments(shape, block)
-    place, target = Pixels.of(x), Pixels.of(out)
     rows = Cut.of(block.pixels(shape, block_rows), tiles.ROWS).size
     wide = cut.size * isa.vector_bytes
+    dropped = block.line > shape.out[2]
     numbers = {
         **dict(zip(("xn", "xh", "xw"), (place.n, place.h, place.w))),
         "yn": target.n * out.dtype.numpy.itemsize,
@@ -124,9 +151,12 @@ def padded_conv(
         "pixel": shape.depth,
         "joined": int(place.w == shape.depth),
         "line": block.line,
+        # results follow each other without end where none are dropped
+        "line_apart": block.line if dropped else _MANY,
+        "line_results": shape.out[2] if dropped else _MANY,
         "copy_line": block.copy_line,
         "plane": block.plane,
-        "a_step": shape.strides[2] * shape.depth,
+        "a_step": place.h if in_place else shape.strides[2] * shape.depth,
         "rows": rows,
         "block_rows": block_rows,
         "blocks": blocks,
@@ -141,14 +171,13 @@ def padded_conv(
         "width": shape.width,
     }
     done = finish_of(epilogue, out)
-    short = _is_thin(shape)
     micro = [
-        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=short))
+        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=shape.depth == _PIXEL))
         for vectors in (cut.size, cut.size - 1 if cut.large < cut.count else cut.size)
     ]
     count = shape.n * blocks * panel_groups
     return Launch(
-        _spec(),
+        _spec(in_place),
         (
             *(At.of(x), At(packed.storage), At.of(out), At.of(zero), At(_offsets(offsets))),
             *micro,
@@ -159,11 +188,31 @@ def padded_conv(
         tiles=count,
         writes=(out.storage,),
         grain=grain(count, work, threads),
-        scratch=2 * rows * wide + -(-block.nbytes // tiles.LINE) * tiles.LINE + tiles.LINE,
-        flops=shape.flops,
-        traffic=float(x.nbytes + packed.nbytes + out.nbytes),
+        scratch=2 * rows * wide + (0 if in_place else -(-block.nbytes // tiles.LINE) * tiles.LINE),
+        flops=flops,
+        traffic=traffic,
         label="integer conv",
     )
+
+
+def _rows_within(
+    nbytes: int, shape: ConvShape, out: DType, epilogue: Epilogue | None, wanted: int, in_place: bool
+) -> int:
+    """Output rows of a block, all that belongs to which takes so many bytes."""
+    given = () if epilogue is None else epilogue.operands
+    beside = sum(o.dtype.numpy.itemsize for o in given if o.strides[1] and o.strides[2])
+    results = shape.out[2] * shape.cout * (out.numpy.itemsize + beside)
+    high = shape.out[1]
+    if in_place:
+        most = nbytes // (shape.depth + results)
+    else:
+        most = max(
+            [rows for rows in range(1, high + 1) if _Block.of(shape, rows).nbytes + rows * results <= nbytes] or [1]
+        )
+    most = max(1, min(most, high * shape.n // wanted))
+    if in_place and most < high:
+        return max(1, most // tiles.ROWS) * tiles.ROWS
+    return Cut.of(high, most).size
 
 
 def _segments(shape: ConvShape, block: _Block) -> tuple[tuple[int, ...], int]:
@@ -183,8 +232,9 @@ def _offsets(values: tuple[int, ...]) -> Storage:
     return Storage.constant(np.array(values, np.int64), "offsets of taps")
 
 
-def _spec() -> KernelSpec:
+def _spec(in_place: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        PaddedDriver(Frame(module, symbol, isa, NAMES, OPERANDS)).emit()
+        PaddedDriver(Frame(module, symbol, isa, NAMES, OPERANDS), in_place).emit()
 
-    return KernelSpec("integer conv padded", ("integer conv padded",), emit, "int8 tiles")
+    name = f"integer conv {'in place' if in_place else 'padded'}"
+    return KernelSpec(name, (name,), emit, "int8 tiles")

@@ -10,7 +10,8 @@ from ranvier.codegen.llvm.integer.segments import CONTROL, put
 _X, _B, _OUT, _ZERO, _OFFSETS, _WIDE, _NARROW, OPERANDS = range(8)
 NAMES = (
     *("xn", "xh", "xw", "yn", "h", "w", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw", "ph", "pw"),
-    *("pixel", "joined", "line", "copy_line", "plane", "a_step", "rows", "block_rows", "blocks", "segments", "groups"),
+    *("pixel", "joined", "line", "line_apart", "line_results", "copy_line", "plane", "a_step"),
+    *("rows", "block_rows", "blocks", "segments", "groups"),
     *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width"),
 )
 _LINES = vector("i8", LINE)
@@ -19,14 +20,14 @@ _LINES = vector("i8", LINE)
 class PaddedDriver:
     """A tile of the launch is a block of rows of an image times a group of panels."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame, self.f, self.at = frame, frame.f, frame.at
+    def __init__(self, frame: Frame, in_place: bool) -> None:
+        self.frame, self.f, self.at, self.in_place = frame, frame.f, frame.at, in_place
         self.control = self.f.stack("i64", len(CONTROL))
 
     def emit(self) -> None:
         f, at = self.f, self.at
         self.held = at["rows"] * at["wide"]  # bytes of a block of sums
-        self.copy = f.gep(f.args["scratch"], self.held * 2)
+        self.base = f.gep(f.args["scratch"], self.held * 2)  # of a copy
         self.zero = f.splat(f.load("i8", self.frame.buf(_ZERO)), LINE)
         for name in ("rows", "a_step", "segments", "groups"):
             put(f, self.control, name, at[name])
@@ -37,7 +38,11 @@ class PaddedDriver:
             image, block = f.div(rest, at["blocks"]), f.rem(rest, at["blocks"])
             top = block * at["block_rows"]
             rows = f.min_(at["oh"] - top, at["block_rows"])
-            self.fill(f.gep(self.frame.buf(_X), image * at["xn"]), top, rows)
+            x = f.gep(self.frame.buf(_X), image * at["xn"])
+            if self.in_place:
+                self.base = f.gep(x, top * at["a_step"])
+            else:
+                self.fill(x, top, rows)
             first = part * at["panel_group"]
             self.walk(image, top, rows, first, f.min_(first + at["panel_group"], at["panels"]))
         release(f)
@@ -54,7 +59,7 @@ class PaddedDriver:
         low = f.min_(at["pw"], width)
         high = f.max_(f.min_(at["w"] + at["pw"], width), low)
         with f.loop(0, height) as r:
-            line = f.gep(self.copy, f.rem(r, at["sh"]) * at["plane"] + f.div(r, at["sh"]) * at["copy_line"])
+            line = f.gep(self.base, f.rem(r, at["sh"]) * at["plane"] + f.div(r, at["sh"]) * at["copy_line"])
             inside = f.cmp("ult", above + r, at["h"])
             # where the row lies outside the image, all of it is padding
             first, last = f.select(inside, low, width), f.select(inside, high, width)
@@ -96,7 +101,7 @@ class PaddedDriver:
         total = (p1 - p0) * tiles
         with f.loop(0, total + 1) as step:
             with f.if_(f.cmp("slt", step, total)):
-                self.multiply(panel.get(), first.get(), self.sums(step))
+                self.multiply(panel.get(), first.get(), self.start(top, first.get()), self.sums(step))
             with f.if_(f.cmp("sgt", step, 0)):
                 self.finish(image, top, count, last_panel.get(), last_first.get(), self.sums(step - 1))
             last_panel.set(panel.get())
@@ -105,6 +110,11 @@ class PaddedDriver:
             ends = f.cmp("sge", following, count)
             first.set(f.select(ends, f.i64(0), following))
             panel.set(panel.get() + f.cast(ends, "i64"))
+
+    def start(self, top: Val, first: Val) -> Val:
+        """The pixel that a tile begins with: in place, the last one ends with the image and does some again."""
+        f, at = self.f, self.at
+        return f.min_(first, at["oh"] - top - at["rows"]) if self.in_place else first
 
     def sums(self, step: Val) -> Val:
         return self.f.gep(self.f.args["scratch"], self.f.and_(step, 1) * self.held)
@@ -116,7 +126,7 @@ class PaddedDriver:
         width = f.select(is_wide, at["wide"], at["wide"] - narrower)
         return is_wide, width, panel * at["wide"] - f.max_(panel - at["wide_panels"], 0) * narrower
 
-    def multiply(self, panel: Val, first: Val, sums: Val) -> None:
+    def multiply(self, panel: Val, first: Val, start: Val, sums: Val) -> None:
         f, at = self.f, self.at
         is_wide, width, column = self.place(panel)
         filters = f.gep(self.frame.buf(_B), column * at["k"])
@@ -129,20 +139,21 @@ class PaddedDriver:
         none = f.or_(f.cmp("sgt", first, at["rows"]), f.cmp("eq", panel + 1, at["panels"]))
         put(f, self.control, "fetch", f.select(none, f.zero("ptr"), ahead))
         micro = f.select(is_wide, self.frame.buf(_WIDE), self.frame.buf(_NARROW))
-        f.call_pointer(micro, "void", [f.gep(self.copy, first * at["a_step"]), filters, self.control])
+        f.call_pointer(micro, "void", [f.gep(self.base, start * at["a_step"]), filters, self.control])
 
     def finish(self, image: Val, top: Val, count: Val, panel: Val, first: Val, sums: Val) -> None:
         """Sums of pixels ``first`` and following ones, line by line of the output."""
-        f, at, line = self.f, self.at, self.at["line"]
+        f, at, line = self.f, self.at, self.at["line_apart"]
         _, width, begins = self.place(panel)
         column = f.lshr(begins, 2)
         columns = f.min_(f.lshr(width, 2), at["width"] - column)
         out = f.gep(self.frame.buf(_OUT), image * at["yn"])
-        stop = f.min_(first + at["rows"], count)
+        start = self.start(top, first)
+        stop = f.min_(start + at["rows"], count)
         with f.loop(f.div(first, line), f.div(stop - 1, line) + 1) as row:
             begin = f.max_(first, row * line)
-            end = f.min_(stop, row * line + at["ow"])
+            end = f.min_(stop, row * line + at["line_results"])
             with f.if_(f.cmp("slt", begin, end)):
-                pixel = (top + row) * at["ow"] + (begin - row * line)
-                here = f.gep(sums, (begin - first) * width)
+                pixel = top * at["ow"] + row * at["line_results"] + (begin - row * line)
+                here = f.gep(sums, (begin - start) * width)
                 self.frame.finish(out, here, (image, pixel, column, end - begin, columns, width))

@@ -24,6 +24,7 @@ from ranvier.codegen.llvm.integer import (
     pack_depthwise,
     pack_filters,
     pixels_hint,
+    reads_padded,
 )
 from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Map, Reduce, Result, Size
 from ranvier.codegen.storage import View
@@ -275,7 +276,7 @@ class _Convolution:
         else:
             packed, packing = pack_at_run(filters, shape.pixels, image.dtype, isa, r.threads)
             before += packing
-        if self.pointwise and pixels_even(image, shape.size):
+        if self.pointwise and pixels_even(image, shape.size) and not reads_padded(shape, packed):
             return [*before, *self._product(image, packed, target, r, how)]
         return [*before, *integer_conv(image, zero, packed, target, shape, isa, **how)]
 
