@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 grpc = pytest.importorskip("grpc")
 
+import ranvier as rv  # noqa: E402
 from ranvier import errors  # noqa: E402
 from ranvier.config import SessionConfig  # noqa: E402
 from ranvier.providers.distant import wire  # noqa: E402
@@ -144,6 +146,22 @@ def test_messages_have_a_limit() -> None:
     try:
         with pytest.raises(errors.ProviderFailed, match="longer than the 3,000 allowed"):
             session(strict.address, fallback="off")
+    finally:
+        strict.close(0.1)
+
+
+def test_a_request_beyond_the_limit_says_so() -> None:
+    """Also where the connection has been replaced by the time the part is started."""
+    strict = Worker(WorkerSettings(providers=("reference",), message_bytes=20_000, token="secret"))
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]> g (float[N] x) => (float[N] y) { y = Neg(x) }"""
+    )
+    options = {"remote": {"address": strict.address, "token": "secret"}}
+    try:
+        with rv.load(model, providers=["remote"], provider_options=options, fallback="off") as made:
+            with pytest.raises(errors.ProviderFailed, match="longer than the 20,000 allowed"):
+                made.run({"x": np.ones(10_000, np.float32)})
+            np.testing.assert_array_equal(made.run({"x": np.ones(5, np.float32)})["y"], -np.ones(5))
     finally:
         strict.close(0.1)
 

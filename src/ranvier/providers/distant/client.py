@@ -161,8 +161,10 @@ class DistantKernel(ForeignKernel):
         link = self._provider.link()
         part = self.ship(link)
         given = [inputs[k] for k in self._model.positions]
-        if any(tensor.link is not link for tensor in given):
-            raise WorkerLost(self._provider.name, "what it held went with the worker before", transient=True)
+        before = next((tensor.link for tensor in given if tensor.link is not link), None)
+        if before is not None:
+            why = f": {before.ended_by}" if before.ended_by else ""
+            raise WorkerLost(self._provider.name, f"what it held went with the worker before{why}", transient=True)
         numbers = [link.next_number() for _ in self._model.outputs]
         fields = {"part": part, "inputs": [t.number for t in given], "outputs": numbers, "seconds": link.timeout}
         made = link.post("run", fields)

@@ -47,6 +47,11 @@ class Link:
         """Can more be asked? Not after a failure, and not in the child of a fork: the pipe is its parent's."""
         return self._broken is None and os.getpid() == self._pid
 
+    @property
+    def ended_by(self) -> str:
+        """Why it is broken; empty while it is not."""
+        return "" if self._broken is None else self._broken.reason
+
     def next_number(self) -> int:
         return next(self._numbers)
 

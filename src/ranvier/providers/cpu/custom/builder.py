@@ -16,7 +16,7 @@ from ranvier.codegen.loops import ir
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Nest, Operand, Reduce, Result, Stage
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, nearest
 from ranvier.providers.cpu.custom.signature import Access
 from ranvier.providers.cpu.custom.terms import Term, apply
 from ranvier.providers.cpu.nest_builder import NestBuilder
@@ -108,7 +108,8 @@ class LoopBuilder:
     def __getattr__(self, name: str) -> Callable[..., Term]:
         if name in ir.OPERATIONS:
             return lambda *operands: apply(name, *operands)
-        raise AttributeError(f"the loops have no operation {name!r}")
+        known = [*ir.OPERATIONS, *(each for each in dir(type(self)) if not each.startswith("_"))]
+        raise AttributeError(f"the loops have no operation {name!r}{nearest(name, known)}")
 
     def fold(self, how: Fold, value: Term, dtype: DType | None = None) -> Term:
         """``value`` folded over the row axes: ``sum``, ``prod``, ``max``, ``min``, ``argmax`` …"""
