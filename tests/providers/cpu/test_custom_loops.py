@@ -221,7 +221,7 @@ def to_the_input(loops: Any, x: Any, out: Any) -> Nest:
         (lambda k, x, out: k.store(x, x), "stores to 'x', which is only read"),
         (lambda k, x, out: k.store(out, out + x), "'out' is only written to"),
         (lambda k, x, out: k.store(out, k.sum(x)), "sum needs row axes"),
-        (lambda k, x, out: k.store(out, k.tanhh(x)), "no operation 'tanhh'"),
+        (lambda k, x, out: k.store(out, k.tanhh(x)), "no operation 'tanhh' .*'tanh'"),
         (lambda k, x, out: k.store(out, k.op("tanhh", x)), "no operation 'tanhh' .*'tanh'"),
         (lambda k, x, out: k.store(out, k.add(x)), "add takes 2 operands, got 1"),
         (lambda k, x, out: k.store(out, x[0]), "'x' has 2 axes, got 1"),
