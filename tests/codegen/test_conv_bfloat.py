@@ -150,6 +150,13 @@ LARGER = [
     Case((1, 3, 9, 40), 40, (3, 17), pads=(1, 8, 1, 8)),
     Case((1, 65, 300), 31, (5,), pads=(2, 2)),
     Case((1, 64, 40), 32, (3,), dilations=(4,), pads=(4, 4)),
+    # depthwise, by two vectors of channels at a time: alone, and with some left
+    Case((1, 64, 12, 10), 64, (3, 3), pads=(1, 1, 1, 1), group=64),
+    Case((1, 32, 9, 15), 32, (3, 3), pads=(1, 1, 1, 1), group=32),
+    Case((2, 96, 7, 9), 96, (5, 5), strides=(2, 2), pads=(2, 2, 2, 2), group=96),
+    Case((1, 77, 8, 13), 77, (3, 3), dilations=(2, 2), pads=(2, 2, 2, 2), group=77),
+    Case((1, 64, 4, 30), 64, (1, 15), pads=(0, 7, 0, 7), group=64),
+    Case((1, 48, 4, 5, 6), 48, (3, 3, 3), pads=(1, 1, 1, 1, 1, 1), group=48),
 ]
 
 

@@ -122,8 +122,12 @@ def store_vector(
 def store_product(f: Fn, isa: Isa, dtype: DType, value: Val, address: Val, mask: Val | None = None) -> None:
     """As :func:`store_vector`, for what became of a product: denormals of bfloat16 may become zeros, as they do in
     products of it."""
-    if dtype is not DType.bfloat16 or not isa.has("avx512bf16") or value.lanes != 16:
+    pair = value.lanes == 32 and mask is None
+    if dtype is not DType.bfloat16 or not isa.has("avx512bf16") or not (pair or value.lanes == 16):
         store_vector(f, isa, dtype, value, address, mask=mask)
+    elif pair:
+        low, high = (f.shuffle(value, None, range(k, k + 16)) for k in (0, 16))
+        f.store(narrowed_pair(f, low, high), address, 2)
     elif mask is None:
         f.store(narrowed(f, value), address, 2)
     else:
@@ -134,6 +138,12 @@ def narrowed(f: Fn, value: Val) -> Val:
     """16 floats as bfloat16 (the bits of them), by the instruction: a sixth of the work, and denormals become zeros."""
     found = f.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", vector("bfloat", 16), [value])
     return f.bitcast(found, vector("i16", 16))
+
+
+def narrowed_pair(f: Fn, low: Val, high: Val) -> Val:
+    """Two vectors of 16 floats as 32 bfloat16, likewise."""
+    pairs = f.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector("bfloat", 32), [high, low])
+    return f.bitcast(pairs, vector("i16", 32))
 
 
 def gather_elements(

@@ -7,7 +7,7 @@ from typing import Literal
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields
 from ranvier.codegen.llvm.conv.interleave import interleaved
-from ranvier.codegen.llvm.elements import load_vector, narrowed
+from ranvier.codegen.llvm.elements import load_vector, narrowed, narrowed_pair
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -16,12 +16,6 @@ Mode = Literal["even", "padded", "gathered"]
 _LANES = 32  # elements of a line
 _LINE = 64
 _KIND = vector("i16", _LANES)
-
-
-def narrowed_pair(f: Fn, low: Val, high: Val) -> Val:
-    """Two vectors of 16 floats as 32 bfloat16 (the bits of them), by the instruction that flushes denormals."""
-    pairs = f.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector("bfloat", _LANES), [high, low])
-    return f.bitcast(pairs, _KIND)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.conv.bfloat_copy import narrowed_pair
 from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail, TailCode
-from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, scatter_elements, widened
+from ranvier.codegen.llvm.elements import (
+    gather_elements,
+    load_vector,
+    memory_type,
+    narrowed_pair,
+    scatter_elements,
+    widened,
+)
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Expr, Load, Result

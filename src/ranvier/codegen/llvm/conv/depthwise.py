@@ -9,7 +9,7 @@ import numpy as np
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise, Structure
-from ranvier.codegen.llvm.conv.depthwise_flat import MOST_TAPS, FlatDepthwise
+from ranvier.codegen.llvm.conv.depthwise_flat import HELD_TAPS, MOST_TAPS, FlatDepthwise
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
 from ranvier.codegen.llvm.isa import Isa
@@ -47,16 +47,18 @@ def depthwise(
     item = x.dtype.numpy.itemsize
     lanes = isa.lanes(packed.dtype.numpy.itemsize)
     kernel, stride, dilation = shape.kernel[2], shape.strides[2], shape.dilations[2]
-    pixels = _group(shape.out[2], kernel, isa)
     multiplier = shape.cout // shape.cin
-    width = (pixels - 1) * stride + (kernel - 1) * dilation + 1
-    unrolled = kernel if kernel <= 9 else 0
     flat = shape.size[0] == shape.kernel[0] == shape.out[0] == 1 and shape.begin[0] == 0
+    unrolled = kernel if kernel <= 9 else 0
     high = shape.kernel[1] if flat and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
+    pairs = x.dtype is DType.bfloat16 and isa.has("avx512bf16") and multiplier == 1 and shape.cout >= 2 * lanes
+    pixels = _pair_group(shape.out[2], shape.taps) if pairs else _group(shape.out[2], kernel, isa)
+    width = (pixels - 1) * stride + (kernel - 1) * dilation + 1
     reach = (kernel - 1) * dilation
     behind = (shape.out[2] - 1) * stride - shape.begin[2] + reach - (shape.size[2] - 1)
     whole = high > 0 and shape.out[2] % pixels == 0 and 0 <= shape.begin[2] <= reach and behind <= reach
-    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole)
+    rest = not pairs or shape.cout % (2 * lanes) > 0
+    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole, pairs, rest)
     writer = FlatDepthwise if high else Depthwise
 
     def emit(module: Module, symbol: str, target: Isa) -> None:
@@ -64,7 +66,7 @@ def depthwise(
 
     spec = KernelSpec(
         f"depthwise {x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
-        ("depthwise", 1, x.dtype.name, out.dtype.name, structure.key, tail.key),
+        ("depthwise", 2, x.dtype.name, out.dtype.name, structure.key, tail.key),
         emit,
     )
     # tall blocks: rows that two outputs share are loaded once, and a vector of channels is set up once
@@ -74,7 +76,8 @@ def depthwise(
     block = min(-(-shape.out[1] // min(shape.out[1], -(-wanted // planes))), max(2, _BLOCK // line))
     blocks = -(-shape.out[1] // block)
     cached = shape.kernel[1] * max(width, shape.size[2]) * item
-    channel_block = max(1, _L1 // cached // lanes) * lanes
+    wide = 2 * lanes if pairs else lanes
+    channel_block = max(1, _L1 // cached // wide) * wide
     dims = (
         *shape.size,
         *shape.out,
@@ -102,6 +105,12 @@ def depthwise(
             label="depthwise",
         )
     ]
+
+
+def _pair_group(width: int, taps: int) -> int:
+    """The same with two vectors of channels: sums for fewer pixels fit beside the weights."""
+    few = range(3, 6) if taps <= HELD_TAPS else range(4, 7)
+    return min(few, key=lambda p: (-(-width // p) * p, -p))
 
 
 def _group(width: int, kernel: int, isa: Isa) -> int:

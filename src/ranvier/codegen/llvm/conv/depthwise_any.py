@@ -4,12 +4,19 @@ A body computes ``pixels`` neighbours of one output row at once, so an input col
 once; the taps of a kernel row are unrolled, kernel rows are a loop whose bounds follow from the position, which settles
 the upper and lower border. A second copy of the body, for groups that touch the left or right border or the end of the
 row, takes columns outside the image from a block of zeros.
+
+Channels of bfloat16 come two in a word, and widening them in their order would take two instructions for a vector, as
+many as there are multiplications for some. So they are taken as they lie: the words shifted are the even channels, the
+words without their low half the odd ones, and only the sums are put in order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ranvier.codegen.llvm.builder import Module, Val, Var, size_of, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
+from ranvier.codegen.llvm.conv.interleave import apart, even_then_odd, together
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
@@ -34,10 +41,13 @@ class Structure:
     pixels: int
     spread: bool  # several output channels per input channel
     whole: bool  # rows are whole numbers of groups, and padding is less than a kernel
+    pairs: bool = False  # bfloat16 channels by two vectors, those of even and those of odd numbers
+    rest: bool = True  # there are channels left after those
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.high, self.taps, self.stride, self.dilation, self.pixels, self.spread, self.whole
+        shape = (self.high, self.taps, self.stride, self.dilation, self.pixels)
+        return *shape, self.spread, self.whole, self.pairs, self.rest
 
 
 class Depthwise:
@@ -54,16 +64,16 @@ class Depthwise:
         self.isa, self.dtype, self.out_dtype, self.tail = isa, dtype, out_dtype, tail
         self.high, self.taps, self.pixels = structure.high, structure.taps, structure.pixels
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
-        self.whole = structure.whole
+        self.whole, self.pairs, self.rest = structure.whole, structure.pairs, structure.rest
         self.element, self.source = register_type(dtype), memory_type(dtype)
         self.item = size_of(self.element)
         self.f = f = module.kernel(symbol)
-        self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.source, [0] * isa.lanes(self.item)))
+        self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.source, [0] * 2 * isa.lanes(self.item)))
         self.at = Fields(f, f.args["dims"], FIELDS)
         bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(bufs, k, "ptr")) for k in range(3))
         self.code = TailCode(f, isa, tail, bufs, 3, f.args["dims"], len(FIELDS))
-        self.held = f.stack(self.element, self.pixels * isa.lanes(self.item))
+        self.held = f.stack(self.element, 2 * self.pixels * isa.lanes(self.item))
 
     def function(self) -> None:
         f, at = self.f, self.at
@@ -108,14 +118,30 @@ class Depthwise:
                 place = f.gep(target, ow * at["yw"], self._out)
                 rows = self.code.rows(image, line + ow * at["qw"])
                 with f.if_else(inside) as otherwise:
-                    channel_pieces(
-                        f, self.isa, self.item, first, last, lambda p: self.body(p, start, place, rows, None, None)
-                    )
+                    self.pieces(first, last, lambda p: self.body(p, start, place, rows, None, None))
                     otherwise()
                     count = f.min_(at["ow"] - ow, self.pixels)
-                    channel_pieces(
-                        f, self.isa, self.item, first, last, lambda p: self.body(p, start, place, rows, left, count)
-                    )
+                    self.pieces(first, last, lambda p: self.body(p, start, place, rows, left, count))
+
+    def pieces(self, first: Val, last: Val, body: Callable[[Lanes], None]) -> None:
+        """Run ``body`` over channels, by two vectors at a time where they come in pairs."""
+        f = self.f
+        if self.pairs:
+            wide = 2 * self.isa.lanes(self.item)
+            done = first + f.and_(last - first, -wide)
+            with f.loop(first, done, wide) as channel:
+                body(Lanes(wide, channel, None))
+            first = done
+        if self.rest:
+            channel_pieces(f, self.isa, self.item, first, last, body)
+
+    def by_pairs(self, piece: Lanes) -> bool:
+        return piece.count > self.isa.lanes(self.item)
+
+    def weight(self, piece: Lanes, address: Val) -> Val:
+        """Of the channels of a piece, in the order of :meth:`loaded`."""
+        found = self.f.load(vector(self.element, piece.count), address)
+        return self.f.shuffle(found, None, apart(piece.count)) if self.by_pairs(piece) else found
 
     @property
     def _out(self) -> str:
@@ -139,8 +165,7 @@ class Depthwise:
     def unrolled(self, piece: Lanes, sums: list[Var], line: Val, taps: Val, left: Val | None) -> None:
         """All taps of a kernel row: each column is loaded once and added to every pixel that reads it."""
         f, at = self.f, self.at
-        kind = vector(self.element, piece.count)
-        weights = [f.load(kind, f.gep(taps, at["padded"] * t, self.element)) for t in range(self.taps)]
+        weights = [self.weight(piece, f.gep(taps, at["padded"] * t, self.element)) for t in range(self.taps)]
         users: dict[int, list[tuple[int, int]]] = {}
         for p in range(self.pixels):
             for t in range(self.taps):
@@ -153,9 +178,8 @@ class Depthwise:
     def looped(self, piece: Lanes, sums: list[Var], line: Val, taps: Val, left: Val | None) -> None:
         """Taps as a loop, for long kernels."""
         f, at = self.f, self.at
-        kind = vector(self.element, piece.count)
         with f.loop(0, at["kw"]) as t:
-            weight = f.load(kind, f.gep(taps, at["padded"] * t, self.element))
+            weight = self.weight(piece, f.gep(taps, at["padded"] * t, self.element))
             for p in range(self.pixels):
                 value = self.column(piece, line, left, t * self.dilation + p * self.stride)
                 sums[p].set(f.fma(value, weight, sums[p].get()))
@@ -173,7 +197,9 @@ class Depthwise:
         return self.loaded(piece, address)
 
     def loaded(self, piece: Lanes, address: Val) -> Val:
-        """Channels of the input that lie side by side."""
+        """Channels of the input that lie side by side; of pairs, the even ones come first."""
+        if self.by_pairs(piece):
+            return even_then_odd(self.f, self.f.load(vector("i32", piece.count // 2), address, 2))
         return load_vector(self.f, self.isa, self.dtype, address, piece.count, mask=piece.mask)
 
     def gathered(self, piece: Lanes, base: Val, there: Val | None) -> Val:
@@ -201,6 +227,8 @@ class Depthwise:
     ) -> None:
         """The epilogue and the stores of a group's sums; ``place`` is the first output's address."""
         f = self.f
+        if self.by_pairs(piece):
+            values = [f.shuffle(v, None, together(piece.count)) for v in values]
         if count is None and self.tail.is_cheap:
             for p, value in enumerate(values):
                 self.store(piece, value, place, rows, f.i64(p), fixed)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Val, Var, vector
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise
-from ranvier.codegen.llvm.conv.epilogues import Lanes, channel_pieces
+from ranvier.codegen.llvm.conv.epilogues import Lanes
 
 MOST_TAPS = 25
-_HELD_TAPS = 9  # weights that stay in registers while the vector of channels does
+HELD_TAPS = 9  # weights that stay in registers while the vector of channels does
 
 
 class FlatDepthwise(Depthwise):
@@ -24,21 +24,20 @@ class FlatDepthwise(Depthwise):
 
         def body(piece: Lanes) -> None:
             weights: list[Val] = []
-            if self.high * self.taps <= _HELD_TAPS and self.isa.registers >= 32:
+            if self.high * self.taps <= HELD_TAPS and self.isa.registers >= 32:
                 weights = self.weights(piece, range(self.high))
             corner = self.code.rows(image, at["q0"] + f.i64(0))
             fixed = self.code.fixed(corner, piece.channel, piece)
             with f.loop(first, last) as oh:
                 self.line(piece, image, oh, source, weights, fixed)
 
-        channel_pieces(f, self.isa, self.item, f.i64(0), at["channels"], body)
+        self.pieces(f.i64(0), at["channels"], body)
 
     def weights(self, piece: Lanes, rows: range) -> list[Val]:
         f, at = self.f, self.at
-        kind = vector(self.element, piece.count)
         base = f.gep(self.w, piece.channel, self.element)
         return [
-            f.load(kind, f.gep(base, at["padded"] * (r * self.taps + t), self.element))
+            self.weight(piece, f.gep(base, at["padded"] * (r * self.taps + t), self.element))
             for r in rows
             for t in range(self.taps)
         ]
