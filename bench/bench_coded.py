@@ -1,19 +1,18 @@
 """Products with weights of few bits: ours against ONNX Runtime's MatMulNBits and OpenVINO's compressed weights.
 
-    python bench/bench_coded.py [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32] [--rounds 8] [--json]
+    python bench/bench_coded.py [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32] [--seconds 4] [--json]
 
 Activations are taken as they are ("exact": accuracy level 0 there, dynamic quantization off), or as codes of 8 bits
-("int8": accuracy level 4, dynamic quantization in groups of the weights' size). How much faster ours is, is the median
-over rounds in which ours and the peers run one after the other; times are the least of all. What reading the same bytes
-by itself takes is measured in the same rounds: "of reading" is that time beside ours. Weights of all are out of the
-near caches whenever they are used, because the others ran in between.
+("int8": accuracy level 4, dynamic quantization in groups of the weights' size). Ours and the peers run in turn, and the
+least times of all turns are compared: on a machine that others use too, those are the ones nobody disturbed. What
+reading the same bytes by itself takes is measured in the same turns: "of reading" is that time beside ours. Weights of
+all are out of the near caches whenever they are used, because the others ran in between.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ Array = np.ndarray[Any, Any]
 SHAPES = ("2048x2048", "4096x4096", "4096x11008", "11008x4096")
 CODES = ("int4/32", "int4/128", "int8/128", "int2/64", "nf4/64")
 MICROSOFT = "com.microsoft"
-_SECONDS = 0.05  # of one runner in a round
 
 
 @dataclass
@@ -49,7 +47,7 @@ class Case:
     group: int
     exact: bool
     threads: int
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # the least of every round, by runner
+    seconds: dict[str, float] = field(default_factory=dict)  # the least, by runner
     errors: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -152,7 +150,7 @@ def openvino(case: Case, w: Weights) -> Runner | None:
 MAKERS = {"ours": ours, "onnxruntime": onnx_runtime, "openvino": openvino}
 
 
-def measure(case: Case, rounds: int) -> None:
+def measure(case: Case, seconds: float) -> None:
     w = Weights(case)
     runners: dict[str, Runner] = {}
     for name, make in MAKERS.items():
@@ -162,27 +160,20 @@ def measure(case: Case, rounds: int) -> None:
     expected = w.expected(case) if case.code != "nf4" else runners["onnxruntime"]()
     for name, run in runners.items():
         case.errors[name] = float(np.abs(run() - expected).max() / np.abs(expected).max())
-        case.seconds[name] = []
     reading = peaks.read_loop(available()[0], case.nbytes, case.threads)
-    case.seconds["reading"] = []
-    for _ in range(rounds):
-        least = dict.fromkeys([*runners, "reading"], float("inf"))
-        end = time.perf_counter() + _SECONDS * len(least)
-        while time.perf_counter() < end:
-            for name, run in runners.items():
-                start = time.perf_counter()
-                run()
-                least[name] = min(least[name], time.perf_counter() - start)
-            least["reading"] = min(least["reading"], reading())
-        for name, seconds in least.items():
-            case.seconds[name].append(seconds)
+    case.seconds = dict.fromkeys([*runners, "reading"], float("inf"))
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, run in runners.items():
+            start = time.perf_counter()
+            run()
+            case.seconds[name] = min(case.seconds[name], time.perf_counter() - start)
+        case.seconds["reading"] = min(case.seconds["reading"], reading())
 
 
 def ratio(case: Case, name: str) -> float:
-    """How many times as long as ours, median over rounds."""
-    if name not in case.seconds:
-        return float("nan")
-    return statistics.median(a / b for a, b in zip(case.seconds[name], case.seconds["ours"]))
+    """How many times as long as ours."""
+    return case.seconds[name] / case.seconds["ours"]
 
 
 def shown(cases: list[Case]) -> Table:
@@ -190,7 +181,7 @@ def shown(cases: list[Case]) -> Table:
     for title in ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "error"):
         table.add_column(title, justify="left" if title == "product" else "right")
     for case in cases:
-        least = min(case.seconds["ours"])
+        least = case.seconds["ours"]
         peers = [f"{ratio(case, name):.2f} x" if name in case.seconds else "-" for name in ("onnxruntime", "openvino")]
         table.add_row(
             case.name,
@@ -210,7 +201,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="K x N")
     parser.add_argument("--codes", nargs="+", default=list(CODES), help="int2, int4, int8 or nf4, / group")
     parser.add_argument("--only", choices=("exact", "int8"))
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each product")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     cases = []
@@ -225,13 +216,13 @@ def main() -> None:
                         if skipped or (code == "nf4" and not exact):
                             continue
                         case = Case(k, n, rows, code, int(group), exact, threads)
-                        measure(case, given.rounds)
+                        measure(case, given.seconds)
                         cases.append(case)
     if given.json:
         found = [
             {
                 "case": c.name,
-                "us": {name: min(s) * 1e6 for name, s in c.seconds.items()},
+                "us": {name: s * 1e6 for name, s in c.seconds.items()},
                 "ratio": {name: ratio(c, name) for name in c.seconds if name != "ours"},
                 "error": c.errors,
             }

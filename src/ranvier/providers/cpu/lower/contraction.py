@@ -146,8 +146,20 @@ def matmul_of(
     return b.reshape(multiply(b, x, y, full, None, alpha), shape, out=out)
 
 
+def _by_codes(n: NodeView, b: Definitions) -> bool:
+    """Whether the weight is one that stays coded: then the product is made of its codes."""
+    weight = n.input(1).producer
+    if weight is None or weight.op != "DequantizeLinear":
+        return False
+    from ranvier.providers.cpu.lower import dequantized_weights  # only models that have such weights need it
+
+    return dequantized_weights.multiplied(n, b)
+
+
 @lowers("MatMul", dtypes=NUMERIC)
 def matmul_(n: NodeView, b: Definitions) -> None:
+    if _by_codes(n, b):
+        return
     matmul_of(n, b, n.input(0), n.input(1), n.out_shape(), n.outputs[0])
 
 
@@ -182,6 +194,8 @@ def _known_activation(node: Node) -> str | None:
 @lowers("Gemm", dtypes=NUMERIC)
 @lowers("FusedGemm", domain=MICROSOFT, dtypes=NUMERIC, check=_known_activation)
 def gemm(n: NodeView, b: Definitions) -> None:
+    if _by_codes(n, b):
+        return
     x = _swap(b, n.input(0)) if n.attr("transA", 0) else n.input(0)
     y = _swap(b, n.input(1)) if n.attr("transB", 0) else n.input(1)
     alpha, beta = float(n.attr("alpha", 1.0)), float(n.attr("beta", 1.0))

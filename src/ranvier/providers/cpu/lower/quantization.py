@@ -249,6 +249,11 @@ def _dequantizes(node: Node) -> str | None:
 @lowers("DequantizeLinear", dtypes=_EVERY, check=_dequantizes)
 @lowers("DequantizeLinear", domain=MICROSOFT, check=_dequantizes)
 def dequantize_linear(n: NodeView, b: Definitions) -> None:
+    if _is_constant(n.node):
+        from ranvier.providers.cpu.lower.dequantized_weights import stays_coded  # builds on this module
+
+        if stays_coded(n, b):
+            return
     if fold(n, b):
         return
     target, source = n.out_dtype(), n.dtype(0)

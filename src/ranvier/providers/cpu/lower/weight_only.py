@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +20,7 @@ from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, unpacked
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
 from ranvier.providers.cpu.lower.contraction import folded_stride
 from ranvier.providers.cpu.lower.exprs import add, cast
+from ranvier.providers.cpu.lower.quantization import DERIVED
 from ranvier.providers.cpu.lower.registry import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
@@ -51,11 +52,11 @@ def product(
     b: Definitions,
     columns: int,
     pack: Callable[[Realiser], CodedB],
-    codes: Array,
+    key: Hashable,
     accuracy: Accuracy,
     bias: Value | None = None,
 ) -> None:
-    """``pack`` makes the weights once; ``codes`` is the array that stands for them among others."""
+    """``pack`` makes the weights, once for every ``key``."""
     x, shape, dtype = n.input(0), n.out_shape(), n.out_dtype()
     inner = b.shape(x)
     if not inner:
@@ -66,7 +67,7 @@ def product(
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         (left,) = views
-        packed = r.packs.get(("coded", Same(codes), n.op), lambda: pack(r))
+        packed = r.packs.get(("coded", key), lambda: pack(r))
         # a tensor that stands in 16 bits for float32 was rounded already
         asked: Accuracy = "bfloat16" if left.dtype is DType.bfloat16 and accuracy == "float32" else accuracy
         return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
@@ -104,13 +105,13 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
     k, columns, bits, block = (int(n.attr(name, 4)) for name in ("K", "N", "bits", "block_size"))
     if bits not in (2, 4, 8) or block < 1 or (block * bits) % 8 or not k or n.shape(0)[-1:] != (k,):
         raise Declined(f"{bits} bits in blocks of {block}, K = {k}")
-    codes, scales, zeros, group_of = n.need(1), n.need(2), _content(n, 3), _content(n, 4)
+    codes, scales, zeros, listed = n.need(1), n.need(2), _content(n, 3), _content(n, 4)
     blocks = -(-k // block)
     fits = codes.size == columns * blocks * (block * bits // 8) and scales.size == columns * blocks
     if zeros is not None:
         fits &= zeros.size == columns * (-(-blocks * bits // 8) if zeros.dtype == np.uint8 else blocks)
+    group_of = None if listed is None else listed.reshape(-1)[:k]
     if group_of is not None:
-        group_of = group_of.reshape(-1)[:k]
         fits &= len(group_of) == k and group_of.min() >= 0 and group_of.max() < blocks
     if not fits:
         raise Declined("sizes of its operands do not fit")
@@ -136,7 +137,8 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
 
     accuracy = _LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
     bias = n.input(5) if n.has(5) else None
-    product(n, b, columns, pack, codes, accuracy, bias)
+    key = (*map(Same, (codes, scales, zeros, listed)), bits, block, k)
+    product(n, b, columns, pack, key, accuracy, bias)
 
 
 def _bnb4(node: Node) -> str | None:
@@ -166,7 +168,7 @@ def matmul_bnb4(n: NodeView, b: Definitions) -> None:
 
         return pack_coded(some, coding, columns, Groups.even(k, group, coding), scales, None, r.isa)
 
-    product(n, b, columns, pack, codes, "float32")
+    product(n, b, columns, pack, (Same(codes), Same(largest), k, block, kind), "float32")
 
 
 _CODINGS = {DType.float8_e4m3fn: Coding(8, "e4m3"), DType.float8_e5m2: Coding(8, "e5m2")}
@@ -189,7 +191,7 @@ def matmul_fp8(n: NodeView, b: Definitions) -> None:
     coding = _CODINGS.get(n.dtype(1))
     if coding is None or codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != codes.shape[1:]:
         raise Declined(f"weights of {n.dtype(1)}, {list(codes.shape)}")
-    if not np.isfinite(codes.astype(np.float32)).all():
+    if not DERIVED.get([codes], "finite", lambda: np.asarray(np.isfinite(codes.astype(np.float32)).all())):
         raise Declined("weights that are no numbers")
     columns, k = codes.shape
     _blocks(k, columns, scales, block)
@@ -199,7 +201,7 @@ def matmul_fp8(n: NodeView, b: Definitions) -> None:
         groups = Groups.even(k, block, coding)
         return pack_coded(lambda first, last: raw[first:last], coding, columns, groups, factors, None, r.isa)
 
-    product(n, b, columns, pack, codes, "float32", n.input(4) if n.has(4) else None)
+    product(n, b, columns, pack, (Same(codes), Same(scales), block), "float32", n.input(4) if n.has(4) else None)
 
 
 @lowers("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2, 3)))
@@ -218,4 +220,5 @@ def matmul_fp4(n: NodeView, b: Definitions) -> None:
             lambda first, last: unpacked(codes[first:last], 4), coding, columns, groups, factors, None, r.isa
         )
 
-    product(n, b, columns, pack, codes, "float32", n.input(5) if n.has(5) else None)
+    key = (*map(Same, (codes, steps, whole)), block)
+    product(n, b, columns, pack, key, "float32", n.input(5) if n.has(5) else None)
