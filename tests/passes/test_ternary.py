@@ -12,7 +12,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, WeightError
 from ranvier.graph.ir import Graph
 from ranvier.graph.rewrite import GraphOps
-from ranvier.graph.types import TensorType
+from ranvier.graph.types import Symbol, TensorType
 from ranvier.graph.verify import verify
 from ranvier.ops import annotate, complete, evaluate
 from ranvier.ops.contrib.rules import MICROSOFT
@@ -29,7 +29,7 @@ RNG = np.random.default_rng(3)
 
 def start(k, dtype=DType.float32):
     graph = Graph(opsets={"": 21})
-    x = graph.add_input("x", TensorType(dtype, ("rows", k)))
+    x = graph.add_input("x", TensorType(dtype, (Symbol("rows"), k)))
     return graph, x, GraphOps(graph, None, "test", complete)
 
 
@@ -64,7 +64,7 @@ def test_float_layers_by_the_mean_of_magnitudes(form):
     annotate(graph)
     node = only_node(graph)
     assert (node.domain, node.op, node.name) == (DOMAIN, "BitLinear", "layer")
-    assert graph.outputs[0].type == TensorType(DType.float32, ("rows", n))
+    assert graph.outputs[0].type == TensorType(DType.float32, (Symbol("rows"), n))
     scale = max(np.abs(w).mean(dtype=np.float64), 1e-5)
     expected = np.clip(np.rint(w.T / np.float32(scale)), -1, 1)
     np.testing.assert_array_equal(unpack_codes(node.inputs[1].const.numpy(), k), expected)

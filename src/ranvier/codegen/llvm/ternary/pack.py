@@ -56,16 +56,19 @@ def pack_ternary(codes: Array, k: int, isa: Isa) -> PackedTernary:
     width = VECTORS * isa.lanes(4)
     panels, words = -(-n // width), padded(k) // DEPTH
     packed = aligned_empty((panels, words, width), np.dtype(np.uint32))
-    # a block of panels at a time: unpacked codes take four times the room
-    at_once = max(1, (1 << 22) // max(1, words * DEPTH * width))
+    at_once = max(1, (1 << 18) // max(1, words * width))  # panels whose words stay in the cache
     for first in range(0, panels, at_once):
         part = codes[first * width : (first + at_once) * width]
         count = min(at_once, panels - first)
-        raised = np.zeros((count * width, words * DEPTH), np.uint8)
-        quads = (part[..., None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
-        raised[: len(part), :k] = quads.reshape(len(part), -1)[:, :k]
-        # [column, word, shift, byte]: the shifts of a byte are added up
-        by_shift = raised.reshape(count * width, words, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
-        joined = np.bitwise_or.reduce(by_shift, axis=2).view("<u4").reshape(count, width, words)
-        packed[first : first + count] = joined.swapaxes(1, 2)
+        rows = np.zeros((count * width, words * 4), np.uint8)
+        rows[: len(part), : part.shape[1]] = part
+        packed[first : first + count] = _turned(rows.view("<u4")).reshape(count, width, words).swapaxes(1, 2)
     return PackedTernary(Storage.packed(packed), k, n, width)
+
+
+def _turned(words: Array) -> Array:
+    """Code b of byte i as code i of byte b: words are matrices of 4 x 4 codes, transposed by two exchanges."""
+    for mask, shift in ((0x00CC00CC, 6), (0x0000F0F0, 12)):
+        moved = (words ^ (words >> np.uint32(shift))) & np.uint32(mask)
+        words = words ^ moved ^ (moved << np.uint32(shift))
+    return words

@@ -1,8 +1,9 @@
 """Many tokens times ternary weights by the matrix unit: codes of a panel become bytes once, for all rows of a tile.
 
-A tile of the launch is a panel times a group of rows. K goes in blocks whose bytes stay in the first-level cache: a
-block of the panel is unpacked into scratch, then every block of rows meets it, adding to sums that lie in scratch too
-and are finished at the end. Codes are unsigned there (0, 1, 2), the tokens signed.
+A tile of the launch is some panels times a group of rows. K goes in blocks whose bytes stay in the first-level cache: a
+block of a panel is unpacked into scratch, then every block of rows meets it, adding to sums that lie in scratch too.
+Codes are unsigned there (0, 1, 2), the tokens signed. At the end blocks of rows are finished panel by panel: rows of
+the result lie in pages of their own, and are written further while those are at hand.
 """
 
 from __future__ import annotations
@@ -24,9 +25,22 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 _X, _W, _OUT, _MICRO, _FINISH = range(5)
-_NAMES = ("m", "n", "words", "block", "row_bytes", "panel_bytes", "row_group", "row_groups", "unpacked")
+_NAMES = (
+    "m",
+    "n",
+    "words",
+    "block",
+    "row_bytes",
+    "panel_bytes",
+    "row_group",
+    "row_groups",
+    "unpacked",
+    "panels",
+    "panel_group",
+)
 _BLOCK = 64  # words of K that are unpacked at a time: 1024 codes of 32 columns, 32 KiB
 _ROW_GROUP = 256
+_PANEL_GROUP = 8
 _GOPS = 1500.0
 _WIDTH = VECTORS * LINE
 
@@ -43,7 +57,9 @@ def by_tiles(
     groups = Cut.of(-(-m // ROWS), _ROW_GROUP // ROWS)
     row_group = groups.size * ROWS
     row_groups = -(-m // row_group)
-    tiles = packed.panels * row_groups
+    wanted = 4 * threads if threads > 1 else 1
+    panel_group = max(1, min(_PANEL_GROUP, packed.panels * row_groups // wanted))
+    tiles = -(-packed.panels // panel_group) * row_groups
     done = integer_finish(epilogue, out.dtype, strides)
     block = min(packed.words, _BLOCK)
     unpacked = block * 4 * _WIDTH
@@ -57,6 +73,8 @@ def by_tiles(
         "row_group": row_group,
         "row_groups": row_groups,
         "unpacked": unpacked,
+        "panels": packed.panels,
+        "panel_group": panel_group,
     }
     micro = TileMicro(DType.int8, DType.uint8, VECTORS, fetches=False)
     return Launch(
@@ -66,7 +84,7 @@ def by_tiles(
         tiles=tiles,
         writes=(out.storage,),
         grain=grain(tiles, flops / _GOPS / 1e3, threads),
-        scratch=unpacked + row_group * _WIDTH,
+        scratch=unpacked + panel_group * row_group * _WIDTH,
         flops=flops,
         traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
         label="ternary matmul",
@@ -90,26 +108,32 @@ def _emit(module: Module, symbol: str, isa: Isa) -> None:
     ):
         write_slot(f, control, slot, value)
     with f.loop(f.args["begin"], f.args["end"]) as tile:
-        panel, group = f.div(tile, at["row_groups"]), f.rem(tile, at["row_groups"])
+        part, group = f.div(tile, at["row_groups"]), f.rem(tile, at["row_groups"])
         first = group * at["row_group"]
         rows = f.min_(at["m"] - first, at["row_group"])
-        weights = f.gep(frame.buf(_W), panel * at["panel_bytes"])
+        panel = part * at["panel_group"]
+        panels = f.min_(at["panels"] - panel, at["panel_group"])
+        apart = rows * _WIDTH  # from the sums of one panel to those of the next
         tokens = f.gep(frame.buf(_X), first * at["row_bytes"])
-        with f.loop(0, at["words"], at["block"]) as word:
-            count = f.min_(at["words"] - word, at["block"])
-            _unpack(frame, f.gep(weights, word * _WIDTH), room, count)
-            write_slot(f, control, Slot.K, count * 4)
-            along = f.gep(tokens, word * DEPTH)
-            begins = f.cmp("eq", word, 0)
-            with f.loop(0, rows, ROWS) as row:
-                here = f.gep(sums, row * _WIDTH)
-                write_slot(f, control, Slot.OUT, here)
-                write_slot(f, control, Slot.PARTIAL, f.select(begins, f.zero("ptr"), here))
-                write_slot(f, control, Slot.ROWS, f.min_(rows - row, ROWS))
-                f.call_pointer(frame.buf(_MICRO), "void", [f.gep(along, row * at["row_bytes"]), room, control])
-        column = panel * (_WIDTH // 4)
-        columns = f.min_(at["n"] - column, _WIDTH // 4)
-        frame.finish(frame.buf(_OUT), sums, (0, first, column, rows, columns, _WIDTH))
+        with f.loop(0, panels) as p:
+            weights = f.gep(frame.buf(_W), (panel + p) * at["panel_bytes"])
+            with f.loop(0, at["words"], at["block"]) as word:
+                count = f.min_(at["words"] - word, at["block"])
+                _unpack(frame, f.gep(weights, word * _WIDTH), room, count)
+                write_slot(f, control, Slot.K, count * 4)
+                along = f.gep(tokens, word * DEPTH)
+                begins = f.cmp("eq", word, 0)
+                with f.loop(0, rows, ROWS) as row:
+                    here = f.gep(sums, p * apart + row * _WIDTH)
+                    write_slot(f, control, Slot.OUT, here)
+                    write_slot(f, control, Slot.PARTIAL, f.select(begins, f.zero("ptr"), here))
+                    write_slot(f, control, Slot.ROWS, f.min_(rows - row, ROWS))
+                    f.call_pointer(frame.buf(_MICRO), "void", [f.gep(along, row * at["row_bytes"]), room, control])
+        with f.loop(0, rows, ROWS) as row, f.loop(0, panels) as p:
+            column = (panel + p) * (_WIDTH // 4)
+            columns = f.min_(at["n"] - column, _WIDTH // 4)
+            place = (0, first + row, column, f.min_(rows - row, ROWS), columns, _WIDTH)
+            frame.finish(frame.buf(_OUT), f.gep(sums, p * apart + row * _WIDTH), place)
     release(f)
     f.ret()
 
