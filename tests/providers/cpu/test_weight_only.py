@@ -11,6 +11,7 @@ import pytest
 from onnx import helper
 
 import ranvier as rv
+from ranvier.codegen.llvm.isa import available
 from ranvier.ops.contrib.weight_only import packed
 from tests.providers.cpu.compare import Array, agree, check, one_node
 
@@ -95,6 +96,25 @@ def test_accuracy_levels(level: int, m: int) -> None:
         rtol=off,
         atol=10 * off,
     )
+
+
+def test_sessions_may_ask_for_less_accuracy() -> None:
+    """The option does what accuracy level 4 does; without it, nodes that ask for nothing are exact."""
+    codes, scales, _ = nbits(128, 40, 4, 32)
+    operands = [rows(3, 128), codes, scales]
+
+    def result(level: int, **options: bool) -> Array:
+        attrs = attributes(128, 40, 4, 32, accuracy_level=level)
+        model = one_node("MatMulNBits", operands, attrs, domain=MICROSOFT, constant=[1, 2])
+        with rv.load(model, providers=["cpu"], provider_options={"cpu": options}) as session:
+            return np.asarray(next(iter(session.run({"x0": operands[0]}).values())))
+
+    rounded = result(4)
+    np.testing.assert_array_equal(result(0, int8_activations=True), rounded)
+    plain = result(0)
+    assert np.abs(plain - rounded).max() < 0.02 * np.abs(plain).max()
+    if available()[0].has("avx512vnni") or available()[0].has("avxvnni"):
+        assert (plain != rounded).any()
 
 
 def test_what_follows_is_fused() -> None:

@@ -39,14 +39,17 @@ from ranvier.records import dataclass
 @dataclass(frozen=True)
 class CpuOptions:
     """``isa``: an instruction set other than the best. ``winograd``: fewer multiplications in 3×3 convolutions, at
-    the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier tune`` found to be faster."""
+    the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier tune`` found to be faster.
+    ``int8_activations``: products with weights of few bits round their other operand to 8 bits, in groups like the
+    weights', whatever accuracy their nodes ask for."""
 
     isa: str = ""
     winograd: bool = True
     tuned: bool = True
+    int8_activations: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("winograd", "tuned"):
+        for name in ("winograd", "tuned", "int8_activations"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"CpuOptions: {name} must be True or False, got {getattr(self, name)!r}")
 
@@ -88,7 +91,8 @@ class CpuProvider:
         precision, _ = effective(ctx.config.precision, chosen)
         ranges = part.graph.metadata.get(LARGEST_VALUES)
         tuned = (tuning.given_table() or tuning_store.table(chosen.key, threads)) if options.tuned else None
-        target = Target(chosen, threads, options.winograd, precision, ctx.config.keep_f32, ranges, tuned)
+        how = (options.winograd, precision, ctx.config.keep_f32, ranges, tuned, options.int8_activations)
+        target = Target(chosen, threads, *how)
         return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:

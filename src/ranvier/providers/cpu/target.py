@@ -97,6 +97,7 @@ class Target:
     ``precision``: "f32", or "bf16" or "fp16" where float32 values may be stored and multiplied in 16 bits. Nodes whose
     names fit a pattern of ``keep_f32`` are left as they are; ``ranges`` are the largest absolute values seen of
     tensors, by name, which float16 needs to know. ``tuning`` holds decisions that were measured.
+    ``int8_activations``: what meets weights of few bits may be rounded to 8 bits.
     """
 
     isa: Isa
@@ -106,6 +107,7 @@ class Target:
     keep_f32: tuple[str, ...] = ()
     ranges: Mapping[str, float] | None = None
     tuning: Table | None = None
+    int8_activations: bool = False
 
     @property
     def narrow(self) -> DType | None:

@@ -68,8 +68,9 @@ def product(
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         (left,) = views
         packed = r.packs.get(("coded", key), lambda: pack(r))
-        # a tensor that stands in 16 bits for float32 was rounded already
-        asked: Accuracy = "bfloat16" if left.dtype is DType.bfloat16 and accuracy == "float32" else accuracy
+        asked: Accuracy = "int8" if r.target.int8_activations else accuracy
+        if asked == "float32" and left.dtype is DType.bfloat16:  # rounded already
+            asked = "bfloat16"
         return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
