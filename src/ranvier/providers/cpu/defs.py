@@ -164,6 +164,7 @@ class Contraction(Def):
     constants, which it packs as it likes, together; and whatever the operands are, the target and the epilogue's
     operands may be stored in either type. The sum is one of float32, rounded once at the store. A kernel that
     ``rounds`` its operands itself is given them as they are stored, and told by ``Realiser.multiplies`` to what.
+    ``pace(target)`` is how fast both products are (``narrow.rates``).
     """
 
     sources: tuple[Value, ...]
@@ -174,6 +175,7 @@ class Contraction(Def):
     flops: float = 0.0
     narrow: Callable[[Target], str | None] | None = None
     rounds: bool = False
+    pace: Callable[[Target], tuple[float, float]] | None = None
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -383,9 +385,10 @@ class Definitions:
         flops: float = 0.0,
         narrow: Callable[[Target], str | None] | None = None,
         rounds: bool = False,
+        pace: Callable[[Target], tuple[float, float]] | None = None,
     ) -> Value:
         result = self._result(out, dtype, shape)
-        self._add(Contraction((result,), tuple(sources), realise, fold, order, unit_axis, flops, narrow, rounds))
+        self._add(Contraction((result,), tuple(sources), realise, fold, order, unit_axis, flops, narrow, rounds, pace))
         return result
 
     def joined(self, sources: Sequence[Value], axis: int, shape: Sequence[int], out: Value | None = None) -> Value:

@@ -18,9 +18,11 @@ from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, broadcast
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, const, mul, op
 from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
+from ranvier.providers.cpu.narrow.rates import Pace, product_pace
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
+from ranvier.varying import value_at
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -89,7 +91,12 @@ def multiply(
 
     flops = 2.0 * math.prod(result) * left[-1]
     narrow = _narrow if dtype is DType.float32 else None
-    return b.contraction([x, y], realise, fold, dtype, result, out, flops=flops, narrow=narrow)
+
+    def pace(target: Target) -> Pace:
+        (depth,) = value_at([left[-1]], 0)
+        return product_pace(target.isa, target.narrow or DType.bfloat16, max(1, depth))
+
+    return b.contraction([x, y], realise, fold, dtype, result, out, flops=flops, narrow=narrow, pace=pace)
 
 
 def _narrow(target: Target) -> str | None:

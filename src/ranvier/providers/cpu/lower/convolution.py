@@ -20,6 +20,7 @@ from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use
 from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, content, folded_stride
 from ranvier.providers.cpu.lower.exprs import HALVES, add, cast
 from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.narrow.rates import Pace, depthwise_pace, product_pace
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
 
@@ -92,6 +93,14 @@ def convolve(
             return "its weights are not constant"
         return None if takes_narrow(shape, target.isa) else "no bfloat16 kernel for its shape is quicker"
 
+    def pace(target: Target) -> Pace:
+        if shape.is_depthwise:
+            return depthwise_pace()
+        plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
+        transformed = plain and target.winograd and not transposed and min(shape.cin, shape.cout) >= 16
+        depth = max(1, shape.cin // shape.group * shape.taps)
+        return product_pace(target.isa, BF16, depth, transformed=transformed)
+
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, weights = views
         if not (kernels.takes_any_layout(shape) and not transposed):
@@ -128,6 +137,7 @@ def convolve(
         flops=shape.flops,
         narrow=narrow,
         rounds=True,
+        pace=pace,
     )
 
 

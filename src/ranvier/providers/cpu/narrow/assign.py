@@ -19,7 +19,7 @@ from ranvier.providers.base import NodePrecision
 from ranvier.providers.cpu.defs import Alias, Contraction, Def, Definitions, Joined, Opaque, Rows
 from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.mincut import Cut
-from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_speed, touching
+from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_pace, touching
 from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums
 from ranvier.providers.cpu.narrow.signals import before_logarithms
 from ranvier.providers.cpu.target import Assignment, Target
@@ -57,7 +57,6 @@ class _Assigning:
         self.groups = groups
         self.target = target
         self.narrow = narrow
-        self.speed = product_speed(target.isa, narrow)
         self.cut = Cut()
         self.same: dict[Value, Value] = {}  # values in one piece of memory, to the one that stands for them
         self.items: dict[Value, int] = {}
@@ -252,16 +251,19 @@ class _Assigning:
         # whatever it multiplies in, such a kernel reads what is added, and writes, as it is stored
         self._plain(group, anchor.sources)
         item = self.products[id(anchor)] = self.cut.item()
-        wide = next((why for v in anchor.sources if (why := self._out_of_range(v))), "")
+        beyond = next((why for v in anchor.sources if (why := self._out_of_range(v))), "")
         name = self.kept(group)
-        if name or wide or id(group) in self.signals:
-            reason = f"an operand {wide}" if wide else "what it makes goes into log"
+        if name or beyond or id(group) in self.signals:
+            reason = f"an operand {beyond}" if beyond else "what it makes goes into log"
             self.unable[id(anchor)] = f"kept by {name!r}" if name else reason
             self.cut.cost(item, one=math.inf)
         else:
             work, operands = multiplying(*value_at([anchor.flops], 0)), sum(self._bytes(v) for v in anchor.sources)
-            fast = work / self.speed
-            self.cut.cost(item, max(work, touching(operands)), max(fast, touching(operands / 2)) + LAUNCH / 10)
+            wide, fast = (
+                anchor.pace(self.target) if anchor.pace else product_pace(self.target.isa, self.narrow, math.inf)
+            )
+            narrow_cost = max(work / fast, touching(operands / 2)) + LAUNCH / 10
+            self.cut.cost(item, max(work / wide, touching(operands)), narrow_cost)
         for value in dict.fromkeys(v for v in anchor.sources if self._movable(v)):
             memory, bytes_ = self.memory(value), self._bytes(value)
             self.cut.pair(self._wide(value), item, math.inf)

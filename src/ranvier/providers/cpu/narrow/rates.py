@@ -1,7 +1,7 @@
 """How long work takes: what the choice between 32 and 16 bits is made with.
 
 Only ratios matter for it, and they differ little between machines that have the instructions, so these are numbers
-measured once on one of them (bench/NOTES.md), not at every load.
+measured on one of them by ``bench/bench_narrow.py``, not at every load.
 """
 
 from __future__ import annotations
@@ -9,20 +9,32 @@ from __future__ import annotations
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
-_FLOAT = 90e9  # operations a second of one core in float32 products, as they are reached in models
-# How many times as fast products of 16 bits are where operands come from the cache.
+_FLOAT = 155e9  # operations a second of one core in float32 products
+# How many times as fast products of 16 bits are where many of them make one sum.
 _PRODUCTS = {
-    DType.bfloat16: (("amx-bf16", 6.0), ("avx512bf16", 1.6), ("bf16", 1.6)),
-    DType.float16: (("amx-fp16", 6.0),),
+    DType.bfloat16: (("amx-bf16", 5.0), ("avx512bf16", 1.6), ("bf16", 1.6)),
+    DType.float16: (("amx-fp16", 5.0),),
 }
-_NEAR, _FAR = 40e9, 10e9  # bytes a second of one core, of tensors that fit into its cache and of others
+_FINISHING = 32.0  # rounding and storing a sum of 16-bit products takes as long as so many of them
+_TRANSFORMED = 2.2  # how many times as fast float32 products are where Winograd's algorithm saves multiplications
+# One channel at a time, in float32 and in 16 bits: alone in its cache bfloat16 is a fifth slower, in models it is not.
+_DEPTHWISE = (0.45, 0.45)
+_NEAR, _FAR = 45e9, 20e9  # bytes a second of one core, of tensors that fit into its cache and of others
 CACHE = 1 << 20
 LAUNCH = 1e-6  # seconds of a kernel that does nothing
 
+# How fast a product is of float32 and of 16-bit operands, in parts of what large float32 products reach.
+Pace = tuple[float, float]
 
-def product_speed(isa: Isa, narrow: DType) -> float:
-    """How many times as fast a product of 16-bit operands is as one of float32, apart from what its bytes take."""
-    return next((times for name, times in _PRODUCTS[narrow] if isa.has(name)), 1.0)
+
+def product_pace(isa: Isa, narrow: DType, depth: float, *, transformed: bool = False) -> Pace:
+    """Of sums of ``depth`` products; ``transformed``: Winograd's algorithm saves multiplications in float32."""
+    times = next((times for name, times in _PRODUCTS[narrow] if isa.has(name)), 1.0)
+    return _TRANSFORMED if transformed else 1.0, times / (1.0 + _FINISHING / depth)
+
+
+def depthwise_pace() -> Pace:
+    return _DEPTHWISE
 
 
 def multiplying(flops: float) -> float:
