@@ -121,6 +121,27 @@ def test_a_fault_does_not_reach_the_caller(fault: str, closing: Any) -> None:
         assert any("sim failed while running" in text for text in made.report.fallbacks)
 
 
+@pytest.mark.parametrize(("fault", "retries", "fallbacks"), [("fail@2", 0, 1), ("flaky@2", 1, 0)])
+def test_a_fault_of_a_repeated_request_counts(fault: str, retries: int, fallbacks: int, closing: Any) -> None:
+    """The second request of the same types takes a shorter way through the session."""
+    made = session(fault, ops="")
+    closing(made)
+    for seed in range(3):
+        check(made.run({"x": some_input(seed)}), some_input(seed))
+    condition = made.health["sim"]
+    assert (condition.failed, condition.retries, condition.fallbacks) == (1, retries, fallbacks)
+
+
+@pytest.mark.parametrize("fault", ["fail@2", "flaky@2"])
+def test_without_fallback_a_repeated_request_fails_too(fault: str, closing: Any) -> None:
+    made = session(fault, fallback="off", ops="")
+    closing(made)
+    check(made.run({"x": some_input(0)}), some_input(0))
+    with pytest.raises(errors.ProviderFailed, match="at run 2"):
+        made.run({"x": some_input(1)})
+    check(made.run({"x": some_input(2)}), some_input(2))
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

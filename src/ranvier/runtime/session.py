@@ -52,6 +52,7 @@ from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import Clock, preparing, read_model
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import CompiledPart, provider_options
+from ranvier.runtime.recent import Recent
 from ranvier.runtime.report import Report, describe_placement
 from ranvier.runtime.settings import apply_bounds, check_providers, effective
 from ranvier.runtime.signature import Signature
@@ -108,7 +109,7 @@ class Session:
         self._recovery = Recovery(self.providers, self._compiled_for)
         self._lock = threading.Lock()
         self._profilers: tuple[Profiler, ...] = ()
-        self._recent: _Recent | None = None
+        self._recent: Recent | None = None
         self._printer: KernelPrinter | None = None
         self._closed = False
         control = self._control(None)
@@ -213,8 +214,11 @@ class Session:
         if recent is not None and outputs is None and options is None and into is None:
             try:
                 found = recent.run(inputs)
-            except FAILURES:
-                found = self._recent = None  # the longer way tells who failed, and what to do about it
+            except FAILURES as error:
+                found = self._recent = None
+                if getattr(error, "provider", None):  # a direct call does not know who failed: the longer way tells
+                    self._check_open()
+                    return self._recovered(error, inputs, self.output_names, None, None, self._compiled, frozenset())
             if found is not None:
                 return found
         self._check_open()
@@ -255,7 +259,7 @@ class Session:
                 and not self.signature.defaults
                 and not self._recovery.troubled
             ):
-                self._recent = _Recent(self.signature.required, values, plan, names, self._unlimited)
+                self._recent = Recent(self.signature.required, values, plan, names, self._unlimited)
             return plan.run(values, control, None, targets)
         started = time.perf_counter_ns()
         results = plan.run(values, control, _Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
@@ -408,44 +412,6 @@ def configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionP
     if given is None or not isinstance(provider, Configurable):
         return provider
     return provider.configure(provider_options(provider, given))
-
-
-class _Recent:
-    """The plan of the last call, for the next one with the same types: nothing has to be looked up then."""
-
-    __slots__ = ("_control", "_expected", "_names", "_plan")
-
-    def __init__(
-        self,
-        required: Sequence[str],
-        values: Sequence[Any],
-        plan: Plan,
-        names: tuple[str, ...],
-        control: RunControl,
-    ) -> None:
-        # an array with a type of its own making is compared by the slower way, every time, and objects are looked at
-        self._expected = [
-            (n, x.dtype, x.shape) if type(x) is np.ndarray and x.dtype != object else (n, None, None)
-            for n, x in zip(required, values)
-        ]
-        self._control = control
-        self._plan = plan
-        self._names = names
-
-    def run(self, inputs: Any) -> dict[str, Any] | None:
-        """The outputs, or None where this call is another one."""
-        if type(inputs) is not dict or len(inputs) != len(self._expected):
-            return None
-        values = []
-        for name, dtype, shape in self._expected:
-            x = inputs.get(name)
-            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
-                return None
-            values.append(x)
-        results = self._plan.run_directly(values)
-        if results is None:
-            results = self._plan.run(values, self._control, None)
-        return dict(zip(self._names, results))
 
 
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
