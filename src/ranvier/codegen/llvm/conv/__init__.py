@@ -17,6 +17,13 @@ from __future__ import annotations
 from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
 from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, panel_width, takes_any_layout, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
+from ranvier.codegen.llvm.conv.side_by_side import (
+    joined_epilogue,
+    joined_output,
+    joined_shape,
+    joined_weights,
+    pixels_together,
+)
 from ranvier.codegen.llvm.conv.transpose import (
     conv_transpose,
     conv_transpose_dynamic,
@@ -31,10 +38,15 @@ __all__ = [
     "conv_dynamic",
     "conv_transpose",
     "conv_transpose_dynamic",
+    "joined_epilogue",
+    "joined_output",
+    "joined_shape",
+    "joined_weights",
     "pack_transposed",
     "pack_weights",
     "packing",
     "panel_width",
+    "pixels_together",
     "takes_any_layout",
     "takes_bfloat",
     "transposed_takes_bfloat",

@@ -103,10 +103,15 @@ def convolve(
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, weights = views
+        constant = weights.storage.kind == "const"
+        free = constant and not transposed and r.target.winograd  # of the two ways that mix neighbours, this is one
+        if free and image.dtype is DType.float32 and r.multiplies is None:
+            made = _side_by_side(r, image, weights, target, epilogue, shape)
+            if made is not None:
+                return made
         if not (kernels.takes_any_layout(shape) and not transposed):
             image = r.ordered(image, channels_last(rank))
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
-        constant = weights.storage.kind == "const"
         dtype = BF16 if BF16 in (image.dtype, r.multiplies) else None
         if transposed:
             if not constant:
@@ -139,6 +144,30 @@ def convolve(
         rounds=True,
         pace=pace,
     )
+
+
+def _side_by_side(
+    r: Realiser, image: View, weights: View, target: View, epilogue: Epilogue | None, shape: ConvShape
+) -> Sequence[Launch] | None:
+    """The launches with neighbouring pixels taken as one, where that is quicker and everything lies as it needs."""
+    p = kernels.pixels_together(shape, r.isa)
+    out = kernels.joined_output(target, p) if p > 1 else None
+    if out is None:
+        return None
+    try:
+        after = kernels.joined_epilogue(epilogue, shape.cout, p)
+    except ValueError:
+        return None
+    wide = kernels.joined_shape(shape, p)
+    if not kernels.takes_any_layout(wide):
+        image = r.ordered(image, channels_last(image.rank))
+    kind = kernels.packing(wide, r.isa, winograd=False)
+    place = ("joined conv", p, kind, kernels.panel_width(wide, r.isa, kind), Same(weights.storage.array))
+    packed = r.packs.get(
+        (*place, weights.offset, weights.strides, shape.strides),
+        lambda: kernels.pack_weights(kernels.joined_weights(_array(weights), shape, p), r.isa, wide, winograd=False),
+    )
+    return kernels.conv(image, packed, out, wide, r.isa, epilogue=after, threads=r.threads)
 
 
 def _is_constant(b: Definitions, value: Value) -> bool:
