@@ -15,7 +15,7 @@ import numpy as np
 import ranvier as rv
 from ranvier.tensor.groups import Walk, groups
 
-ROUNDS, CALLS = 60, 100
+ROUNDS, CALLS = 600, 10
 SHAPE = (16, 16)
 
 

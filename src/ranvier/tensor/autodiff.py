@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
 from ranvier.tensor.backward import Path, Recipe, recipes
 from ranvier.tensor.core import IDENTITY, Tensor, as_tensor, wrapped
-from ranvier.tensor.expr import STOP, Expr, Trace, applied, known, spec
+from ranvier.tensor.expr import STOP, Expr, Trace, applied, known, spec, tie
 from ranvier.tensor.trees import filled, leaves, mapped
 
 _STOP = spec(STOP)
@@ -36,6 +35,8 @@ def stop_gradient(x: Any) -> Any:
         own = as_tensor(each)
         made = applied(_STOP, (own._expr,), own.dtype, own.shape, own._expr.device)
         made.array = own._expr.array
+        if made.array is not None and made.trace is None:
+            made.release()
         return wrapped(made)
 
     return mapped(stopped, x)
@@ -80,7 +81,8 @@ def value_and_grad(
                 raise ShapeMismatch(f"the gradient of a single number is asked for, got shape {list(value.shape)}")
             pull = run.pullback([value])
             found = pull([_ones(value)])
-            run.tie([value, *leaves(found), *(x for x in leaves(aux) if isinstance(x, Tensor))])
+            shared = [value, *leaves(found), *(x for x in leaves(aux) if isinstance(x, Tensor))]
+            tie([x._expr for x in shared if x._expr.array is None])
         finally:
             run.end()
         grads = found[0] if isinstance(argnums, int) else tuple(found)
@@ -157,13 +159,6 @@ class _Run:
             return [filled(tree, [next(rest) for _ in leaves(tree)]) for tree in forms]
 
         return pull
-
-    def tie(self, tensors: Sequence[Tensor]) -> None:
-        """Results that share most of their work are computed together."""
-        exprs = [t._expr for t in tensors if t._expr.array is None]
-        tied = tuple(ref(e) for e in exprs)
-        for expr in exprs:
-            expr.together = tied
 
     def end(self) -> None:
         self._trace.active = False

@@ -126,8 +126,13 @@ def _recipe(path: Path, targets: Sequence[Expr], variables: Sequence[Expr]) -> R
     _check_rules(path, nodes, variables)
     seeds = [graph.add_input(f"seed{k}", TensorType(t.dtype, t.shape)) for k, t in enumerate(targets)]
     numbers: dict[Value, int] = {}
+    wholes: dict[Node, int] = {}  # operators with several results, which are no values themselves
     for k, expr in enumerate([*path.leaves, *path.order]):
-        numbers.setdefault(values[expr], k)
+        maker = values[expr].producer
+        if maker is not None and expr.spec is not None and expr.spec[3] > 1:
+            wholes[maker] = k
+        else:
+            numbers[values[expr]] = k
     for seed in seeds:
         numbers[seed] = len(path.leaves) + len(path.order) + seeds.index(seed)
     try:
@@ -138,7 +143,7 @@ def _recipe(path: Path, targets: Sequence[Expr], variables: Sequence[Expr]) -> R
         if error.node:
             error.add_note(f"at {error.node}")
         raise
-    return _Lift(graph, numbers, len(path.leaves) + len(path.order) + len(seeds)).recipe(grads)
+    return _Lift(graph, numbers, wholes, len(path.leaves) + len(path.order) + len(seeds)).recipe(grads)
 
 
 def _makers(path: Path, values: Any) -> list[tuple[Node, Expr]]:
@@ -154,7 +159,8 @@ def _check_rules(path: Path, nodes: Sequence[tuple[Node, Expr]], variables: Sequ
         if any(x in reached for x in expr.inputs):
             reached.add(expr)
             node = makers[expr]
-            if rule_of("", node.op) is None and parts_of(node) is None:
+            hosted = node.op.startswith(HOSTED)
+            if hosted or (rule_of("", node.op) is None and parts_of(node) is None):
                 missing[f"{node.op.removeprefix(HOSTED)} ({line_of(expr)})"] = None
     if missing:
         raise NotSupported(f"no gradient is known of {', '.join(missing)}; see stop_gradient")
@@ -163,9 +169,10 @@ def _check_rules(path: Path, nodes: Sequence[tuple[Node, Expr]], variables: Sequ
 class _Lift:
     """The nodes that gradients need, as steps of a recipe."""
 
-    def __init__(self, graph: Graph, numbers: dict[Value, int], given: int) -> None:
+    def __init__(self, graph: Graph, numbers: dict[Value, int], wholes: dict[Node, int], given: int) -> None:
         self._graph = graph
         self._numbers = numbers
+        self._wholes = wholes
         self._given = given
         self._constants: list[Expr] = []
         self._steps: list[_Step] = []
@@ -212,23 +219,26 @@ class _Lift:
                 operands.append(self._numbers[value])
         attrs = tuple((name, _hashable(attr)) for name, attr in sorted(node.attrs.items()))
         of = (node.op, attrs, tuple(fixed), len(node.outputs))
-        # a node of which the path has one result already is one that was there; its others are asked of that
-        main = self._numbers.get(node.output)
-        if main is None:
-            main = self._add(of, tuple(operands), node.output)
-        for k, value in enumerate(node.outputs[1:], 1):
+        if len(node.outputs) == 1:
+            self._add(of, tuple(operands), node.output)
+            return
+        whole = self._wholes.get(node)
+        if whole is None:
+            whole = self._append(of, tuple(operands), node.output)
+        for k, value in enumerate(node.outputs):
             if value not in self._numbers:
-                self._add(spec(ITEM, (("index", k),)), (main,), value)
+                self._add(spec(ITEM, (("index", k),)), (whole,), value)
 
-    def _add(self, of: Spec, operands: tuple[int, ...], value: Value) -> int:
+    def _add(self, of: Spec, operands: tuple[int, ...], value: Value) -> None:
+        self._numbers[value] = self._append(of, operands, value)
+
+    def _append(self, of: Spec, operands: tuple[int, ...], value: Value) -> int:
         found = value.type
         if not isinstance(found, TensorType) or found.dtype is None or not found.is_static:
             raise RanvierError(f"the gradient has a value of unknown type: {value!r}")
         assert found.shape is not None
-        number = self._given + len(self._constants) + len(self._steps)
         self._steps.append((of, operands, found.dtype, tuple(int(d) for d in found.shape)))  # type: ignore[arg-type]
-        self._numbers[value] = number
-        return number
+        return self._given + len(self._constants) + len(self._steps) - 1
 
 
 def _integers(value: Value) -> int | tuple[int, ...] | None:

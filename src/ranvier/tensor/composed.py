@@ -71,8 +71,9 @@ def log1p(x: Any, /) -> Tensor:
     if own.dtype in COMPLEX:
         return hosted(np.log1p, own)
     more = add(own, 1)
-    exact = multiply(log(more), divide(own, subtract(more, 1)))
-    return where(equal(more, 1), own, where(isinf(more), more, exact))
+    plain = log(more)
+    exact = multiply(plain, divide(own, subtract(more, 1)))
+    return where(equal(more, 1), own, where(isinf(more), plain, exact))
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
@@ -48,7 +47,6 @@ class Tensor(Methods):
             self._expr = found._expr
         else:
             self._expr = known(*host_array(data, kind), place)
-        self._expr.handle = ref(self)
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class Tensor(Methods):
         if dl_device is not None and tuple(map(int, dl_device)) != dlpack.CPU_DEVICE:
             raise BufferError(f"the numbers are in host memory and cannot be handed out on DLPack device {dl_device}")
         found = self.numpy()
-        if copy or (max_version is None and not found.flags.writeable):
+        if copy or max_version is None or max_version[0] < 1:
             found = found.copy()  # what is shared could be written to by consumers that cannot be told not to
         return dlpack.to_dlpack(found, max_version=max_version)
 
@@ -341,14 +339,12 @@ for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshi
 def become(tensor: Tensor, other: Tensor) -> None:
     """Let a tensor stand for the value of another from now on."""
     tensor._expr = other._expr
-    tensor._expr.handle = ref(tensor)
 
 
 def wrapped(expr: Expr) -> Tensor:
     """The tensor through which a user holds an expression."""
     made = Tensor.__new__(Tensor)
     made._expr = expr
-    expr.handle = ref(made)
     if expr.depth > DEEPEST and expr.array is None:
         realise((expr,))
     return made
@@ -368,6 +364,14 @@ def common_device(inputs: tuple[Tensor, ...]) -> Device | None:
         if theirs is not first and theirs != first:
             raise DeviceMismatch(f"operands are on {first or CPU} and on {theirs or CPU}; see to_device")
     return first
+
+
+def beside(x: Tensor, own: Tensor) -> Tensor:
+    """A tensor that was made for use with another one, where that is; what the user put elsewhere stays there."""
+    place, theirs = own._expr.device, x._expr.device
+    if theirs is place or theirs is not HERE:
+        return x
+    return x.to_device(place)
 
 
 def device_of(device: Any) -> Device | None:

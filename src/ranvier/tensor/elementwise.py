@@ -10,7 +10,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch
-from ranvier.tensor.core import Tensor, as_tensor, both, call
+from ranvier.tensor.core import Tensor, as_tensor, beside, both, call
 from ranvier.tensor.expr import Spec, spec
 from ranvier.tensor.host import hosted
 from ranvier.tensor.manipulate import astype
@@ -345,7 +345,7 @@ def _tested(op: str, x: Any, of_others: bool, on_host: Callable[..., Any]) -> Te
         return hosted(on_host, own)
     if own.dtype in FLOATS:
         return call(spec(op), (own,), DType.bool, own.shape)
-    return Tensor(np.full(own.shape, of_others))
+    return beside(Tensor(np.full(own.shape, of_others)), own)
 
 
 def isnan(x: Any, /) -> Tensor:

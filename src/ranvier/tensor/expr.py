@@ -8,16 +8,15 @@ Nodes are made of expressions when a group is compiled, once for all groups of t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from ranvier.devices import Device
 from ranvier.dtypes import DType
-
-if TYPE_CHECKING:
-    from weakref import ReferenceType
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -28,7 +27,7 @@ Fixed = tuple[int, "int | Shape | None"]
 Spec = tuple[str, tuple[tuple[str, Any], ...], tuple[Fixed, ...], int]
 Place = tuple[CodeType, int]
 
-ITEM = "item"  # a further result of the operand, which is an operator with several
+ITEM = "item"  # one of the results of the operand, which is an operator with several and no value of its own
 STOP = "stop_gradient"  # the operand itself, through which no gradient goes
 HOSTED = "numpy."  # begins the names of functions that NumPy has computed already
 HERE: Device | None = None  # the device of tensors that nobody put anywhere: this machine, by what costs least
@@ -53,7 +52,6 @@ class Expr:
         "depth",
         "device",
         "dtype",
-        "handle",
         "inputs",
         "shape",
         "spec",
@@ -71,8 +69,7 @@ class Expr:
     device: Device | None
     trace: Trace | None
     where: Place | None  # the user's line
-    handle: ReferenceType[Any] | None  # the tensor through which the user holds this, while he does
-    together: tuple[ReferenceType[Expr], ...]  # what shares most of its work with this one
+    together: tuple[ref[Expr], ...]  # what shares most of its work with this one
 
     def release(self) -> None:
         """Forget how a computed value came about."""
@@ -99,7 +96,6 @@ def known(array: Array, dtype: DType, device: Device | None = HERE) -> Expr:
     made.device = device
     made.trace = None
     made.where = None
-    made.handle = None
     made.together = ()
     return made
 
@@ -113,7 +109,6 @@ def applied(of: Spec, inputs: tuple[Expr, ...], dtype: DType, shape: Shape, devi
     made.dtype = dtype
     made.shape = shape
     made.device = device
-    made.handle = None
     made.together = ()
     depth = 0
     trace = None
@@ -137,6 +132,23 @@ def applied(of: Spec, inputs: tuple[Expr, ...], dtype: DType, shape: Shape, devi
         frame = back
     made.where = (frame.f_code, frame.f_lasti)
     return made
+
+
+def results(
+    of: Spec, inputs: tuple[Expr, ...], types: Sequence[tuple[DType, Shape]], device: Device | None
+) -> list[Expr]:
+    """Expressions for the results of an operator with several; they are computed together."""
+    whole = applied(of, inputs, *types[0], device)
+    made = [applied(spec(ITEM, (("index", k),)), (whole,), *each, device) for k, each in enumerate(types)]
+    tie(made)
+    return made
+
+
+def tie(exprs: Sequence[Expr]) -> None:
+    """Let expressions that share most of their work be computed together."""
+    tied = tuple(ref(expr) for expr in exprs)
+    for expr in exprs:
+        expr.together = tied
 
 
 def line_of(expr: Expr) -> str:

@@ -21,9 +21,9 @@ def _single(function: Callable[..., Any], x: Any, real: bool, **options: Any) ->
     own = as_tensor(x)
     if kind_of(own.dtype) < 2:
         raise DTypeMismatch(f"transforms are of floats or complex numbers, not {own.dtype}")
-    kind = np.float32 if real else np.complex64
-    wide = own.dtype in _DOUBLE
-    return hosted(lambda a: function(a, **options).astype(None if wide else kind), own)
+    wide = own.dtype in _DOUBLE  # NumPy may compute in more digits than it was given
+    kind = (np.float64 if wide else np.float32) if real else (np.complex128 if wide else np.complex64)
+    return hosted(lambda a: function(a, **options).astype(kind), own)
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Tensor:

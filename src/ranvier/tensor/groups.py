@@ -1,8 +1,8 @@
 """Computing what is wanted: the expressions behind it become a group, and equal groups are compiled once.
 
 A group is looked up by its structure: operators with their attributes, element types, shapes and wiring. Numbers are
-no part of it (they are inputs), so a loop over equal shapes compiles in its first round only. What the user still
-holds along the way, and what shares most of the work, is computed with it rather than again later.
+no part of it (they are inputs), so a loop over equal shapes compiles in its first round only. What somebody still
+needs along the way, and what shares most of the work, is computed with it rather than again later.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from sys import getrefcount
 from typing import Any
 
 from ranvier.devices import Device
@@ -80,18 +81,36 @@ groups = Cache(_KEPT)
 
 
 class Walk:
-    """The expressions behind some others, operands first, with the key of their structure."""
+    """The expressions behind some others, operands first, with the key of their structure.
+
+    ``outputs`` are those that are wanted and those that anybody outside refers to: a user through a tensor, or another
+    expression that will be computed later. References are counted by Python already, so this costs nothing to keep.
+    """
 
     __slots__ = ("key", "leaves", "order", "outputs")
 
     def __init__(self, wanted: Iterable[Expr]) -> None:
-        order: list[Expr] = []
-        leaves: list[Expr] = []
+        self.order: list[Expr] = []
+        self.leaves: list[Expr] = []
+        first = set(wanted)
+        key, numbers, uses = self._visit(first)
+        self.outputs: list[Expr] = []
+        chosen: list[int] = []
+        for number, expr in zip(numbers, self.order):
+            # four of the references are ours: in `order`, of the loop, of its pair, and of the call that counts them
+            if expr in first or (getrefcount(expr) > uses[number] + 4 and expr.spec[3] == 1):  # type: ignore[index]
+                self.outputs.append(expr)
+                chosen.append(number)
+        self.key = (tuple(key), tuple(chosen))
+
+    def _visit(self, first: set[Expr]) -> tuple[list[Any], list[int], list[int]]:
+        """The key, the numbers of the expressions in ``order``, and how often each number is used as an operand."""
+        order, leaves = self.order, self.leaves
         key: list[Any] = []
-        outputs: list[Expr] = []
         numbers: dict[Expr, int] = {}
-        pending = list(wanted)
-        first = set(pending)
+        own: list[int] = []
+        uses: list[int] = []
+        pending = list(first)
         while pending:
             expr = pending[-1]
             if expr in numbers:
@@ -99,9 +118,11 @@ class Walk:
                 continue
             if expr.array is not None:
                 pending.pop()
-                numbers[expr] = len(numbers)
+                numbers[expr] = len(uses)
+                uses.append(0)
                 leaves.append(expr)
-                key += (expr.dtype, expr.shape)
+                key.append(expr.dtype)
+                key.append(expr.shape)
                 continue
             inputs = expr.inputs
             ready = True
@@ -112,27 +133,21 @@ class Walk:
             if not ready:
                 continue
             pending.pop()
-            numbers[expr] = len(numbers)
+            number = numbers[expr] = len(uses)
+            uses.append(0)
+            own.append(number)
             order.append(expr)
             key.append(expr.spec)
             for operand in inputs:
-                key.append(numbers[operand])
-            handle = expr.handle
-            if expr in first or (handle is not None and handle() is not None):
-                outputs.append(expr)
-                key.append("out")
-            if expr.together:
-                for each in expr.together:
-                    other = each()
-                    if other is not None and other not in first and other.array is None:
-                        first.add(other)
-                        if other not in numbers:
-                            pending.insert(0, other)
-                        elif other not in outputs:
-                            outputs.append(other)
-                            key += ("also", numbers[other])
-        self.order, self.leaves, self.outputs = order, leaves, outputs
-        self.key = tuple(key)
+                number = numbers[operand]
+                key.append(number)
+                uses[number] += 1
+            for each in expr.together:
+                other = each()
+                if other is not None and other.array is None and other not in first:
+                    first.add(other)
+                    pending.insert(0, other)
+        return key, own, uses
 
 
 def realise(wanted: Iterable[Expr]) -> None:
@@ -151,7 +166,11 @@ def _realise(wanted: list[Expr], device: Device | None) -> None:
     if group is None:
         group = _compiled(walk, device)
         groups.keep(key, group)
-    results = group.run([leaf.array for leaf in walk.leaves])  # type: ignore[misc]
+    try:
+        results = group.run([leaf.array for leaf in walk.leaves])  # type: ignore[misc]
+    except RanvierError as error:
+        _tell_lines(error, walk)
+        raise
     for expr, array in zip(walk.outputs, results):
         array.flags.writeable = False
         expr.array = array
@@ -168,8 +187,14 @@ def _compiled(walk: Walk, device: Device | None) -> Group:
     try:
         return Group(Session(graph, config_for(device)))
     except RanvierError as error:
-        error.add_note("operations: " + ", ".join(f"{e.spec[0]} at {line_of(e)}" for e in walk.order[-4:] if e.spec))
+        _tell_lines(error, walk)
         raise
+
+
+def _tell_lines(error: RanvierError, walk: Walk) -> None:
+    """Where in the user's program the operations stand that were being computed."""
+    lines = dict.fromkeys(line_of(expr) for expr in walk.order)
+    error.add_note("while computing what these lines ask for: " + ", ".join(list(lines)[-6:]))
 
 
 def config_for(device: Device | None) -> Any:

@@ -52,6 +52,8 @@ def _kept(function: Callable[..., Any], array: Array, tensors: tuple[Tensor, ...
     name = HOSTED + getattr(function, "__name__", "function")
     made = applied(spec(name), tuple(x._expr for x in tensors), dtype, array.shape, device)
     made.array = array
+    if made.trace is None:
+        made.release()
     return wrapped(made)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput, InvalidValue, ShapeMismatch
-from ranvier.tensor.core import Tensor, as_tensor, call, wrapped
+from ranvier.tensor.core import Tensor, as_tensor, beside, call, wrapped
 from ranvier.tensor.expr import known, spec
 from ranvier.tensor.manipulate import astype, broadcast_to, permute_dims, reshape, take
 from ranvier.tensor.shapes import broadcast_shapes, count
@@ -26,6 +26,8 @@ _FARTHEST = -(2**62)  # an end before the beginning, for slices that run backwar
 
 def get(x: Tensor, key: Any) -> Tensor:
     """The part of a tensor that a key names."""
+    if (chosen := _single_truth(key)) is not None:
+        return get(x, None)[: int(chosen)]
     expr = x._expr
     if expr.array is not None and expr.trace is None and _is_basic(key):
         return wrapped(known(_viewed(expr.array, key), expr.dtype, expr.device))
@@ -53,7 +55,7 @@ def put(x: Tensor, key: Any, value: Any) -> Tensor:
         from ranvier.tensor.elementwise import where
 
         return where(key, given, x)
-    places = get(_numbered(x.shape), key)
+    places = beside(get(_numbered(x.shape), key), x)
     if places.size == 0:
         broadcast_shapes(places.shape, given.shape)
         return x
@@ -123,18 +125,14 @@ def _expanded(key: Any, rank: int) -> list[Any]:
             array = as_tensor(piece if not isinstance(piece, list) or piece else np.zeros(0, np.int64))
             if array.dtype is DType.bool:
                 if not array.shape:
-                    pieces += [None, Tensor(np.zeros(int(bool(array)), np.int64))]
-                else:
-                    pieces += [_Masked(p, d) for p, d in zip(np.nonzero(array.numpy()), array.shape)]
+                    raise InvalidInput("a single True or False is an index by itself only, not beside others")
+                pieces += [_Masked(p, d) for p, d in zip(np.nonzero(array.numpy()), array.shape)]
                 continue
             pieces.append(array)
         else:
             pieces.append(piece)
     used = sum(1 for p in pieces if p is not None and p is not Ellipsis)
     dots = sum(1 for p in pieces if p is Ellipsis)
-    new_false = [k for k, p in enumerate(given) if isinstance(p, bool | np.bool_)]
-    if new_false:
-        raise InvalidInput("True and False are not indices here; use a mask of the tensor's shape")
     if used > rank:
         raise InvalidValue(f"too many indices: {used} for {rank} dimensions")
     if dots > 1:
@@ -215,7 +213,7 @@ def _gathered(x: Tensor, parts: _Parts) -> Tensor:
     sizes = moved.shape[: len(axes)]
     places: Tensor | None = None
     for (_, each), size in zip(parts.arrays, sizes):
-        inside = _from_front(each, size)
+        inside = beside(_from_front(each, size), x)
         places = inside if places is None else places * size + inside
     assert places is not None
     found = take(reshape(moved, (count(sizes), *rest)), broadcast_to(places, common), axis=0)
@@ -236,6 +234,15 @@ def _from_front(places: Tensor, size: int) -> Tensor:
     from ranvier.tensor.elementwise import where
 
     return where(places < 0, places + size, places)
+
+
+def _single_truth(key: Any) -> bool | None:
+    """The value of a key that is one True or False: all of the tensor, or nothing of it, along a new axis."""
+    if isinstance(key, bool | np.bool_):
+        return bool(key)
+    if isinstance(key, Tensor | np.ndarray) and not key.shape and as_tensor(key).dtype is DType.bool:
+        return bool(key)
+    return None
 
 
 def _is_basic(key: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
-from ranvier.tensor.core import Tensor, as_tensor, both, call
+from ranvier.tensor.core import Tensor, as_tensor, beside, both, call
 from ranvier.tensor.elementwise import abs as absolute
 from ranvier.tensor.elementwise import conj, multiply, not_equal, sqrt, square, subtract
 from ranvier.tensor.elementwise import pow as power
@@ -195,7 +195,7 @@ def matrix_power(x: Any, n: int, /) -> Tensor:
         times >>= 1
         own = matmul(own, own) if times else own
     if found is None:
-        return broadcast_to(Tensor(np.eye(own.shape[-1], dtype=own.dtype.numpy)), own.shape)
+        return broadcast_to(beside(Tensor(np.eye(own.shape[-1], dtype=own.dtype.numpy)), own), own.shape)
     return found
 
 

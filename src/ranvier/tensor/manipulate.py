@@ -11,7 +11,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidInput, ShapeMismatch
-from ranvier.tensor.core import Tensor, as_tensor, call
+from ranvier.tensor.core import Tensor, as_tensor, beside, call
 from ranvier.tensor.expr import Shape, spec
 from ranvier.tensor.host import hosted
 from ranvier.tensor.shapes import axes_of, axis_of, broadcast_shapes, check_sizes, count, resolved, shape_of
@@ -50,7 +50,7 @@ def flatten(x: Any) -> Tensor:
     return reshape(x, -1) if as_tensor(x).size else reshape(x, 0)
 
 
-def expand_dims(x: Any, /, *, axis: int = 0) -> Tensor:
+def expand_dims(x: Any, /, axis: int = 0) -> Tensor:
     """A new axis of size 1 at this position of the result."""
     own = as_tensor(x)
     rank = own.ndim + 1
@@ -123,10 +123,10 @@ def broadcast_to(x: Any, /, shape: Any) -> Tensor:
     return call(spec("Expand", (), ((1, target),)), (own,), own.dtype, target)
 
 
-def broadcast_arrays(*arrays: Any) -> tuple[Tensor, ...]:
+def broadcast_arrays(*arrays: Any) -> list[Tensor]:
     own = [as_tensor(x) for x in arrays]
     target = broadcast_shapes(*(x.shape for x in own))
-    return tuple(broadcast_to(x, target) for x in own)
+    return [broadcast_to(x, target) for x in own]
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
@@ -249,7 +249,8 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Tensor:
     """The elements at these places of an axis."""
-    own, places = as_tensor(x), as_tensor(indices)
+    own = as_tensor(x)
+    places = beside(as_tensor(indices), own)
     if axis is None:
         own, axis = flatten(own), 0
     (at,) = axes_of(axis, own.ndim)
@@ -261,7 +262,8 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Tensor:
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
-    own, places = as_tensor(x), as_tensor(indices)
+    own = as_tensor(x)
+    places = beside(as_tensor(indices), own)
     (at,) = axes_of(axis, own.ndim)
     if own.ndim != places.ndim:
         raise ShapeMismatch(f"shapes {list(own.shape)} and {list(places.shape)} differ in their number of dimensions")

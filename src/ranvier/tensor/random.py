@@ -7,6 +7,7 @@ makes new ones. Words are made on the host, in whole numbers, and what follows f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -26,7 +27,7 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_DRAW, _SPLIT = 0, 1  # what a counter is used for, so that new keys are not numbers that were drawn
+_DRAW, _SPLIT, _FOLD = 0, 1, 2  # what a counter is used for, so that new keys are not numbers that were drawn
 
 
 def key(seed: int) -> Tensor:
@@ -42,9 +43,9 @@ def split(key: Tensor, num: int = 2) -> Tensor:
 
 def fold_in(key: Tensor, data: int) -> Tensor:
     """A new key from a key and a number: that of a step, a device or a layer."""
-    first, second = _pair(key)
-    words = philox(np.array([data & 0xFFFFFFFF]), np.array([data >> 32 & 0xFFFFFFFF]), 2, first, second)
-    return Tensor(words.reshape(-1)[:2].copy())
+    number = index(data)
+    words = philox((number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF, _FOLD, 0), _pair(key))
+    return Tensor(words[:2].copy())
 
 
 def bits(key: Tensor, shape: Any = ()) -> Tensor:
@@ -150,13 +151,11 @@ def choice(key: Tensor, x: int | Tensor, shape: Any = (), *, replace: bool = Tru
 # -- words ----------------------------------------------------------------------------------------------------------
 
 
-def philox(low: Any, high: Any, purpose: int, first: int, second: int) -> Array:
-    """Four words for each counter (rows): ten rounds of products whose halves change places."""
-    c0, c1 = np.asarray(low, np.uint64), np.asarray(high, np.uint64)
-    c2, c3 = np.full_like(c0, purpose), np.zeros_like(c0)
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> Array:
+    """Four words (the last axis) for each counter of four: ten rounds of products whose halves change places."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c, np.uint64) for c in counter))
     for turn in range(_ROUNDS):
-        k0 = np.uint64((first + turn * _WEYL[0]) & 0xFFFFFFFF)
-        k1 = np.uint64((second + turn * _WEYL[1]) & 0xFFFFFFFF)
+        k0, k1 = (np.uint64((word + turn * step) & 0xFFFFFFFF) for word, step in zip(key, _WEYL))
         left, right = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (right >> _HALF) ^ c1 ^ k0, right & _LOW, (left >> _HALF) ^ c3 ^ k1, left & _LOW
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
@@ -170,9 +169,8 @@ def _pair(key: Tensor) -> tuple[int, int]:
 
 
 def _words(key: Tensor, number: int, purpose: int) -> Array:
-    first, second = _pair(key)
     blocks = np.arange((number + 3) // 4, dtype=np.uint64)
-    return philox(blocks & _LOW, blocks >> _HALF, purpose, first, second).reshape(-1)[:number]
+    return philox((blocks & _LOW, blocks >> _HALF, purpose, 0), _pair(key)).reshape(-1)[:number]
 
 
 def _wide(key: Tensor, number: int) -> Array:

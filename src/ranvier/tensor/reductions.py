@@ -12,7 +12,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput
-from ranvier.tensor.core import Tensor, as_tensor, call
+from ranvier.tensor.core import Tensor, as_tensor, beside, call
 from ranvier.tensor.elementwise import divide, multiply, sqrt, square, subtract
 from ranvier.tensor.expr import spec
 from ranvier.tensor.host import hosted
@@ -120,7 +120,7 @@ def _truth(op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     own = astype(as_tensor(x), DType.bool)
     axes = axes_of(axis, own.ndim)
     if not count(own.shape):
-        return Tensor(np.full(reduced(own.shape, axes, keepdims), op == "ReduceMin"))
+        return beside(Tensor(np.full(reduced(own.shape, axes, keepdims), op == "ReduceMin")), own)
     return astype(_reduction(op, astype(own, DType.int32), axes, keepdims, DType.int32), DType.bool)
 
 
@@ -180,7 +180,7 @@ def _running(op: str, on_host: Any, start: int, x: Any, axis: int | None, dtype:
     if not initial:
         return found
     edge = Tensor(np.full((*own.shape[:at], 1, *own.shape[at + 1 :]), start, kind.numpy))
-    return concat([edge, found], axis=at)
+    return concat([beside(edge, found), found], axis=at)
 
 
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Tensor:

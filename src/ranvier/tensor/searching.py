@@ -8,8 +8,8 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput
-from ranvier.tensor.core import Tensor, as_tensor, call, wrapped
-from ranvier.tensor.expr import ITEM, applied, spec
+from ranvier.tensor.core import Tensor, as_tensor, wrapped
+from ranvier.tensor.expr import results, spec
 from ranvier.tensor.host import hosted, hosted_several
 from ranvier.tensor.manipulate import astype, reshape
 from ranvier.tensor.shapes import axes_of
@@ -28,9 +28,9 @@ def top_k(x: Any, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[T
     work = astype(own, DType.uint8) if kind is DType.bool else own
     shape = (*own.shape[:at], k, *own.shape[at + 1 :])
     attrs = (("axis", at), ("largest", int(largest)), ("sorted", 1))
-    values = call(spec("TopK", attrs, ((1, (k,)),), 2), (work,), work.dtype, shape)
-    places = applied(spec(ITEM, (("index", 1),)), (values._expr,), DType.int64, shape, values._expr.device)
-    return astype(values, kind), wrapped(places)
+    of, types = spec("TopK", attrs, ((1, (k,)),), 2), ((work.dtype, shape), (DType.int64, shape))
+    values, places = (wrapped(each) for each in results(of, (work._expr,), types, work._expr.device))
+    return astype(values, kind), places
 
 
 def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
