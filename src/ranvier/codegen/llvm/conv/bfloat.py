@@ -22,6 +22,7 @@ from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 
@@ -52,7 +53,9 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape) -> Packed:
     bits[:, :, : taps.shape[2], : shape.width] = rounded.view(np.uint16)
     pairs = bits.reshape(shape.group, -1, 2, vectors, _COLUMNS).transpose(0, 1, 3, 4, 2)
     panels = [np.ascontiguousarray(pairs[:, :, v : v + 2]).reshape(shape.group, -1) for v in range(0, vectors, 2)]
-    return packed_constant(f"bfloat {depth.kind}", np.concatenate(panels, axis=1), DType.bfloat16)
+    packed = packed_empty((shape.group, sum(p.shape[1] for p in panels)), np.dtype(np.uint16))
+    np.concatenate(panels, axis=1, out=packed)
+    return packed_constant(f"bfloat {depth.kind}", packed, DType.bfloat16)
 
 
 def bfloat_conv(

@@ -20,7 +20,8 @@ from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro, number_bits
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import View, aligned_empty
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
@@ -93,7 +94,7 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> P
     vectors = panel_vectors(shape, isa, dtype.numpy.itemsize)
     cut = panels_of(shape, vectors, isa, dtype.numpy.itemsize)
     flat = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
-    packed = aligned_empty((shape.group, cut.group_elements()), dtype.numpy)
+    packed = packed_empty((shape.group, cut.group_elements()), dtype.numpy)
     pack_panels(packed, flat.reshape(shape.group, cut.depth, shape.width), cut)
     return packed_constant("gemm", packed, dtype, vectors)
 

@@ -25,7 +25,8 @@ from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.gemm.tiles import tile_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import View, aligned_empty
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 _FIELDS = (
@@ -52,7 +53,7 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     taps = np.zeros((9, shape.cin, ((cut.count - 1) * vectors + cut.rest) * cut.lanes), dtype.numpy)
     taps[:, :, : shape.cout] = moved.transpose(1, 0, 2)
     matrix = filter_transform(m, dtype.numpy)
-    packed = aligned_empty(((m + 2) ** 2 * cut.group_elements(),), dtype.numpy)
+    packed = packed_empty(((m + 2) ** 2 * cut.group_elements(),), dtype.numpy)
     at = 0
     for k in range(cut.count):
         piece = np.ascontiguousarray(taps[:, :, k * cut.columns : (k + 1) * cut.columns]).reshape(9, -1)

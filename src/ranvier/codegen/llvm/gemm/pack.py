@@ -22,7 +22,8 @@ from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.storage import Storage, View, aligned_empty
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
@@ -81,7 +82,7 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, ve
         return PackedB(Storage.packed(np.ascontiguousarray(b)), dtype, tuple(batch), k, n, panels, k)
     flat = b.reshape(math.prod(batch), k, n)
     unit = np.dtype(np.int32) if pairs else b.dtype
-    packed = aligned_empty((len(flat), panels.packed_elements(deep)), unit)
+    packed = packed_empty((len(flat), panels.packed_elements(deep)), unit)
     width = panels.cut.size * lanes
     for each, target in zip(flat, packed):
         source = _paired(each, deep) if pairs else each

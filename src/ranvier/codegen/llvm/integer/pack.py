@@ -35,7 +35,8 @@ from ranvier.codegen.loops.ir import (
     Size,
     substitute,
 )
-from ranvier.codegen.storage import Storage, View, aligned_empty, dense_strides
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import Storage, View, dense_strides
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
@@ -106,7 +107,7 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
     words = grouped(b, dot)
     *batch, deep, n = words.shape
     panels = panels_for(rows_hint, n, deep, isa, dot)
-    packed = aligned_empty((*batch, panels.packed_elements(deep)), np.dtype(np.int32))
+    packed = packed_empty((*batch, panels.packed_elements(deep)), np.dtype(np.int32))
     packed[...] = 0
     for k in range(panels.cut.count):
         first, end = (panels.cut.start(x) * panels.lanes for x in (k, k + 1))
