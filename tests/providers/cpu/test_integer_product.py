@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from tests.providers.cpu.compare import Array, check
+from tests.providers.cpu.compare import Array, check, one_node, run
 
 RNG = np.random.default_rng(13)
 MICROSOFT = "com.microsoft"
@@ -53,6 +54,20 @@ def test_qlinear_matmul(left: type, right: type) -> None:
             given = [a, *parameters, scale(*result) * 300, codes(left, *result)]
             check("QLinearMatMul", given)
             check("QLinearMatMul", given, constant=range(1, 8))
+
+
+@pytest.mark.parametrize("constant", [[1, 2, 4, 5, 6, 7], range(1, 8)])
+def test_depths_whose_sums_need_more_than_32_bits(constant: Sequence[int]) -> None:
+    depth = 70_000
+    a, b = np.full((3, depth), 255, np.uint8), np.full((depth, 5), 255, np.uint8)
+    a[1, ::2], b[:, 2] = 3, RNG.integers(0, 255, depth)
+    one, step = np.array(1, np.float32), np.array(255 * depth, np.float32)
+    zero, shift = np.array(0, np.uint8), np.array(1, np.uint8)
+    model = one_node("QLinearMatMul", [a, one, zero, b, one, shift, step, zero], constant=constant)
+    (found,) = run(model, {"x0": a} if 3 in constant else {"x0": a, "x3": b}, "cpu")
+    sums = a.astype(np.int64) @ (b.astype(np.int64) - 1)
+    assert sums.max() > np.iinfo(np.int32).max
+    np.testing.assert_array_equal(found, np.rint(sums / (255 * depth)).astype(np.uint8))
 
 
 @pytest.mark.parametrize("kind", KINDS)

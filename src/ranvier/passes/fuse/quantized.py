@@ -177,7 +177,7 @@ def _product(node: Node, x: Quantized, w: Quantized, y: Quantized, target: DType
     if rank is None or shape is None or rank < 2 or (rank_of(x.codes) or 0) < 2:
         raise Left("an operand is a vector, or its rank is not known")
     depth = shape[-2]
-    # a depth that is not known is a sequence's: sums over it overflow where scores alone would fill gigabytes
+    # a depth that is not known is a sequence's, seldom so long; where it is, the product is made in pieces
     if isinstance(depth, int) and depth >= _LONGEST:
         raise Left("int32 might not hold the sums")
     if w.axis is not None and (rank != 2 or w.axis != 1):

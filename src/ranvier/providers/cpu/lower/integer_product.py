@@ -7,6 +7,7 @@ with whatever follows.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,7 @@ Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 INT, FLOAT = DType.int32, DType.float32
 QUANTIZED = BYTES | FLOATS | {INT}
+_LONGEST = 1 << 15  # products of two codes, less zero points, that int32 holds the sum of
 
 
 def known(b: Definitions, value: Value) -> Array | None:
@@ -272,20 +274,46 @@ def product_of_scales(b: Definitions, *factors: tuple[Value, tuple[int, ...]], d
 @lowers("QLinearMatMul", dtypes=QUANTIZED, check=_bytes_at(0, 3, 7))
 def qlinear_matmul(n: NodeView, b: Definitions) -> None:
     rank = n.rank(0)
-    total = multiply(b, n.input(0), n.input(3), n.input(2), n.input(5), None, n.out_shape())
+    totals = [
+        multiply(b, x, w, n.input(2), n.input(5), None, n.out_shape()) for x, w in _pieces(b, n.input(0), n.input(3))
+    ]
     rows, columns = (n.input(1), by_row(n.shape(1), rank)), (n.input(4), by_column(n.shape(4)))
     out_scale = by_row(n.shape(6), rank)
     scale = product_of_scales(b, rows, columns, divisor=None if out_scale else n.input(6))
     target = n.out_dtype()
-    uses = [Use(total), Use(n.input(7), by_row(n.shape(7), rank)), Use(scale)]
+    uses = [Use(n.input(7), by_row(n.shape(7), rank)), Use(scale), *map(Use, totals)]
     if out_scale:
         uses.append(Use(n.input(6), out_scale))
 
     def compute(e: list[Expr]) -> Expr:
-        factor = e[2] if len(e) == 3 else div(e[2], cast(e[3], FLOAT))
-        return saturated(mul(cast(e[0], FLOAT), factor), e[1], target)
+        factor, sums = e[1], [cast(each, FLOAT) for each in e[2 : 2 + len(totals)]]
+        if out_scale:
+            factor = div(factor, cast(e[-1], FLOAT))
+        return saturated(mul(functools.reduce(add, sums), factor), e[0], target)
 
     b.pointwise(uses, compute, target, shape=n.out_shape(), out=n.outputs[0])
+
+
+def _pieces(b: Definitions, x: Value, w: Value) -> list[tuple[Value, Value]]:
+    """Operands of products whose sums int32 holds; mostly those that are given."""
+    depth = b.shape(x)[-1]
+    if depth <= _LONGEST:
+        return [(x, w)]
+    axis = max(0, len(b.shape(w)) - 2)
+    ends = [(start, min(start + _LONGEST, depth)) for start in range(0, depth, _LONGEST)]
+    return [(_part(b, x, len(b.shape(x)) - 1, *each), _part(b, w, axis, *each)) for each in ends]
+
+
+def _part(b: Definitions, value: Value, axis: int, start: int, stop: int) -> Value:
+    array, shape = known(b, value), list(b.shape(value))
+    shape[axis] = stop - start
+    if array is not None:
+        return b.constant(np.take(array, range(start, stop), axis))
+
+    def seen(view: View) -> View:
+        return View(view.storage, view.dtype, tuple(shape), view.strides, view.offset + start * view.strides[axis])
+
+    return b.alias(value, seen, shape)
 
 
 def _scaled(n: NodeView, b: Definitions, total: Value, scale: Value, bias: Value | None, dtype: DType = FLOAT) -> None:
