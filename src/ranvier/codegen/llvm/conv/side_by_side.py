@@ -41,15 +41,15 @@ def pixels_together(shape: ConvShape, isa: Isa) -> int:
 
 
 def joined_shape(shape: ConvShape, p: int) -> ConvShape:
-    *before, width = shape.out
-    *high, kernel = shape.kernel
-    *down, stride = shape.strides
+    deep, high, width = shape.out
+    k_deep, k_high, kernel = shape.kernel
+    s_deep, s_high, stride = shape.strides
     return replace(
         shape,
         cout=p * shape.cout,
-        out=(*before, width // p),
-        kernel=(*high, kernel + (p - 1) * stride),
-        strides=(*down, p * stride),
+        out=(deep, high, width // p),
+        kernel=(k_deep, k_high, kernel + (p - 1) * stride),
+        strides=(s_deep, s_high, p * stride),
     )
 
 
