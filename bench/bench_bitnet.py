@@ -1,6 +1,6 @@
 """Ternary products against litespark-inference and ONNX Runtime's 2-bit MatMulNBits; a model of BitNet 2B4T's shape.
 
-    python bench/bench_bitnet.py [--seconds 4] [--only products|model] [--threads 2] [--layers 30]
+    python -m bench.bench_bitnet [--seconds 4] [--only products|model] [--threads 2] [--layers 30]
 
 Products: one thread each, in turns in one process, several calls a turn; the shortest call counts, in time of the
 thread on its core, so that neighbours who take the core away do not count. Every one starts from float tokens. Results

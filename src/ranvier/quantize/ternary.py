@@ -12,11 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from ranvier.dtypes import of
+from ranvier.ops.own.bitlinear import LEAST, quantized_tokens
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
 from ranvier.records import dataclass
-
-_LEAST = 1e-5  # a scale is at least this, as in training
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Ternary:
 
     def quantize(self, array: Array) -> Quantized:
         values = np.asarray(array).astype(np.float32)
-        scale = np.float32(max(float(np.abs(values).mean(dtype=np.float64)) if values.size else 0.0, _LEAST))
+        scale = np.float32(max(float(np.abs(values).mean(dtype=np.float64)) if values.size else 0.0, LEAST))
         codes = np.clip(np.rint(values / scale), -1, 1).astype(np.int8)
         block = tuple(max(1, d) for d in values.shape)
         scales = np.full((1,) * values.ndim, scale, np.float32)
@@ -33,8 +32,6 @@ class Ternary:
 
 
 def token_codes(activations: Array) -> tuple[Array, Array]:
-    """int8 codes of activations and the scale of each token: the number is ``code * scale``."""
-    values = np.asarray(activations).astype(np.float32)
-    reach = np.maximum(np.abs(values).max(axis=-1, keepdims=True, initial=0.0), np.float32(_LEAST))
-    scales = (reach / np.float32(127.0)).astype(np.float32)
-    return np.clip(np.rint(values / scales), -128, 127).astype(np.int8), scales
+    """int8 codes of activations as BitLinear makes them, and the scale of each token: a number is ``code * scale``."""
+    codes, factor = quantized_tokens(activations)
+    return codes, np.float32(1.0) / factor
