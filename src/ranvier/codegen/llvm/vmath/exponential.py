@@ -45,7 +45,10 @@ def _exp(f: Fn, x: Val, isa: Isa, halvings: int = 0) -> Val:
 
 
 def exp(f: Fn, x: Val, isa: Isa) -> Val:
-    return _exp(f, at_most(f, at_least(f, x, _LOWEST[x.element]), _HIGHEST[x.element]), isa)
+    # what is zero is not computed: a result that underflows takes a hundred times as long, and masks are full of them
+    there = f.cmp("uge", x, _LOWEST[x.element])
+    bounded = f.select(there, at_most(f, x, _HIGHEST[x.element]), f.const(x.type, 0.0))
+    return f.select(there, _exp(f, bounded, isa), f.const(x.type, 0.0))
 
 
 def sigmoid(f: Fn, x: Val, isa: Isa) -> Val:
