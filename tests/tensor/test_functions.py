@@ -40,6 +40,17 @@ def test_what_tensors_are_made_of() -> None:
             rv.Tensor(bad)
 
 
+def test_what_need_not_be_copied_is_not() -> None:
+    x = rv.Tensor([1.0])
+    assert rnp.asarray(x) is x and rnp.asarray(x, copy=False, dtype="float32") is x
+    other = rnp.asarray(x, copy=True)
+    x[0] = 2.0
+    assert other.tolist() == [1.0]
+    for source, options in ((x, {"dtype": "int32"}), (np.ones(2), {}), ([1.0], {})):
+        with pytest.raises(ValueError, match="cop"):
+            rnp.asarray(source, copy=False, **options)
+
+
 def test_creation_functions() -> None:
     same(rnp.zeros((2, 3)), np.zeros((2, 3), np.float32))
     same(rnp.full((2,), 7), np.full((2,), 7))
@@ -124,6 +135,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         lambda: x @ x,
     ):
         with pytest.raises(ShapeMismatch):
+            call()
+    for call in (lambda: rnp.sum(x, axis=3), lambda: rnp.expand_dims(x, axis=-5), lambda: rnp.stack([x], axis=9)):
+        with pytest.raises(IndexError):
             call()
 
 

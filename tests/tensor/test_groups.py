@@ -116,12 +116,12 @@ def test_the_backend_that_is_asked_for_computes() -> None:
 
 def test_threads_compute_at_the_same_time() -> None:
     x = rv.Tensor(np.arange(50, dtype=np.float32))
-    shared = x * 2
+    shared = [x * 2 for _ in range(20)]
     found: list[float] = []
 
     def work(k: int) -> None:
-        for _ in range(20):
-            found.append(float((shared + k).sum()) - 50 * k)
+        for each in shared:
+            found.append(float((each + k).sum()) - 50 * k)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for thread in threads:

@@ -26,6 +26,8 @@ from ranvier.tensor.shapes import broadcast, count
 from ranvier.tensor.types import DEFAULT_FLOAT, promoted, with_number
 
 IDENTITY = spec("Identity")
+_PLAIN = (bool, int, float, complex)
+_NUMBERS = frozenset(_PLAIN)
 
 
 class Tensor(Methods):
@@ -352,6 +354,13 @@ def wrapped(expr: Expr) -> Tensor:
 
 def call(of: Spec, inputs: tuple[Tensor, ...], dtype: DType, shape: Shape) -> Tensor:
     """An operator applied to tensors."""
+    if len(inputs) == 1:  # a loop over one or two takes longer than all the rest
+        own = inputs[0]._expr
+        return wrapped(applied(of, (own,), dtype, shape, own.device))
+    if len(inputs) == 2:
+        a, b = inputs[0]._expr, inputs[1]._expr
+        place = a.device if a.device is b.device else common_device(inputs)
+        return wrapped(applied(of, (a, b), dtype, shape, place))
     return wrapped(applied(of, tuple([x._expr for x in inputs]), dtype, shape, common_device(inputs)))
 
 
@@ -447,7 +456,7 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
     """``x`` as an operand beside ``like``: numbers take its type where they can."""
     if type(x) is Tensor:
         return x
-    if isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic):
+    if type(x) in _NUMBERS or (isinstance(x, _PLAIN) and not isinstance(x, np.generic)):
         if like is None:
             return Tensor(x)
         kind = with_number(like._expr.dtype, x)

@@ -26,11 +26,17 @@ def _kind(dtype: Any, default: DType = DEFAULT_FLOAT) -> DType:
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """A tensor of what has numbers. Tensors are shared, as they never change; arrays of others are copied."""
-    if copy is False and not isinstance(obj, Tensor):
+    """A tensor of what has numbers. A tensor is itself where nothing is to change; arrays of others are copied."""
+    if isinstance(obj, Tensor):
+        same = (dtype is None or dtypes.of(dtype) is obj.dtype) and (
+            device is None or device_of(device) == obj._expr.device
+        )
+        if same and not copy:
+            return obj
+        if copy is False:
+            raise ValueError(f"a copy is needed to convert {obj.dtype} on {obj.device}")
+    elif copy is False:
         raise ValueError("what is not a tensor is copied: others could change it")
-    if copy is False and dtype is not None and dtypes.of(dtype) is not obj.dtype:
-        raise ValueError(f"a copy is needed to convert {obj.dtype} to {dtypes.of(dtype)}")
     return Tensor(obj, dtype, device)
 
 

@@ -23,6 +23,7 @@ _EQUAL, _LESS, _LESS_EQUAL = (spec(op) for op in ("Equal", "Less", "LessOrEqual"
 _GREATER, _GREATER_EQUAL = spec("Greater"), spec("GreaterOrEqual")
 _AND, _OR, _XOR, _NOT = (spec(op) for op in ("And", "Or", "Xor", "Not"))
 _BIT_AND, _BIT_OR, _BIT_XOR = (spec(f"Bitwise{op}") for op in ("And", "Or", "Xor"))
+_UNUSUAL = frozenset((DType.bool, *COMPLEX))  # what arithmetic has to look at before it becomes an operator
 _MAX, _MIN, _WHERE = spec("Max"), spec("Min"), spec("Where")
 
 
@@ -35,9 +36,9 @@ def operated(function: Callable[[Any, Any], Tensor], own: Tensor, other: Any, sw
 
 def _arithmetic(of: Spec, name: str, x1: Any, x2: Any) -> Tensor:
     x, y, dtype, shape = both(x1, x2)
-    if dtype is DType.bool:
-        raise DTypeMismatch(f"{name} is not defined for bool; convert one operand first")
-    if dtype in COMPLEX:
+    if dtype in _UNUSUAL:
+        if dtype is DType.bool:
+            raise DTypeMismatch(f"{name} is not defined for bool; convert one operand first")
         return hosted(getattr(np, name), x, y)
     return call(of, (x, y), dtype, shape)
 

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
 
+from ranvier.config import SessionConfig
 from ranvier.devices import Device
-from ranvier.errors import InvalidGraph, RanvierError
+from ranvier.errors import RanvierError
+from ranvier.graph.ir import Graph
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.fallback import FAILURES
 from ranvier.runtime.plan import Plan
@@ -159,36 +161,37 @@ def realise(wanted: Iterable[Expr]) -> None:
         missing = [expr for expr in missing if expr.array is None]
 
 
+# While a thread looks at expressions, none may become a computed one; they are run without it.
+_looking = threading.Lock()
+
+
 def _realise(wanted: list[Expr], device: Device | None) -> None:
-    walk = Walk(wanted)
-    key = (walk.key, device, preferred())
-    group = groups.find(key)
-    if group is None:
-        group = _compiled(walk, device)
-        groups.keep(key, group)
+    graph: Graph | None = None
+    with _looking:
+        wanted = [expr for expr in wanted if expr.array is None]
+        if not wanted:
+            return  # another thread was faster
+        walk = Walk(wanted)
+        key = (walk.key, device, preferred())
+        group = groups.find(key)
+        if group is None:
+            graph = graph_of(walk.leaves, walk.order, walk.outputs)
     try:
+        if group is None:
+            assert graph is not None
+            group = Group(Session(graph, config_for(device)))
+            groups.keep(key, group)
         results = group.run([leaf.array for leaf in walk.leaves])  # type: ignore[misc]
     except RanvierError as error:
         _tell_lines(error, walk)
         raise
-    for expr, array in zip(walk.outputs, results):
-        array.flags.writeable = False
-        expr.array = array
-        trace = expr.trace
-        if trace is None or not trace.active:
-            expr.release()
-
-
-def _compiled(walk: Walk, device: Device | None) -> Group:
-    for expr in walk.order:
-        if expr.spec is None:
-            raise InvalidGraph("a tensor without numbers and without an operator")
-    graph = graph_of(walk.leaves, walk.order, walk.outputs)
-    try:
-        return Group(Session(graph, config_for(device)))
-    except RanvierError as error:
-        _tell_lines(error, walk)
-        raise
+    with _looking:
+        for expr, array in zip(walk.outputs, results):
+            array.flags.writeable = False
+            expr.array = array
+            trace = expr.trace
+            if trace is None or not trace.active:
+                expr.release()
 
 
 def _tell_lines(error: RanvierError, walk: Walk) -> None:
@@ -197,12 +200,10 @@ def _tell_lines(error: RanvierError, walk: Walk) -> None:
     error.add_note("while computing what these lines ask for: " + ", ".join(list(lines)[-6:]))
 
 
-def config_for(device: Device | None) -> Any:
+def config_for(device: Device | None) -> SessionConfig | None:
     """The session's options: of this machine all providers are asked; of another device, those that are on it."""
     if device is None:
         return None
-    from ranvier.config import SessionConfig
-
     names = [name for name in REGISTRY.available() if REGISTRY.get(name).device == device]
     return SessionConfig(providers=tuple(dict.fromkeys([*preferred(), *names])), fallback="off")
 

@@ -24,6 +24,10 @@ from ranvier.tensor.types import COMPLEX
 _FARTHEST = -(2**62)  # an end before the beginning, for slices that run backwards
 
 
+class InvalidIndex(InvalidValue, IndexError):
+    """An index that does not fit the tensor."""
+
+
 def get(x: Tensor, key: Any) -> Tensor:
     """The part of a tensor that a key names."""
     if (chosen := _single_truth(key)) is not None:
@@ -134,9 +138,9 @@ def _expanded(key: Any, rank: int) -> list[Any]:
     used = sum(1 for p in pieces if p is not None and p is not Ellipsis)
     dots = sum(1 for p in pieces if p is Ellipsis)
     if used > rank:
-        raise InvalidValue(f"too many indices: {used} for {rank} dimensions")
+        raise InvalidIndex(f"too many indices: {used} for {rank} dimensions")
     if dots > 1:
-        raise InvalidValue("an index has at most one ellipsis")
+        raise InvalidIndex("an index has at most one ellipsis")
     fill = [slice(None)] * (rank - used)
     if dots:
         at = next(k for k, p in enumerate(pieces) if p is Ellipsis)
@@ -159,7 +163,7 @@ def _index(piece: Any, size: int, axis: int) -> Tensor:
     """Indices along an axis, as integers that may be negative."""
     if isinstance(piece, _Masked):
         if piece.size != size:
-            raise InvalidValue(f"a mask of {piece.size} elements does not fit axis {axis} of {size}")
+            raise InvalidIndex(f"a mask of {piece.size} elements does not fit axis {axis} of {size}")
         return Tensor(piece.places.astype(np.int64))
     if isinstance(piece, Tensor):
         if not piece.dtype.is_integer:
@@ -172,10 +176,6 @@ def _index(piece: Any, size: int, axis: int) -> Tensor:
     if not -size <= number < size:
         raise InvalidIndex(f"index {number} is out of range for axis {axis} of {size} elements")
     return Tensor(np.array(number + size if number < 0 else number, np.int64))
-
-
-class InvalidIndex(InvalidValue, IndexError):
-    """An index outside the tensor."""
 
 
 def _bounds(piece: slice) -> slice:

@@ -14,7 +14,16 @@ from ranvier.errors import InvalidInput, ShapeMismatch
 from ranvier.tensor.core import Tensor, as_tensor, beside, call
 from ranvier.tensor.expr import Shape, spec
 from ranvier.tensor.host import hosted
-from ranvier.tensor.shapes import axes_of, axis_of, broadcast_shapes, check_sizes, count, resolved, shape_of
+from ranvier.tensor.shapes import (
+    InvalidAxis,
+    axes_of,
+    axis_of,
+    broadcast_shapes,
+    check_sizes,
+    count,
+    resolved,
+    shape_of,
+)
 from ranvier.tensor.types import COMPLEX, promoted
 
 
@@ -56,7 +65,7 @@ def expand_dims(x: Any, /, axis: int = 0) -> Tensor:
     rank = own.ndim + 1
     at = index(axis)
     if not -rank <= at < rank:
-        raise ShapeMismatch(f"axis {at} is out of range for {rank} dimensions")
+        raise InvalidAxis(f"axis {at} is out of range for {rank} dimensions")
     at %= rank
     return reshaped(own, (*own.shape[:at], 1, *own.shape[at:]))
 
@@ -163,7 +172,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
         raise ShapeMismatch(f"shapes differ: {[list(x.shape) for x in own]}")
     rank = own[0].ndim + 1
     if not -rank <= axis < rank:
-        raise ShapeMismatch(f"axis {axis} is out of range for {rank} dimensions")
+        raise InvalidAxis(f"axis {axis} is out of range for {rank} dimensions")
     return concat([expand_dims(x, axis=axis % rank) for x in own], axis=axis % rank)
 
 

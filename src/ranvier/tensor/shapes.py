@@ -11,6 +11,10 @@ from ranvier.errors import InvalidInput, ShapeMismatch
 from ranvier.tensor.expr import Shape
 
 
+class InvalidAxis(ShapeMismatch, IndexError):
+    """An axis that the tensor does not have; an IndexError too, as NumPy's is."""
+
+
 @functools.lru_cache(maxsize=4096)
 def broadcast(a: Shape, b: Shape) -> Shape:
     """The shape of a result of two operands."""
@@ -35,7 +39,7 @@ def axis_of(axis: Any, rank: int) -> int:
     """An axis counted from the front."""
     found = index(axis)
     if not -max(rank, 1) <= found < max(rank, 1):
-        raise ShapeMismatch(f"axis {found} is out of range for {rank} dimensions")
+        raise InvalidAxis(f"axis {found} is out of range for {rank} dimensions")
     return found + rank if found < 0 else found
 
 
@@ -48,7 +52,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int) -> Shape:
     for each in given:
         one = index(each)
         if not -rank <= one < rank:
-            raise ShapeMismatch(f"axis {one} is out of range for {rank} dimensions")
+            raise InvalidAxis(f"axis {one} is out of range for {rank} dimensions")
         found.append(one + rank if one < 0 else one)
     if len(set(found)) != len(found):
         raise ShapeMismatch(f"an axis is given twice: {list(given)}")

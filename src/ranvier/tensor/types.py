@@ -22,7 +22,6 @@ SIGNED = (DType.int8, DType.int16, DType.int32, DType.int64)
 UNSIGNED = (DType.uint8, DType.uint16, DType.uint32, DType.uint64)
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 COMPLEX = (DType.complex64, DType.complex128)
-_KINDS = {"bool": 0, "integer": 1, "float": 2, "complex": 3}
 _PYTHON = {bool: 0, int: 1, float: 2, complex: 3}
 _DEFAULTS = (DType.bool, DEFAULT_INT, DEFAULT_FLOAT, DEFAULT_COMPLEX)
 
@@ -56,7 +55,9 @@ def promoted(a: DType, b: DType) -> DType:
 
 def with_number(dtype: DType, number: bool | int | float | complex) -> DType:
     """The type of a result of a tensor of this type and one of Python's numbers."""
-    kind = _PYTHON[type(number)] if type(number) in _PYTHON else _of_number(number)
+    kind = _PYTHON.get(type(number))
+    if kind is None:
+        kind = _of_number(number)
     mine = kind_of(dtype)
     if kind <= mine:
         return dtype
