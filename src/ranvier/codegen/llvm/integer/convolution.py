@@ -3,7 +3,8 @@
 A tile of a launch is a block of output pixels times a block of filter panels. The codes under the windows of a block
 are gathered first: taps after each other, channels side by side, the zero point where a window leaves the image, in
 the form the micro-kernels want (as they are, unsigned, or 16 bits wide). Bytes are cheap to copy, a copied row has no
-borders, and its length is a whole number of groups whatever the number of channels.
+borders, and its length is a whole number of groups whatever the number of channels. Where tiles can find the channels
+of a tap in a copy of the image itself, ``padded.py`` does without such rows.
 """
 
 from __future__ import annotations
