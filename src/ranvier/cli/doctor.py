@@ -25,7 +25,7 @@ from ranvier.config.session import PRECISIONS
 from ranvier.config.variables import OTHERS, PREFIX, likely
 from ranvier.devices import DeviceInfo, GpuInfo, MachineInfo, detect_devices, machine_info
 from ranvier.dtypes import DType
-from ranvier.errors import ProviderUnavailable, RanvierError
+from ranvier.errors import ProviderUnavailable, RanvierError, UnsupportedOp
 from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
@@ -135,7 +135,7 @@ def code_facts() -> dict[str, Any]:
 
 
 def check_provider(name: str) -> dict[str, Any]:
-    """One provider with the outcome of a small computation on it: ok, failed, or not available."""
+    """One provider with the outcome of a small computation on it: ok, failed, declines it, or not available."""
     checked: dict[str, Any] = {"name": name, "device": "", "seconds": None, "problem": ""}
     try:
         found = provider_facts(name)
@@ -148,6 +148,8 @@ def check_provider(name: str) -> dict[str, Any]:
         seconds, gap = run_small_graph(name)
     except ProviderUnavailable as error:  # seen only when it is used: nobody answers where it should be
         return checked | {"result": "not available", "reason": error.reason}
+    except UnsupportedOp as error:  # it is for other models than this one, and says so
+        return checked | {"result": "declines it", "reason": error.missing[0].reason}
     except Exception as error:  # a broken provider may raise anything; finding that out is what this is for
         return checked | {"result": "failed", "problem": f"{type(error).__name__}: {error}"}
     if gap > 1e-5:
