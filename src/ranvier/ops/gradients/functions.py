@@ -17,7 +17,7 @@ def has_definition(node: Node) -> bool:
     if node.domain:
         return False
     schema = schema_of("", node.op, node.version)
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def written_out(b: Backward, node: Node) -> Sequence[Value]:
