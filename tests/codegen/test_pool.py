@@ -200,7 +200,7 @@ def test_a_worker_keeps_to_the_limit_and_to_its_scratch(monkeypatch: pytest.Monk
     program = NativeProgram([counting(out, 10, grain=3)], placed([out]), ISA, bases=3)
     counts, scratch = np.zeros(10, np.int64), np.full((4, 16), -1)
     pointers = np.array([counts.ctypes.data])
-    step = program._table[0].copy()
+    step = program._numbers[: driver.STEP_WORDS].copy()
     step[driver.BUFFERS] = pointers.ctypes.data
     assert step[driver.CHUNKS] == 4
     words = made._words
