@@ -25,7 +25,7 @@ from ranvier.runtime.calibration.lazy import calibrated
 from ranvier.runtime.session import Session
 
 SIZE, LENGTH, RUNS = 512, 6, 15
-LARGE, PRODUCTS, NORMS = 1024, 3, 24
+LARGE, PRODUCTS, NORMS = 1024, 5, 24
 DEVICE = {"gflops": 100.0, "latency": 0.0, "bandwidth": 1e10}
 APART = {"device*": "sim", "host*": "cpu", "sum": "cpu"}
 TOGETHER = {"device*": "cpu", "host*": "cpu", "sum": "cpu"}
