@@ -21,12 +21,8 @@ from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.signature import Signature
 
 
-def calibrated(
-    graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig
-) -> tuple[SessionConfig, str]:
+def searched(graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> tuple[SessionConfig, str]:
     """The options with more in ``keep_f32`` where the sample asks for it, and what was found, for people."""
-    if config.precision == "float32" or not config.calibration:
-        return config, ""
     trial = _Trial(graph, providers, config)
     if config.precision == "fp16":
         graph.metadata[LARGEST_VALUES] = largest_values(graph, dict(zip(trial.signature.inputs, trial.values)))

@@ -46,8 +46,8 @@ from ranvier.providers.cpu.lower.integer_product import (
     product_of_scales,
 )
 from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.quantization import BYTES, DERIVED, saturated
-from ranvier.providers.cpu.lower.registry import Check, lowers
+from ranvier.providers.cpu.lower.quantization import DERIVED, saturated
+from ranvier.providers.cpu.lower.registry import BYTES, Check, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same

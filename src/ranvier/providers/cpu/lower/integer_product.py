@@ -24,8 +24,8 @@ from ranvier.graph.types import TensorType
 from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import content, folded_stride
 from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, sub
-from ranvier.providers.cpu.lower.quantization import BYTES, DERIVED, quantized_dynamically, saturated
-from ranvier.providers.cpu.lower.registry import FLOATS, Check, lowers
+from ranvier.providers.cpu.lower.quantization import DERIVED, quantized_dynamically, saturated
+from ranvier.providers.cpu.lower.registry import BYTES, FLOATS, Check, lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

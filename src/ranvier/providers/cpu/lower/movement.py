@@ -17,7 +17,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
-from ranvier.providers.cpu.lower.quantization import looked_up
+from ranvier.providers.cpu.lower.lookup import looked_up
 from ranvier.providers.cpu.lower.registry import INTEGERS, NUMERIC, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.varying import varies

@@ -11,8 +11,8 @@ from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
 from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT
-from ranvier.providers.cpu.lower.quantization import BYTES, ratio, real, saturated
-from ranvier.providers.cpu.lower.registry import lowers
+from ranvier.providers.cpu.lower.quantization import ratio, real, saturated
+from ranvier.providers.cpu.lower.registry import BYTES, lowers
 
 _TYPES = BYTES | {FLOAT, INT, DType.bool}
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.integer import table_lookup
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
@@ -20,15 +18,14 @@ from ranvier.ops import registry as operators
 from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
 from ranvier.providers.cpu.lower.narrow_cast import FORMATS, NARROW_INTEGERS, as_bytes, from_code, to_code
-from ranvier.providers.cpu.lower.registry import ALL, FLOATS, lowers
+from ranvier.providers.cpu.lower.registry import ALL, BYTES, FLOATS, lowers
 from ranvier.providers.cpu.nest_builder import NestBuilder
 
 if TYPE_CHECKING:
-    from ranvier.providers.cpu.realise import Realiser
+    pass
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
-BYTES = frozenset({DType.int8, DType.uint8})
 _CODES = BYTES | {DType.int16, DType.uint16}
 _SMALL = frozenset(NARROW_INTEGERS) | frozenset(FORMATS)  # read and written as bytes
 _EVERY = frozenset(DType) - {DType.string}
@@ -322,19 +319,3 @@ def dynamic_quantize_linear(n: NodeView, b: Definitions) -> None:
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
-
-
-def looked_up(n: NodeView, b: Definitions) -> bool:
-    """A Gather of bytes from a table of 256 by positions that are bytes themselves, cast; False for other ones."""
-    table, cast_node = n.known(0), n.input(1).producer
-    if table is None or table.shape != (256,) or n.dtype(0) not in BYTES:
-        return False
-    codes = cast_node.input(0) if cast_node is not None and cast_node.op == "Cast" and not cast_node.domain else None
-    if codes is None or codes not in b.types or b.dtype(codes) not in BYTES or len(n.shape(1)) > 3:
-        return False
-
-    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
-        return table_lookup(views[0], views[1], outs[0])
-
-    b.opaque([codes, n.input(0)], realise, [(n.dtype(0), n.out_shape())], [n.outputs[0]])
-    return True

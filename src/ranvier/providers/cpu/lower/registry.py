@@ -30,6 +30,7 @@ INTEGERS = frozenset(
     }
 )
 NUMERIC = FLOATS | INTEGERS
+BYTES = frozenset({DType.int8, DType.uint8})
 ALL = NUMERIC | {DType.bool}
 # narrower than what machines compute with: held as one byte per element, converted and moved only
 NARROW = frozenset(DType) - ALL - {DType.string, DType.complex64, DType.complex128}

@@ -1,0 +1,29 @@
+"""Bytes looked up in a table of 256: what elementwise functions of codes become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.storage import View
+from ranvier.providers.cpu.defs import Definitions, NodeView
+from ranvier.providers.cpu.lower.registry import BYTES
+from ranvier.providers.cpu.realise import Realiser
+
+
+def looked_up(n: NodeView, b: Definitions) -> bool:
+    """A Gather of bytes from a table of 256 by positions that are bytes themselves, cast; False for other ones."""
+    table, cast_node = n.known(0), n.input(1).producer
+    if table is None or table.shape != (256,) or n.dtype(0) not in BYTES:
+        return False
+    codes = cast_node.input(0) if cast_node is not None and cast_node.op == "Cast" and not cast_node.domain else None
+    if codes is None or codes not in b.types or b.dtype(codes) not in BYTES or len(n.shape(1)) > 3:
+        return False
+
+    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+        from ranvier.codegen.llvm.integer import table_lookup  # and with it all kernels of codes: few models need them
+
+        return table_lookup(views[0], views[1], outs[0])
+
+    b.opaque([codes, n.input(0)], realise, [(n.dtype(0), n.out_shape())], [n.outputs[0]])
+    return True
