@@ -14,7 +14,7 @@ PACKAGE = Path(ranvier.__file__).parent
 LAYERS = (
     ("records", "varying"),
     ("errors",),
-    ("dtypes", "logs", "places", "rules"),
+    ("dtypes", "logs", "places", "plugged", "rules"),
     ("devices",),
     ("config",),
     ("memory",),

@@ -10,8 +10,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +19,7 @@ from typing import Any
 from ranvier.codegen.llvm import cache
 from ranvier.codegen.tuning import Table
 from ranvier.devices import machine_info
+from ranvier.formats.files import write_files
 from ranvier.records import dataclass
 
 _VERSION = 1  # of the files
@@ -111,16 +110,10 @@ def save(isa: str, threads: int, more: Mapping[str, Entry]) -> bool:
         },
         indent=1,
     )
-    unfinished = ""
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=where, suffix=".new", delete=False, encoding="utf-8") as file:
-            unfinished = file.name
-            file.write(text)
-        os.replace(unfinished, path)
+        write_files({path: [text.encode()]})
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
         return False
     with _lock:
         _read.pop(str(path), None)

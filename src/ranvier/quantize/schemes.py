@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ranvier.errors import InvalidConfig, nearest
+from ranvier.plugged import plugged
 from ranvier.quantize.base import Quantize
 from ranvier.quantize.floats import Float8, Nf4
 from ranvier.quantize.integers import Integers
@@ -34,22 +35,15 @@ def register_scheme(name: str, make: Callable[..., Quantize]) -> None:
     _added[name] = make
 
 
-@functools.cache
-def _plugged() -> Mapping[str, Any]:
-    from importlib.metadata import entry_points
-
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-
-
 def scheme_names() -> list[str]:
-    return sorted({*_OWN, *_added, *_plugged()})
+    return sorted({*_OWN, *_added, *plugged(ENTRY_POINTS)})
 
 
 def scheme(name: str, **options: Any) -> Quantize:
     """The scheme of this name with these options."""
     make = _added.get(name) or _OWN.get(name)
-    if make is None and name in _plugged():
-        make = _added[name] = _plugged()[name].load()
+    if make is None and name in plugged(ENTRY_POINTS):
+        make = _added[name] = plugged(ENTRY_POINTS)[name].load()
     if make is None:
         raise InvalidConfig(f"unknown quantization scheme {name!r}{nearest(name, scheme_names())}")
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ranvier.errors import CannotWrite, IntegrityError, WeightError
+from ranvier.formats.files import write_files
 from ranvier.places import cache_folder
 from ranvier.records import dataclass
 
@@ -198,9 +199,7 @@ def _remove(place: Path) -> None:
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, suffix=".tmp") as file:
-        json.dump(facts, file)
-    os.replace(file.name, path)
+    write_files({path: [json.dumps(facts).encode()]})
 
 
 @contextlib.contextmanager

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from ranvier.errors import WeightError
+from ranvier.plugged import plugged
 from ranvier.records import dataclass
 from ranvier.rules import Whole
 from ranvier.weights.access import Access
 from ranvier.weights.cache import WeightCache
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.registry import format_names, open_checkpoint
-from ranvier.weights.plugged import plugged
 from ranvier.weights.progress import Progress, Silent
 from ranvier.weights.sources.base import Context, Source
 from ranvier.weights.sources.local import FileSource

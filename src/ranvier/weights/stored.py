@@ -15,15 +15,17 @@ from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
+from onnx import TensorProto
 
 from ranvier.dtypes import DType
 from ranvier.errors import ResourceLimit, WeightError
+from ranvier.ops.allocation import MAX_RANK
+from ranvier.ops.proto import tensor_array
 from ranvier.records import dataclass
 from ranvier.weights.blob import Blob, gathered
 
 Array = np.ndarray[Any, Any]
 Selection = tuple[slice, ...]  # one per axis, with whole numbers and a positive step
-MAX_RANK = 64
 _MOST_RANGES = 4096  # beyond, one covering range is read and cut in memory
 
 
@@ -122,7 +124,8 @@ class Stored:
         shape, dtype = self.info.shape, self.info.dtype
         chosen = full(shape) if part is None else part
         if dtype.is_packed and dtype.bits in (1, 2, 4):
-            return _unpacked(self.blob.read(self.start, self.start + self.info.nbytes), dtype, shape)[chosen]
+            data = bytes(self.blob.read(self.start, self.start + self.info.nbytes))
+            return tensor_array(TensorProto(data_type=dtype.onnx, dims=shape, raw_data=data))[chosen]
         target = tuple(map(extent, chosen))
         if 0 in target:
             return np.empty(target, dtype.numpy)
@@ -189,20 +192,6 @@ def _ranges(chosen: Selection, shape: Sequence[int], item: int) -> Iterator[tupl
     for place in itertools.product(*(range(s.start, s.stop, s.step) for s in chosen[:axis])):
         base = sum(i * s for i, s in zip(place, strides))
         yield (base + first) * item, (base + last) * item
-
-
-def _unpacked(data: Array, dtype: DType, shape: Sequence[int]) -> Array:
-    """Elements of less than a byte, the first in the low bits, as one byte each."""
-    count, per = math.prod(shape), 8 // dtype.bits
-    shifts = np.arange(per, dtype=np.uint8) * dtype.bits
-    codes = ((data[:, None] >> shifts) & ((1 << dtype.bits) - 1)).reshape(-1)[:count]
-    if dtype.name.startswith("int"):
-        sign = 1 << (dtype.bits - 1)
-        codes = ((codes ^ sign).astype(np.int16) - sign).astype(np.int8)
-        return codes.astype(dtype.numpy).reshape(tuple(shape))
-    if dtype.is_integer:
-        return codes.astype(dtype.numpy).reshape(tuple(shape))
-    return codes.view(dtype.numpy).reshape(tuple(shape))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import threading
 from dataclasses import asdict, is_dataclass
 from importlib import metadata
@@ -20,6 +19,7 @@ from typing import Any
 
 from ranvier.codegen.llvm import cache
 from ranvier.devices import machine_info
+from ranvier.formats.files import write_files
 from ranvier.providers.base import ExecutionProvider
 from ranvier.runtime.calibration.table import Figures
 
@@ -97,16 +97,10 @@ def save(key: dict[str, Any], figures: Figures) -> bool:
     if where is None:
         return False
     text = json.dumps({"key": _plain(key), "figures": figures.to_dict()}, indent=1)
-    unfinished = ""
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=where, suffix=".new", delete=False, encoding="utf-8") as file:
-            unfinished = file.name
-            file.write(text)
-        os.replace(unfinished, where / name)
+        write_files({where / name: [text.encode()]})
     except OSError:  # it will be measured again
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
         return False
     return True
 

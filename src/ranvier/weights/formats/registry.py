@@ -7,9 +7,9 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ranvier.errors import InvalidConfig, WeightError, nearest
+from ranvier.plugged import plugged
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Format, Opening
-from ranvier.weights.plugged import plugged
 
 ENTRY_POINTS = "ranvier.weight_formats"
 _HEAD = 512

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from ranvier.errors import WeightError, nearest
-from ranvier.weights.plugged import plugged
+from ranvier.plugged import plugged
 from ranvier.weights.sources.base import Source
 from ranvier.weights.sources.local import FileSource, MemorySource
 
