@@ -201,7 +201,7 @@ class Quantizer:
             size = site.numbers.nbytes
             reason = "asked for" if site.name in self.kept else "it hurt the results" if site.name in kept else ""
             scheme = "float32" if reason else self.options.scheme
-            after = size if reason else _coded_bytes(site, self.options)
+            after = size if reason else _coded_bytes(site, graph)
             found.append(LayerReport(site.name, site.node.op, scheme, size, after, errors.get(site.name), reason))
         return found
 
@@ -224,10 +224,8 @@ class Quantizer:
         }
 
 
-def _coded_bytes(site: Site, options: Quantization) -> int:
-    count, outputs = int(site.numbers.size), int(site.numbers.shape[site.outputs])
-    if options.scheme in ("int8", "fp8", "fp8_e5m2"):
-        return count + 4 * outputs
-    digits = "".join(c for c in options.scheme if c.isdigit())
-    bits = 2 if options.scheme == "ternary" else int(digits or 4)
-    return count * bits // 8 + 4 * (count // options.group)
+def _coded_bytes(site: Site, made: Graph) -> int:
+    """Bytes of what stands for the weights of a layer in the quantized graph."""
+    names = (f"{site.weight.name}.{part}" for part in ("codes", "scale", "zero", "group", "absmax"))
+    found = [made.constants[name].const for name in names if name in made.constants]
+    return sum(tensor.nbytes for tensor in found if tensor is not None)
