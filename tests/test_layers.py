@@ -23,6 +23,7 @@ LAYERS = (
     ("graph",),
     ("ops",),
     ("formats",),
+    ("charts",),
     ("quantize",),
     ("weights",),
     ("passes",),

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ranvier as rv
+from ranvier.charts.axes import Scale, number_text, round_step
+from ranvier.charts.canvas import Canvas, shortened, text_width
 from ranvier.cli import exit_codes
 from ranvier.cli import profile as profile_command
 from ranvier.cli.plots import roofline, timeline
-from ranvier.cli.plots.axes import Scale, number_text, round_step
-from ranvier.cli.plots.canvas import Canvas, shortened, text_width
 from ranvier.runtime.profile import KernelRecord
 
 SVG = "{http://www.w3.org/2000/svg}"

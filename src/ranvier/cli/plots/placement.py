@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ranvier.cli.plots.canvas import PALETTE
+from ranvier.charts.canvas import PALETTE
 from ranvier.cli.plots.placement_text import (
     Costs,
     Data,

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ranvier.cli.plots.axes import Scale, number_text
-from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened, text_width
+from ranvier.charts.axes import Scale, number_text
+from ranvier.charts.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened, text_width
 from ranvier.cli.plots.timeline import OTHER, colours, family, leaves
 from ranvier.codegen.launch import Units
 from ranvier.runtime.profile import KernelRecord

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ranvier.charts.axes import Scale, number_text
+from ranvier.charts.canvas import FAINT, GRID, INK, PALETTE, Canvas
 from ranvier.cli import peers
-from ranvier.cli.plots.axes import Scale, number_text
-from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas
 from ranvier.cli.suites.measure import BASE
 from ranvier.cli.suites.results import SLOW
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ranvier.cli.plots.axes import Scale, number_text, round_step
-from ranvier.cli.plots.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened
+from ranvier.charts.axes import Scale, number_text, round_step
+from ranvier.charts.canvas import FAINT, GRID, INK, PALETTE, Canvas, shortened
 from ranvier.cli.render import seconds_text
 from ranvier.runtime.profile import KernelRecord
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from ranvier.cli.files import write_text, write_whole
-from ranvier.errors import InvalidConfig, NotSupported
+from ranvier.errors import CannotWrite, InvalidConfig, NotSupported
+from ranvier.formats.files import write_files
 
 INK, FAINT, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
 # distinguishable in print and by people who see few colours
@@ -82,11 +82,16 @@ class Canvas:
         """To a file of the kind its name says."""
         suffix = path.suffix.lower()
         if suffix == ".svg":
-            write_text(path, self.svg())
+            content = self.svg().encode()
         elif suffix == ".png":
-            write_whole(path, lambda file: file.write(self.png()))
+            content = self.png()
         else:
             raise InvalidConfig(f"cannot draw into {path.name!r}: the name must end in .svg or .png")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotWrite(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        write_files({path: [content]})
 
     # -- SVG --------------------------------------------------------------------------------------------------------
 
