@@ -68,7 +68,9 @@ class RanvierRunner:
         registry = importlib.import_module("ranvier.providers.registry").REGISTRY
         for name in registry.available(auto=True):
             registry.get(name).capability()
-        importlib.import_module("ranvier.providers.cpu.lower.registry").table()  # else each is imported when needed
+        importlib.import_module(
+            "ranvier.providers.cpu.lower.index"
+        ).LOWERINGS.table()  # else each is imported when needed
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self._session.run(inputs)

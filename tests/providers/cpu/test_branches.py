@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import ranvier as rv
-from ranvier.providers.cpu.defs import Declined
+from ranvier.codegen.definitions.defs import Declined
 from ranvier.providers.cpu.kernel import CpuKernel
 
 RNG = np.random.default_rng(8)

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import helper
 
+from ranvier.codegen.definitions.lower.narrow_cast import FORMATS, NARROW, NARROW_INTEGERS
 from ranvier.dtypes import DType
-from ranvier.providers.cpu.lower.narrow_cast import FORMATS, NARROW, NARROW_INTEGERS
 from tests.providers.cpu.compare import Array, run
 
 RNG = np.random.default_rng(5)

@@ -7,7 +7,8 @@ import onnx
 import onnx.parser
 
 import ranvier as rv
-from ranvier.providers.cpu.sources import shape_sources
+from ranvier.codegen.definitions.reasons import shape_sources
+from ranvier.providers.cpu.lower.index import LOWERINGS
 
 
 def test_other_small_inputs_do_not_decide() -> None:
@@ -29,5 +30,5 @@ def test_other_small_inputs_do_not_decide() -> None:
                 feeds = {"ids": np.array(ids), "table": table, "shape": np.array(shape)}
                 np.testing.assert_array_equal(session.run(feeds)["y"], table[ids].reshape(shape))
         assert len(kernel._made) == 2  # type: ignore[attr-defined]
-        names = {v.name for v in shape_sources(kernel.part.nodes)}  # type: ignore[attr-defined]
+        names = {v.name for v in shape_sources(kernel.part.nodes, LOWERINGS)}  # type: ignore[attr-defined]
     assert "shape" in names and "ids" not in names

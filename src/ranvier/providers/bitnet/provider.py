@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined
 from ranvier.errors import InvalidConfig
 from ranvier.graph.extract import extract
 from ranvier.graph.ir import Graph, Value
@@ -20,7 +21,6 @@ from ranvier.ops.own.bitlinear import DOMAIN
 from ranvier.passes.ternary import convert_to_bitnet, ternary_layer
 from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
 from ranvier.providers.bitnet.cache import TernaryCache
-from ranvier.providers.cpu.defs import Declined
 from ranvier.providers.cpu.kernel import Bound, BoundSpan, CpuKernel
 from ranvier.providers.cpu.provider import CpuOptions, CpuProvider, reason_against
 from ranvier.records import dataclass

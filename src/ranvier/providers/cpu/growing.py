@@ -11,11 +11,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import At, Launch
 from ranvier.codegen.llvm.patching import at_call, first_of, patch_of
 from ranvier.graph.ir import Value
 from ranvier.providers.base import Subgraph
-from ranvier.providers.cpu.defs import Declined, Definitions
 from ranvier.providers.cpu.specialise import Result, Specialised
 from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.varying import Span, most, value_at, varies

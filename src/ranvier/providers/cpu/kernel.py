@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen.definitions.define import define
+from ranvier.codegen.definitions.defs import Declined, NeedsValue
+from ranvier.codegen.definitions.reasons import shape_sources
 from ranvier.codegen.storage import row_major
 from ranvier.codegen.tuning import Decision
 from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError, ResourceLimit
@@ -31,12 +34,11 @@ from ranvier.providers.base import (
     Subgraph,
     TensorAllocator,
 )
-from ranvier.providers.cpu.defs import Declined, NeedsValue
 from ranvier.providers.cpu.growing import Growing
 from ranvier.providers.cpu.growing_calls import GrowingCalls
+from ranvier.providers.cpu.lower.index import LOWERINGS
 from ranvier.providers.cpu.narrow.effective import effective
-from ranvier.providers.cpu.sources import shape_sources
-from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised, define
+from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised
 from ranvier.providers.cpu.target import Packs, Target
 from ranvier.varying import Span
 
@@ -123,14 +125,14 @@ class CpuKernel:
         return BoundSpan(self, made)
 
     def _lowered(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> Growing:
-        definitions = define(self.part, types, known)
+        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS)
         return Growing(self.part, self.inputs, definitions, self.target, self._packs, span)
 
     def _span(self, inference: TypeInference, span: Span) -> Growing:
         return self._lowered(inference.types, inference.values, span)
 
     def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
-        definitions = define(self.part, types, known)
+        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS)
         return Specialised(self.part, self.inputs, definitions, self.target, self._packs)
 
     def _remember(self, key: Any, made: Specialised | Unlowered) -> None:
@@ -214,7 +216,7 @@ class CpuKernel:
         """Let the content of small inputs decide shapes too, first of those that operands which decide shapes
         are made from, then of all integers; False when it does already."""
         small = [k for k, x in enumerate(given) if x.size <= _SMALL]
-        deciding = shape_sources(self.part.nodes)
+        deciding = shape_sources(self.part.nodes, LOWERINGS)
         sources = tuple(k for k in small if self.inputs[k] in deciding)
         for found in (sources, tuple(k for k in small if k in sources or given[k].dtype.kind in "iub")):
             if len(found) > len(self._keyed):

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from ranvier.codegen import tuning, tuning_store
+from ranvier.codegen.definitions import reasons
+from ranvier.codegen.definitions.registry import ALL
 from ranvier.codegen.llvm import isa
 from ranvier.devices import CPU, Device, usable_cores
 from ranvier.errors import InvalidConfig
-from ranvier.graph.ir import Node, Value
-from ranvier.graph.types import TensorType
-from ranvier.ops.custom import is_replaced
-from ranvier.ops.infer import SHAPE_MATH
+from ranvier.graph.ir import Node
 from ranvier.providers.base import (
     LARGEST_VALUES,
     Claim,
@@ -25,8 +24,7 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.cpu.kernel import CpuKernel
-from ranvier.providers.cpu.lower import registry
-from ranvier.providers.cpu.lower.index import MODULES
+from ranvier.providers.cpu.lower.index import LOWERINGS
 from ranvier.providers.cpu.narrow.effective import effective
 from ranvier.providers.cpu.target import Target
 from ranvier.providers.memory import PoolAllocator
@@ -106,10 +104,10 @@ class CpuProvider:
 
 @functools.cache
 def _capability(code: str) -> ProviderCapability:
-    ops = frozenset(op for _, op in MODULES)
+    ops = frozenset(op for _, op in LOWERINGS.operators())
     return ProviderCapability(
         ops=ops,
-        dtypes=registry.ALL,
+        dtypes=ALL,
         notes=f"machine code for {code}",
         asks_for_bodies=True,
         threads="given",
@@ -130,45 +128,4 @@ def _llvm_problem() -> str | None:
 
 def reason_against(node: Node) -> str | None:
     """None where the node can be lowered once its shapes are known, otherwise why not."""
-    lowering = registry.find(node)
-    if lowering is None:
-        return "no lowering"
-    if not lowering.own and is_replaced(node.domain, node.op, node.version):
-        return "a function of the user's own stands for this operator"
-    if node.version < lowering.since:
-        return f"lowered from version {lowering.since} on, this is {node.version}"
-    for value in [*node.inputs, *node.outputs]:
-        if value is None:
-            continue
-        if value.type is None:
-            if value.uses or value.is_graph_output:
-                return f"the type of {value.name!r} is not known"
-            continue
-        if not isinstance(value.type, TensorType):
-            return f"{value.name!r} is a {value.type}"
-        if value.type.dtype is None:
-            return f"the element type of {value.name!r} is not known"
-        if value.type.dtype not in lowering.dtypes:
-            return f"element type {value.type.dtype} of {value.name!r}"
-    if lowering.check is not None:
-        reason = lowering.check(node)
-        if reason is not None:
-            return reason
-    for position in lowering.values:
-        value = node.input(position)
-        if value is not None and not _foreseeable(value, 32):
-            return f"operand {position} is computed from data, and a shape depends on it"
-    return None
-
-
-def _foreseeable(value: Value, depth: int) -> bool:
-    """Will the content be known before the run: constant, an input, or worked out from shapes?"""
-    if value.const is not None or value.producer is None:
-        return True
-    node = value.producer
-    if depth == 0 or node.domain or node.op not in SHAPE_MATH:
-        # another provider's result is at hand when the partition is called
-        return registry.find(node) is None
-    if node.op in ("Shape", "Size"):
-        return True
-    return all(v is None or _foreseeable(v, depth - 1) for v in node.inputs)
+    return reasons.reason_against(node, LOWERINGS)

@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen import tuning
+from ranvier.codegen.definitions.defs import Alias, Contraction, Def, Joined, Moved, Opaque, Pointwise, Rows, Use
+from ranvier.codegen.definitions.groups import Group, group
+from ranvier.codegen.definitions.nest_builder import NestBuilder, memory_order
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.elements import DTYPES, NARROW
@@ -24,20 +28,6 @@ from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.graph.tensors import ConstTensor
-from ranvier.providers.cpu.defs import (
-    Alias,
-    Contraction,
-    Def,
-    Definitions,
-    Joined,
-    Moved,
-    Opaque,
-    Pointwise,
-    Rows,
-    Use,
-)
-from ranvier.providers.cpu.groups import Group, group
-from ranvier.providers.cpu.nest_builder import NestBuilder, memory_order
 from ranvier.providers.cpu.realise_rows import realise_rows
 from ranvier.providers.cpu.target import Packs, Realised, Target
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ranvier.codegen.definitions.defs import Def, Moved, Pointwise, Rows, Use
+from ranvier.codegen.definitions.groups import Group
+from ranvier.codegen.definitions.nest_builder import NestBuilder, memory_order
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.loops.ir import Expr, Final, Map, Stage
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.defs import Def, Moved, Pointwise, Rows, Use
-from ranvier.providers.cpu.groups import Group
-from ranvier.providers.cpu.nest_builder import NestBuilder, memory_order
 
 if TYPE_CHECKING:
     from ranvier.providers.cpu.realise import Realiser

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ranvier.codegen.arena import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.program import NativeProgram, Placement
 from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
-from ranvier.graph.ir import Node, Value
-from ranvier.graph.types import TensorType, Type
-from ranvier.ops.allocation import checked_shape
+from ranvier.graph.ir import Value
 from ranvier.ops.pulse import watching
 from ranvier.providers.base import KernelTime, Subgraph
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.fits import fits
-from ranvier.providers.cpu.lower import registry
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.providers.cpu.watch import Watch
@@ -156,55 +152,3 @@ def _place(realised: Realised) -> tuple[dict[Storage, Placement], MemoryPlan]:
     ]
     plan = plan_memory(lifetimes)
     return {s: Placement(_ARENA, offset) for s, offset in zip(storages, plan.offsets)}, plan
-
-
-def define(part: Subgraph, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Definitions:
-    """Lower every node of the part; Declined or NeedsValue where one cannot be."""
-    definitions = Definitions()
-    for value in part.inputs:
-        definitions.types[value] = _static(value, types, "input")
-    definitions.known = {v: a for v, a in known.items() if v in definitions.types}
-    definitions.expand = lambda nodes: _lower(nodes, definitions, types, known)
-    _lower(part.nodes, definitions, types, known)
-    return definitions
-
-
-def _lower(
-    nodes: Iterable[Node],
-    definitions: Definitions,
-    types: Mapping[Value, Type | None],
-    known: Mapping[Value, Array],
-) -> None:
-    nodes = list(nodes)
-    for node in nodes:
-        for value in node.dependencies():
-            if value not in definitions.types and value.const is not None:
-                definitions.types[value] = _static(value, types, "constant")
-        for value in node.outputs:
-            found = definitions.types[value] = _static(value, types, node.name or node.op)
-            if found.dtype is not None and found.shape is not None:
-                checked_shape(found.shape, found.dtype.numpy, node.op)  # type: ignore[arg-type]
-            if value in known:
-                definitions.known[value] = known[value]
-    for node in nodes:
-        if all(v in definitions.known for v in node.outputs):
-            continue
-        lowering = registry.find(node)
-        if lowering is None:
-            raise Declined(f"{node.op}: no lowering")
-        definitions.label = node.name or node.op
-        view = NodeView(node, definitions)
-        if not fits(view):
-            raise InvalidValue(f"{node.op}: operands that do not fit", op=node.op)
-        lowering.lower(view, definitions)
-
-
-def _static(value: Value, types: Mapping[Value, Type | None], where: str) -> TensorType:
-    found = types.get(value)
-    if found is None and value.const is not None:
-        found = value.const.type
-    if not isinstance(found, TensorType) or not found.is_static or found.dtype is None:
-        if not value.uses and not value.is_graph_output and value.producer is not None:
-            return TensorType(found.dtype if isinstance(found, TensorType) else None, (0,))  # nobody asks for it
-        raise Declined(f"{where}: the shape of {value.name!r} is not known ({found})")
-    return found

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.loops import ir
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Nest, Operand, Reduce, Result, Stage
 from ranvier.codegen.storage import View
@@ -19,7 +20,6 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, nearest
 from ranvier.providers.cpu.custom.signature import Access
 from ranvier.providers.cpu.custom.terms import Term, apply
-from ranvier.providers.cpu.nest_builder import NestBuilder
 
 
 class Axis(Term):

@@ -10,6 +10,10 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, Lowering
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.loops.ir import Nest
@@ -20,15 +24,13 @@ from ranvier.graph.ir import Node, Value
 from ranvier.ops import registry as operators
 from ranvier.ops.registry import normal_domain
 from ranvier.providers.cpu.custom.builder import LoopBuilder, TensorTerm, check_nest
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower import registry
-from ranvier.providers.cpu.lower.index import MODULES
+from ranvier.providers.cpu.lower.index import LOWERINGS
 from ranvier.providers.cpu.realise import Realiser
 
 LoopFunction = Callable[..., Nest]
 
 
-def lower_op(domain: str, name: str, function: LoopFunction, *, dtypes: Iterable[DType] = registry.ALL) -> None:
+def lower_op(domain: str, name: str, function: LoopFunction, *, dtypes: Iterable[DType] = ALL) -> None:
     """Let the CPU provider compile ``domain::name``, which ``rv.register_op`` declared with a type rule.
 
     ``function(loops, *inputs, *outputs, **attributes)`` returns the nest. Inputs are those of the operator's body,
@@ -40,7 +42,7 @@ def lower_op(domain: str, name: str, function: LoopFunction, *, dtypes: Iterable
     definition = operators.find(domain, name)
     if definition is None:
         raise InvalidConfig(f"operator {full} is not declared: register_op comes first")
-    if (domain, name) in MODULES:
+    if (domain, name) in LOWERINGS.operators():
         raise InvalidConfig(f"operator {full} is compiled already")
     if definition.infer_rule is None:
         raise InvalidConfig(
@@ -76,12 +78,12 @@ def lower_op(domain: str, name: str, function: LoopFunction, *, dtypes: Iterable
         outs = [(n.out_dtype(k), n.out_shape(k)) for k in range(len(n.outputs))]
         definitions.opaque([v for v in n.inputs if v is not None], realise, outs, n.outputs)
 
-    registry.OWN[domain, name] = registry.Lowering(lower, dtypes=frozenset(dtypes), check=check, own=True)
+    LOWERINGS.users[domain, name] = Lowering(lower, dtypes=frozenset(dtypes), check=check, own=True)
 
 
 def unlower_op(domain: str, name: str) -> None:
     """Leave the operator to its body again, in sessions made afterwards."""
-    if registry.OWN.pop((normal_domain(domain), name), None) is None:
+    if LOWERINGS.users.pop((normal_domain(domain), name), None) is None:
         raise InvalidConfig(f"operator {domain}::{name} has no loops")
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import RowBody, Use
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.movement import in_range, position
+from ranvier.codegen.definitions.lower.views import sliced
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import attention as kernels
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.movement import in_range, position
-from ranvier.providers.cpu.lower.registry import ALL, FLOATS, lowers
-from ranvier.providers.cpu.lower.views import sliced
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 INT64 = DType.int64

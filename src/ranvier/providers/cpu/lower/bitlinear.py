@@ -6,6 +6,11 @@ import math
 import weakref
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import Declined, Use
+from ranvier.codegen.definitions.exprs import add, cast, div, mul, sub
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.ternary import PackedTernary, pack_ternary, row_bytes, ternary_matmul, token_codes
@@ -14,10 +19,8 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.own.bitlinear import DOMAIN, LEAST
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use
 from ranvier.providers.cpu.lower.contraction import folded_stride
-from ranvier.providers.cpu.lower.exprs import add, cast, div, mul, sub
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

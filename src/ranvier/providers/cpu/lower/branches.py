@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops.infer import SHAPE_MATH
-from ranvier.providers.cpu.defs import Definitions, NodeView
-from ranvier.providers.cpu.lower.registry import lowers
+from ranvier.providers.cpu.lower.index import lowers
 
 _DEEP = 32  # steps of arithmetic between shapes and a condition
 

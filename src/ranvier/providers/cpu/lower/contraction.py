@@ -8,6 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, broadcast
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, const, mul, op
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import NUMERIC
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.gemm import PackedB, matmul, pack_b
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs, tuned_vectors
@@ -15,11 +21,8 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, broadcast
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, const, mul, op
-from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.narrow.rates import Pace, product_pace
-from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
 from ranvier.varying import value_at

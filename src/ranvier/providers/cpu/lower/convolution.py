@@ -7,6 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, Use
+from ranvier.codegen.definitions.exprs import HALVES, add, cast
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import conv as kernels
 from ranvier.codegen.llvm.conv import ConvShape
@@ -16,10 +21,8 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.nn.conv import transposed_frame
 from ranvier.ops.nn.window import extents, per_axis, resolve_pads
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use
 from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, content, folded_stride
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.narrow.rates import Pace, depthwise_pace, product_pace
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target

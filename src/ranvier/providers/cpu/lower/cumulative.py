@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import NUMERIC
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.loops.ir import Scan
 from ranvier.codegen.storage import View
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 _ROWS = 8  # from here on, turning a tensor round twice is cheaper than going along its rows

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.lower.quantization import DERIVED
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.llvm.coded import CodedB, Coding, Groups, pack_coded
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Definitions, NodeView
-from ranvier.providers.cpu.lower.quantization import DERIVED
 from ranvier.providers.cpu.lower.weight_only import product
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.exprs import cast
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.llvm.determinant import determinants
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower.exprs import cast
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.lower.index import lowers
 
 
 @lowers("Det", dtypes=FLOATS)

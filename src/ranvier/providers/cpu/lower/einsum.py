@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import cast, const, mul
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import NUMERIC
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.exprs import cast, const, mul
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.records import dataclass
 
 Labels = tuple[str, ...]

@@ -6,17 +6,20 @@ import math
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.movement import between, position
+from ranvier.codegen.definitions.lower.reduction import softmax
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS, NUMERIC
 from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, multiply
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.movement import between, position
-from ranvier.providers.cpu.lower.reduction import softmax
-from ranvier.providers.cpu.lower.registry import FLOATS, NUMERIC, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 
 ML = "ai.onnx.ml"
 INT64, FLOAT32, FLOAT64 = DType.int64, DType.float32, DType.float64

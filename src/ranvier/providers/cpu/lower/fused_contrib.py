@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where, wide
+from ranvier.codegen.definitions.lower.activation import gelu, gelu_tanh, silu
+from ranvier.codegen.definitions.lower.normalization import normalized
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.llvm.conv import ConvShape
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.nn.window import per_axis, resolve_pads
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
-from ranvier.providers.cpu.lower.activation import gelu, gelu_tanh, silu
 from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, MICROSOFT, matmul_of, multiply
 from ranvier.providers.cpu.lower.convolution import convolve
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where, wide
 from ranvier.providers.cpu.lower.grouped_heads import no_other, rows_at
 from ranvier.providers.cpu.lower.heads_by_projection import part, widened
-from ranvier.providers.cpu.lower.normalization import normalized, simplified_layer_norm
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
-
-lowers("SimplifiedLayerNormalization", domain=MICROSOFT, dtypes=FLOATS)(simplified_layer_norm)
-
+from ranvier.providers.cpu.lower.index import lowers
 
 # -- sums and gates ---------------------------------------------------------------------------------------------------
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, mul, op, sub, where
+from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.views import sliced
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.attention import append
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.attention import attend, split_heads
 from ranvier.providers.cpu.lower.contraction import MICROSOFT
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, clamp, compare, const, mul, op, sub, where
 from ranvier.providers.cpu.lower.heads_by_projection import part, rounded, wanted, widened
-from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.registry import lowers
-from ranvier.providers.cpu.lower.views import sliced
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.varying import whole
 

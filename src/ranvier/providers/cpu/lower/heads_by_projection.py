@@ -7,17 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, Use, broadcast
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, op, where
+from ranvier.codegen.definitions.lower.views import sliced
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.ir import Expr, Index, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use, broadcast
 from ranvier.providers.cpu.lower.attention import attend, split_heads, with_past
 from ranvier.providers.cpu.lower.contraction import MICROSOFT, multiply
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, op, where
-from ranvier.providers.cpu.lower.registry import lowers
-from ranvier.providers.cpu.lower.views import sliced
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 
 INT64, FLOAT = DType.int64, DType.float32
 _TYPES = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.int32})

@@ -1,14 +1,12 @@
-"""Which module lowers which operator, so that only those a model needs are imported."""
+"""Which module lowers which operator in kernels of the CPU's own; what is not here is lowered to shared loops."""
 
 from __future__ import annotations
 
+from ranvier.codegen.definitions.lower.index import SHARED
+from ranvier.codegen.definitions.registry import Lowerings
+
 # module -> the operators it declares, those of other domains with their domain
 _OPERATORS = {
-    "activation": """
-        Affine Celu Elu Gelu HardSigmoid HardSwish ImageScaler LeakyRelu Mish PRelu ParametricSoftplus Relu
-        Scale ScaledTanh Selu Shrink Sigmoid Softplus Softsign SwiGLU Swish ThresholdedRelu
-        com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu
-    """,
     "attention": "Attention RotaryEmbedding",
     "bitlinear": "ranvier::BitLinear",
     "branches": "If",
@@ -19,12 +17,6 @@ _OPERATORS = {
     "cumulative": "CumProd CumSum",
     "determinant": "Det",
     "einsum": "Einsum",
-    "elementwise": """
-        Abs Acos Acosh Add And Asin Asinh Atan Atan2 Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
-        BitwiseXor Ceil Clip Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Identity IsInf IsNaN Less
-        LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Sign Sin Sinh Sqrt Sub Sum Tan Tanh
-        Where Xor
-    """,
     "features": """
         ai.onnx.ml::ArrayFeatureExtractor ai.onnx.ml::Binarizer ai.onnx.ml::Imputer ai.onnx.ml::LinearRegressor
         ai.onnx.ml::Normalizer ai.onnx.ml::Scaler
@@ -42,50 +34,19 @@ _OPERATORS = {
         MatMulInteger QLinearMatMul com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulIntegerToFloat
         com.microsoft::QGemm
     """,
+    "dequantize": "DequantizeLinear com.microsoft::DequantizeLinear",
     "linear_attention": "LinearAttention",
-    "losses": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
-    "movement": """
-        CenterCropPad Concat Constant ConstantOfShape EyeLike Gather GatherElements GatherND OneHot Pad Range
-        ReverseSequence Shape Size Tile Trilu
-    """,
-    "narrow_cast": "Cast CastLike",
-    "normalization": """
-        BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization
-        MeanVarianceNormalization RMSNormalization SimplifiedLayerNormalization
-        com.microsoft::SimplifiedLayerNormalization com.microsoft::SkipLayerNormalization
-        com.microsoft::SkipSimplifiedLayerNormalization
-    """,
-    "optimizers": """
-        ai.onnx.preview.training::Adagrad ai.onnx.preview.training::Adam ai.onnx.preview.training::Momentum
-    """,
-    "pool": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
-    "qlinear": """
-        com.microsoft::MulInteger com.microsoft::QLinearAdd com.microsoft::QLinearConcat
-        com.microsoft::QLinearGlobalAveragePool com.microsoft::QLinearLeakyRelu com.microsoft::QLinearMul
-        com.microsoft::QLinearReduceMean com.microsoft::QLinearSigmoid com.microsoft::QLinearWhere
-    """,
-    "quantization": """
-        DequantizeLinear DynamicQuantizeLinear QuantizeLinear com.microsoft::DequantizeLinear
-        com.microsoft::QuantizeLinear
-    """,
+    "lookup": "Gather",
     "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
     "randomness": """
         Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
     """,
     "ranking": "TopK",
     "recurrent": "DFT GRU LSTM RNN STFT",
-    "reduction": """
-        ArgMax ArgMin Hardmax LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
-        ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
-    """,
-    "resample": "Resize Upsample",
     "sampling": "AffineGrid DeformConv GridSample RoiAlign",
     "scatter": "Scatter ScatterElements ScatterND TensorScatter",
     "streaming": "CausalConvWithState ai.onnx.preview::FlexAttention",
     "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",
-    "views": """
-        Crop DepthToSpace Dropout Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Transpose Unsqueeze
-    """,
     "weight_only": """
         com.microsoft::MatMulBlockQuantizedFp4Weight com.microsoft::MatMulBlockQuantizedFp8Weight
         com.microsoft::MatMulBnb4 com.microsoft::MatMulNBits
@@ -93,11 +54,5 @@ _OPERATORS = {
     "windows": "BlackmanWindow Col2Im HammingWindow HannWindow MaxUnpool MelWeightMatrix",
 }
 
-
-def _key(name: str) -> tuple[str, str]:
-    domain, _, op = name.rpartition("::")
-    return domain, op
-
-
-# (domain, operator) -> module
-MODULES = {_key(name): module for module, names in _OPERATORS.items() for name in names.split()}
+LOWERINGS = Lowerings("ranvier.providers.cpu.lower", _OPERATORS, parent=SHARED)
+lowers, tries = LOWERINGS.lowers, LOWERINGS.tries

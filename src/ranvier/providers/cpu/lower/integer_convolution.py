@@ -8,6 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import add, cast, const, mul, op, sub
+from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.quantization import DERIVED, saturated
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import BYTES, Check
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.conv import ConvShape
@@ -32,10 +40,9 @@ from ranvier.dtypes import DType, of
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.nn.window import per_axis, resolve_pads
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import content, folded_stride
 from ranvier.providers.cpu.lower.convolution import channels_last
-from ranvier.providers.cpu.lower.exprs import add, cast, const, mul, op, sub
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.lower.integer_product import (
     FLOAT,
     INT,
@@ -45,10 +52,6 @@ from ranvier.providers.cpu.lower.integer_product import (
     operand_type,
     product_of_scales,
 )
-from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.quantization import DERIVED, saturated
-from ranvier.providers.cpu.lower.registry import BYTES, Check, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

@@ -14,6 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import RowBody, Use
+from ranvier.codegen.definitions.exprs import add, cast, const, div, mul, sub
+from ranvier.codegen.definitions.lower.quantization import DERIVED, quantized_dynamically, saturated
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import BYTES, FLOATS, Check
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_right, pack_codes, tuned_dot
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
@@ -21,11 +27,8 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
-from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import content, folded_stride
-from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, sub
-from ranvier.providers.cpu.lower.quantization import DERIVED, quantized_dynamically, saturated
-from ranvier.providers.cpu.lower.registry import BYTES, FLOATS, Check, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

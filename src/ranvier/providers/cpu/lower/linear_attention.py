@@ -6,16 +6,19 @@ import functools
 import math
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.exprs import HALVES, cast, op
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import linear_attention as kernels
 from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower.exprs import HALVES, cast, op
 from ranvier.providers.cpu.lower.heads_by_projection import widened
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 _PAST, _DECAY, _BETA = 3, 4, 5

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import BYTES
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.storage import View
-from ranvier.providers.cpu.defs import Definitions, NodeView
-from ranvier.providers.cpu.lower.registry import BYTES
+from ranvier.providers.cpu.lower.index import tries
 from ranvier.providers.cpu.realise import Realiser
 
 
+@tries("Gather")
 def looked_up(n: NodeView, b: Definitions) -> bool:
     """A Gather of bytes from a table of 256 by positions that are bytes themselves, cast; False for other ones."""
+    picked = n.known(1)
+    if picked is not None and picked.size == 1:  # a view of one element
+        return False
     table, cast_node = n.known(0), n.input(1).producer
     if table is None or table.shape != (256,) or n.dtype(0) not in BYTES:
         return False

@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Use
+from ranvier.codegen.definitions.exprs import add, cast, mul
+from ranvier.codegen.definitions.lower.quantization import DERIVED, quantized_dynamically
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.integer import Recurrent, dot_of, moved_right, pack_codes, quantized_lstm
 from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Definitions, NodeView, Use
 from ranvier.providers.cpu.lower.contraction import content
-from ranvier.providers.cpu.lower.exprs import add, cast, mul
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT, QUANTIZED, multiply, product_of_scales
-from ranvier.providers.cpu.lower.quantization import DERIVED, quantized_dynamically
-from ranvier.providers.cpu.lower.registry import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

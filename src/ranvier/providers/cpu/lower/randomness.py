@@ -6,6 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import cast, compare, const, mul, op, sub
+from ranvier.codegen.definitions.lower.views import sliced
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.loops.ir import Expr, Reduce, Result, Scan
@@ -13,11 +20,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.ops.tensor import randomness as reference
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
-from ranvier.providers.cpu.lower.exprs import cast, compare, const, mul, op, sub
-from ranvier.providers.cpu.lower.registry import ALL, FLOATS, lowers
-from ranvier.providers.cpu.lower.views import sliced
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 FLOAT64, INT64, BOOL = DType.float64, DType.int64, DType.bool

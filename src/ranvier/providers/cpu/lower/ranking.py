@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.exprs import const
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.topk import top_k as kernel
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.ops.tensor.top_k import in_heap_order
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView
-from ranvier.providers.cpu.lower.exprs import const
-from ranvier.providers.cpu.lower.registry import lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 

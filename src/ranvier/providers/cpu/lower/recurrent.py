@@ -6,6 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import HALVES, cast, clamp, op
+from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import fourier
 from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent, supported
@@ -13,10 +19,7 @@ from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import HALVES, cast, clamp, op
-from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 _LAYERS = ("LSTM", "GRU", "RNN")

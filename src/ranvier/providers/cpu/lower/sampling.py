@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.movement import between, total
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.lower.resample import along, is_channels_last, settled
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.nn.window import output_sizes, per_axis, resolve_pads
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
 from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.movement import between, total
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
-from ranvier.providers.cpu.lower.resample import along, is_channels_last, settled
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 
 INT64, FLOAT64 = DType.int64, DType.float64
 _MANY_CHANNELS = 8  # from here on turning an image round is cheaper than gathering from it

@@ -5,6 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import HALVES, cast, compare, const, mul, op, sub, where
+from ranvier.codegen.definitions.lower.movement import between, in_range, position, total
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import scatter as kernels
 from ranvier.codegen.llvm.isa import Isa
@@ -12,11 +18,7 @@ from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View, dense_strides
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import HALVES, cast, compare, const, mul, op, sub, where
-from ranvier.providers.cpu.lower.movement import between, in_range, position, total
-from ranvier.providers.cpu.lower.registry import lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 INT64 = DType.int64

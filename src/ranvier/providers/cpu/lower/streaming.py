@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.activation import silu
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
-from ranvier.providers.cpu.lower.activation import silu
 from ranvier.providers.cpu.lower.attention import attend
 from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
 from ranvier.providers.cpu.lower.heads_by_projection import part, rounded, widened
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 
 _TAPS = 16  # of a filter, written out one after the other
 

@@ -7,6 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, op, sub, where
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS, NUMERIC
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import trees as kernels
 from ranvier.codegen.llvm.trees import EQUAL, GREATER, LESS, UNORDERED, Ending, Fold, Nodes, PackedForest, Votes
@@ -19,9 +24,7 @@ from ranvier.graph.types import TensorType
 from ranvier.ops.ml.forest import LEAF, MEMBER, Forest
 from ranvier.ops.ml.forest_attributes import forest_by_ids, forest_by_positions
 from ranvier.ops.ml.scores import TRANSFORMS
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, op, sub, where
-from ranvier.providers.cpu.lower.registry import FLOATS, NUMERIC, lowers
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.records import dataclass
 

@@ -6,6 +6,14 @@ import math
 from collections.abc import Sequence
 
 from ranvier import ops
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import add, cast, clamp, compare, const, mul, op, sub
+from ranvier.codegen.definitions.lower.movement import between, total
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import NUMERIC
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import scatter
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
@@ -13,12 +21,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.ops.nn.window import output_sizes, per_axis, resolve_pads
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import add, cast, clamp, compare, const, mul, op, sub
-from ranvier.providers.cpu.lower.movement import between, total
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import NUMERIC, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
+from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 
 INT64 = DType.int64

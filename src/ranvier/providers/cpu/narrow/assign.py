@@ -13,11 +13,12 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from ranvier.codegen.definitions.defs import Alias, Contraction, Def, Joined, Opaque, Rows
+from ranvier.codegen.definitions.groups import Group
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.base import NodePrecision
-from ranvier.providers.cpu.defs import Alias, Contraction, Def, Definitions, Joined, Opaque, Rows
-from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_pace, touching
 from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ranvier.codegen.definitions.defs import Contraction, Def, Moved, Pointwise, Rows
+from ranvier.codegen.definitions.groups import Group
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.fold import is_arg
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.defs import Contraction, Def, Definitions, Moved, Pointwise, Rows
-from ranvier.providers.cpu.groups import Group
 
 _STEEP = frozenset({"exp", "expm1", "log", "log1p", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan2"})
 _STEPPED = frozenset({"mod", "fmod", "floor", "ceil", "trunc", "round", "eq", "ne", "bits", "floordiv"})

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ranvier.codegen.definitions.defs import Pointwise, Rows
+from ranvier.codegen.definitions.groups import Group
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.defs import Definitions, Pointwise, Rows
-from ranvier.providers.cpu.groups import Group
 from ranvier.providers.cpu.narrow.sensitive import expression
 
 _ACTIVATIONS = frozenset({"sigmoid", "tanh", "erf", "softplus", "exp", "expm1"})

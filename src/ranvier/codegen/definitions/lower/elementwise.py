@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import RowBody
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, FLOATS, INTEGERS, NARROW, NUMERIC
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, where
-from ranvier.providers.cpu.lower.registry import ALL, FLOATS, INTEGERS, NARROW, NUMERIC, lowers
 
 _UNARY = {
     "Neg": "neg",

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Contraction, Declined, Joined, Pointwise, RowBody, Rows
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, mul, op, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.lower.movement import take, total
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import INTEGERS
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Value
 from ranvier.ops.nn.resample import AxisSampling, resize_steps, scaled_steps
-from ranvier.providers.cpu.defs import Contraction, Declined, Definitions, Joined, NodeView, Pointwise, RowBody, Rows
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, clamp, compare, const, mul, op, where
-from ranvier.providers.cpu.lower.movement import take, total
-from ranvier.providers.cpu.lower.registry import INTEGERS, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 
 Array = np.ndarray[Any, Any]
 _UNROLLED = 4  # taps written out; more of them are a loop

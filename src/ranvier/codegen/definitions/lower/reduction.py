@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ranvier.codegen.definitions.defs import RowBody
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS, INTEGERS
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size, substitute
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.registry import FLOATS, INTEGERS, lowers
 
 
 def wide_type(dtype: DType) -> DType:

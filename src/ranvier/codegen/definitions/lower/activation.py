@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Use
+from ranvier.codegen.definitions.exprs import add, cast, clamp, compare, const, div, mul, op, sub, where, wide
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS, NUMERIC
 from ranvier.codegen.loops.ir import Expr
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node
-from ranvier.providers.cpu.defs import Definitions, NodeView, Use
-from ranvier.providers.cpu.lower.exprs import add, cast, clamp, compare, const, div, mul, op, sub, where, wide
-from ranvier.providers.cpu.lower.registry import FLOATS, NUMERIC, lowers
 
 Formula = Callable[[Expr, NodeView], Expr]
 MICROSOFT = "com.microsoft"

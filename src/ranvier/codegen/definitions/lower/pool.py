@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 
+from ranvier.codegen.definitions.defs import RowBody
+from ranvier.codegen.definitions.exprs import add, cast, const, div, mul, op, sub
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS, INTEGERS
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.ops.nn.window import extents, per_axis, resolve_pads
-from ranvier.providers.cpu.defs import Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import add, cast, const, div, mul, op, sub
-from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import FLOATS, INTEGERS, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 
 
 class Windows:

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import INTEGERS, NUMERIC
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
-from ranvier.providers.cpu.lower.lookup import looked_up
-from ranvier.providers.cpu.lower.registry import INTEGERS, NUMERIC, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 from ranvier.varying import varies
 
 Array = np.ndarray[Any, Any]
@@ -287,8 +289,6 @@ def gather(n: NodeView, b: Definitions) -> None:
             return View(view.storage, view.dtype, out, strides, view.offset + where_ % size * view.strides[axis])
 
         b.alias(data, pick, out, n.outputs[0])
-        return
-    if looked_up(n, b):
         return
     in_range(n, b, index, size, known)
     rank = len(n.out_shape())

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 
+from ranvier.codegen.definitions.defs import Contraction, Def, Moved, Pointwise, Rows
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.ir import Expr, Load, Op
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.defs import Contraction, Def, Definitions, Moved, Pointwise, Rows
 from ranvier.records import dataclass
 
 _MAX_MEMBERS = 64  # of one group: bounds code size

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, NARROW
 from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
-from ranvier.providers.cpu.defs import Definitions, NodeView
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, mul, op, sub, where
-from ranvier.providers.cpu.lower.registry import ALL, NARROW, lowers
 from ranvier.records import dataclass
 
 # lowest and highest number

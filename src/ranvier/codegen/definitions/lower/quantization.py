@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.lower.narrow_cast import FORMATS, NARROW_INTEGERS, as_bytes, from_code, to_code
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, BYTES, FLOATS
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry as operators
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.narrow_cast import FORMATS, NARROW_INTEGERS, as_bytes, from_code, to_code
-from ranvier.providers.cpu.lower.registry import ALL, BYTES, FLOATS, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 
 if TYPE_CHECKING:
     pass
@@ -179,7 +182,7 @@ def _dtype(node: Node, k: int) -> DType | None:
     return value.type.dtype if value is not None and isinstance(value.type, TensorType) else None
 
 
-def _is_constant(node: Node) -> bool:
+def is_constant(node: Node) -> bool:
     return all(v is None or v.const is not None for v in node.inputs)
 
 
@@ -234,7 +237,7 @@ def _dequantizes(node: Node) -> str | None:
     if target not in FLOATS:
         return f"a result of {target}"
     source, scale = _dtype(node, 0), _dtype(node, 1)
-    if _is_constant(node):
+    if is_constant(node):
         return None
     if source not in _CODES | _SMALL | {DType.int32}:
         return f"dequantization of {source}"
@@ -246,11 +249,6 @@ def _dequantizes(node: Node) -> str | None:
 @lowers("DequantizeLinear", dtypes=_EVERY, check=_dequantizes)
 @lowers("DequantizeLinear", domain=MICROSOFT, check=_dequantizes)
 def dequantize_linear(n: NodeView, b: Definitions) -> None:
-    if _is_constant(n.node):
-        from ranvier.providers.cpu.lower.dequantized_weights import stays_coded  # builds on this module
-
-        if stays_coded(n, b):
-            return
     if fold(n, b):
         return
     target, source = n.out_dtype(), n.dtype(0)

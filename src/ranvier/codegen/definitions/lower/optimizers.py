@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ranvier.codegen.definitions.defs import Declined, Use
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.loops.ir import Expr
 from ranvier.dtypes import DType
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, Use
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
 
 PREVIEW = "ai.onnx.preview.training"
 FLOAT64 = DType.float64

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub
-from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import FLOATS, lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 
 MICROSOFT = "com.microsoft"
 
@@ -139,6 +142,7 @@ def rms_norm(n: NodeView, b: Definitions) -> None:
     )
 
 
+@lowers("SimplifiedLayerNormalization", domain=MICROSOFT, dtypes=FLOATS)
 @lowers("SimplifiedLayerNormalization", dtypes=FLOATS)
 def simplified_layer_norm(n: NodeView, b: Definitions) -> None:
     if n.wants(1):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ranvier.codegen.definitions.defs import Shape
+from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.ops.nn.window import output_sizes, per_axis, resolve_pads
-from ranvier.providers.cpu.defs import NodeView, Shape
 from ranvier.varying import varies
 
 Rule = Callable[[NodeView], bool]

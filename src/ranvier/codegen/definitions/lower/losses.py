@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.reduction import wide_type
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody
-from ranvier.providers.cpu.lower.exprs import cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.movement import between
-from ranvier.providers.cpu.lower.reduction import wide_type
-from ranvier.providers.cpu.lower.registry import lowers
-from ranvier.providers.cpu.nest_builder import NestBuilder
 
 INT64 = DType.int64
 Score = Callable[[NestBuilder, list[View], Expr], Expr]  # minus the loss of a label, from the given sources

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ranvier.codegen.definitions.defs import Declined, broadcast
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import ALL, NARROW
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.operands import clipped
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, broadcast
-from ranvier.providers.cpu.lower.registry import ALL, NARROW, lowers
 
 
 @lowers("Reshape", "Flatten", "Squeeze", "Unsqueeze", values=(1,), dtypes=ALL | NARROW)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.index import lowers
+from ranvier.codegen.definitions.lower.quantization import ratio, real, saturated
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.registry import BYTES
 from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.defs import Declined, Definitions, NodeView, RowBody, Use
-from ranvier.providers.cpu.lower.exprs import add, cast, compare, const, div, mul, op, sub, where
-from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT
-from ranvier.providers.cpu.lower.quantization import ratio, real, saturated
-from ranvier.providers.cpu.lower.registry import BYTES, lowers
 
+MICROSOFT = "com.microsoft"
+INT, FLOAT = DType.int32, DType.float32
 _TYPES = BYTES | {FLOAT, INT, DType.bool}
 
 

@@ -1,0 +1,1 @@
+"""Lowerings that are loops and nothing else, by family of operators: importing a module declares what is in it."""

@@ -1,0 +1,56 @@
+"""Which module lowers which operator, so that only those a model needs are imported."""
+
+from __future__ import annotations
+
+from ranvier.codegen.definitions.registry import Lowerings
+
+# module -> the operators it declares, those of other domains with their domain
+_OPERATORS = {
+    "activation": """
+        Affine Celu Elu Gelu HardSigmoid HardSwish ImageScaler LeakyRelu Mish PRelu ParametricSoftplus Relu
+        Scale ScaledTanh Selu Shrink Sigmoid Softplus Softsign SwiGLU Swish ThresholdedRelu
+        com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu
+    """,
+    "elementwise": """
+        Abs Acos Acosh Add And Asin Asinh Atan Atan2 Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
+        BitwiseXor Ceil Clip Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Identity IsInf IsNaN Less
+        LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Sign Sin Sinh Sqrt Sub Sum Tan Tanh
+        Where Xor
+    """,
+    "losses": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
+    "movement": """
+        CenterCropPad Concat Constant ConstantOfShape EyeLike Gather GatherElements GatherND OneHot Pad Range
+        ReverseSequence Shape Size Tile Trilu
+    """,
+    "narrow_cast": "Cast CastLike",
+    "normalization": """
+        BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization
+        MeanVarianceNormalization RMSNormalization SimplifiedLayerNormalization
+        com.microsoft::SimplifiedLayerNormalization com.microsoft::SkipLayerNormalization
+        com.microsoft::SkipSimplifiedLayerNormalization
+    """,
+    "optimizers": """
+        ai.onnx.preview.training::Adagrad ai.onnx.preview.training::Adam ai.onnx.preview.training::Momentum
+    """,
+    "pool": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
+    "qlinear": """
+        com.microsoft::MulInteger com.microsoft::QLinearAdd com.microsoft::QLinearConcat
+        com.microsoft::QLinearGlobalAveragePool com.microsoft::QLinearLeakyRelu com.microsoft::QLinearMul
+        com.microsoft::QLinearReduceMean com.microsoft::QLinearSigmoid com.microsoft::QLinearWhere
+    """,
+    "quantization": """
+        DequantizeLinear DynamicQuantizeLinear QuantizeLinear com.microsoft::DequantizeLinear
+        com.microsoft::QuantizeLinear
+    """,
+    "reduction": """
+        ArgMax ArgMin Hardmax LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
+        ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
+    """,
+    "resample": "Resize Upsample",
+    "views": """
+        Crop DepthToSpace Dropout Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Transpose Unsqueeze
+    """,
+}
+
+SHARED = Lowerings("ranvier.codegen.definitions.lower", _OPERATORS)
+lowers = SHARED.lowers
