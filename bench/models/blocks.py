@@ -38,6 +38,7 @@ class Net:
         self._renamed: dict[str, str] = {}
         self._scope: list[str] = []
         self._count = 0
+        self._domains: set[str] = set()
 
     # -- interface --------------------------------------------------------------------------------------------------
 
@@ -55,7 +56,7 @@ class Net:
             node.input[:] = [self._renamed.get(value, value) for value in node.input]
             node.output[:] = [self._renamed.get(value, value) for value in node.output]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, self._weights)
-        opsets = [helper.make_opsetid("", self._opset)]
+        opsets = [helper.make_opsetid("", self._opset), *(helper.make_opsetid(d, 1) for d in sorted(self._domains))]
         made = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="ranvier-bench")
         self._weights = []  # the model holds them now; large ones should not stay twice
         return made
@@ -76,6 +77,8 @@ class Net:
     def nodes(self, op: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
         name = self._fresh(op)
         outputs = [f"{name}_output_{k}" for k in range(results)]
+        if "domain" in attributes:
+            self._domains.add(attributes["domain"])
         self._nodes.append(helper.make_node(op, list(inputs), outputs, name=name, **attributes))
         return outputs
 

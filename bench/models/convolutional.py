@@ -1,10 +1,35 @@
-"""Image classifiers: MobileNetV2, MobileNetV3-large, EfficientNet-B0, ConvNeXt-T, all at 224."""
+"""Image classifiers: ResNet-50, MobileNetV2, MobileNetV3-large, EfficientNet-B0, ConvNeXt-T, all at 224."""
 
 from __future__ import annotations
 
 from bench.models.blocks import GAIN, Net
 
 CLASSES = 1000
+
+
+def resnet50() -> Net:
+    """Version 1.5 (the stride in the 3×3 convolution), batch normalization left for the runtime to fold."""
+    net = Net("resnet50", opset=17)
+
+    def unit(x: str, inside: int, outside: int, kernel: int = 1, stride: int = 1, *, gain: float = 1.0) -> str:
+        return net.batch_norm(net.conv(x, inside, outside, kernel, stride=stride, gain=gain, bias=False), outside)
+
+    relu = GAIN["relu"]
+    x = net.node("Relu", unit(_picture(net), 3, 64, 7, 2, gain=relu))
+    x = net.max_pool(x, 3, stride=2, pad=1)
+    channels = 64
+    for number, (width, depth) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
+        for k in range(depth):
+            with net.scope(f"layer{number + 1}.{k}"):
+                stride = 2 if k == 0 and number else 1
+                y = net.node("Relu", unit(x, channels, width, gain=relu))
+                y = net.node("Relu", unit(y, width, width, 3, stride, gain=relu))
+                # a small last factor keeps the sum of many blocks in the range of 16-bit floats
+                y = unit(y, width, 4 * width, gain=0.3)
+                beside = unit(x, channels, 4 * width, 1, stride) if k == 0 else x
+                x = net.node("Relu", net.add(y, beside))
+                channels = 4 * width
+    return _classified(net, net.node("GlobalAveragePool", x), channels)
 
 
 def mobilenet_v2() -> Net:

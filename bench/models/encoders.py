@@ -31,30 +31,33 @@ def minilm_l6() -> Net:
     return net
 
 
-def vit_b16() -> Net:
+def vit_b16(batch: int = 1) -> Net:
     """ViT-B/16 at 224: patches by a convolution, one projection for queries, keys and values, norms first."""
     net = Net("vit_b16", opset=17)
     width, heads, tokens, classes = 768, 12, 197, 1000
     depth = width // heads
-    x = net.input("pixel_values", [1, 3, 224, 224])
+    x = net.input("pixel_values", [batch, 3, 224, 224])
     with net.scope("patch_embed"):
         patches = net.conv(x, 3, width, 16, stride=16, pad=0)
-        flat = net.transpose(net.reshape(patches, 1, width, tokens - 1), 0, 2, 1)
-    sequence = net.node("Concat", net.normal(1, 1, width, scale=0.5), flat, axis=1)
+        flat = net.transpose(net.reshape(patches, batch, width, tokens - 1), 0, 2, 1)
+    first = net.normal(1, 1, width, scale=0.5)
+    if batch > 1:
+        first = net.node("Expand", first, net.ints(batch, 1, width))
+    sequence = net.node("Concat", first, flat, axis=1)
     hidden = net.add(sequence, net.normal(1, tokens, width, scale=0.2))
     for k in range(12):
         with net.scope(f"blocks.{k}"):
             y = net.linear(net.layer_norm(hidden, width), width, 3 * width)
-            y = net.transpose(net.reshape(y, 1, tokens, 3, heads, depth), 2, 0, 3, 1, 4)
+            y = net.transpose(net.reshape(y, batch, tokens, 3, heads, depth), 2, 0, 3, 1, 4)
             q, key, v = (net.node("Gather", y, net.constant(i, np.int64), axis=0) for i in range(3))
             scores = net.node("MatMul", net.mul(q, net.constant(depth**-0.5)), net.transpose(key, 0, 1, 3, 2))
             mixed = net.node("MatMul", net.node("Softmax", scores, axis=-1), v)
-            mixed = net.reshape(net.transpose(mixed, 0, 2, 1, 3), 1, tokens, width)
+            mixed = net.reshape(net.transpose(mixed, 0, 2, 1, 3), batch, tokens, width)
             hidden = net.add(hidden, net.linear(mixed, width, width))
             inner = net.gelu(net.linear(net.layer_norm(hidden, width), width, 4 * width))
             hidden = net.add(hidden, net.linear(inner, 4 * width, width))
     first = net.node("Gather", net.layer_norm(hidden, width), net.constant(0, np.int64), axis=1)
-    net.output(net.gemm(first, width, classes), "logits", [1, classes])
+    net.output(net.gemm(first, width, classes), "logits", [batch, classes])
     return net
 
 
