@@ -17,12 +17,17 @@ from ranvier.tensor import (
     random,
     reductions,
     searching,
+    state,
     types,
 )
 from ranvier.tensor.autodiff import grad, stop_gradient, value_and_grad, vjp
 from ranvier.tensor.core import Tensor
+from ranvier.tensor.state import Parameter, State
+from ranvier.tensor.tracing import no_grad
 
 __all__ = [
+    "Parameter",
+    "State",
     "Tensor",
     "autodiff",
     "composed",
@@ -36,9 +41,11 @@ __all__ = [
     "info",
     "linalg",
     "manipulate",
+    "no_grad",
     "random",
     "reductions",
     "searching",
+    "state",
     "stop_gradient",
     "types",
     "value_and_grad",

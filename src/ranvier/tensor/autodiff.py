@@ -28,6 +28,11 @@ class _Level(threading.local):
 _level = _Level()
 
 
+def under_way() -> bool:
+    """Whether a function is being derived in this thread."""
+    return _level.now > 0
+
+
 def stop_gradient(x: Any) -> Any:
     """The same values, taken as constants by whoever derives what is made of them; also for nested dicts and lists."""
 

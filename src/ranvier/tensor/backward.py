@@ -22,9 +22,10 @@ from ranvier.graph.types import TensorType
 from ranvier.ops.gradients import parts_of, rule_of
 from ranvier.passes.differentiate import differentiate
 from ranvier.tensor.building import lowered
-from ranvier.tensor.expr import HOSTED, ITEM, STOP, Expr, Fixed, Spec, applied, known, line_of, spec
+from ranvier.tensor.expr import HOSTED, INPUT, ITEM, STOP, Expr, Fixed, Spec, applied, is_variable, known, line_of, spec
 
 _KEPT = 256  # recipes
+_ENDS = (STOP, INPUT)
 _Step = tuple[Spec, tuple[int, ...], Any, tuple[int, ...]]  # operator, where its operands are, type and shape
 
 
@@ -70,7 +71,30 @@ class Path:
 
 def _derives(expr: Expr) -> bool:
     """Whether a gradient could go through an expression to what it was made of."""
-    return expr.spec is not None and expr.trace is not None and expr.spec[0] != STOP and expr.dtype.is_float
+    return (
+        expr.spec is not None
+        and expr.trace is not None
+        and expr.spec[0] not in _ENDS
+        and expr.dtype.is_float
+        and not is_variable(expr)
+    )
+
+
+def variables_behind(targets: Sequence[Expr]) -> list[Expr]:
+    """The parameters that expressions were made of, in a fixed order."""
+    found: list[Expr] = []
+    seen: set[Expr] = set()
+    pending = list(targets)
+    while pending:
+        expr = pending.pop()
+        if expr in seen:
+            continue
+        seen.add(expr)
+        if is_variable(expr):
+            found.append(expr)
+        elif _derives(expr):
+            pending += expr.inputs
+    return found
 
 
 class Recipe:
@@ -83,11 +107,17 @@ class Recipe:
         self._constants = constants
         self._results = results
 
-    def follow(self, path: Path, seeds: Sequence[Expr], device: Device | None) -> list[Expr | None]:
-        """The gradients with respect to the variables; None where nothing depends on one."""
+    def follow(
+        self, path: Path, seeds: Sequence[Expr], device: Device | None, traced: bool = True
+    ) -> list[Expr | None]:
+        """The gradients with respect to the variables; None where nothing depends on one. ``traced``: they can be
+        derived themselves."""
         made = [*path.leaves, *path.order, *seeds, *self._constants]
         for of, operands, dtype, shape in self._steps:
-            made.append(applied(of, tuple([made[k] for k in operands]), dtype, shape, device))
+            step = applied(of, tuple([made[k] for k in operands]), dtype, shape, device)
+            if not traced:
+                step.trace = None
+            made.append(step)
         return [None if k is None else made[k] for k in self._results]
 
 

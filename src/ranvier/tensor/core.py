@@ -158,6 +158,10 @@ class Tensor(Methods):
     def __reduce__(self) -> tuple[Any, ...]:
         return Tensor, (self.numpy(), None, None if self._expr.device is HERE else str(self.device))
 
+    def backward(self, gradient: Any = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
+        """Add gradients to ``grad`` of the parameters it was computed from; see :mod:`ranvier.tensor.state`."""
+        _functions.state.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+
     # -- where it is ------------------------------------------------------------------------------------------------
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
@@ -472,7 +476,7 @@ def as_tensor(x: Any, like: Tensor | None = None) -> Tensor:
 
 def both(x: Any, y: Any) -> tuple[Tensor, Tensor, DType, Shape]:
     """Two operands in their common type, and the shape of what they give."""
-    if type(x) is not Tensor:
+    if type(x) is not Tensor and not isinstance(x, Tensor):
         y = as_tensor(y)
         x = as_tensor(x, y)
     elif type(y) is not Tensor:

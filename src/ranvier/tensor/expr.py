@@ -27,6 +27,8 @@ Fixed = tuple[int, "int | Shape | None"]
 Spec = tuple[str, tuple[tuple[str, Any], ...], tuple[Fixed, ...], int]
 Place = tuple[CodeType, int]
 
+INPUT = "input"  # what a jitted function is given: no numbers, while it is being traced
+CALL = "call"  # a result of a compiled function, which can be written out where a gradient needs what is inside
 ITEM = "item"  # one of the results of the operand, which is an operator with several and no value of its own
 STOP = "stop_gradient"  # the operand itself, through which no gradient goes
 HOSTED = "numpy."  # begins the names of functions that NumPy has computed already
@@ -34,13 +36,19 @@ HERE: Device | None = None  # the device of tensors that nobody put anywhere: th
 
 
 class Trace:
-    """One differentiation under way. While it is, realised expressions that it may ask for keep what made them."""
+    """One differentiation under way. While it is, realised expressions that it may ask for keep what made them.
 
-    __slots__ = ("active", "level")
+    A parameter has one of its own, outside of all others and under way as long as it wants a gradient: ``variable`` is
+    the expression that stands for a value of the parameter (``owner``), behind which nothing is derived.
+    """
+
+    __slots__ = ("active", "level", "owner", "variable")
 
     def __init__(self, level: int) -> None:
         self.level = level
         self.active = True
+        self.variable: ref[Expr] | None = None
+        self.owner: ref[Any] | None = None
 
 
 class Expr:
@@ -82,6 +90,12 @@ class Expr:
 
 def spec(op: str, attrs: tuple[tuple[str, Any], ...] = (), fixed: tuple[Fixed, ...] = (), outputs: int = 1) -> Spec:
     return (op, attrs, fixed, outputs)
+
+
+def is_variable(expr: Expr) -> bool:
+    """Whether an expression stands for a parameter."""
+    trace = expr.trace
+    return trace is not None and trace.variable is not None and trace.variable() is expr
 
 
 def known(array: Array, dtype: DType, device: Device | None = HERE) -> Expr:

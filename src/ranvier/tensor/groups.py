@@ -23,7 +23,7 @@ from ranvier.runtime.plan import Plan
 from ranvier.runtime.preferred import preferred
 from ranvier.runtime.session import Session
 from ranvier.tensor.building import graph_of
-from ranvier.tensor.expr import Array, Expr, line_of
+from ranvier.tensor.expr import Array, Expr, is_variable, line_of
 
 _KEPT = 512  # compiled groups
 DEEPEST = 1000  # operators in a row; deeper expressions are computed as they are made
@@ -192,6 +192,9 @@ def _realise(wanted: list[Expr], device: Device | None) -> None:
             trace = expr.trace
             if trace is None or not trace.active:
                 expr.release()
+            elif is_variable(expr):
+                expr.release()
+                expr.trace = trace
 
 
 def _tell_lines(error: RanvierError, walk: Walk) -> None:

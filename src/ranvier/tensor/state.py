@@ -1,0 +1,263 @@
+"""Tensors that keep their identity while their value is replaced: parameters, optimizer states, caches, keys.
+
+A :class:`Tensor` is a value; a :class:`State` is a place that holds one. Whoever computes with a state gets the value
+it has then. A jitted function takes the states it reads as further inputs and gives back those it assigns.
+
+A :class:`Parameter` is a state that gradients are wanted of. What is computed from it remembers how, until
+``backward`` has been called on the result or nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+import numpy as np
+
+from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
+from ranvier.tensor.autodiff import under_way
+from ranvier.tensor.backward import Path, recipes, variables_behind
+from ranvier.tensor.core import Tensor, as_tensor, wrapped
+from ranvier.tensor.expr import STOP, Array, Expr, Trace, applied, known, spec, tie
+from ranvier.tensor.tracing import Tracing, now
+
+_STOP = spec(STOP)
+_OUTERMOST = -1  # the level of what parameters remember: no derivation that is under way ends later
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """A value of Python that a jitted function may read and that may change between its calls, such as whether a
+    layer is being trained: the function is traced again for each value it meets."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> T:
+        if now.tracing is not None:
+            now.tracing.met(self, "_value", self._value)
+        return self._value
+
+    @value.setter
+    def value(self, value: T) -> None:
+        self._value = value
+
+
+class State(Tensor):
+    """A tensor whose value can be replaced by another of the same type and shape."""
+
+    __slots__ = ("_held", "_spare", "name")
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a place is known by itself, whatever it holds
+
+    _held: Expr
+    _spare: Array | None  # memory of an earlier value, for the next one
+    name: str
+
+    def __init__(self, data: Any, dtype: Any = None, device: Any = None, name: str = "") -> None:
+        self._spare = None
+        self.name = name
+        self._held = self.cut(Tensor(data, dtype, device)._expr)
+
+    @property
+    def _expr(self) -> Expr:
+        tracing = now.tracing
+        return self._held if tracing is None else tracing.read(self)
+
+    @_expr.setter
+    def _expr(self, expr: Expr) -> None:
+        self._replace(expr)
+
+    @property
+    def value(self) -> Tensor:
+        """Its value as it is now, which stays when the state gets another."""
+        return wrapped(self._expr)
+
+    def assign(self, value: Any) -> None:
+        """Hold another value from now on. No gradient goes through an assignment."""
+        own = as_tensor(value, self)
+        if own.dtype is not self.dtype:
+            raise DTypeMismatch(f"{self._named()} holds {self.dtype}, not {own.dtype}")
+        if own.shape != self.shape:
+            raise ShapeMismatch(f"{self._named()} holds the shape {list(self.shape)}, not {list(own.shape)}")
+        self._replace(own._expr)
+
+    def _named(self) -> str:
+        return f"{type(self).__name__.lower()} {self.name!r}" if self.name else f"a {type(self).__name__.lower()}"
+
+    def _replace(self, expr: Expr) -> None:
+        tracing = now.tracing
+        if tracing is None:
+            self._held = self.cut(expr)
+        else:
+            tracing.write(self, self.cut(expr))
+
+    def cut(self, expr: Expr) -> Expr:
+        """An expression of the same value that does not know how it came about."""
+        if expr.array is not None:
+            return known(expr.array, expr.dtype, expr.device)
+        made = applied(_STOP, (expr,), expr.dtype, expr.shape, expr.device)
+        made.trace = None
+        return made
+
+    def marked(self, expr: Expr, tracing: Tracing | None = None) -> Expr:
+        """Let an expression stand for this state."""
+        return expr
+
+    # what a state is: a description of it must not count as reading its value
+    @property
+    def dtype(self) -> Any:
+        return self._held.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._held.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._held.shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._again(self.numpy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        return type(self)(*self._again(self.value))
+
+    def _again(self, value: Any) -> tuple[Any, ...]:
+        """What to make another one of."""
+        return value, None, None, self.name
+
+
+class Parameter(State):
+    """A state that is learned: ``backward`` adds to its gradient, ``grad``."""
+
+    __slots__ = ("_grad", "_wanted")
+
+    _grad: Tensor | None
+    _wanted: bool
+
+    def __init__(
+        self, data: Any, dtype: Any = None, device: Any = None, name: str = "", requires_grad: bool = True
+    ) -> None:
+        self._wanted = requires_grad
+        self._grad = None
+        super().__init__(data, dtype, device, name)
+        if not self.dtype.is_float:
+            raise DTypeMismatch(f"what is learned are real floating-point numbers, not {self.dtype}")
+
+    @property
+    def requires_grad(self) -> bool:
+        if now.tracing is not None:
+            now.tracing.met(self, "_wanted", self._wanted)
+        return self._wanted
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        if now.tracing is not None:
+            raise InvalidInput(f"{self._named()} cannot be frozen or released inside of a jitted function")
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._held = self.cut(self._held)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The sum of the gradients since it was None."""
+        tracing = now.tracing
+        return self._grad if tracing is None else tracing.read_grad(self)
+
+    @grad.setter
+    def grad(self, grad: Any) -> None:
+        found = None if grad is None else as_tensor(grad, self)
+        if found is not None and (found.dtype is not self.dtype or found.shape != self.shape):
+            form = f"{found.dtype}{list(found.shape)}"
+            raise ShapeMismatch(f"the gradient of {self.dtype}{list(self.shape)} has the same form, not {form}")
+        tracing = now.tracing
+        if tracing is None:
+            self._grad = found
+        else:
+            tracing.write_grad(self, found)
+
+    @property
+    def _expr(self) -> Expr:
+        tracing = now.tracing
+        found = self._held if tracing is None else tracing.read(self)
+        return found if now.recording or found.trace is None else super().cut(found)
+
+    @_expr.setter
+    def _expr(self, expr: Expr) -> None:
+        self._replace(expr)
+
+    def cut(self, expr: Expr) -> Expr:
+        return self.marked(super().cut(expr))
+
+    @property
+    def _has_grad(self) -> bool:
+        return self._grad is not None
+
+    def marked(self, expr: Expr, tracing: Tracing | None = None) -> Expr:
+        """Let an expression stand for the parameter, where its gradient is wanted."""
+        if tracing is not None:
+            tracing.met(self, "_wanted", self._wanted)
+        if self._wanted:
+            trace = expr.trace = Trace(_OUTERMOST)
+            trace.variable, trace.owner = ref(expr), ref(self)
+        return expr
+
+    def _again(self, value: Any) -> tuple[Any, ...]:
+        return *super()._again(value), self._wanted
+
+
+def backward(target: Tensor, gradient: Any = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
+    """Add the gradients of a tensor to ``grad`` of the parameters it was computed from.
+
+    What was remembered for it is forgotten unless ``retain_graph`` says otherwise. ``create_graph``: the gradients
+    can be derived themselves.
+    """
+    if not target.dtype.is_float:
+        raise DTypeMismatch(f"only real floating-point numbers have a gradient, not {target.dtype}")
+    expr = target._expr
+    if gradient is None:
+        if target.shape:
+            raise ShapeMismatch(f"a tensor of shape {list(target.shape)} is given its own gradient to backward")
+        seed = known(np.ones((), target.dtype.numpy), target.dtype, expr.device)
+    else:
+        given = as_tensor(gradient, target)
+        if given.shape != target.shape or given.dtype is not target.dtype:
+            form = f"{given.dtype}{list(given.shape)}"
+            raise ShapeMismatch(f"the gradient of {target.dtype}{list(target.shape)} has the same form, not {form}")
+        seed = given._expr
+    variables = variables_behind([expr])
+    if not variables:
+        raise InvalidInput(
+            "nothing behind this tensor wants a gradient: it was not computed from parameters, or backward has been "
+            "called already (see retain_graph)"
+        )
+    path = Path([expr], variables)
+    recipe = recipes.of(path, [expr], variables)
+    if not retain_graph and not create_graph:
+        forget(path)
+    found = recipe.follow(path, [seed], expr.device, create_graph)
+    made: list[Expr] = []
+    for variable, each in zip(variables, found):
+        assert variable.trace is not None and variable.trace.owner is not None
+        parameter: Parameter | None = variable.trace.owner()
+        if parameter is not None and each is not None:
+            grad, before = wrapped(each), parameter.grad
+            parameter.grad = grad if before is None else before + grad
+            made.append(as_tensor(parameter.grad)._expr)
+    tie([x for x in (expr, *made) if x.array is None])
+
+
+def forget(path: Path) -> None:
+    """Let go of what was remembered only for parameters, now or as soon as it is computed."""
+    for expr in path.order:
+        trace = expr.trace
+        if trace is not None and trace.level == _OUTERMOST and not under_way():
+            expr.trace = None
+            if expr.array is not None:
+                expr.release()
+
+
+_OF_TENSORS = True
