@@ -1,4 +1,4 @@
-"""Row work as loop nests: reductions, and what flows into and follows from them, in one kernel."""
+"""Row work as loop nests: reductions, and what flows into and follows from them, in one nest."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from ranvier.codegen.definitions.defs import Def, Moved, Pointwise, Rows, Use
 from ranvier.codegen.definitions.groups import Group
 from ranvier.codegen.definitions.nest_builder import NestBuilder, memory_order
-from ranvier.codegen.llvm import nests
-from ranvier.codegen.loops.ir import Expr, Final, Map, Stage
+from ranvier.codegen.loops.ir import Expr, Final, Map, Nest, Stage
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Value
 
 if TYPE_CHECKING:
-    from ranvier.providers.cpu.realise import Realiser
+    from ranvier.codegen.definitions.realiser import BaseRealiser
 
 
-def realise_rows(r: Realiser, each: Group, anchor: Rows) -> None:
-    """The launches of a group around row work: what flows into its loads, the row work, what follows from it."""
+def rows_nest(r: BaseRealiser, each: Group, anchor: Rows) -> Nest:
+    """The loops of a group around row work: what flows into its loads, the row work, what follows from it."""
     nest = NestBuilder(anchor.domain, r.label)
     made: dict[Value, Expr] = {}
     feeding = _ancestors(each.defs, anchor)
@@ -59,10 +58,10 @@ def realise_rows(r: Realiser, each: Group, anchor: Rows) -> None:
         stages.append(Map(tuple(maps)))
     if finals:
         stages.append(Final(tuple(finals)))
-    r.add(nests.launches(nest.nest(stages, row), r.isa, r.threads))
+    return nest.nest(stages, row)
 
 
-def _row_load(r: Realiser, nest: NestBuilder, use: Use, anchor: Rows, mapped: bool) -> Expr:
+def _row_load(r: BaseRealiser, nest: NestBuilder, use: Use, anchor: Rows, mapped: bool) -> Expr:
     view = r.seen(use)
     if mapped:
         return nest.load(view)
@@ -98,7 +97,7 @@ def _outer_order(nest: NestBuilder, anchor: Rows) -> tuple[int, ...] | None:
 
 
 def _row_store(
-    r: Realiser,
+    r: BaseRealiser,
     nest: NestBuilder,
     result: Value,
     value: Expr,
