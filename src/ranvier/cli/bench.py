@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,13 @@ class _Bench(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if any(a == "--suite" or a.startswith("--suite=") for a in args):
+        chosen = [b for a, b in itertools.pairwise([*args, ""]) if a == "--suite"]
+        chosen += [a.partition("=")[2] for a in args if a.startswith("--suite=")]
+        if "gpu" in chosen:
+            from ranvier.cli.bench_gpu import command as gpu_suite
+
+            return gpu_suite.make_context(info_name, args, parent, **extra)
+        if chosen:
             from ranvier.cli.bench_suite import command as suite
 
             return suite.make_context(info_name, args, parent, **extra)
@@ -34,7 +41,9 @@ class _Bench(click.Command):
 
 
 @click.command(cls=_Bench)
-@click.option("--suite", expose_value=False, metavar="cpu", help="Many models instead: see bench --suite cpu --help.")
+@click.option(
+    "--suite", expose_value=False, metavar="cpu|gpu", help="Many models instead: see bench --suite cpu --help."
+)
 @model_argument
 @input_options
 @click.option("--peers", "wanted", default="auto", show_default=True, help="Names by commas, auto (installed) or none.")

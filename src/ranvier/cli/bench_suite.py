@@ -21,7 +21,7 @@ from ranvier.cli.suites.show import show
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError, nearest
 
-SUITES = ("cpu",)
+SUITES = ("cpu", "gpu")  # the other has a command of its own
 
 
 def _split(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
