@@ -190,7 +190,7 @@ def _check_rules(path: Path, nodes: Sequence[tuple[Node, Expr]], variables: Sequ
             reached.add(expr)
             node = makers[expr]
             hosted = node.op.startswith(HOSTED)
-            if hosted or (rule_of("", node.op) is None and parts_of(node) is None):
+            if hosted or (rule_of(node.domain, node.op) is None and parts_of(node) is None):
                 missing[f"{node.op.removeprefix(HOSTED)} ({line_of(expr)})"] = None
     if missing:
         raise NotSupported(f"no gradient is known of {', '.join(missing)}; see stop_gradient")
@@ -248,7 +248,8 @@ class _Lift:
             else:
                 operands.append(self._numbers[value])
         attrs = tuple((name, _hashable(attr)) for name, attr in sorted(node.attrs.items()))
-        of = (node.op, attrs, tuple(fixed), len(node.outputs))
+        op = f"{node.domain}::{node.op}" if node.domain else node.op
+        of = (op, attrs, tuple(fixed), len(node.outputs))
         if len(node.outputs) == 1:
             self._add(of, tuple(operands), node.output)
             return

@@ -43,8 +43,10 @@ def lowered(leaves: Sequence[Expr], order: Sequence[Expr]) -> tuple[Graph, Mappi
                 if numbers is not None and numbers not in constants:
                     constants[numbers] = graph.add_constant(ConstTensor.of(np.array(numbers, np.int64)))
                 operands.insert(position, None if numbers is None else constants[numbers])
-            name = "Identity" if op == STOP else op
-            made = graph.add(name, operands, dict(attrs), count, version=version_of(name))
+            domain, _, name = ("", "", "Identity") if op == STOP else op.rpartition("::")
+            if domain:
+                graph.opsets.setdefault(domain, 1)
+            made = graph.add(name, operands, dict(attrs), count, domain=domain, version=version_of(name, domain))
             values[expr] = made.output
         values[expr].type = TensorType(expr.dtype, expr.shape)
     for node in graph:

@@ -23,7 +23,8 @@ Shape = tuple[int, ...]
 # an operand that is part of the operator: its position and its integers (a plain number for one without dimensions,
 # None for one that is left out)
 Fixed = tuple[int, "int | Shape | None"]
-# operator, attributes, fixed operands and how many results there are; equal ones do the same to operands of one type
+# operator (``domain::name`` where it is none of the standard's), attributes, fixed operands and how many results there
+# are; equal ones do the same to operands of one type
 Spec = tuple[str, tuple[tuple[str, Any], ...], tuple[Fixed, ...], int]
 Place = tuple[CodeType, int]
 
