@@ -378,6 +378,15 @@ class Configurable(Protocol):
         ...
 
 
+@runtime_checkable
+class AvailableWith(Protocol):
+    """A provider that some options make available where it is not by itself."""
+
+    def available_with(self, options: Mapping[str, Any]) -> str | None:
+        """None, or the reason why it cannot be used here with these options."""
+        ...
+
+
 @dataclass(frozen=True)
 class KernelInfo:
     """A loaded kernel, for people and programs: what it is made of, how it is called and how often it was."""

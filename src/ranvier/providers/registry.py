@@ -12,13 +12,13 @@ import platform
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ranvier.devices import CPU, forced
 from ranvier.errors import InvalidConfig, ProviderUnavailable, RanvierError, nearest
 from ranvier.logs import logger, warn_once
-from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.base import AvailableWith, ExecutionProvider
 from ranvier.providers.claims import ClaimCache
 from ranvier.providers.ledger import Ledger, ProviderStatus, added
 from ranvier.providers.requirements import BestMatch, Requirements
@@ -117,8 +117,9 @@ class ProviderRegistry:
         known = [*self._factories, *self._aliases, *FOREIGN, *own, "auto"]
         raise InvalidConfig(f"unknown provider {name!r}{nearest(name, known)}")
 
-    def get(self, name: str) -> ExecutionProvider:
-        """The provider itself; ProviderUnavailable with the reason when it cannot be had."""
+    def get(self, name: str, options: Mapping[str, Any] | None = None) -> ExecutionProvider:
+        """The provider itself; ProviderUnavailable with the reason when it cannot be had. ``options`` are those it will
+        be configured with, where somebody gave some: with them it may be available although it is not by itself."""
         resolved = self.resolve(name)
         with self._lock:
             made = self._made.get(resolved)
@@ -134,6 +135,8 @@ class ProviderRegistry:
                     raise ProviderUnavailable(name, f"its library is missing ({error})") from error
                 self._made[resolved] = made
         reason = made.available()
+        if reason is not None and options and isinstance(made, AvailableWith):
+            reason = made.available_with(options)
         if reason is not None:
             raise ProviderUnavailable(name, reason)
         return made
@@ -184,13 +187,14 @@ class ProviderRegistry:
         return BestMatch(suitable[0] if suitable else None, missing, tuple(suitable[1:]))
 
     def chain(
-        self, wanted: Sequence[str], *, fallback: bool = True
+        self, wanted: Sequence[str], *, fallback: bool = True, options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> tuple[list[ExecutionProvider], list[ProviderUnavailable]]:
         """The providers of a session in order of preference, and those that were asked for and are absent.
 
         ``auto`` stands for everything available that need not be asked for by name. A listed provider that cannot be
         had is passed over with one warning when another listed one can; when none can, the first error is raised.
-        Without ``fallback`` the first absent one raises, and there is one provider only.
+        Without ``fallback`` the first absent one raises, and there is one provider only. ``options`` by name, as a
+        session has them: some providers are available with them only.
         """
         chosen: dict[str, ExecutionProvider] = {}
         errors: list[ProviderUnavailable] = []
@@ -199,7 +203,7 @@ class ProviderRegistry:
                 chosen.update({n: self.get(n) for n in self.available(auto=True) if n not in chosen})
                 continue
             try:
-                provider = self.get(name)
+                provider = self.get(name, (options or {}).get(self.resolve(name)))
             except ProviderUnavailable as error:
                 errors.append(error)
             else:
@@ -338,5 +342,9 @@ REGISTRY.register("onnxruntime", _ours("onnxruntime", "OnnxRuntimeProvider"), ("
 REGISTRY.register("openvino", _ours("openvino", "OpenVinoProvider"), ("OpenVINOExecutionProvider",), auto=False)
 # the CPU provider runs ternary layers itself: this one is a policy, for those who ask for it
 REGISTRY.register("bitnet", _ours("bitnet.provider", "BitNetProvider"), ("BitNetExecutionProvider",), auto=False)
+# a GPU wakes with seconds of imports: it is there for those who say so
+REGISTRY.register(
+    "cuda", _ours("cuda.provider", "CudaProvider"), ("CUDAExecutionProvider", "gpu", "torch"), auto=False
+)
 REGISTRY.register("sim", _ours("sim.provider", "SimProvider"), auto=False)
 REGISTRY.register("remote", _ours("remote.provider", "RemoteProvider"), auto=False)

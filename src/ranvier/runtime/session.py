@@ -72,7 +72,9 @@ class Session:
         base_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.config = effective(config)
-        chain, absent = REGISTRY.chain(self.config.providers, fallback=self.config.fallback == "on")
+        chain, absent = REGISTRY.chain(
+            self.config.providers, fallback=self.config.fallback == "on", options=self.config.provider_options
+        )
         self.providers = [configured(provider, self.config) for provider in chain]
         self._own = [made for made, shared in zip(self.providers, chain) if made is not shared]
         self._helpers = Helpers(self.config.threads)
