@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from ranvier.runtime.ort.value import OrtDevice, OrtValue
     from ranvier.runtime.preferred import backend, set_backend, set_backend_priority
     from ranvier.runtime.session import Session, load
-    from ranvier.tensor import Tensor, grad, no_grad, stop_gradient, value_and_grad, vjp
+    from ranvier.tensor import Tensor, grad, jit, no_grad, realise, stop_gradient, value_and_grad, vjp
 
     __version__: str
 
@@ -118,7 +118,7 @@ _HOMES = {
     "runtime.ort.value": ("OrtDevice", "OrtValue"),
     "runtime.preferred": ("backend", "set_backend", "set_backend_priority"),
     "runtime.session": ("Session", "load"),
-    "tensor": ("Tensor", "grad", "no_grad", "stop_gradient", "value_and_grad", "vjp"),
+    "tensor": ("Tensor", "grad", "jit", "no_grad", "realise", "stop_gradient", "value_and_grad", "vjp"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -231,11 +231,13 @@ __all__ = [
     "get_version_string",
     "grad",
     "has_collective_ops",
+    "jit",
     "load",
     "no_grad",
     "numpy",
     "preload_dlls",
     "print_debug_info",
+    "realise",
     "register_op",
     "select_backend",
     "set_backend",

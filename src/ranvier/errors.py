@@ -178,6 +178,10 @@ class NotSupported(RanvierError, NotImplementedError):
     """A known feature that this version does not have; the message says what to use instead, where there is one."""
 
 
+class TracingError(RanvierError, TypeError):
+    """A jitted function did what cannot be compiled: it looked at a value that is not known while it is traced."""
+
+
 class WeightError(RanvierError):
     """A weight cannot be read: missing external file, truncated data, path outside the model's folder."""
 

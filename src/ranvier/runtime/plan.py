@@ -148,13 +148,17 @@ class Plan:
         making = [(make, shape, dtype) for make, (_, dtype, shape) in zip(makers, self._fresh)]
         return self._bound[0], [where[slot] for slot in needed], self._workspaces.get(0, 0), making
 
-    def run_directly(self, values: Sequence[Array]) -> list[Any] | None:
-        """As ``run`` without limits or profile, by the shortest way; None where that way is not open."""
+    def run_directly(self, values: Sequence[Array], into: Sequence[Array | None] | None = None) -> list[Any] | None:
+        """As ``run`` without limits or profile, by the shortest way; None where that way is not open. Memory that is
+        offered has the right type and shape."""
         if self._direct is None:
             return None
         kernel, order, offset, making = self._direct
         try:
-            outputs = [make(shape, dtype) for make, shape, dtype in making]
+            if into is None:
+                outputs = [make(shape, dtype) for make, shape, dtype in making]
+            else:
+                outputs = [make(*how) if own is None else own for own, (make, *how) in zip(into, making)]
         except OutOfMemory:
             raise
         except MemoryError as error:

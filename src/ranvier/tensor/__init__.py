@@ -22,6 +22,7 @@ from ranvier.tensor import (
 )
 from ranvier.tensor.autodiff import grad, stop_gradient, value_and_grad, vjp
 from ranvier.tensor.core import Tensor
+from ranvier.tensor.jitted import jit, realise
 from ranvier.tensor.state import Parameter, State
 from ranvier.tensor.tracing import no_grad
 
@@ -39,10 +40,12 @@ __all__ = [
     "host",
     "indexing",
     "info",
+    "jit",
     "linalg",
     "manipulate",
     "no_grad",
     "random",
+    "realise",
     "reductions",
     "searching",
     "state",

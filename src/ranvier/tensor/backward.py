@@ -22,7 +22,21 @@ from ranvier.graph.types import TensorType
 from ranvier.ops.gradients import parts_of, rule_of
 from ranvier.passes.differentiate import differentiate
 from ranvier.tensor.building import lowered
-from ranvier.tensor.expr import HOSTED, INPUT, ITEM, STOP, Expr, Fixed, Spec, applied, is_variable, known, line_of, spec
+from ranvier.tensor.expr import (
+    CALL,
+    HOSTED,
+    INPUT,
+    ITEM,
+    STOP,
+    Expr,
+    Fixed,
+    Spec,
+    applied,
+    is_variable,
+    known,
+    line_of,
+    spec,
+)
 
 _KEPT = 256  # recipes
 _ENDS = (STOP, INPUT)
@@ -45,6 +59,7 @@ class Path:
         pending = list(reversed(targets))
         while pending:
             expr = pending[-1]
+            _write_out(expr)
             if expr in numbers:
                 pending.pop()
             elif expr in stops or not _derives(expr):
@@ -69,6 +84,12 @@ class Path:
             key += (expr.dtype, expr.shape)
 
 
+def _write_out(expr: Expr) -> None:
+    """Where an expression is the result of a compiled function: let it be what the function computed."""
+    if expr.spec is not None and expr.spec[0] == CALL and expr.trace is not None:
+        expr.spec[1][0][1].write_out(expr)
+
+
 def _derives(expr: Expr) -> bool:
     """Whether a gradient could go through an expression to what it was made of."""
     return (
@@ -90,6 +111,7 @@ def variables_behind(targets: Sequence[Expr]) -> list[Expr]:
         if expr in seen:
             continue
         seen.add(expr)
+        _write_out(expr)
         if is_variable(expr):
             found.append(expr)
         elif _derives(expr):

@@ -16,13 +16,14 @@ import ranvier.tensor as _functions  # its modules need the class whose operator
 from ranvier import dlpack, dtypes
 from ranvier.devices import CPU, Device
 from ranvier.dtypes import DType
-from ranvier.errors import DeviceMismatch, DTypeMismatch, InvalidInput, ShapeMismatch
+from ranvier.errors import DeviceMismatch, DTypeMismatch, InvalidInput, ShapeMismatch, TracingError
 from ranvier.interop import to_array
 from ranvier.providers.registry import REGISTRY
 from ranvier.tensor.expr import HERE, Array, Expr, Shape, Spec, applied, known, spec
 from ranvier.tensor.groups import DEEPEST, realise
 from ranvier.tensor.methods import Methods
 from ranvier.tensor.shapes import broadcast, count
+from ranvier.tensor.tracing import now
 from ranvier.tensor.types import DEFAULT_FLOAT, promoted, with_number
 
 IDENTITY = spec("Identity")
@@ -145,12 +146,18 @@ class Tensor(Methods):
         return int(self.item())
 
     def __repr__(self) -> str:
-        body = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")
+        try:
+            body = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")
+        except TracingError:
+            return f"Tensor(traced, shape={list(self.shape)}, dtype={self.dtype})"
         place = "" if self._expr.device is HERE else f", device={str(self.device)!r}"
         return f"Tensor({body}, dtype={self.dtype}{place})"
 
     def __str__(self) -> str:
-        return str(self.numpy())
+        try:
+            return str(self.numpy())
+        except TracingError:
+            return repr(self)
 
     def __format__(self, how: str) -> str:
         return format(self.item(), how) if how else str(self)
@@ -351,7 +358,7 @@ def wrapped(expr: Expr) -> Tensor:
     """The tensor through which a user holds an expression."""
     made = Tensor.__new__(Tensor)
     made._expr = expr
-    if expr.depth > DEEPEST and expr.array is None:
+    if expr.depth > DEEPEST and expr.array is None and now.tracing is None:
         realise((expr,))
     return made
 

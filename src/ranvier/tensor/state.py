@@ -9,6 +9,7 @@ A :class:`Parameter` is a state that gradients are wanted of. What is computed f
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -106,6 +107,24 @@ class State(Tensor):
         """Let an expression stand for this state."""
         return expr
 
+    # -- memory: a compiled function writes new values over old ones that nobody looks at ------------------------------
+
+    def take_memory(self, keep: bool) -> Array:
+        """Memory for the next value. ``keep``: the present one is still needed meanwhile."""
+        if not keep:
+            found = _alone(self._held)
+            if found is not None:
+                return found
+        found, self._spare = self._spare, None
+        return np.empty(self.shape, self.dtype.numpy) if found is None else found
+
+    def put(self, array: Array) -> None:
+        """Hold this value from now on; the memory of the one before is kept for the next."""
+        if self._held.array is not array:
+            free = _alone(self._held)
+            self._spare = self._spare if free is None else free
+        self._held = self.marked(known(array, self.dtype, self._held.device))
+
     # what a state is: a description of it must not count as reading its value
     @property
     def dtype(self) -> Any:
@@ -133,16 +152,17 @@ class State(Tensor):
 class Parameter(State):
     """A state that is learned: ``backward`` adds to its gradient, ``grad``."""
 
-    __slots__ = ("_grad", "_wanted")
+    __slots__ = ("_grad", "_spare_grad", "_wanted")
 
     _grad: Tensor | None
+    _spare_grad: Array | None
     _wanted: bool
 
     def __init__(
         self, data: Any, dtype: Any = None, device: Any = None, name: str = "", requires_grad: bool = True
     ) -> None:
         self._wanted = requires_grad
-        self._grad = None
+        self._grad = self._spare_grad = None
         super().__init__(data, dtype, device, name)
         if not self.dtype.is_float:
             raise DTypeMismatch(f"what is learned are real floating-point numbers, not {self.dtype}")
@@ -205,8 +225,35 @@ class Parameter(State):
             trace.variable, trace.owner = ref(expr), ref(self)
         return expr
 
+    def take_grad_memory(self, keep: bool) -> Array:
+        """As ``take_memory``, for the gradient."""
+        if not keep and self._grad is not None:
+            found = _alone(self._grad._expr)
+            if found is not None:
+                return found
+        found, self._spare_grad = self._spare_grad, None
+        return np.empty(self.shape, self.dtype.numpy) if found is None else found
+
+    def put_grad(self, array: Array) -> None:
+        if self._grad is not None and self._grad._expr.array is not array:
+            free = _alone(self._grad._expr)
+            self._spare_grad = self._spare_grad if free is None else free
+        self._grad = wrapped(known(array, self.dtype, self._held.device))
+
     def _again(self, value: Any) -> tuple[Any, ...]:
         return *super()._again(value), self._wanted
+
+
+def _alone(expr: Expr) -> Array | None:
+    """The memory of a value that nobody but its holder looks at, ready to be written to."""
+    array = expr.array
+    # of an expression: the holder's, the parameter's and that of the call; of an array one more, the name just given
+    if array is None or getrefcount(expr) > 3 or getrefcount(array) > 3 or array.base is not None:
+        return None
+    if not array.flags.c_contiguous:
+        return None
+    array.flags.writeable = True
+    return array
 
 
 def backward(target: Tensor, gradient: Any = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:

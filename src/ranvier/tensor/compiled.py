@@ -1,0 +1,266 @@
+"""One signature of a jitted function: its graph, compiled, and what goes in and comes out of a call.
+
+No memory is allocated for states from call to call: each has two buffers that take turns, or one where the new value
+is made without the old one. A buffer that somebody else still looks at is left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ranvier.errors import RanvierError, TracingError
+from ranvier.runtime.fallback import FAILURES
+from ranvier.runtime.session import Session
+from ranvier.tensor.building import lowered
+from ranvier.tensor.core import IDENTITY, Tensor, wrapped
+from ranvier.tensor.expr import CALL, INPUT, Array, Expr, applied, known, line_of, spec
+from ranvier.tensor.groups import config_for, realise
+from ranvier.tensor.state import State
+from ranvier.tensor.tracing import Tracing
+
+# what the caller gets for a tensor of the result: a result of the graph, an argument as it came, or a fixed value
+_RESULT, _ARGUMENT, _FIXED = range(3)
+
+
+class _Place:
+    """Stands for a tensor in the tree that a function returned."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Behind:
+    """The expressions behind some others down to placeholders and numbers, operands first."""
+
+    __slots__ = ("constants", "order", "placeholders")
+
+    def __init__(self, wanted: Sequence[Expr], tracing: Tracing) -> None:
+        self.order: list[Expr] = []
+        self.constants: list[Expr] = []
+        self.placeholders: set[Expr] = set()
+        seen: set[Expr] = set()
+        pending = list(reversed(wanted))
+        while pending:
+            expr = pending[-1]
+            if expr in seen:
+                pending.pop()
+                continue
+            if expr.array is not None:
+                self.constants.append(expr)
+            elif expr.spec is not None and expr.spec[0] == INPUT:
+                if expr.spec[1][0][1] is not tracing:
+                    raise TracingError(f"a tensor of another jitted function is used in this one{_made(expr)}")
+                self.placeholders.add(expr)
+            else:
+                missing = [x for x in expr.inputs if x not in seen]
+                if missing:
+                    pending += reversed(missing)
+                    continue
+                self.order.append(expr)
+            pending.pop()
+            seen.add(expr)
+
+
+def _own(expr: Expr) -> Expr:
+    """An argument that nobody can change: arrays of others are copied."""
+    array = expr.array
+    if array is None or not array.flags.writeable:
+        return expr
+    array = array.copy()
+    array.flags.writeable = False
+    return known(array, expr.dtype, expr.device)
+
+
+def _made(expr: Expr) -> str:
+    line = line_of(expr)
+    return f" ({line})" if line else ""
+
+
+class Compiled:
+    """A traced function that can be called again while what it saw of Python's values is still so."""
+
+    def __init__(self, tracing: Tracing, arguments: int, result: Any, name: str) -> None:
+        self._guards = [(holder, attribute, value) for (holder, attribute), value in tracing.guards.items()]
+        self._outputs: dict[Expr, int] = {}
+        self._arguments = {expr: k for k, expr in enumerate(tracing.inputs[:arguments])}
+        self._places: list[tuple[int, Any]] = []
+        self._tree = self._taken_apart(result)
+        self._single = isinstance(self._tree, _Place) and self._places[0][0] == _RESULT
+        self._assigned = [(state, self._place(expr)) for state, expr in tracing.states.items()]
+        self._grads = [
+            (parameter, None if grad is None else self._place(grad._expr)) for parameter, grad in tracing.grads.items()
+        ]
+        outputs = self._wanted = list(self._outputs)
+        self._types = [expr.dtype for expr in outputs]
+        self._device = outputs[0].device if outputs else None
+        behind = self._behind = Behind(outputs, tracing)
+        used = behind.placeholders
+        self._given = [k for expr, k in self._arguments.items() if expr in used]
+        self._states = [state for state, expr in tracing.read_states.items() if expr in used]
+        self._old_grads = [parameter for parameter, expr in tracing.read_grads.items() if expr in used]
+        self._leaves = [
+            *(tracing.inputs[k] for k in self._given),
+            *(tracing.read_states[state] for state in self._states),
+            *(tracing.read_grads[parameter] for parameter in self._old_grads),
+        ]
+        self._session = self._compiled(outputs, name) if outputs else None
+        self._plan = self._session.bind() if self._session is not None else None
+        self._derived = [expr.trace is not None and expr.trace.active for expr in outputs]
+        self._reading = frozenset(self._states)
+        self._reading_grads = frozenset(self._old_grads)
+        # whether something that is returned or assigned refers to the arguments
+        self._holding = any(self._derived) or any(how == _ARGUMENT for how, _ in self._all_places())
+        self._lasting = bool(self._assigned or self._grads)
+
+    def _compiled(self, outputs: Sequence[Expr], name: str) -> Session:
+        graph, values = lowered(self._leaves, self._behind.order, self._behind.constants)
+        graph.name = name
+        graph.outputs = [values[expr] for expr in outputs]
+        try:
+            return Session(graph, config_for(outputs[0].device))
+        except RanvierError as error:
+            lines = dict.fromkeys(line_of(expr) for expr in self._behind.order)
+            error.add_note(f"while compiling {name}, of which these lines are a part: {', '.join(list(lines)[-6:])}")
+            raise
+
+    # -- what a function returned -----------------------------------------------------------------------------------
+
+    def _taken_apart(self, tree: Any) -> Any:
+        if isinstance(tree, State):
+            return tree
+        if isinstance(tree, Tensor):
+            self._places.append(self._place(tree._expr))
+            return _Place(len(self._places) - 1)
+        if isinstance(tree, dict):
+            return type(tree)((key, self._taken_apart(each)) for key, each in tree.items())
+        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+            return type(tree)(*(self._taken_apart(each) for each in tree))
+        if isinstance(tree, list | tuple):
+            return type(tree)(self._taken_apart(each) for each in tree)
+        return tree
+
+    def _place(self, expr: Expr) -> tuple[int, Any]:
+        if expr.array is not None:
+            return _FIXED, expr
+        if expr in self._arguments:
+            return _ARGUMENT, self._arguments[expr]
+        return _RESULT, self._outputs.setdefault(expr, len(self._outputs))
+
+    def _all_places(self) -> list[tuple[int, Any]]:
+        grads = [place for _, place in self._grads if place is not None]
+        return [*self._places, *(place for _, place in self._assigned), *grads]
+
+    def _put_together(self, tree: Any, tensors: list[Tensor]) -> Any:
+        if isinstance(tree, _Place):
+            return tensors[tree.number]
+        if isinstance(tree, dict):
+            return type(tree)((key, self._put_together(each, tensors)) for key, each in tree.items())
+        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+            return type(tree)(*(self._put_together(each, tensors) for each in tree))
+        if isinstance(tree, list | tuple):
+            return type(tree)(self._put_together(each, tensors) for each in tree)
+        return tree
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def holds(self) -> bool:
+        """Whether what it saw of Python's values is as it was."""
+        return all(getattr(holder, attribute) == value for holder, attribute, value in self._guards)
+
+    def call(self, given: list[Expr]) -> Any:
+        """The function's result, and states as it left them."""
+        if self._holding:
+            given = [_own(expr) for expr in given]
+        inputs = [given[k] for k in self._given]
+        if self._states:
+            inputs += [state._held for state in self._states]
+        if self._old_grads:
+            inputs += [parameter._grad._expr for parameter in self._old_grads]  # type: ignore[union-attr]
+        arrays = [x.array for x in inputs]
+        if any(x is None for x in arrays):
+            realise([x for x in inputs if x.array is None])
+            arrays = [x.array for x in inputs]
+        into = self._memory() if self._lasting else None
+        results = self._run(arrays, into) if self._session is not None else []  # type: ignore[arg-type]
+        for array in results:
+            array.flags.writeable = False
+        if self._single and not self._derived[0]:
+            returned: Any = wrapped(known(results[0], self._types[0], self._device))
+        else:
+            tensors = [self._tensor(how, which, given, inputs, results) for how, which in self._places]
+            returned = self._put_together(self._tree, tensors)
+        if self._lasting:
+            del inputs, arrays  # which would count as somebody who looks at the states
+            self._keep(given, results)
+        return returned
+
+    def _run(self, arrays: list[Array], into: list[Array | None] | None) -> Sequence[Array]:
+        assert self._plan is not None and self._session is not None
+        try:
+            found = self._plan.run_directly(arrays, into)
+        except FAILURES:
+            found = None  # the session knows who else can do it
+        if found is None:
+            names = self._session.output_names
+            offered = {name: array for name, array in zip(names, into or ()) if array is not None}
+            made = self._session.run(dict(zip(self._session.signature.required, arrays)), into=offered or None)
+            found = list(made.values())
+        return found
+
+    def _tensor(self, how: int, which: Any, given: list[Expr], inputs: list[Expr], results: Sequence[Array]) -> Tensor:
+        if how == _ARGUMENT:
+            return wrapped(given[which])
+        if how == _FIXED:
+            return wrapped(which)
+        if not self._derived[which]:
+            return wrapped(known(results[which], self._types[which], self._device))
+        array = results[which]
+        of = spec(CALL, (("of", self), ("index", which)))
+        made = applied(of, tuple(inputs), self._types[which], array.shape, self._device)
+        made.array = array
+        return wrapped(made)
+
+    def write_out(self, expr: Expr) -> None:
+        """Let a result of a call be what the function computed, step by step, so that it can be derived."""
+        assert expr.spec is not None
+        made = dict(zip(self._leaves, expr.inputs))
+        made.update((each, each) for each in self._behind.constants)
+        for each in self._behind.order:
+            assert each.spec is not None
+            operands = tuple([made[x] for x in each.inputs])
+            made[each] = applied(each.spec, operands, each.dtype, each.shape, each.device)
+        expr.inputs = (made[self._wanted[expr.spec[1][1][1]]],)
+        expr.spec = IDENTITY
+
+    # -- states -----------------------------------------------------------------------------------------------------
+
+    def _memory(self) -> list[Array | None]:
+        """Where new values are written: over the present one where the graph does not read it and nobody else holds
+        it, else over an earlier one."""
+        into: list[Array | None] = [None] * len(self._wanted)
+        for state, (how, which) in self._assigned:
+            if how == _RESULT:
+                into[which] = state.take_memory(keep=state in self._reading)
+        for parameter, place in self._grads:
+            if place is not None and place[0] == _RESULT:
+                into[place[1]] = parameter.take_grad_memory(keep=parameter in self._reading_grads)
+        return into
+
+    def _keep(self, given: list[Expr], results: Sequence[Array]) -> None:
+        """Let states have their new values."""
+        for state, (how, which) in self._assigned:
+            array = results[which] if how == _RESULT else which.array if how == _FIXED else given[which].array
+            state.put(array)
+        for parameter, place in self._grads:
+            if place is None:
+                parameter._grad = None
+                continue
+            how, which = place
+            array = results[which] if how == _RESULT else which.array if how == _FIXED else given[which].array
+            parameter.put_grad(array)
+
+
+_OF_TENSORS = True
