@@ -10,6 +10,7 @@ import numpy as np
 from ranvier.codegen.definitions.defs import Declined
 from ranvier.codegen.definitions.fits import fits
 from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.products import Products
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import Lowerings
 from ranvier.errors import InvalidValue
@@ -26,9 +27,10 @@ def define(
     types: Mapping[Value, Type | None],
     known: Mapping[Value, Array],
     lowerings: Lowerings,
+    products: Products,
 ) -> Definitions:
     """Lower every node of a part; Declined or NeedsValue where one cannot be."""
-    definitions = Definitions()
+    definitions = Definitions(products)
     for value in inputs:
         definitions.types[value] = _static(value, types, "input")
     definitions.known = {v: a for v, a in known.items() if v in definitions.types}

@@ -24,6 +24,7 @@ from ranvier.codegen.definitions.defs import (
     Use,
     broadcast,
 )
+from ranvier.codegen.definitions.products import Products
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.codegen.storage import View, row_major
@@ -60,7 +61,8 @@ class Drawn:
 class Definitions:
     """The definitions of one partition at given shapes, and the helpers lowerings write them with."""
 
-    def __init__(self) -> None:
+    def __init__(self, products: Products) -> None:
+        self.products = products
         self.types: dict[Value, TensorType] = {}
         self.known: dict[Value, Array] = {}
         self.expand: Callable[[Iterable[Node]], None] | None = None  # lowers the nodes of a nested graph too

@@ -37,6 +37,11 @@ def reason_against(node: Node, lowerings: Lowerings) -> str | None:
         reason = lowering.check(node)
         if reason is not None:
             return reason
+    if lowering.inlines:
+        for inner in (inner for graph in node.subgraphs() for inner in graph):
+            reason = reason_against(inner, lowerings)
+            if reason is not None:
+                return f"{inner.op} in {lowering.inlines}: {reason}"
     for position in lowering.values:
         value = node.input(position)
         if value is not None and not _foreseeable(value, lowerings, 32):

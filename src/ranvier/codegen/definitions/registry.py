@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
@@ -47,6 +48,7 @@ class Lowering:
     check: Check | None = None
     since: int = 1  # versions before this mean something else
     own: bool = False  # the user's, for an operator of the user's
+    inlines: str = ""  # what its subgraphs are, where their nodes are lowered with those around
 
 
 class Lowerings:
@@ -71,6 +73,7 @@ class Lowerings:
         dtypes: frozenset[DType] = ALL,
         check: Check | None = None,
         since: int = 1,
+        inlines: str = "",
     ) -> Callable[[Lower], Lower]:
         """Declare the decorated function as the lowering of some operators, which the package's index lists too.
 
@@ -79,7 +82,7 @@ class Lowerings:
 
         def wrap(function: Lower) -> Lower:
             for op in ops:
-                self._declare((domain, op), Lowering(function, values, dtypes, check, since))
+                self._declare((domain, op), Lowering(function, values, dtypes, check, since, inlines=inlines))
             return function
 
         return wrap
@@ -93,7 +96,7 @@ class Lowerings:
                 shared = self.parent.at((domain, op)) if self.parent is not None else None
                 assert shared is not None, f"{op} is not lowered by the parent"
                 lower = _first(function, shared.lower)
-                self._declare((domain, op), Lowering(lower, shared.values, shared.dtypes, shared.check, shared.since))
+                self._declare((domain, op), replace(shared, lower=lower))
             return function
 
         return wrap

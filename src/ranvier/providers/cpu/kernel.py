@@ -38,6 +38,7 @@ from ranvier.providers.cpu.growing import Growing
 from ranvier.providers.cpu.growing_calls import GrowingCalls
 from ranvier.providers.cpu.lower.index import LOWERINGS
 from ranvier.providers.cpu.narrow.effective import effective
+from ranvier.providers.cpu.products import PRODUCTS
 from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised
 from ranvier.providers.cpu.target import Packs, Target
 from ranvier.varying import Span
@@ -125,14 +126,14 @@ class CpuKernel:
         return BoundSpan(self, made)
 
     def _lowered(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> Growing:
-        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS)
+        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS, PRODUCTS)
         return Growing(self.part, self.inputs, definitions, self.target, self._packs, span)
 
     def _span(self, inference: TypeInference, span: Span) -> Growing:
         return self._lowered(inference.types, inference.values, span)
 
     def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
-        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS)
+        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS, PRODUCTS)
         return Specialised(self.part, self.inputs, definitions, self.target, self._packs)
 
     def _remember(self, key: Any, made: Specialised | Unlowered) -> None:

@@ -11,11 +11,27 @@ _OPERATORS = {
         Scale ScaledTanh Selu Shrink Sigmoid Softplus Softsign SwiGLU Swish ThresholdedRelu
         com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu
     """,
+    "branches": "If",
+    "contraction": """
+        Gemm MatMul com.microsoft::FusedGemm com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
+    """,
+    "convolution": "Conv ConvTranspose com.microsoft::FusedConv",
+    "einsum": "Einsum",
     "elementwise": """
         Abs Acos Acosh Add And Asin Asinh Atan Atan2 Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
         BitwiseXor Ceil Clip Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Identity IsInf IsNaN Less
         LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Sign Sin Sinh Sqrt Sub Sum Tan Tanh
         Where Xor
+    """,
+    "features": """
+        ai.onnx.ml::ArrayFeatureExtractor ai.onnx.ml::Binarizer ai.onnx.ml::Imputer ai.onnx.ml::LinearRegressor
+        ai.onnx.ml::Normalizer ai.onnx.ml::Scaler
+    """,
+    "fused_contrib": """
+        com.microsoft::BiasAdd com.microsoft::BiasSoftmax com.microsoft::BiasSplitGelu
+        com.microsoft::EmbedLayerNormalization com.microsoft::FusedMatMulActivation com.microsoft::GatedAdd
+        com.microsoft::GemmFastGelu com.microsoft::NhwcConv com.microsoft::NhwcFusedConv
+        com.microsoft::ScaledSiLU
     """,
     "losses": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
     "movement": """
@@ -47,6 +63,7 @@ _OPERATORS = {
         ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     """,
     "resample": "Resize Upsample",
+    "sampling": "AffineGrid DeformConv GridSample RoiAlign",
     "views": """
         Crop DepthToSpace Dropout Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Transpose Unsqueeze
     """,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ranvier.codegen.definitions.defs import RowBody, Use
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.contraction import multiply
 from ranvier.codegen.definitions.lower.movement import in_range, position
 from ranvier.codegen.definitions.lower.views import sliced
 from ranvier.codegen.definitions.nest_builder import NestBuilder
@@ -19,7 +20,6 @@ from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.lower.contraction import multiply
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 

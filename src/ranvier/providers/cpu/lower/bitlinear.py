@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ranvier.codegen.definitions.defs import Declined, Use
 from ranvier.codegen.definitions.exprs import add, cast, div, mul, sub
 from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
@@ -19,7 +20,6 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.own.bitlinear import DOMAIN, LEAST
-from ranvier.providers.cpu.lower.contraction import folded_stride
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same

@@ -16,3 +16,16 @@ def coded(n: NodeView, b: Definitions) -> bool:
     from ranvier.providers.cpu.lower.dequantized_weights import stays_coded  # and with it the kernels of codes
 
     return stays_coded(n, b)
+
+
+@tries("MatMul")
+@tries("Gemm")
+@tries("FusedGemm", domain="com.microsoft")
+def by_codes(n: NodeView, b: Definitions) -> bool:
+    """Where the weight is one that stays coded, the product is made of its codes."""
+    weight = n.input(1).producer
+    if weight is None or weight.op != "DequantizeLinear":
+        return False
+    from ranvier.providers.cpu.lower import dequantized_weights
+
+    return dequantized_weights.multiplied(n, b)

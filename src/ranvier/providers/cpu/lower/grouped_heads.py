@@ -5,56 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ranvier.codegen.definitions.defs import Declined, RowBody, Use
+from ranvier.codegen.definitions.defs import Declined, Use
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, mul, op, sub, where
+from ranvier.codegen.definitions.lower.contraction import MICROSOFT
 from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.tables import no_other, part, rounded, rows_at, widened
 from ranvier.codegen.definitions.lower.views import sliced
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.attention import append
-from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
+from ranvier.codegen.loops.ir import Expr, Index, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.lower.attention import attend, split_heads
-from ranvier.providers.cpu.lower.contraction import MICROSOFT
-from ranvier.providers.cpu.lower.heads_by_projection import part, rounded, wanted, widened
+from ranvier.providers.cpu.lower.heads_by_projection import wanted
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.varying import whole
 
 INT64 = DType.int64
 _TYPES = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.int32, DType.int64})
-
-
-def no_other(b: Definitions, value: Value, low: int, high: int, message: str) -> None:
-    """End the run with ``message`` where an integer is outside [low, high)."""
-    if 0 in b.shape(value):
-        return
-
-    def outside(e: list[Expr]) -> RowBody:
-        bad = op("not", between(Size(low), cast(e[0], INT64), Size(high)), dtype=DType.bool)
-        return RowBody([Reduce("or", bad, DType.bool)], finals={0: Result(0, DType.bool)})
-
-    (flag,) = b.rows([value], range(len(b.shape(value))), outside, [(DType.bool, False)], keepdims=False)
-    b.check(flag, message)
-
-
-# -- rotary embeddings ------------------------------------------------------------------------------------------------
-
-
-def rows_at(n: NodeView, b: Definitions, table: Value, positions: Value) -> Value:
-    """Rows of a table at positions [batch or 1, time]; a position outside it ends the run."""
-    rows, width = b.shape(table)
-
-    def compute(nest: NestBuilder, views: list[View]) -> Expr:
-        source, places = views
-        at = clamp(cast(nest.load(places, (*places.strides, 0)), INT64), const(0, INT64), Size(max(0, rows - 1)))
-        return nest.load(source, (0, 0, source.strides[1]), at=mul(at, Size(source.strides[0])))
-
-    return b.moved([table, positions], compute, b.dtype(table), (*b.shape(positions), width))
 
 
 def turned(b: Definitions, x: Value, cos: Value, sin: Value, pairs: bool) -> Value:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ranvier.codegen.definitions.defs import Declined, Use, broadcast
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, op, where
-from ranvier.codegen.definitions.lower.views import sliced
+from ranvier.codegen.definitions.lower.contraction import MICROSOFT, multiply
+from ranvier.codegen.definitions.lower.tables import part, rounded, widened
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
@@ -18,7 +19,6 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.lower.attention import attend, split_heads, with_past
-from ranvier.providers.cpu.lower.contraction import MICROSOFT, multiply
 from ranvier.providers.cpu.lower.index import lowers
 
 INT64, FLOAT = DType.int64, DType.float32
@@ -29,32 +29,6 @@ _LOWEST = float(np.finfo(np.float32).min)  # what a key of the future gets where
 
 def wanted(node: Node, k: int) -> bool:
     return k < len(node.outputs) and (bool(node.outputs[k].uses) or node.outputs[k].is_graph_output)
-
-
-def widened(b: Definitions, value: Value) -> Value:
-    """Half precision is computed in float32."""
-    if b.dtype(value) not in HALVES:
-        return value
-    return b.pointwise([value], lambda e: cast(e[0], FLOAT), FLOAT)
-
-
-def rounded(b: Definitions, value: Value, dtype: DType, out: Value) -> None:
-    """``out`` is ``value`` in its own type."""
-    if b.dtype(value) is dtype:
-        b.identity(value, out=out)
-    else:
-        b.pointwise([value], lambda e: cast(e[0], dtype), dtype, out=out)
-
-
-def part(b: Definitions, x: Value, axis: int, start: int, size: int) -> Value:
-    """A stretch of one axis: a view."""
-    have = b.shape(x)
-    shape = (*have[:axis], size, *have[axis + 1 :])
-    starts = tuple(start if k == axis else 0 for k in range(len(have)))
-    return b.alias(x, lambda view: sliced(view, starts, (1,) * len(have), shape), shape)
-
-
-# -- masks ------------------------------------------------------------------------------------------------------------
 
 
 def summand(

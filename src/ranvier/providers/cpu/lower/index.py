@@ -9,24 +9,11 @@ from ranvier.codegen.definitions.registry import Lowerings
 _OPERATORS = {
     "attention": "Attention RotaryEmbedding",
     "bitlinear": "ranvier::BitLinear",
-    "branches": "If",
-    "contraction": """
-        Gemm MatMul com.microsoft::FusedGemm com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
-    """,
-    "convolution": "Conv ConvTranspose com.microsoft::FusedConv",
     "cumulative": "CumProd CumSum",
+    "dequantize": """
+        DequantizeLinear Gemm MatMul com.microsoft::DequantizeLinear com.microsoft::FusedGemm
+    """,
     "determinant": "Det",
-    "einsum": "Einsum",
-    "features": """
-        ai.onnx.ml::ArrayFeatureExtractor ai.onnx.ml::Binarizer ai.onnx.ml::Imputer ai.onnx.ml::LinearRegressor
-        ai.onnx.ml::Normalizer ai.onnx.ml::Scaler
-    """,
-    "fused_contrib": """
-        com.microsoft::BiasAdd com.microsoft::BiasSoftmax com.microsoft::BiasSplitGelu
-        com.microsoft::EmbedLayerNormalization com.microsoft::FusedMatMulActivation com.microsoft::GatedAdd
-        com.microsoft::GemmFastGelu com.microsoft::NhwcConv com.microsoft::NhwcFusedConv
-        com.microsoft::ScaledSiLU
-    """,
     "grouped_heads": "com.microsoft::GroupQueryAttention com.microsoft::RotaryEmbedding",
     "heads_by_projection": "com.microsoft::Attention com.microsoft::MultiHeadAttention",
     "integer_convolution": "ConvInteger QLinearConv com.microsoft::QLinearConv",
@@ -34,7 +21,6 @@ _OPERATORS = {
         MatMulInteger QLinearMatMul com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulIntegerToFloat
         com.microsoft::QGemm
     """,
-    "dequantize": "DequantizeLinear com.microsoft::DequantizeLinear",
     "linear_attention": "LinearAttention",
     "lookup": "Gather",
     "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
@@ -43,7 +29,6 @@ _OPERATORS = {
     """,
     "ranking": "TopK",
     "recurrent": "DFT GRU LSTM RNN STFT",
-    "sampling": "AffineGrid DeformConv GridSample RoiAlign",
     "scatter": "Scatter ScatterElements ScatterND TensorScatter",
     "streaming": "CausalConvWithState ai.onnx.preview::FlexAttention",
     "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",

@@ -14,6 +14,7 @@ from ranvier.codegen.definitions.lower.movement import between
 from ranvier.codegen.definitions.lower.quantization import DERIVED, saturated
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES, Check
 from ranvier.codegen.launch import Launch
@@ -40,8 +41,6 @@ from ranvier.dtypes import DType, of
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.nn.window import per_axis, resolve_pads
-from ranvier.providers.cpu.lower.contraction import content, folded_stride
-from ranvier.providers.cpu.lower.convolution import channels_last
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.lower.integer_product import (
     FLOAT,
@@ -52,6 +51,8 @@ from ranvier.providers.cpu.lower.integer_product import (
     operand_type,
     product_of_scales,
 )
+from ranvier.providers.cpu.products.convolution import channels_last
+from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

@@ -18,6 +18,7 @@ from ranvier.codegen.definitions.defs import RowBody, Use
 from ranvier.codegen.definitions.exprs import add, cast, const, div, mul, sub
 from ranvier.codegen.definitions.lower.quantization import DERIVED, quantized_dynamically, saturated
 from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES, FLOATS, Check
 from ranvier.codegen.launch import Launch
@@ -27,8 +28,8 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
-from ranvier.providers.cpu.lower.contraction import content, folded_stride
 from ranvier.providers.cpu.lower.index import lowers
+from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

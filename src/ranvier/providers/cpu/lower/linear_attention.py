@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ranvier.codegen.definitions.defs import Declined
 from ranvier.codegen.definitions.exprs import HALVES, cast, op
+from ranvier.codegen.definitions.lower.tables import widened
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import FLOATS
@@ -17,7 +18,6 @@ from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.lower.heads_by_projection import widened
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 

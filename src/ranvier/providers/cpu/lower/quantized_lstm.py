@@ -18,9 +18,9 @@ from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.lower.contraction import content
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT, QUANTIZED, multiply, product_of_scales
+from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 

@@ -7,6 +7,8 @@ import math
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
 from ranvier.codegen.definitions.lower.activation import silu
+from ranvier.codegen.definitions.lower.contraction import multiply
+from ranvier.codegen.definitions.lower.tables import part, rounded, widened
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
@@ -16,8 +18,6 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.providers.cpu.lower.attention import attend
-from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.heads_by_projection import part, rounded, widened
 from ranvier.providers.cpu.lower.index import lowers
 
 _TAPS = 16  # of a filter, written out one after the other
@@ -88,8 +88,6 @@ def _after(n: NodeView, b: Definitions, before: int) -> Value:
 
 
 def _flex_check(node: Node) -> str | None:
-    from ranvier.providers.cpu.provider import reason_against  # asks the table that this module is part of
-
     if node.attrs.get("scale") is not None and node.attrs["scale"] < 0:
         return "a negative scale"
     precision, q = node.attrs.get("softmax_precision") or 0, node.input(0)
@@ -97,15 +95,10 @@ def _flex_check(node: Node) -> str | None:
         return "a softmax in float64"
     if precision not in (0, 1, 10, 11, 16):
         return f"softmax_precision {precision}"
-    for body in node.subgraphs():
-        for inner in body:
-            reason = reason_against(inner)
-            if reason is not None:
-                return f"{inner.op} in a graph over the scores: {reason}"
     return None
 
 
-@lowers("FlexAttention", domain="ai.onnx.preview", dtypes=FLOATS, check=_flex_check)
+@lowers("FlexAttention", domain="ai.onnx.preview", dtypes=FLOATS, check=_flex_check, inlines="a graph over the scores")
 def flex_attention(n: NodeView, b: Definitions) -> None:
     q, k, v = (n.shape(i) for i in range(3))
     if not len(q) == len(k) == len(v) == 4 or k[1] == 0 or q[1] % k[1] or k[:3] != v[:3] or q[3] != k[3]:

@@ -13,6 +13,7 @@ from ranvier.codegen.definitions.defs import Declined
 from ranvier.codegen.definitions.exprs import add, cast
 from ranvier.codegen.definitions.lower.quantization import DERIVED
 from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
@@ -22,7 +23,6 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, unpacked
-from ranvier.providers.cpu.lower.contraction import folded_stride
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target

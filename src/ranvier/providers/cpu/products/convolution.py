@@ -7,28 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.definitions.defs import Declined, Use
-from ranvier.codegen.definitions.exprs import HALVES, add, cast
-from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.exprs import HALVES, cast
+from ranvier.codegen.definitions.products import Window, folded_stride
 from ranvier.codegen.definitions.program import Definitions
-from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import conv as kernels
 from ranvier.codegen.llvm.conv import ConvShape
-from ranvier.codegen.loops.ir import Epilogue, Expr
+from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
-from ranvier.graph.ir import Node, Value
-from ranvier.ops.nn.conv import transposed_frame
-from ranvier.ops.nn.window import extents, per_axis, resolve_pads
-from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, content, folded_stride
-from ranvier.providers.cpu.lower.index import lowers
+from ranvier.graph.ir import Value
 from ranvier.providers.cpu.narrow.rates import Pace, depthwise_pace, product_pace
+from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
 
 BF16 = DType.bfloat16
-MICROSOFT = "com.microsoft"
 _PHASES = 64  # the largest stride of a transposed convolution: each residue is a convolution of its own
 
 
@@ -47,34 +42,45 @@ def _fold(shape: Sequence[int]) -> Any:
     return fold
 
 
-def _text(value: Any, default: str) -> str:
-    if value is None:
-        return default
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _spatial(node: Node) -> str | None:
-    weights = node.input(1)
-    shape = getattr(weights.type, "shape", None) if weights is not None else None
-    if shape is not None and not 3 <= len(shape) <= 5:
-        return f"{len(shape) - 2} spatial axes"
-    name = node.attrs.get("activation", "")
-    if name and name not in ACTIVATIONS:
-        return f"activation {name}"
-    return None
-
-
-def _widened(b: Definitions, x: Value, w: Value) -> list[Value]:
+def _widened(b: Definitions, x: Value, w: Value) -> tuple[Value, Value]:
     """Operands that kernels take: bfloat16 with constant weights as it is, other 16-bit types as float32."""
     if b.dtype(x) is BF16 and _is_constant(b, w):
-        return [x, w]
-    return [
-        b.pointwise([v], lambda e: cast(e[0], DType.float32), DType.float32) if b.dtype(v) in HALVES else v
-        for v in (x, w)
-    ]
+        return x, w
+    return _as_float(b, x), _as_float(b, w)
+
+
+def _as_float(b: Definitions, value: Value) -> Value:
+    if b.dtype(value) not in HALVES:
+        return value
+    return b.pointwise([value], lambda e: cast(e[0], DType.float32), DType.float32)
 
 
 def convolve(
+    b: Definitions, x: Value, w: Value, out_shape: Sequence[int], window: Window, out: Value | None = None
+) -> Value:
+    """Convolutions of 16 bits are float32 inside, and rounded where they go to ``out``."""
+    if window.transposed and max(window.strides, default=1) > _PHASES:
+        raise Declined(f"ConvTranspose: strides {window.strides}")
+    make = ConvShape.transpose if window.transposed else ConvShape.conv
+    more: dict[str, Any] = {"output_padding": window.output_padding} if window.transposed else {}
+    shape = make(
+        b.shape(x),
+        b.shape(w),
+        strides=window.strides,
+        dilations=window.dilations,
+        pads=window.pads,
+        group=window.group,
+        **more,
+    )
+    dtype = b.dtype(x)
+    wide = dtype in HALVES
+    made = _convolved(b, *_widened(b, x, w), out_shape, shape, None if wide else out, transposed=window.transposed)
+    if not wide or out is None:
+        return made
+    return b.pointwise([made], lambda e: cast(e[0], dtype), dtype, shape=out_shape, out=out)
+
+
+def _convolved(
     b: Definitions,
     x: Value,
     w: Value,
@@ -179,91 +185,3 @@ def _is_constant(b: Definitions, value: Value) -> bool:
 
 def _array(view: View) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(content(view))
-
-
-def _fits(n: NodeView, group: int, channels: int, made: int) -> None:
-    """Do the operands belong together? Generated code would read beyond them otherwise."""
-    ranks = {n.rank(0), n.rank(1), len(n.out_shape())}
-    sizes = {n.shape(0)[1], channels}
-    bias = n.shape(2) if n.has(2) else (made,)
-    if len(ranks) > 1 or len(sizes) > 1 or group < 1 or channels % group or made % group or bias != (made,):
-        shapes = ", ".join(str(list(n.shape(k))) for k in range(len(n.inputs)) if n.has(k))
-        raise Declined(f"{n.op}: operands of shapes {shapes} in {group} groups do not fit")
-
-
-def _finish(n: NodeView, b: Definitions, product: Value, bias: Value | None, added: Value | None) -> None:
-    """Bias, a second summand and an activation, left to fusion as elementwise work."""
-    rank, dtype = len(n.out_shape()), n.out_dtype()
-    activation = ACTIVATIONS.get(_text(n.attr("activation"), ""))
-    uses: list[Use] = [Use(product)]
-    if bias is not None:
-        uses.append(Use(bias, (b.shape(bias)[0], *(1,) * (rank - 2))))
-    if added is not None:
-        uses.append(Use(added))
-
-    def compute(e: list[Expr]) -> Expr:
-        value = e[0]
-        for term in e[1:]:
-            value = add(value, cast(term, value.dtype))
-        return cast(value if activation is None else activation(value), dtype)
-
-    b.pointwise(uses, compute, dtype, shape=n.out_shape(), out=n.outputs[0])
-
-
-@lowers("Conv", dtypes=FLOATS, check=_spatial)
-@lowers("FusedConv", domain=MICROSOFT, dtypes=FLOATS, check=_spatial)
-def conv(n: NodeView, b: Definitions) -> None:
-    rank = n.rank(0) - 2
-    kernel = n.shape(1)[2:]
-    strides = per_axis(n.attr("strides"), rank, "strides", n.op)
-    dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
-    pads = resolve_pads(
-        _text(n.attr("auto_pad"), "NOTSET"), n.attr("pads"), n.shape(0)[2:], kernel, strides, dilations, op=n.op
-    )
-    if min(pads, default=0) < 0:
-        raise Declined(f"{n.op}: negative pads")
-    group = int(n.attr("group", 1))
-    _fits(n, group, n.shape(1)[1] * group, n.shape(1)[0])
-    shape = ConvShape.conv(n.shape(0), n.shape(1), strides=strides, dilations=dilations, pads=pads, group=group)
-    x, w = _widened(b, n.input(0), n.input(1))
-    more = n.has(2) or n.has(3) or n.dtype(0) in HALVES or n.attr("activation")
-    product = convolve(b, x, w, n.out_shape(), shape, None if more else n.outputs[0])
-    if more:
-        _finish(n, b, product, n.input(2) if n.has(2) else None, n.input(3) if n.has(3) else None)
-
-
-@lowers("ConvTranspose", dtypes=FLOATS, check=_spatial)
-def conv_transpose(n: NodeView, b: Definitions) -> None:
-    rank = n.rank(0) - 2
-    kernel = n.shape(1)[2:]
-    strides = per_axis(n.attr("strides"), rank, "strides", n.op)
-    dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
-    extra = tuple(n.attr("output_padding") or (0,) * rank)
-    natural = tuple(
-        s * (i - 1) + e + p for s, i, e, p in zip(strides, n.shape(0)[2:], extents(kernel, dilations), extra)
-    )
-    begins, sizes = transposed_frame(
-        _text(n.attr("auto_pad"), "NOTSET"), n.attr("pads"), n.attr("output_shape"), natural, n.shape(0)[2:], strides
-    )
-    if min(begins, default=0) < 0:
-        raise Declined("ConvTranspose: negative pads")
-    if max(strides, default=1) > _PHASES:
-        raise Declined(f"ConvTranspose: strides {strides}")
-    group = int(n.attr("group", 1))
-    _fits(n, group, n.shape(1)[0], n.shape(1)[1] * group)
-    # what the end needs, so that the size comes out as the standard says
-    ends = tuple(t - b0 - s for t, b0, s in zip(natural, begins, sizes))
-    shape = ConvShape.transpose(
-        n.shape(0),
-        n.shape(1),
-        strides=strides,
-        dilations=dilations,
-        pads=(*begins, *ends),
-        output_padding=extra,
-        group=group,
-    )
-    x, w = _widened(b, n.input(0), n.input(1))
-    more = n.has(2) or n.dtype(0) in HALVES
-    product = convolve(b, x, w, n.out_shape(), shape, None if more else n.outputs[0], transposed=True)
-    if more:
-        _finish(n, b, product, n.input(2) if n.has(2) else None, None)

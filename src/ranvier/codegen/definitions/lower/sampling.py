@@ -13,6 +13,8 @@ import numpy as np
 
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.contraction import multiply
+from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.movement import between, total
 from ranvier.codegen.definitions.lower.reduction import wide_type
 from ranvier.codegen.definitions.lower.resample import along, is_channels_last, settled
@@ -25,8 +27,6 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.nn.window import output_sizes, per_axis, resolve_pads
-from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.index import lowers
 
 INT64, FLOAT64 = DType.int64, DType.float64
 _MANY_CHANNELS = 8  # from here on turning an image round is cheaper than gathering from it

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops.infer import SHAPE_MATH
-from ranvier.providers.cpu.lower.index import lowers
 
 _DEEP = 32  # steps of arithmetic between shapes and a condition
 
@@ -21,19 +21,10 @@ def _follows_from_shapes(value: Value | None, depth: int = _DEEP) -> bool:
 
 
 def _check(node: Node) -> str | None:
-    from ranvier.providers.cpu.provider import reason_against  # asks the table that this module is part of
-
-    if not _follows_from_shapes(node.input(0)):
-        return "the condition depends on data"
-    for branch in node.subgraphs():
-        for inner in branch:
-            reason = reason_against(inner)
-            if reason is not None:
-                return f"{inner.op} in a branch: {reason}"
-    return None
+    return None if _follows_from_shapes(node.input(0)) else "the condition depends on data"
 
 
-@lowers("If", values=(0,), check=_check)
+@lowers("If", values=(0,), check=_check, inlines="a branch")
 def if_(n: NodeView, b: Definitions) -> None:
     taken = n.need(0).reshape(-1)[0]
     branch: Graph = n.attrs["then_branch" if taken else "else_branch"]

@@ -8,6 +8,8 @@ import numpy as np
 
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.lower.contraction import ACTIVATIONS, multiply
+from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.movement import between, position
 from ranvier.codegen.definitions.lower.reduction import softmax
 from ranvier.codegen.definitions.nest_builder import NestBuilder
@@ -18,8 +20,6 @@ from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, multiply
-from ranvier.providers.cpu.lower.index import lowers
 
 ML = "ai.onnx.ml"
 INT64, FLOAT32, FLOAT64 = DType.int64, DType.float32, DType.float64

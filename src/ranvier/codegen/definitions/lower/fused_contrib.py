@@ -8,20 +8,18 @@ from collections.abc import Callable, Sequence
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where, wide
 from ranvier.codegen.definitions.lower.activation import gelu, gelu_tanh, silu
+from ranvier.codegen.definitions.lower.contraction import ACTIVATIONS, MICROSOFT, matmul_of, multiply
+from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.normalization import normalized
+from ranvier.codegen.definitions.lower.tables import no_other, part, rows_at, widened
 from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.products import Window
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import FLOATS
-from ranvier.codegen.llvm.conv import ConvShape
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.nn.window import per_axis, resolve_pads
-from ranvier.providers.cpu.lower.contraction import ACTIVATIONS, MICROSOFT, matmul_of, multiply
-from ranvier.providers.cpu.lower.convolution import convolve
-from ranvier.providers.cpu.lower.grouped_heads import no_other, rows_at
-from ranvier.providers.cpu.lower.heads_by_projection import part, widened
-from ranvier.providers.cpu.lower.index import lowers
 
 # -- sums and gates ---------------------------------------------------------------------------------------------------
 
@@ -242,9 +240,8 @@ def nhwc_conv(n: NodeView, b: Definitions) -> None:
     if min(pads, default=0) < 0:
         raise Declined(f"{n.op}: negative pads")
     group = int(n.attr("group", 1))
-    shape = ConvShape.conv(b.shape(x), b.shape(w), strides=strides, dilations=dilations, pads=pads, group=group)
     made = tuple(n.out_shape()[a] for a in first)
-    result = convolve(b, x, w, made, shape)
+    result = b.products.convolve(b, x, w, made, Window(strides, dilations, pads, group))
     uses: list[Use] = [Use(result)]
     if n.has(2):
         uses.append(Use(n.input(2), (n.shape(2)[0], *(1,) * (rank - 2))))

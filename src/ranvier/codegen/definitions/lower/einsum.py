@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import cast, const, mul
+from ranvier.codegen.definitions.lower.contraction import multiply
+from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.reduction import wide_type
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
@@ -14,8 +16,6 @@ from ranvier.codegen.definitions.registry import NUMERIC
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.lower.contraction import multiply
-from ranvier.providers.cpu.lower.index import lowers
 from ranvier.records import dataclass
 
 Labels = tuple[str, ...]
