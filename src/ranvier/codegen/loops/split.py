@@ -22,20 +22,24 @@ _PART = 1 << 14  # points of a part, about
 _PARTS = 64  # and no more parts than this
 
 
-def split(nest: Nest) -> list[Nest]:
-    """Nests that do the same work in parts, for one with too few tiles; the nest itself where that is not worth it."""
+def split(nest: Nest, parts: int = _PARTS) -> list[Nest]:
+    """Nests that do the same work in parts, for one with too few tiles; the nest itself where that is not worth it.
+
+    ``parts``: the most that a row is cut into.
+    """
     row_points = math.prod(nest.extents[a] for a in nest.row)
     folds = [s for s in nest.stages if isinstance(s, Reduce)]
     if not folds or math.prod(nest.extents) < _POINTS or row_points < _ROW:
         return [nest]
     if any(is_arg(s.fold) for s in folds) or not all(isinstance(s, Reduce | Map | Final) for s in nest.stages):
         return [nest]
-    return _Splitter(nest).nests()
+    return _Splitter(nest, parts).nests()
 
 
 class _Splitter:
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: Nest, parts: int) -> None:
         self.nest = nest
+        self.parts = parts
         self.outer = nest.outer
         self.shape = tuple(nest.extents[a] for a in self.outer)
         self.operands = list(nest.operands)  # grows by the temporaries that hold results
@@ -74,7 +78,7 @@ class _Splitter:
         nest = self.nest
         axis = max(nest.row, key=lambda a: nest.extents[a])
         extent = nest.extents[axis]
-        parts = max(2, min(_PARTS, math.prod(nest.extents) // _PART, extent))
+        parts = max(2, min(self.parts, math.prod(nest.extents) // _PART, extent))
         length = extent // parts
         rest = extent - parts * length
         slots = parts + (rest > 0)

@@ -17,3 +17,172 @@ Kernels are specialised by structure; sizes and strides are passed when they are
 variants by the alignment of addresses and by which numbers are multiples of 16. A compiled variant is found again by
 those, so a second launch costs a few microseconds of Python.
 """
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any
+
+from ranvier.codegen.loops.ir import Nest
+from ranvier.codegen.loops.normalize import normalized
+from ranvier.codegen.loops.split import split
+from ranvier.codegen.storage import Storage
+from ranvier.codegen.triton.printer import Pointer, Source, printed
+from ranvier.codegen.triton.schedule import PROCESSORS, Plan, plan
+from ranvier.records import dataclass
+
+Memory = Mapping[Storage, Any]  # torch tensors
+_FEW = PROCESSORS // 2  # programs; with fewer, most of the GPU would idle
+_PARTS = 1024  # that a row is cut into at most
+
+_functions: dict[tuple[str, str], Any] = {}  # kernels by their text
+
+
+def kernel(nest: Nest) -> Printed:
+    """The kernels that carry out a nest, with the tuning that is known for them."""
+    from ranvier.codegen.triton import tune
+
+    normal = normalized(nest)
+    if normal is None:
+        return Printed(())
+    first = plan(normal)
+    parts = [normal]
+    if normal.row and first.way != "flat" and first.programs(normal) < _FEW:
+        parts = split(normal, _PARTS)
+    if parts[0] is normal:
+        return Printed((Call(printed(normal, tune.known(normal, first))),))
+    calls = []
+    for part in parts:
+        made = normalized(part)
+        if made is not None:
+            calls.append(Call(printed(made, tune.known(made, plan(made)))))
+    own = {o.view.storage for o in normal.operands}
+    return Printed(tuple(calls), tuple(dict.fromkeys(s for c in calls for s in c.storages if s not in own)))
+
+
+def planned(nest: Nest, how: Plan) -> Printed:
+    """As :func:`kernel` for a nest in normal form, cut in a given way."""
+    return Printed((Call(printed(nest, how)),))
+
+
+@dataclass
+class Call:
+    """One kernel with the arguments of one launch, all but the addresses."""
+
+    source: Source
+    _variants: dict[tuple[int, ...], Callable[..., None]] = field(default_factory=dict)
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        return tuple(dict.fromkeys(p.storage for p in self.source.pointers))
+
+    @property
+    def written(self) -> tuple[Storage, ...]:
+        return tuple(dict.fromkeys(p.storage for p in self.source.pointers if p.written))
+
+    def launch(self, memory: Memory) -> None:
+        addresses = [memory[p.storage].data_ptr() + p.offset for p in self.source.pointers]
+        launcher = self._variants.get(_alignment(addresses))
+        if launcher is None:
+            self._first(memory, addresses)
+        else:
+            launcher(addresses)
+
+    def bound(self, memory: Memory) -> Callable[[], None]:
+        """A launch with the addresses of now; ``memory`` must stay where it is."""
+        addresses = [memory[p.storage].data_ptr() + p.offset for p in self.source.pointers]
+        key = _alignment(addresses)
+
+        def launch() -> None:
+            launcher = self._variants.get(key)
+            if launcher is None:
+                self._first(memory, addresses)
+            else:
+                launcher(addresses)
+
+        return launch
+
+    def _first(self, memory: Memory, addresses: list[int]) -> None:
+        """Launch through Triton, which compiles the kernel where it has to, and keep what the driver needs."""
+        source = self.source
+        compiled = function(source.text, source.name)[source.grid](
+            *(_typed(memory[p.storage], p) for p in source.pointers),
+            *source.numbers,
+            **dict(source.constants),
+            num_warps=source.warps,
+            num_stages=source.stages,
+        )
+        if compiled is not None:  # interpreted kernels have nothing to keep
+            self._variants[_alignment(addresses)] = _launcher(compiled, source)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a nest became: calls to run in order on one stream."""
+
+    calls: tuple[Call, ...]
+    temporaries: tuple[Storage, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return "\n\n".join(c.source.text for c in self.calls)
+
+    def launch(self, memory: Memory) -> None:
+        for call in self.calls:
+            call.launch(memory)
+
+    def bound(self, memory: Memory) -> Callable[[], None]:
+        launches = [call.bound(memory) for call in self.calls]
+        if len(launches) == 1:
+            return launches[0]
+
+        def launch() -> None:
+            for each in launches:
+                each()
+
+        return launch
+
+
+def function(text: str, name: str) -> Any:
+    """The jitted function of a module's text. Triton reads its source again, from the lines that are kept for it."""
+    found = _functions.get((text, name))
+    if found is None:
+        file = f"<ranvier triton {len(_functions)} {name}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        module: dict[str, Any] = {"__name__": f"ranvier_triton_{len(_functions)}"}
+        exec(compile(text, file, "exec"), module)
+        found = _functions[text, name] = module[name]
+    return found
+
+
+def _alignment(addresses: list[int]) -> tuple[int, ...]:
+    """What Triton compiles apart: addresses that are multiples of 16, and others."""
+    return tuple([a & 15 == 0 for a in addresses])
+
+
+def _typed(tensor: Any, pointer: Pointer) -> Any:
+    """A tensor of the pointer's type that begins where it points to."""
+    import torch
+
+    dtype = getattr(torch, pointer.dtype)
+    start = tensor.storage_offset() * tensor.element_size() + pointer.offset
+    size = max(0, (tensor.untyped_storage().nbytes() - start) // dtype.itemsize)
+    made = torch.empty(0, dtype=dtype, device=tensor.device)
+    return made.set_(tensor.untyped_storage(), start // dtype.itemsize, (size,), (1,))
+
+
+def _launcher(compiled: Any, source: Source) -> Callable[[list[int]], None]:
+    """A compiled kernel's own entry, without what Triton does at every launch to find it."""
+    import torch
+
+    run, entry, packed = compiled.run, compiled.function, compiled.packed_metadata
+    x, y, z = source.grid
+    rest = (*source.numbers, *(size for _, size in source.constants))
+    stream, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device
+
+    def launch(addresses: list[int]) -> None:
+        run(x, y, z, stream(device()), entry, packed, None, None, None, *addresses, *rest)
+
+    return launch
