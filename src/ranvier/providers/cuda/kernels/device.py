@@ -1,0 +1,67 @@
+"""Functions of one value that several kernels call."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.language.extra import cuda as machine
+
+from ranvier.providers.cuda.kernels.jit import kernel
+
+LEAST = tl.constexpr(1e-5)  # the largest magnitude of a token counts as at least this, as BitLinear defines
+NEAREST = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it and taken off again is a whole number
+ONES = tl.constexpr(0x01010101)
+
+
+@kernel
+def wait_for_inputs(PDL: tl.constexpr) -> None:
+    """What stands above it may run before the launch before this one has ended: reading weights, say."""
+    if PDL:
+        machine.gdc_wait()
+
+
+@kernel
+def let_next_start(PDL: tl.constexpr) -> None:
+    """The next launch may take multiprocessors that are free; it waits for this one's results by itself."""
+    if PDL:
+        machine.gdc_launch_dependents()
+
+
+@kernel
+def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    if ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    return x
+
+
+@kernel
+def capped(x: tl.tensor, cap: tl.tensor) -> tl.tensor:
+    """cap * tanh(x / cap), by the function that cannot overflow."""
+    return cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)
+
+
+@kernel
+def int8_codes(x: tl.tensor, by: tl.tensor) -> tl.tensor:
+    """x * by, rounded half to even. The launch must forbid fused products: this one is rounded before it is a code."""
+    whole = (x * by + NEAREST) - NEAREST
+    return tl.minimum(tl.maximum(whole, -128.0), 127.0).to(tl.int8)
+
+
+@kernel
+def dot4(a: tl.tensor, b: tl.tensor, c: tl.tensor, MACHINE: tl.constexpr) -> tl.tensor:
+    """c plus the products of the four signed bytes of a and b, as one instruction where there is a machine."""
+    if MACHINE:
+        c = tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        c += ((a << 24) >> 24) * ((b << 24) >> 24)
+        c += ((a << 16) >> 24) * ((b << 16) >> 24)
+        c += ((a << 8) >> 24) * ((b << 8) >> 24)
+        c += (a >> 24) * (b >> 24)
+    return c
