@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 import triton.language as tl
 
+import torch
 from ranvier.providers.cuda.kernels.device import capped, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import kernel, power_of_two
 from ranvier.providers.cuda.kernels.rotary import partner, turned
@@ -244,7 +244,7 @@ def _combine(
 
 @dataclass(frozen=True)
 class NewToken:
-    """Keys and values of the step ``[B, kv heads, D]``, not turned yet; tables of angles ``[positions, rotary / 2]``."""
+    """Keys and values of the step ``[B, kv heads, D]``, not turned yet; angles ``[positions, rotary / 2]``."""
 
     k: torch.Tensor
     v: torch.Tensor

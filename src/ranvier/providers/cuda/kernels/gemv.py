@@ -15,9 +15,9 @@ runs.
 
 from __future__ import annotations
 
-import torch
 import triton.language as tl
 
+import torch
 from ranvier.providers.cuda.kernels.device import activated, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import Tile, blocks, kernel, power_of_two
 
@@ -185,7 +185,7 @@ def gemv(
     tile: Tile = TILE,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """``activation(rms_norm(x) @ concat(weights).T + bias) + residual``; x [M, K], weights [N, K], out [M, sum of N]."""
+    """``activation(rms_norm(x) @ concat(weights).T + bias) + residual``; x [M, K], weights [N, K], out [M, all N]."""
     m, k = x.shape
     if not 1 <= len(weights) <= 3 or m > MOST_TOKENS:
         raise ValueError(f"gemv takes one to three matrices and up to {MOST_TOKENS} tokens")

@@ -27,7 +27,7 @@ class Int4:
 
     @property
     def n(self) -> int:
-        return self.words.shape[0]
+        return int(self.words.shape[0])
 
     @property
     def nbytes(self) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton.language as tl
 
+import torch
 from ranvier.providers.cuda.kernels.device import ONES, activated, dot4, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, interpreted, kernel, power_of_two
 
@@ -32,7 +32,7 @@ class Ternary:
 
     @property
     def n(self) -> int:
-        return self.words.shape[0]
+        return int(self.words.shape[0])
 
 
 def pack(codes: torch.Tensor, scale: torch.Tensor, k: int) -> Ternary:
