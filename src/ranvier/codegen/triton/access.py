@@ -152,17 +152,15 @@ class Access(Writer):
         self._loops += 1
         name = f"r{self._loops}"
         if not self.two:
-            with self.loop(f"for {name} in range(0, {self.points('r')}):"):
-                if self.wide:
-                    self.line(f"{name}w = {name}.to(tl.int64)")
-                    name = f"{name}w"
+            with self.loop(f"for {name}b in range(0, {self.points('r')}):"):
+                self.line(f"{name} = tl.cast({name}b, {'tl.int64' if self.wide else 'tl.int32'})")
                 self._flat["r"] = Value(name, 0)
                 if self.reverse:
                     self._turned(name, 0)
                 yield
         else:
             with self.loop(f"for {name}b in range(0, {self.points('r')}, R):"):
-                first = f"{name}b.to(tl.int64)" if self.wide else f"{name}b"
+                first = f"tl.cast({name}b, tl.int64)" if self.wide else f"{name}b"
                 self.line(f"{name} = {first} + tl.arange(0, R)[None, :]")
                 self._bind_row(name)
                 if self.reverse:
@@ -275,6 +273,9 @@ class Access(Writer):
                 span = self._span(group, first, last)
                 name = "" if stride == 1 else f" * {self.number(f's{k}_{axes[last]}', stride)}"
                 terms.append(Value(f"{span.text}{name}", span.dims))
+        start = operand.view.offset + operand.offset
+        if start < 0:  # no pointer lies before its storage
+            terms.append(Value(self.number(f"o{k}", start), 0))
         if operand.at is not None:
             at = operand.at if self.wide else self._narrow(operand.at)
             assert at is not None
@@ -338,8 +339,11 @@ class Access(Writer):
         every = 1 if once else self.full
         where, mask, _ = self._place(k, every)
         text = value.text
-        if self.nest.operands[k].dtype is DType.bool:
+        dtype = self.nest.operands[k].dtype
+        if dtype is DType.bool:
             text = f"{text}.to(tl.int8)"
+        elif dtype is DType.bfloat16:
+            text = f"lib.as_bfloat16({text})"
         self.line(f"tl.store({where}, {text}, mask={mask})")
 
     # -- what is known before a loop ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
@@ -47,6 +48,15 @@ def _running(function: Function) -> Function:
             return _made(function(x.handle.data, axis=1), x)
 
     return call
+
+
+def as_bfloat16(x: Any) -> Any:
+    """Rounded to the nearest, as GPUs do; the interpreter itself cuts bits off. It keeps the bits as uint16."""
+    with np.errstate(all="ignore"):
+        bits = x.handle.data.astype(ml_dtypes.bfloat16).view(np.uint16)
+    shape = list(x.shape)
+    kind = tl.block_type(tl.bfloat16, list(bits.shape)) if shape else tl.bfloat16
+    return tl.tensor(TensorHandle(bits, tl.bfloat16), kind)
 
 
 expm1, log, log1p = _elementwise(np.expm1), _elementwise(np.log), _elementwise(np.log1p)

@@ -40,7 +40,7 @@ _WITH_NUMBERS = frozenset({DType.float32, DType.float64, DType.int32})  # types 
 _SHORT = 48  # characters; longer operations have a line of their own
 
 _FLOAT_UNARY = {
-    "abs": "tl.abs", "sqrt": "tl.sqrt_rn", "rsqrt": "tl.rsqrt", "floor": "tl.floor", "ceil": "tl.ceil",
+    "abs": "tl.abs", "sqrt": "fn.square_root", "rsqrt": "tl.rsqrt", "floor": "tl.floor", "ceil": "tl.ceil",
     "exp": "tl.exp", "sigmoid": "fn.sigmoid", "short_sigmoid": "fn.sigmoid", "erf": "tl.erf",
     "short_one_plus_erf": "fn.one_plus_erf", "softplus": "fn.softplus", "reciprocal": "fn.reciprocal",
     "sign": "fn.sign", "round": "lib.rint", "trunc": "lib.trunc", "isnan": "fn.isnan", "isinf": "fn.isinf",
@@ -50,7 +50,7 @@ _FLOAT_UNARY = {
     )},
 }  # fmt: skip
 _FLOAT_BINARY = {
-    "div": "tl.div_rn", "min": "fn.least", "max": "fn.largest", "fmod": "lib.fmod", "mod": "fn.float_mod",
+    "min": "fn.least", "max": "fn.largest", "fmod": "lib.fmod", "mod": "fn.float_mod",
     "floordiv": "fn.float_floordiv", "pow": "lib.pow", "atan2": "lib.atan2",
 }  # fmt: skip
 _INT_UNARY = {"popcount": "fn.popcount", "sign": "fn.int_sign"}
@@ -114,8 +114,8 @@ class ExprPrinter:
         name = expr.name
         if name == "pow" and (short := _short_power(expr.args[1], texts[0])):
             return short
-        if name == "quotient":
-            return f"tl.div_rn({texts[0]}, {texts[1]})"
+        if name in ("div", "quotient"):
+            return f"fn.divided({texts[0]}, {texts[1]})"
         if name == "fma":
             return f"tl.fma({', '.join(texts)})"
         found = _FLOAT_UNARY.get(name) or _FLOAT_BINARY.get(name)
@@ -193,13 +193,17 @@ def converted(text: str, source: DType, target: DType) -> str:
         if target.bits <= 16:
             return f"fn.saturated({text}, {float(low)}, {float(high)}).to({register(target)})"
         return f"fn.saturated_wide({text}, {low}, {high}, {float(low)}, {float(high + 1)}, {register(target)})"
+    if target is DType.bfloat16:
+        return f"lib.as_bfloat16({text}.to(tl.float32)).to(tl.float32)"
     if target in NARROW:
         return f"{text}.to({memory(target)}).to(tl.float32)"
     return text if register(source) == register(target) else f"{text}.to({register(target)})"
 
 
 def _reinterpreted(text: str, source: DType, target: DType) -> str:
-    if source in NARROW:
+    if source is DType.bfloat16:
+        text = f"lib.as_bfloat16({text})"
+    elif source in NARROW:
         text = f"{text}.to({memory(source)})"
     found = f"{text}.to({memory(target)}, bitcast=True)"
     return f"{found}.to(tl.float32)" if target in NARROW else found

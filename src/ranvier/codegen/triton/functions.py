@@ -40,8 +40,25 @@ def isinf(x: Any) -> Any:
 
 
 @triton.jit
+def divided(a: Any, b: Any) -> Any:
+    """Rounded correctly; a plain ``/`` of float32 is not."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def square_root(x: Any) -> Any:
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
 def reciprocal(x: Any) -> Any:
-    return tl.div_rn(tl.full((), 1.0, x.dtype), x)
+    return divided(tl.full((), 1.0, x.dtype), x)
 
 
 @triton.jit
@@ -83,7 +100,7 @@ def float_mod(a: Any, b: Any) -> Any:
 
 @triton.jit
 def float_floordiv(a: Any, b: Any) -> Any:
-    return tl.floor(tl.div_rn(a, b))
+    return tl.floor(divided(a, b))
 
 
 @triton.jit

@@ -113,6 +113,11 @@ def atan2(a: Any, b: Any) -> Any:
 
 
 @triton.jit
+def as_bfloat16(x: Any) -> Any:
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
 def _sum(a: Any, b: Any) -> Any:
     return a + b
 

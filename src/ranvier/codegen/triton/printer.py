@@ -72,7 +72,7 @@ class _Printer(Access):
         pointers = tuple(
             Pointer(
                 o.view.storage,
-                (o.view.offset + o.offset) * o.dtype.numpy.itemsize,
+                max(0, o.view.offset + o.offset) * o.dtype.numpy.itemsize,
                 torch_name(o.dtype),
                 k in self.written,
             )
