@@ -31,7 +31,7 @@ LAYERS = (
     ("providers",),
     ("runtime",),
     ("tensor",),
-    ("numpy",),
+    ("nn", "numpy", "optim"),
     ("brain",),
     ("serve", "deploy"),
     ("cli",),

@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; importing typing fo
 if TYPE_CHECKING:
     from typing import Any
 
-    from ranvier import capi, errors, numpy
+    from ranvier import capi, errors, nn, numpy, optim
     from ranvier.config import Limits, MemoryConfig, ProviderConfig, SessionConfig
     from ranvier.devices import Device, DeviceConfig, DeviceInfo, detect_devices
     from ranvier.dlpack import from_dlpack, to_dlpack
@@ -65,11 +65,23 @@ if TYPE_CHECKING:
     from ranvier.runtime.ort.value import OrtDevice, OrtValue
     from ranvier.runtime.preferred import backend, set_backend, set_backend_priority
     from ranvier.runtime.session import Session, load
-    from ranvier.tensor import Tensor, grad, jit, no_grad, realise, stop_gradient, value_and_grad, vjp
+    from ranvier.tensor import (
+        Tensor,
+        checkpoint,
+        custom_gradient,
+        grad,
+        jit,
+        jvp,
+        no_grad,
+        realise,
+        stop_gradient,
+        value_and_grad,
+        vjp,
+    )
 
     __version__: str
 
-_SUBMODULES = ("capi", "errors", "numpy")
+_SUBMODULES = ("capi", "errors", "nn", "numpy", "optim")
 
 # module -> the public names that live there
 _HOMES = {
@@ -118,7 +130,19 @@ _HOMES = {
     "runtime.ort.value": ("OrtDevice", "OrtValue"),
     "runtime.preferred": ("backend", "set_backend", "set_backend_priority"),
     "runtime.session": ("Session", "load"),
-    "tensor": ("Tensor", "grad", "jit", "no_grad", "realise", "stop_gradient", "value_and_grad", "vjp"),
+    "tensor": (
+        "Tensor",
+        "checkpoint",
+        "custom_gradient",
+        "grad",
+        "jit",
+        "jvp",
+        "no_grad",
+        "realise",
+        "stop_gradient",
+        "value_and_grad",
+        "vjp",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -216,6 +240,8 @@ __all__ = [
     "__version__",
     "backend",
     "capi",
+    "checkpoint",
+    "custom_gradient",
     "detect_devices",
     "disable_telemetry_events",
     "enable_telemetry_events",
@@ -232,9 +258,12 @@ __all__ = [
     "grad",
     "has_collective_ops",
     "jit",
+    "jvp",
     "load",
+    "nn",
     "no_grad",
     "numpy",
+    "optim",
     "preload_dlls",
     "print_debug_info",
     "realise",

@@ -1,0 +1,113 @@
+"""Random numbers for layers: a key and a count of draws, held as a state.
+
+``ranvier.numpy.random`` takes a key for each draw and makes its words on the host; a layer inside a compiled step needs
+new ones at every call of the same program. So the same generator (Philox-4x32-10) is written here in operators of the
+graph: the state goes in, the words are computed with everything else, and the state goes out with its count raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import InvalidInput
+from ranvier.tensor import random
+from ranvier.tensor.autodiff import stop_gradient
+from ranvier.tensor.core import Tensor, call, wrapped
+from ranvier.tensor.elementwise import greater_equal
+from ranvier.tensor.expr import known, spec
+from ranvier.tensor.manipulate import concat, reshape
+from ranvier.tensor.shapes import broadcast, count
+from ranvier.tensor.state import State
+
+_ROUNDS = 10
+_LAYERS = 3  # what these counters are used for; ``random`` has smaller ones
+_RIGHT = spec("BitShift", (("direction", "RIGHT"),))
+
+
+class Generator:
+    """A stream of random numbers: ``Generator(seed)``. Equal seeds give equal streams on every machine.
+
+    ``state`` is [first word of the key, second word, draws so far]; save and restore it to go on where one was.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.state = State(_start(seed))
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Begin the stream of a seed."""
+        self.state.assign(Tensor(_start(seed)))
+        return self
+
+    def key(self) -> Tensor:
+        """A key for ``ranvier.numpy.random``, another at each call. For layers as they are made, not for steps."""
+        first, second, draws = (int(n) for n in self.state.numpy())
+        self.state.assign(self.state + _words(0, 0, 1))
+        return random.fold_in(random.key(first << 32 | second), draws)
+
+    def words(self, shape: Sequence[int]) -> Tensor:
+        """Numbers of 32 random bits, as 64-bit integers; computed on need, also inside ``jit``."""
+        target = tuple(shape)
+        number = count(target)
+        state = stop_gradient(Tensor(self.state))
+        drawn = _philox(state, (number + 3) // 4)
+        self.state.assign(self.state + _words(0, 0, 1))
+        return reshape(drawn[:number], target)
+
+    def kept(self, p: float, shape: Sequence[int]) -> Tensor:
+        """True for each element with a probability of ``1 - p``."""
+        if not 0.0 <= p <= 1.0:
+            raise InvalidInput(f"not a probability: {p}")
+        return greater_equal(self.words(shape), _word(min(int(p * 2.0**32), 2**32)))
+
+
+def _start(seed: int) -> Any:
+    number = int(seed) & 0xFFFFFFFFFFFFFFFF
+    return np.array([number >> 32, number & 0xFFFFFFFF, 0], np.uint64)
+
+
+def _words(*numbers: int) -> Tensor:
+    array = np.array(numbers, np.uint64)
+    array.flags.writeable = False
+    return wrapped(known(array, DType.uint64))
+
+
+def _word(number: int) -> Tensor:
+    array = np.array(number, np.uint64)
+    array.flags.writeable = False
+    return wrapped(known(array, DType.uint64))
+
+
+def _philox(state: Tensor, blocks: int) -> Tensor:
+    """Four words for each block, the first ones of all blocks first."""
+    low, half = _word(0xFFFFFFFF), _word(32)
+    multipliers = _word(0xD2511F53), _word(0xCD9E8D57)
+    keys = state[0:1], state[1:2]
+    steps = 0x9E3779B9, 0xBB67AE85
+
+    def upper(x: Tensor) -> Tensor:
+        return call(_RIGHT, (x, half), DType.uint64, broadcast(x.shape, half.shape))
+
+    counters = np.arange(blocks, dtype=np.uint64)
+    counters.flags.writeable = False
+    whole = wrapped(known(counters, DType.uint64))
+    c0, c1, c2, c3 = whole & low, upper(whole), _words(_LAYERS), state[2:3] & low
+    for turn in range(_ROUNDS):
+        k0, k1 = ((key + _word(turn * step)) & low for key, step in zip(keys, steps))
+        left, right = multipliers[0] * c0, multipliers[1] * c2
+        c0, c1, c2, c3 = upper(right) ^ c1 ^ k0, right & low, upper(left) ^ c3 ^ k1, left & low
+    return concat([c0, c1, c2, c3], axis=0)
+
+
+default_generator = Generator(0)
+
+
+def manual_seed(seed: int) -> Generator:
+    """Begin the stream that layers draw from which were given none of their own."""
+    return default_generator.manual_seed(seed)
+
+
+_OF_TENSORS = True
