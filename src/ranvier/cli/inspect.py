@@ -14,6 +14,7 @@ from ranvier.cli import exit_codes
 from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, bytes_text, count_text, facts, table
 from ranvier.cli.samples import RandomSource
+from ranvier.cli.training_memory import show_training, training_facts
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats import onnx as onnx_format
@@ -27,6 +28,9 @@ from ranvier.ops.estimate import graph_cost, node_cost
 @click.option("--text", "as_text", is_flag=True, help="Print the graph itself, one line a node.")
 @click.option("--nodes", "list_nodes", is_flag=True, help="List the nodes with types and estimated work.")
 @click.option("--memory", "with_memory", is_flag=True, help="Plan the memory of a run and show what it takes.")
+@click.option("--training", "with_training", is_flag=True, help="Estimate the memory of a training step.")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples in a batch, for --training.")
+@click.option("--optimizer", default="adamw", show_default=True, help="What trains it, for --training.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Draw the graph into this file.")
 @click.option(
     "--check", "with_checks", is_flag=True, help="Check the model against the standard; exit code 1 if wrong."
@@ -39,6 +43,9 @@ def command(
     as_text: bool,
     list_nodes: bool,
     with_memory: bool,
+    with_training: bool,
+    batch: int | None,
+    optimizer: str,
     svg: Path | None,
     with_checks: bool,
     setup: Setup,
@@ -58,6 +65,9 @@ def command(
         data["nodes"] = [_node_facts(node) for node in graph.all_nodes()]
     if with_memory:
         data["memory"] = memory_facts(model, setup, output)
+    if with_training:
+        with output.busy("deriving"):
+            data["training"] = training_facts(graph, batch, optimizer, dims)
     if with_checks:
         data["checks"] = run_checks(model, graph)
     if svg is not None:
@@ -248,10 +258,12 @@ def _show(output: Output, data: dict[str, Any], *, only_text: bool, drawn: Path 
         click.echo(data["text"])
     elif "nodes" in data:
         _show_nodes(output, data["nodes"])
-    elif "memory" not in data and "checks" not in data:
+    elif not {"memory", "training", "checks"} & data.keys():
         _show_model(output, data)
     if "memory" in data:
         _show_memory(output, data["memory"])
+    if "training" in data:
+        show_training(output, data["training"])
     for check in data.get("checks", ()):
         output.show(f"{check['check']}: {check['problem'] or 'ok'}")
 

@@ -57,17 +57,18 @@ def estimate_model(model: Graph | Session, dims: Mapping[str, int] | None = None
     inference.run(model)
     weights = model.constant_bytes()
     results = dict.fromkeys(model.outputs)
-    lifetimes, unknown = _lifetimes(model, inference, set(results))
+    found, unknown = lifetimes(model, inference, set(results))
     outputs = 0
     for value in results:
         nbytes = static_bytes(inference.types.get(value))
         outputs += nbytes or 0
         if nbytes is None:
             unknown.append(value.name)
-    return ModelEstimate(weights, weights, plan_memory(lifetimes).arena, outputs, tuple(unknown))
+    return ModelEstimate(weights, weights, plan_memory(found).arena, outputs, tuple(unknown))
 
 
-def _lifetimes(graph: Graph, inference: TypeInference, kept: set[Value]) -> tuple[list[Lifetime], list[str]]:
+def lifetimes(graph: Graph, inference: TypeInference, kept: set[Value]) -> tuple[list[Lifetime], list[str]]:
+    """When each value of a graph is born and used last, without those that are kept; and those of unknown size."""
     nodes = list(graph)
     last = {value: k for k, node in enumerate(nodes) for value in (*node.outputs, *node.dependencies())}
     found: list[Lifetime] = []
