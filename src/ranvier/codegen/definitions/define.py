@@ -60,14 +60,19 @@ def _lower(
     for node in nodes:
         if all(v in definitions.known for v in node.outputs):
             continue
-        lowering = lowerings.find(node)
-        if lowering is None:
-            raise Declined(f"{node.op}: no lowering")
-        definitions.label = node.name or node.op
-        view = NodeView(node, definitions)
-        if not fits(view):
-            raise InvalidValue(f"{node.op}: operands that do not fit", op=node.op)
-        lowering.lower(view, definitions)
+        lower_node(node, definitions, lowerings)
+
+
+def lower_node(node: Node, definitions: Definitions, lowerings: Lowerings) -> None:
+    """Define the results of a node, the types of whose values are there."""
+    lowering = lowerings.find(node)
+    if lowering is None:
+        raise Declined(f"{node.op}: no lowering")
+    definitions.label = node.name or node.op
+    view = NodeView(node, definitions)
+    if not fits(view):
+        raise InvalidValue(f"{node.op}: operands that do not fit", op=node.op)
+    lowering.lower(view, definitions)
 
 
 def _static(value: Value, types: Mapping[Value, Type | None], where: str) -> TensorType:

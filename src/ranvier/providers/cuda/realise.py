@@ -1,0 +1,202 @@
+"""Definitions as steps: nests become Triton kernels, and a node that torch does better stays a call of torch.
+
+Memory is torch's: a storage is a tensor that the first step to write it makes and that is let go after the last one to
+read it, so a captured run reuses memory as an eager one does. Storages go by values of their own in a run's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ranvier.codegen.definitions.defs import Contraction, Opaque
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.realiser import BaseRealiser
+from ranvier.codegen.loops.ir import Epilogue, Nest
+from ranvier.codegen.storage import Storage, View, dense_strides
+from ranvier.codegen.triton.library import Printed, kernel
+from ranvier.graph.ir import Value
+from ranvier.providers.cuda.library import tensor_over, torch, torch_type
+from ranvier.providers.cuda.steps import Env, Step
+
+
+class Places:
+    """Which value of a run's tensors holds each storage, and how a tensor from elsewhere must lie."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._tokens: dict[Storage, Value] = {}
+        self._layouts: dict[Value, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._constants: dict[Storage, Any] = {}
+
+    def outside(self, value: Value, tensor: Any) -> View:
+        """A tensor that a step of torch makes, or that comes from outside, where it lay when it was first seen."""
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        if any(s == 0 and d > 1 for s, d in zip(strides, shape)):
+            strides = dense_strides(shape)
+        dtype = value.type.dtype  # type: ignore[union-attr]
+        span = 1 + sum((d - 1) * s for d, s in zip(shape, strides)) if 0 not in shape else 0
+        storage = Storage("temp", span * dtype.numpy.itemsize, name=value.name)
+        self._tokens[storage] = value
+        self._layouts[value] = (shape, strides)
+        return View(storage, dtype, shape, strides)
+
+    def token(self, storage: Storage) -> Value:
+        found = self._tokens.get(storage)
+        if found is None:
+            found = self._tokens[storage] = Value(storage.name)
+        return found
+
+    def tokens(self, storages: Iterable[Storage]) -> tuple[Value, ...]:
+        """Of all but constants, which are put on the device once and belong to no run."""
+        found = []
+        for storage in dict.fromkeys(storages):
+            if storage.kind != "const":
+                found.append(self.token(storage))
+            elif storage not in self._constants:
+                assert storage.array is not None
+                self._constants[storage] = tensor_over(storage.array).clone().to(self._device)
+        return tuple(found)
+
+    def memory(self, storage: Storage, env: Env) -> Any:
+        if storage.kind == "const":
+            return self._constants[storage]
+        token = self.token(storage)
+        tensor = env.tensors[token]
+        layout = self._layouts.get(token)
+        if layout is not None and tuple(tensor.stride()) != layout[1] and tensor.numel() > 1:
+            made = torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
+            tensor = made.copy_(tensor)
+        return tensor
+
+    def tensor(self, view: View, env: Env) -> Any:
+        """A view as torch has it."""
+        memory, dtype = self.memory(view.storage, env), torch_type(view.dtype)
+        flat = torch.empty(0, dtype=dtype, device=memory.device)
+        start = memory.storage_offset() * memory.element_size() // dtype.itemsize
+        return flat.set_(memory.untyped_storage(), start + view.offset, view.shape, view.strides)
+
+
+class LoopStep:
+    """A nest as Triton kernels, with the storages that it is the first to write."""
+
+    shaped_by: tuple[Value, ...] = ()
+    stops = ""
+
+    def __init__(self, nest: Nest, printed: Printed, places: Places, makes: Sequence[Storage]) -> None:
+        self.label = nest.label
+        self.printed = printed
+        self._places = places
+        self._makes = [(places.token(s), s.nbytes) for s in makes]
+        written = {nest.operands[k].view.storage for k in nest.written()} | set(makes)
+        self._storages = list(dict.fromkeys([*(o.view.storage for o in nest.operands), *printed.temporaries]))
+        self.reads = places.tokens(s for s in self._storages if s not in written)
+        self.writes = places.tokens(s for s in self._storages if s in written)
+
+    def run(self, env: Env) -> None:
+        for token, nbytes in self._makes:
+            env.tensors[token] = torch.empty(nbytes, dtype=torch.uint8, device=env.device)
+        self.printed.launch({s: self._places.memory(s, env) for s in self._storages})
+
+
+class CallStep:
+    """A node by its function of torch, on tensors that loops have made."""
+
+    def __init__(self, step: Step, bound: Sequence[tuple[Value, View]], places: Places) -> None:
+        self.step = step
+        self.label = step.label
+        self.stops = step.stops
+        self.shaped_by = step.shaped_by
+        self._bound = list(bound)
+        self._places = places
+        self.reads = (*step.reads, *places.tokens(view.storage for _, view in bound))
+        self.writes = (*step.writes, *(value for value, _ in bound))
+
+    def run(self, env: Env) -> None:
+        for value, view in self._bound:
+            env.tensors[value] = self._places.tensor(view, env)
+        self.step.run(env)
+
+
+class ResultStep:
+    """Results of the part that loops have made, and what must be true for them to be right."""
+
+    label = "results"
+    shaped_by: tuple[Value, ...] = ()
+    stops = ""
+
+    def __init__(
+        self, bound: Sequence[tuple[Value, View]], checks: Sequence[tuple[Storage, str]], places: Places
+    ) -> None:
+        self._bound, self._checks, self._places = list(bound), list(checks), places
+        self.reads = places.tokens((*(view.storage for _, view in bound), *(flag for flag, _ in checks)))
+        self.writes = tuple(value for value, _ in bound)
+
+    def run(self, env: Env) -> None:
+        for value, view in self._bound:
+            env.tensors[value] = self._places.tensor(view, env)
+        for flag, message in self._checks:
+            env.requirements.append(self._places.memory(flag, env)[:1] == 0)
+            env.messages.append(message)
+
+
+class CudaRealiser(BaseRealiser):
+    """Steps for one part at given sizes. ``seen`` are the tensors of its first run, by which layouts are known."""
+
+    def __init__(
+        self,
+        program: Definitions,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        seen: dict[Value, Any],
+        device: Any,
+    ) -> None:
+        super().__init__(program, inputs, outputs)
+        self.steps: list[Step] = []
+        self.places = Places(device)
+        self._seen = seen
+        self._made: set[Storage] = set()
+        self._by_torch: set[Value] = set()
+        self._copies.clear()  # a value is one tensor, however often it is a result
+        for value in inputs:
+            self._adopt(value)
+
+    def _adopt(self, value: Value) -> None:
+        self._views[value] = self.places.outside(value, self._seen[value])
+        self._made.add(self._views[value].storage)
+        self._by_torch.add(value)
+        if value in self._outputs:
+            self._outputs[value] = self._views[value]
+
+    def run(self) -> list[Step]:
+        self.realise()
+        bound = [(v, self.view(v)) for v in self._outputs if v not in self._by_torch]
+        checks = [(flag, message) for flag, message, _ in self.checks]
+        if bound or checks:
+            self.steps.append(ResultStep(bound, checks, self.places))
+        return self.steps
+
+    def loops(self, nest: Nest) -> None:
+        printed = kernel(nest)
+        makes = [*(nest.operands[k].view.storage for k in sorted(nest.written())), *printed.temporaries]
+        fresh = [s for s in dict.fromkeys(makes) if s not in self._made]
+        self._made.update(fresh)
+        self.steps.append(LoopStep(nest, printed, self.places, fresh))
+
+    def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
+        raise AssertionError("products are calls of torch")
+
+    def call(self, each: Opaque, views: list[View], outs: list[View]) -> None:
+        each.realise(self, views, outs)
+
+    def _opaque(self, each: Opaque) -> None:
+        """Results of torch stay where torch puts them."""
+        views = [self.dense(v) if min(v.strides, default=0) < 0 else v for v in map(self.view, each.sources)]
+        self.call(each, views, [])
+        for value in each.outputs:
+            self._adopt(value)
+
+    def by_torch(self, step: Step, values: Sequence[Value], views: Sequence[View]) -> None:
+        """Add the step of a node that reads some of its operands where loops have put them."""
+        bound = [(v, view) for v, view in zip(values, views) if v not in self._by_torch]
+        self.steps.append(CallStep(step, bound, self.places) if bound else step)

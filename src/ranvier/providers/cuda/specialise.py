@@ -1,0 +1,191 @@
+"""Runs of nodes as kernels of their own: what the steps of a part become once its sizes are known.
+
+Nodes are defined as for every device, and grouped as there. A node that would have a kernel to itself stays with torch,
+whose kernels are compiled already; so do products, and whatever has no definition in loops.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+
+from ranvier.codegen.definitions.define import lower_node
+from ranvier.codegen.definitions.defs import Alias, Declined, Def, NeedsValue
+from ranvier.codegen.definitions.groups import group
+from ranvier.codegen.definitions.lower.index import SHARED
+from ranvier.codegen.definitions.products import Window
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.definitions.reasons import reason_against
+from ranvier.codegen.storage import View
+from ranvier.errors import RanvierError
+from ranvier.graph.ir import Value
+from ranvier.graph.types import TensorType
+from ranvier.logs import logger, warn_once
+from ranvier.providers.cuda.place import Gpu, Place
+from ranvier.providers.cuda.realise import CudaRealiser
+from ranvier.providers.cuda.steps import Env, NodeStep, Step
+
+# families whose loops do as well as a library's kernels, and better in company
+_FAMILIES = frozenset(
+    (
+        *("activation", "elementwise", "fused_contrib", "losses", "movement", "narrow_cast", "normalization"),
+        *("optimizers", "qlinear", "quantization", "reduction", "views"),
+    )
+)
+
+
+class _NoProducts:
+    """Products are torch's."""
+
+    def matmul(
+        self, b: Definitions, x: Value, y: Value, shape: Sequence[int], out: Value | None = None, alpha: float = 1.0
+    ) -> Value:
+        raise Declined("a product")
+
+    def convolve(
+        self, b: Definitions, x: Value, w: Value, shape: Sequence[int], window: Window, out: Value | None = None
+    ) -> Value:
+        raise Declined("a convolution")
+
+
+def problem(place: Place) -> str | None:
+    """Why Triton cannot be used here; None where it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not isinstance(place, Gpu) and os.environ.get("TRITON_INTERPRET") != "1":
+        return "there is no GPU to compile for, and TRITON_INTERPRET is not 1"
+    return None
+
+
+def specialiser(place: Place, wanted: bool | None) -> Specialiser | None:
+    """What makes kernels for parts on this device; by itself (``wanted`` is None) where that is a GPU."""
+    if wanted is False or (wanted is None and not place.captures):
+        return None
+    reason = problem(place)
+    if reason is None:
+        return Specialiser(place)
+    if wanted:
+        warn_once(f"triton: {reason}", f"no generated kernels on {place.device}: {reason}")
+    return None
+
+
+class Specialiser:
+    """``specialise(steps, env, outputs)`` after a first run that left its tensors in ``env``. ``lone``: nodes get a
+    kernel even where it would be of that node alone."""
+
+    def __init__(self, place: Place, *, lone: bool = False) -> None:
+        self._place = place
+        self._lone = lone
+
+    def __call__(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> list[Step]:
+        try:
+            return self._specialised(steps, env, outputs)
+        except RanvierError as error:
+            logger.info("a part stays with torch: %s", error)
+            return list(steps)
+
+    def _specialised(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> list[Step]:
+        written = {v for step in steps for v in step.writes}
+        read = dict.fromkeys(v for step in steps for v in step.reads)
+        inputs = [v for v in [*read, *outputs] if v not in written and v in env.tensors]
+        inputs = list(dict.fromkeys(inputs))
+        alone: set[int] = set()
+        made = _define(steps, env, inputs, alone)
+        while not self._lone and (more := _without_company(made, outputs)):
+            alone |= more
+            made = _define(steps, env, inputs, alone)
+        if not made.loops:
+            return list(steps)
+        return CudaRealiser(made.program, inputs, outputs, env.tensors, self._place.device).run()
+
+
+class _Defined:
+    """The definitions of steps, and from which step each is."""
+
+    def __init__(self, program: Definitions) -> None:
+        self.program = program
+        self.origin: dict[int, int] = {}  # of definitions, by identity
+        self.loops: set[int] = set()  # steps that are defined in loops
+
+
+def _define(steps: Sequence[Step], env: Env, inputs: Sequence[Value], alone: set[int]) -> _Defined:
+    program = Definitions(_NoProducts())
+    made = _Defined(program)
+    for value in inputs:
+        program.types[value] = _type(value, env)
+    program.known = {v: a for v, a in env.host.items() if v not in program.types}
+    for value, array in program.known.items():
+        program.types[value] = TensorType(value.type.dtype, array.shape)  # type: ignore[union-attr]
+    for k, step in enumerate(steps):
+        for value in step.writes:
+            if value in env.tensors:
+                program.types[value] = _type(value, env)
+        start = len(program.defs), len(program.checks), len(program.draws)
+        if k not in alone and isinstance(step, NodeStep) and _in_loops(step, program):
+            made.loops.add(k)
+        else:
+            del program.defs[start[0] :], program.checks[start[1] :], program.draws[start[2] :]
+            _by_torch(step, program, env)
+        made.origin.update((id(each), k) for each in program.defs[start[0] :])
+    return made
+
+
+def _type(value: Value, env: Env) -> TensorType:
+    dtype = value.type.dtype if isinstance(value.type, TensorType) else None
+    return TensorType(dtype, tuple(env.tensors[value].shape))
+
+
+def _in_loops(step: NodeStep, program: Definitions) -> bool:
+    node, drawn = step.node, len(program.draws)
+    if SHARED.modules.get((node.domain, node.op)) not in _FAMILIES or reason_against(node, SHARED) is not None:
+        return False
+    if any(v not in program.types for v in node.outputs) or any(
+        v is not None and v not in program.types and v.const is None for v in node.inputs
+    ):
+        return False
+    for value in node.inputs:
+        if value is not None and value not in program.types and value.const is not None:
+            program.types[value] = value.const.type
+    try:
+        lower_node(node, program, SHARED)
+    except (Declined, NeedsValue, RanvierError):
+        return False
+    # results of constants alone are there already, where torch made them
+    folded = [v for v in node.outputs if program.known.pop(v, None) is not None]
+    return len(program.draws) == drawn and not folded
+
+
+def _by_torch(step: Step, program: Definitions, env: Env) -> None:
+    values = tuple(dict.fromkeys(v for v in step.reads if v in program.types))
+    results = [v for v in step.writes if v in env.tensors]
+
+    def realise(r: CudaRealiser, views: list[View], outs: list[View]) -> tuple[()]:
+        r.by_torch(step, values, views)
+        return ()
+
+    program.label = step.label
+    outs = [(program.dtype(v), program.shape(v)) for v in results]
+    program.opaque(values, realise, outs, results, dense=False)
+
+
+def _without_company(made: _Defined, outputs: Sequence[Value]) -> set[int]:
+    """Steps in loops none of which is computed together with another step's; views cost nothing and may stay."""
+    flags = [check.flag for check in made.program.checks]
+    accompanied: set[int] = set()
+    kernels: dict[int, int] = {}
+    for each in group(made.program, [*outputs, *flags]):
+        from_steps = {made.origin[id(d)] for d in each.defs}
+        if len(from_steps) > 1:
+            accompanied |= from_steps
+        elif not _is_view(each.defs):
+            (k,) = from_steps
+            kernels[k] = kernels.get(k, 0) + 1
+    return {k for k in kernels if k in made.loops and k not in accompanied}
+
+
+def _is_view(defs: Sequence[Def]) -> bool:
+    return all(isinstance(d, Alias) for d in defs)
+
+
+__all__ = ["Specialiser", "problem", "specialiser"]
