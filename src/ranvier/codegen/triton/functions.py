@@ -3,22 +3,22 @@
 Operands are values of their register type (see :mod:`ranvier.codegen.triton.types`), scalars or blocks. ``lib`` is
 the vendor's library, or NumPy where kernels are interpreted.
 """
+# Triton looks annotations up when it compiles a function, so what kernels call has none.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def largest(a: Any, b: Any) -> Any:
+def largest(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def least(a: Any, b: Any) -> Any:
+def least(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -30,17 +30,17 @@ else:
 
 
 @triton.jit
-def isnan(x: Any) -> Any:
+def isnan(x):
     return x != x
 
 
 @triton.jit
-def isinf(x: Any) -> Any:
+def isinf(x):
     return tl.abs(x) == float("inf")
 
 
 @triton.jit
-def divided(a: Any, b: Any) -> Any:
+def divided(a, b):
     """Rounded correctly; a plain ``/`` of float32 is not."""
     if a.dtype == tl.float64:
         return a / b
@@ -49,7 +49,7 @@ def divided(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def square_root(x: Any) -> Any:
+def square_root(x):
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
@@ -57,40 +57,40 @@ def square_root(x: Any) -> Any:
 
 
 @triton.jit
-def reciprocal(x: Any) -> Any:
+def reciprocal(x):
     return divided(tl.full((), 1.0, x.dtype), x)
 
 
 @triton.jit
-def sigmoid(x: Any) -> Any:
+def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
-def one_plus_erf(x: Any) -> Any:
+def one_plus_erf(x):
     return 1.0 + tl.erf(x)
 
 
 @triton.jit
-def softplus(x: Any) -> Any:
+def softplus(x):
     """The larger part apart, so that nothing overflows; NaN stays NaN."""
     above = tl.where(x > 0, x, tl.where(x == x, tl.full((), 0.0, x.dtype), x))
     return above + lib.log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
-def sign(x: Any) -> Any:
+def sign(x):
     one = tl.full((), 1.0, x.dtype)
     return tl.where(x > 0, one, tl.where(x < 0, -one, x)) + 0.0
 
 
 @triton.jit
-def int_sign(x: Any) -> Any:
+def int_sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
 @triton.jit
-def float_mod(a: Any, b: Any) -> Any:
+def float_mod(a, b):
     """Python's %: the remainder with the divisor's sign."""
     rest = lib.fmod(a, b)
     fixed = tl.where((rest < 0) != (b < 0), rest + b, rest)
@@ -99,12 +99,12 @@ def float_mod(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def float_floordiv(a: Any, b: Any) -> Any:
+def float_floordiv(a, b):
     return tl.floor(divided(a, b))
 
 
 @triton.jit
-def _safe_divisor(a: Any, b: Any) -> Any:
+def _safe_divisor(a, b):
     """A divisor that no division fails with: 1 where it is 0, and where the quotient would be out of range."""
     unsafe = b == 0
     if a.dtype.is_int_signed():
@@ -113,20 +113,20 @@ def _safe_divisor(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def int_div(a: Any, b: Any) -> Any:
+def int_div(a, b):
     """Toward zero; 0 for a zero divisor, and the smallest number by -1 wraps."""
     return tl.where(b == 0, tl.full((), 0, a.dtype), a // _safe_divisor(a, b))
 
 
 @triton.jit
-def int_rem(a: Any, b: Any) -> Any:
+def int_rem(a, b):
     divisor = _safe_divisor(a, b)
     rest = a - (a // divisor) * divisor
     return tl.where(b == 0, tl.full((), 0, a.dtype), rest)
 
 
 @triton.jit
-def int_mod(a: Any, b: Any) -> Any:
+def int_mod(a, b):
     """With the divisor's sign."""
     rest = int_rem(a, b)
     opposite = (rest != 0) & ((rest ^ b) < 0)
@@ -134,14 +134,14 @@ def int_mod(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def int_floordiv(a: Any, b: Any) -> Any:
+def int_floordiv(a, b):
     rest = int_rem(a, b)
     opposite = (rest != 0) & ((rest ^ b) < 0)
     return int_div(a, b) - opposite.to(a.dtype)
 
 
 @triton.jit
-def shift_left(a: Any, b: Any) -> Any:
+def shift_left(a, b):
     """Shifts by the width or more leave nothing."""
     width: tl.constexpr = a.dtype.primitive_bitwidth
     inside = (b >= 0) & (b < width)
@@ -150,7 +150,7 @@ def shift_left(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def shift_right(a: Any, b: Any) -> Any:
+def shift_right(a, b):
     """Shifts by the width or more leave the sign."""
     width: tl.constexpr = a.dtype.primitive_bitwidth
     inside = (b >= 0) & (b < width)
@@ -161,7 +161,7 @@ def shift_right(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def popcount(x: Any) -> Any:
+def popcount(x):
     width: tl.constexpr = x.dtype.primitive_bitwidth
     if width == 64:
         wide = x.to(tl.uint64, bitcast=True)
@@ -176,7 +176,7 @@ def popcount(x: Any) -> Any:
 
 
 @triton.jit
-def _ones(x: Any) -> Any:
+def _ones(x):
     """By pairs, by fours, by bytes; then their sum."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -186,7 +186,7 @@ def _ones(x: Any) -> Any:
 
 
 @triton.jit
-def int_pow(a: Any, b: Any) -> Any:
+def int_pow(a, b):
     """By squaring, modulo the type's range; a negative exponent gives what 1 / a**-b truncates to."""
     a, b = tl.broadcast(a, b)
     power = a * 0 + 1
@@ -205,7 +205,7 @@ def int_pow(a: Any, b: Any) -> Any:
 
 
 @triton.jit
-def saturated(x: Any, low: tl.constexpr, high: tl.constexpr) -> Any:
+def saturated(x, low: tl.constexpr, high: tl.constexpr):
     """A float as the nearest int32 toward zero between two bounds; NaN gives 0."""
     number = tl.where(x == x, x, tl.full((), 0.0, x.dtype))
     return tl.minimum(tl.maximum(number, low), high).to(tl.int32)
@@ -213,8 +213,8 @@ def saturated(x: Any, low: tl.constexpr, high: tl.constexpr) -> Any:
 
 @triton.jit
 def saturated_wide(
-    x: Any, low: tl.constexpr, high: tl.constexpr, below: tl.constexpr, above: tl.constexpr, kind: tl.constexpr
-) -> Any:
+    x, low: tl.constexpr, high: tl.constexpr, below: tl.constexpr, above: tl.constexpr, kind: tl.constexpr
+):
     """As :func:`saturated` for integers whose bounds a float may not hold: ``above`` is the first one too large."""
     inside = (x > below) & (x < above)
     number = tl.where(inside, x, tl.full((), 0.0, x.dtype)).to(kind)
