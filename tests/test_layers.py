@@ -32,6 +32,7 @@ LAYERS = (
     ("runtime",),
     ("tensor",),
     ("nn", "numpy", "optim"),
+    ("training",),
     ("brain",),
     ("serve", "deploy"),
     ("cli",),

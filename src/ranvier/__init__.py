@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; importing typing fo
 if TYPE_CHECKING:
     from typing import Any
 
-    from ranvier import capi, errors, nn, numpy, optim
+    from ranvier import capi, errors, nn, numpy, optim, training
     from ranvier.config import Limits, MemoryConfig, ProviderConfig, SessionConfig
     from ranvier.devices import Device, DeviceConfig, DeviceInfo, detect_devices
     from ranvier.dlpack import from_dlpack, to_dlpack
@@ -78,10 +78,12 @@ if TYPE_CHECKING:
         value_and_grad,
         vjp,
     )
+    from ranvier.tensor.nn.exporting import export
+    from ranvier.tensor.training.imported import trainable
 
     __version__: str
 
-_SUBMODULES = ("capi", "errors", "nn", "numpy", "optim")
+_SUBMODULES = ("capi", "errors", "nn", "numpy", "optim", "training")
 
 # module -> the public names that live there
 _HOMES = {
@@ -130,6 +132,8 @@ _HOMES = {
     "runtime.ort.value": ("OrtDevice", "OrtValue"),
     "runtime.preferred": ("backend", "set_backend", "set_backend_priority"),
     "runtime.session": ("Session", "load"),
+    "tensor.nn.exporting": ("export",),
+    "tensor.training.imported": ("trainable",),
     "tensor": (
         "Tensor",
         "checkpoint",
@@ -249,6 +253,7 @@ __all__ = [
     "estimate_attention",
     "estimate_model",
     "estimate_tensor",
+    "export",
     "from_dlpack",
     "get_all_providers",
     "get_available_providers",
@@ -276,6 +281,8 @@ __all__ = [
     "set_seed",
     "stop_gradient",
     "to_dlpack",
+    "trainable",
+    "training",
     "unregister_op",
     "value_and_grad",
     "vjp",
