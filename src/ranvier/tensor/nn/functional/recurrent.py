@@ -27,7 +27,8 @@ def recurrent_layer(
     mode: str, x: Tensor, directions: Sequence[Weights], states: Sequence[Tensor], nonlinearity: str = "tanh"
 ) -> tuple[Tensor, list[Tensor]]:
     """One layer over [steps, batch, inputs], forwards or in both directions: outputs [steps, batch, ways · size],
-    and the last states, each [ways, batch, size]. ``states`` has the first ones, in the same form."""
+    and the last states, each [ways, batch, size]. ``states`` has the first ones, in the same form;
+    without any they are zeros."""
     steps, batch, width = x.shape
     size, ways = directions[0][1].shape[1], len(directions)
     if directions[0][0].shape[1] != width:

@@ -83,7 +83,7 @@ class _Recurrent(Module):
             x = swapaxes(x, 0, 1)
         firsts = self._firsts(x, hx, single)
         ways = 2 if self.bidirectional else 1
-        lasts: list[list[Tensor]] = [[] for _ in firsts]
+        lasts: list[list[Tensor]] = [[] for _ in range(2 if self._mode == "LSTM" else 1)]
         for layer in range(self.num_layers):
             own = [state[layer * ways : (layer + 1) * ways] for state in firsts]
             x, last = recurrent_layer(self._mode, x, self._weights(layer), own, self.nonlinearity)
@@ -102,7 +102,7 @@ class _Recurrent(Module):
         number = 2 if self._mode == "LSTM" else 1
         shape = (self.num_layers * (2 if self.bidirectional else 1), x.shape[1], self.hidden_size)
         if hx is None:
-            return [beside(Tensor(np.zeros(shape, x.dtype.numpy)), x) for _ in range(number)]
+            return []  # the operators begin with zeros
         found = [as_tensor(each) for each in (hx if number == 2 else (hx,))]
         found = [expand_dims(each, axis=1) for each in found] if single else found
         for each in found:
