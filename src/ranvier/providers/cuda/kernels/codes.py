@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import triton.language as tl
 
 import torch
-from ranvier.providers.cuda.kernels.device import LEAST, int8_codes, let_next_start, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import LEAST, float8, int8_codes, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import kernel, power_of_two
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -59,7 +59,7 @@ def store_codes(
         tl.store(to, int8_codes(value, by), mask=mask)
     else:
         inside = tl.minimum(tl.maximum(value * by, -largest), largest)
-        tl.store(to, inside.to(codes.dtype.element_ty), mask=mask)
+        tl.store(to, float8(inside, codes.dtype.element_ty), mask=mask)
 
 
 @kernel

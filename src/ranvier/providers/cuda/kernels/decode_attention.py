@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import triton.language as tl
 
 import torch
-from ranvier.providers.cuda.kernels.device import capped, let_next_start, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import capped, let_next_start, matrix_product, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import kernel, power_of_two
 from ranvier.providers.cuda.kernels.rotary import partner, turned
 
@@ -184,7 +184,7 @@ def _decode(
             keys = tl.where(is_new, key_here[None, :], keys)
             values = tl.where(is_new, value_here[None, :], values)
         if DOT:
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            scores = matrix_product(queries, tl.trans(keys), tl.zeros((HEADS, TOKENS), tl.float32))
         else:
             scores = tl.sum(queries[:, None, :] * keys.to(tl.float32)[None, :, :], axis=2)
         scores *= scale
@@ -197,7 +197,7 @@ def _decode(
         total = total * keep + tl.sum(weights, axis=1)
         gathered *= keep[:, None]
         if DOT:
-            gathered += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            gathered = matrix_product(weights.to(values.dtype), values, gathered)
         else:
             gathered += tl.sum(weights[:, :, None] * values.to(tl.float32)[None, :, :], axis=1)
         most = higher

@@ -5,11 +5,12 @@ from __future__ import annotations
 import triton.language as tl
 from triton.language.extra import cuda as machine
 
-from ranvier.providers.cuda.kernels.jit import kernel
+from ranvier.providers.cuda.kernels.jit import interpreted, kernel
 
 LEAST = tl.constexpr(1e-5)  # the largest magnitude of a token counts as at least this, as BitLinear defines
 NEAREST = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it and taken off again is a whole number
 ONES = tl.constexpr(0x01010101)
+INTERPRETED = tl.constexpr(interpreted())
 
 
 @kernel
@@ -53,9 +54,21 @@ def int8_codes(x: tl.tensor, by: tl.tensor) -> tl.tensor:
 
 
 @kernel
-def dot4(a: tl.tensor, b: tl.tensor, c: tl.tensor, MACHINE: tl.constexpr) -> tl.tensor:
-    """c plus the products of the four signed bytes of a and b, as one instruction where there is a machine."""
-    if MACHINE:
+def float8(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """x as a float of 8 bits. The interpreter loses the carry when rounding reaches the next power of two, so there it
+    is given numbers that need no rounding."""
+    if INTERPRETED:
+        DROPPED: tl.constexpr = 20 if tl.float8e4nv == TYPE else 21
+        bits = x.to(tl.int32, bitcast=True)
+        bits += ((bits >> DROPPED) & 1) + ((1 << (DROPPED - 1)) - 1)
+        x = ((bits >> DROPPED) << DROPPED).to(tl.float32, bitcast=True)
+    return x.to(TYPE)
+
+
+@kernel
+def dot4(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tensor:
+    """c plus the products of the four signed bytes of a and b: one instruction, which the interpreter does not know."""
+    if not INTERPRETED:
         c = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
         )
@@ -65,3 +78,12 @@ def dot4(a: tl.tensor, b: tl.tensor, c: tl.tensor, MACHINE: tl.constexpr) -> tl.
         c += ((a << 8) >> 24) * ((b << 8) >> 24)
         c += (a >> 24) * (b >> 24)
     return c
+
+
+@kernel
+def matrix_product(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tensor:
+    """c + a b of floats. The interpreter multiplies the bits of bfloat16, so it gets wider operands."""
+    if INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, c, input_precision="ieee")

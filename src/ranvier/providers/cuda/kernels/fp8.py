@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 
 import torch
-from ranvier.providers.cuda.kernels.device import activated, let_next_start, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import activated, let_next_start, matrix_product, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
 
 BLOCK = 128  # of scales that come in blocks
@@ -118,7 +118,7 @@ def _gemm(
         if WIDEN:
             weight = weight.to(value.dtype)
         if X_SCALES == "blocks" or W_SCALES == "blocks":
-            product = tl.dot(value, weight, input_precision="ieee")
+            product = matrix_product(value, weight, tl.zeros((ROWS, COLUMNS), tl.float32))
             if X_SCALES == "blocks":
                 by_token = tl.load(x_scale + token * pieces + first // 128, mask=token < m, other=0.0)
                 product *= by_token[:, None]
@@ -127,7 +127,7 @@ def _gemm(
                 product *= tl.load(w_scale + place, mask=row < n, other=0.0).to(tl.float32)[None, :]
             total += product
         else:
-            total = tl.dot(value, weight, total, input_precision="ieee")
+            total = matrix_product(value, weight, total)
     if X_SCALES == "tokens":
         total *= tl.load(x_scale + token, mask=token < m, other=0.0)[:, None]
     if W_SCALES == "rows":

@@ -14,7 +14,7 @@ import triton.language as tl
 
 import torch
 from ranvier.providers.cuda.kernels.device import ONES, activated, dot4, let_next_start, wait_for_inputs
-from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, interpreted, kernel, power_of_two
+from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
 
 CHUNK = 64  # weights
 TILE = Tile(rows=4, depth=2048, warps=1)
@@ -66,7 +66,6 @@ def _gemv(
     CHUNKS: tl.constexpr,
     SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    MACHINE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     token = tl.program_id(0)
@@ -89,8 +88,8 @@ def _gemv(
         for i in tl.static_range(4):
             at = (first + chunk) * 16 + 4 * i + four
             value = tl.load(x + token * x_step + at, mask=at < x_words, other=0)
-            added = dot4(value, tl.full((1, CHUNKS, 4), ONES, tl.int32), added, MACHINE)
-            total = dot4((word >> (2 * i)) & MASK, tl.broadcast_to(value, (ROWS, CHUNKS, 4)), total, MACHINE)
+            added = dot4(value, tl.full((1, CHUNKS, 4), ONES, tl.int32), added)
+            total = dot4((word >> (2 * i)) & MASK, tl.broadcast_to(value, (ROWS, CHUNKS, 4)), total)
         word = following
     whole = tl.sum(tl.sum(total, axis=2), axis=1) - tl.sum(added)
     factor = tl.load(by + token)
@@ -191,7 +190,6 @@ def gemv(
         CHUNKS=chunks,
         SCALES=weights.scale.numel() > 1,
         ACTIVATION=activation,
-        MACHINE=not interpreted(),
         PDL=pdl,
         num_warps=max(1, min(tile.warps, chunks // 32)),  # a thread for each chunk of a row
         launch_pdl=pdl,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton.language as tl
 
 import torch
-from ranvier.providers.cuda.kernels.device import activated, let_next_start, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import activated, let_next_start, matrix_product, wait_for_inputs
 from ranvier.providers.cuda.kernels.int4 import CHUNK, Int4
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
 
@@ -173,7 +173,7 @@ def _gemm(
             here = (word_at // 4) * 32 + 4 * i + word_at % 4
             value = tl.load(from_x + here[:, None], mask=(token[None, :] < m) & (here[:, None] < k), other=0.0)
             weight = ((((word >> (4 * i)) & 15).to(tl.float32) - zero) * scale).to(value.dtype)
-            total = tl.dot(weight, value, total, input_precision="ieee")
+            total = matrix_product(weight, value, total)
     if bias is not None:
         total += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)[:, None]
     total = activated(total, ACTIVATION)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 import torch
 from ranvier.providers.cuda.kernels.device import activated, dot4, let_next_start, wait_for_inputs
-from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, interpreted, kernel
+from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel
 
 TILE = Tile(rows=4, depth=2048, warps=4)
 MATRIX_TILE = MatrixTile(rows=128, columns=128, depth=128, warps=8, stages=3)
@@ -34,7 +34,6 @@ def _gemv(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    MACHINE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     token = tl.program_id(0)
@@ -52,7 +51,7 @@ def _gemv(
         here = first + at
         value = tl.load(x + token * x_step + here, mask=here < words, other=0)
         value = tl.broadcast_to(value, (ROWS, DEPTH))
-        total = dot4(weight, value, total, MACHINE)
+        total = dot4(weight, value, total)
         weight = following
     result = tl.sum(total, axis=1).to(tl.float32)
     result *= tl.load(x_scale + token) * tl.load(w_scale + row, mask=row < n, other=0.0).to(tl.float32)
@@ -142,7 +141,6 @@ def gemv(
         ROWS=tile.rows,
         DEPTH=tile.depth // 4,
         ACTIVATION=activation,
-        MACHINE=not interpreted(),
         PDL=pdl,
         num_warps=tile.warps,
         launch_pdl=pdl,

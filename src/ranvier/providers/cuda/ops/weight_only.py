@@ -1,0 +1,109 @@
+"""Products with weights of a few bits. Constant weights are turned into numbers once, where they fit; the kernels that
+read the codes themselves take these products over where they are faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Node
+from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS
+from ranvier.providers.cuda.library import torch
+from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
+
+_TYPES = FLOATS | {DType.uint8, DType.int32, DType.int8, DType.float8_e4m3fn}
+
+
+def unpacked(packed: Any, bits: int) -> Any:
+    """Codes from bytes, the low bits first; the last axis grows."""
+    if bits == 8:
+        return packed
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return torch.stack(parts, dim=-1).reshape(*packed.shape[:-1], packed.shape[-1] * len(parts))
+
+
+def _times(call: Call, a: Any, weight: Any, bias: Any) -> Any:
+    """``a @ weight.T`` in the type of ``a``, summed as float32."""
+    if a.device.type == "cpu" or a.dtype == torch.float32:
+        y = torch.matmul(a.float(), weight.float().mT)
+    else:
+        y = torch.matmul(a, weight.to(a.dtype).mT)
+    return y if bias is None else y + bias
+
+
+def _layout(node: Node) -> str | None:
+    if node.attrs.get("weight_prepacked", 0):
+        return "weight_prepacked is a layout of one kind of GPU"
+    return None if node.attrs.get("bits", 4) in (2, 4, 8) else f"{node.attrs.get('bits')} bits are not lowered to torch"
+
+
+@lowers("MatMulNBits", domain=CONTRIB, types=_TYPES, refuses=_layout)
+def matmul_nbits(
+    call: Call, a: Any, b: Any, scales: Any, zeros: Any = None, groups: Any = None, bias: Any = None
+) -> Any:
+    inner, outer, bits, block = (call.attr(name, 4) for name in ("K", "N", "bits", "block_size"))
+    blocks = -(-inner // block)
+    codes = unpacked(b.reshape(outer, blocks, -1), bits).float()
+    factor = scales.float().reshape(outer, blocks)
+    if zeros is None:
+        zero = torch.full_like(factor, 1 << (bits - 1))
+    elif zeros.dtype == torch.uint8:
+        zero = unpacked(zeros.reshape(outer, -1), bits)[:, :blocks].float()
+    else:
+        zero = zeros.float().reshape(outer, blocks)
+    if groups is None:
+        weight = ((codes - zero[..., None]) * factor[..., None]).reshape(outer, -1)[:, :inner]
+    else:
+        group = groups.reshape(-1)[:inner].to(torch.int64)
+        call.require(((group >= 0) & (group < blocks)).all(), f"g_idx must be in [0, {blocks})")
+        group = group.clamp(0, blocks - 1)
+        weight = (codes.reshape(outer, -1)[:, :inner] - zero[:, group]) * factor[:, group]
+    return _times(call, a, weight, bias)
+
+
+@lowers("MatMulBnb4", domain=CONTRIB, types=_TYPES)
+def matmul_bnb4(call: Call, a: Any, b: Any, largest: Any) -> Any:
+    inner, outer, block = call.attr("K"), call.attr("N"), call.attr("block_size")
+    flat = b.reshape(-1)
+    codes = torch.stack((flat >> 4, flat & 15), dim=-1).reshape(-1)[: outer * inner].to(torch.int64)
+    levels = call.constant(lambda: NF4_LEVELS if call.attr("quant_type") else FP4_LEVELS)[codes]
+    weight = levels * largest.float().reshape(-1).repeat_interleave(block)[: outer * inner]
+    weight = weight.reshape(outer, inner)
+    return _times(call, a, weight if call.flag("transB", 1) else weight.mT, None)
+
+
+@lowers("MatMulBlockQuantizedFp8Weight", domain=CONTRIB, types=_TYPES)
+def matmul_fp8(call: Call, a: Any, b: Any, b_scale: Any, a_scale: Any = None, bias: Any = None) -> Any:
+    block = call.attr("block_size", 128)
+    weight = b.float() * b_scale.float().repeat_interleave(block, dim=1)[:, : b.shape[1]]
+    left = a.float()
+    if a_scale is not None:
+        step = a_scale.float().reshape(())
+        left = (left / step).clamp(-448, 448).to(torch.float8_e4m3fn).float() * step
+    y = torch.matmul(left, weight.mT)
+    return y if bias is None else y + bias
+
+
+@lowers("MatMulBlockQuantizedFp4Weight", domain=CONTRIB, types=_TYPES)
+def matmul_fp4(call: Call, a: Any, b: Any, scale: Any, whole: Any, given: Any = None, bias: Any = None) -> Any:
+    block = call.attr("block_size", 16)
+    levels = call.constant(lambda: np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+    numbers = levels[unpacked(b, 4).to(torch.int64)]
+    steps = scale.view(torch.float8_e4m3fn).float().repeat_interleave(block, dim=1)[:, : numbers.shape[1]]
+    return _times(call, a, numbers * steps * whole.float().reshape(()), bias)
+
+
+@lowers("BitLinear", domain="ranvier", types=_TYPES)
+def bitlinear(call: Call, x: Any, codes: Any, scale: Any, bias: Any = None) -> Any:
+    """Tokens of eight bits times weights of {-1, 0, 1}: sums are whole numbers that float64 holds."""
+    inner = call.attr("K")
+    weights = unpacked(codes, 2)[:, :inner].to(torch.int8) - 1
+    wide = x.float()
+    factor = 127 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=1e-5)
+    tokens = torch.round(wide * factor).clamp(-128, 127)
+    total = torch.matmul(tokens.to(torch.float64), weights.to(torch.float64).mT).float()
+    y = total * (scale.float().reshape(-1) / factor)
+    return y if bias is None else y + bias.float()

@@ -1,0 +1,125 @@
+"""Where the tensors of a provider are: a GPU with its streams, or its twin on the host.
+
+The twin does the same with torch's CPU device, at once instead of in streams. It is for tests and for machines without
+a GPU, and nobody gets it who did not ask for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ranvier.providers.cuda.library import torch
+
+TWIN = "cpu"
+
+
+class Replay(Protocol):
+    """A run that was captured: the same kernels on the same memory, as often as it is called."""
+
+    def __call__(self) -> None: ...
+
+
+class Place(Protocol):
+    """What kernels and transfers ask of a device."""
+
+    device: Any  # torch's
+    captures: bool  # can it replay runs by itself
+
+    def computing(self) -> contextlib.AbstractContextManager[Any]:
+        """While kernels are launched."""
+        ...
+
+    def capture(self, run: Callable[[], Any]) -> Replay: ...
+
+    def synchronize(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def memory(self) -> tuple[int, int, int, int]:
+        """Bytes in tensors now, at most, taken from the driver, and how many requests failed."""
+        ...
+
+
+class Twin:
+    """torch's CPU device."""
+
+    captures = False
+
+    def __init__(self) -> None:
+        self.device = torch.device(TWIN)
+
+    def computing(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def capture(self, run: Callable[[], Any]) -> Replay:
+        """Runs it again: what a captured run reads and writes stays where it was, so the way through static memory is
+        the same as on a GPU."""
+        run()
+
+        def replay() -> None:
+            run()
+
+        return replay
+
+    def synchronize(self) -> None:
+        return None
+
+    def empty_cache(self) -> None:
+        return None
+
+    def memory(self) -> tuple[int, int, int, int]:
+        return 0, 0, 0, 0
+
+
+class Gpu:
+    """One GPU: a stream for kernels, one for what comes in and one for what goes out, so that all three overlap."""
+
+    captures = True
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self.index = index
+        with torch.cuda.device(index):
+            self.compute = torch.cuda.Stream(index)
+            self.incoming = torch.cuda.Stream(index)
+            self.outgoing = torch.cuda.Stream(index)
+        self._pool: Any = None
+
+    def computing(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self.compute)  # which makes its device the current one as well
+
+    def capture(self, run: Callable[[], Any]) -> Replay:
+        """All captured runs share one pool of memory: they run one after the other, on one stream."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self.compute.synchronize()
+        # errors of other threads' calls are theirs: only what this thread does counts
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.compute, capture_error_mode="thread_local"):
+            run()
+        replay: Replay = graph.replay
+        return replay
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    def memory(self) -> tuple[int, int, int, int]:
+        told = torch.cuda.memory_stats(self.index)
+        return (
+            int(told.get("allocated_bytes.all.current", 0)),
+            int(told.get("allocated_bytes.all.peak", 0)),
+            int(told.get("reserved_bytes.all.current", 0)),
+            int(told.get("num_ooms", 0)),
+        )
+
+
+def make_place(device: int | str) -> Twin | Gpu:
+    return Twin() if device == TWIN else Gpu(int(device))
+
+
+__all__ = ["TWIN", "Gpu", "Place", "Replay", "Twin", "make_place"]

@@ -1,0 +1,157 @@
+"""Arrays into tensors of a device and back, all of one call together.
+
+Incoming arrays go through one block of pinned memory and one copy, on a stream of their own: kernels of the call before
+still run meanwhile. torch keeps pinned blocks for reuse until the copies that use them are done.
+
+A tensor may carry more than its elements. ``HOST``: a small one's content as an array, so that sizes are known without
+asking the device. ``CHECKS``: conditions on which it is right; they are looked at when it leaves the device. ``KIND``:
+the element type in NumPy, where torch's is only a carrier of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ranvier.codegen.storage import row_major
+from ranvier.errors import InvalidValue
+from ranvier.providers.base import Array
+from ranvier.providers.cuda.library import array_over, numpy_type, tensor_over, torch
+from ranvier.providers.cuda.place import Gpu, Twin
+
+HOST, CHECKS, KIND = "_ranvier_host", "_ranvier_checks", "_ranvier_kind"
+_REMEMBERED = 4096  # bytes of an array whose content is also kept on the host
+_ALIGNED = 256  # bytes: where torch's own tensors start at the least
+_ALONE = 1 << 20  # bytes from which an array is not packed with others
+
+
+class Checks:
+    """Booleans on the device, all of which must be true, and what each of them means when it is not."""
+
+    __slots__ = ("flags", "messages")
+
+    def __init__(self, flags: Any, messages: tuple[str, ...]) -> None:
+        self.flags = flags
+        self.messages = messages
+
+    def look(self, flags: Array) -> None:
+        for fine, message in zip(flags.reshape(-1).tolist(), self.messages):
+            if not fine:
+                raise InvalidValue(message)
+
+
+def remember(tensor: Any, array: Array) -> Any:
+    if array.dtype != numpy_type(tensor):
+        setattr(tensor, KIND, array.dtype)
+    if array.nbytes <= _REMEMBERED:
+        setattr(tensor, HOST, array)
+    return tensor
+
+
+def host_of(tensor: Any) -> Array:
+    """The content of a tensor as an array: remembered, or asked of the device, which is waited for."""
+    known: Array | None = getattr(tensor, HOST, None)
+    return array_over(tensor.detach().cpu(), getattr(tensor, KIND, None)) if known is None else known
+
+
+def checks_of(tensors: Iterable[Any]) -> list[Checks]:
+    return list(dict.fromkeys(each for tensor in tensors for each in getattr(tensor, CHECKS, ())))
+
+
+def look_at(tensors: Sequence[Any]) -> None:
+    """Raise where a condition on which these tensors are right does not hold; waits for the device."""
+    for each in checks_of(tensors):
+        each.look(array_over(each.flags.cpu()))
+
+
+class TwinTransfers:
+    """On the host nothing has to move, but results get memory of their own: the caller may write to it."""
+
+    def __init__(self, place: Twin) -> None:
+        self._place = place
+
+    def upload(self, arrays: Sequence[Array]) -> list[Any]:
+        return [remember(tensor_over(array), array) for array in arrays]
+
+    def download(self, tensors: Sequence[Any]) -> list[Array]:
+        look_at(tensors)
+        return [array_over(tensor, getattr(tensor, KIND, None)).copy() for tensor in tensors]
+
+
+class GpuTransfers:
+    def __init__(self, place: Gpu) -> None:
+        self._place = place
+
+    def upload(self, arrays: Sequence[Array]) -> list[Any]:
+        place = self._place
+        found: list[Any] = [None] * len(arrays)
+        packed: list[tuple[int, Any, int]] = []
+        size = 0
+        with torch.cuda.stream(place.incoming):
+            for k, array in enumerate(arrays):
+                source = tensor_over(row_major(array))
+                if array.nbytes >= _ALONE or array.nbytes == 0:
+                    pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+                    pinned.copy_(source)
+                    found[k] = pinned.to(place.device, non_blocking=True)
+                else:
+                    packed.append((k, source, size))
+                    size += -(-array.nbytes // _ALIGNED) * _ALIGNED
+            if packed:
+                block = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                for _, source, start in packed:
+                    _part(block, source, start).copy_(source)
+                there = block.to(place.device, non_blocking=True)
+                for k, source, start in packed:
+                    found[k] = _part(there, source, start)
+            arrived = place.incoming.record_event()
+        place.compute.wait_event(arrived)
+        for tensor, array in zip(found, arrays):
+            tensor.record_stream(place.compute)  # its memory is not used again before the kernels are done with it
+            remember(tensor, array.copy() if array.nbytes <= _REMEMBERED else array)
+        return found
+
+    def download(self, tensors: Sequence[Any]) -> list[Array]:
+        place = self._place
+        checks = checks_of(tensors)
+        place.outgoing.wait_event(place.compute.record_event())
+        with torch.cuda.stream(place.outgoing):
+            results = [self._leaving(tensor) for tensor in tensors]
+            flags = [self._leaving(each.flags) for each in checks]
+            left = place.outgoing.record_event()
+        left.synchronize()
+        for each, found in zip(checks, flags):
+            each.look(array_over(found))
+        return [array_over(result, getattr(tensor, KIND, None)) for tensor, result in zip(tensors, results)]
+
+    def _leaving(self, tensor: Any) -> Any:
+        source = tensor.detach().contiguous()
+        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        target.copy_(source, non_blocking=True)
+        source.record_stream(self._place.outgoing)
+        return target
+
+
+def _part(block: Any, like: Any, start: int) -> Any:
+    """A tensor like another one in a block of bytes."""
+    nbytes = like.numel() * like.element_size()
+    return block[start : start + nbytes].view(like.dtype).reshape(like.shape)
+
+
+def make_transfers(place: Twin | Gpu) -> TwinTransfers | GpuTransfers:
+    return TwinTransfers(place) if isinstance(place, Twin) else GpuTransfers(place)
+
+
+__all__ = [
+    "CHECKS",
+    "HOST",
+    "KIND",
+    "Checks",
+    "GpuTransfers",
+    "TwinTransfers",
+    "checks_of",
+    "host_of",
+    "look_at",
+    "make_transfers",
+    "remember",
+]
