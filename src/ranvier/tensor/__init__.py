@@ -20,8 +20,9 @@ from ranvier.tensor import (
     state,
     types,
 )
-from ranvier.tensor.autodiff import grad, stop_gradient, value_and_grad, vjp
+from ranvier.tensor.autodiff import grad, jvp, stop_gradient, value_and_grad, vjp
 from ranvier.tensor.core import Tensor
+from ranvier.tensor.custom import checkpoint, custom_gradient
 from ranvier.tensor.jitted import jit, realise
 from ranvier.tensor.state import Parameter, State
 from ranvier.tensor.tracing import no_grad
@@ -31,9 +32,11 @@ __all__ = [
     "State",
     "Tensor",
     "autodiff",
+    "checkpoint",
     "composed",
     "core",
     "creation",
+    "custom_gradient",
     "elementwise",
     "fft",
     "grad",
@@ -41,6 +44,7 @@ __all__ = [
     "indexing",
     "info",
     "jit",
+    "jvp",
     "linalg",
     "manipulate",
     "no_grad",

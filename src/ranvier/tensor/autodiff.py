@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
-from ranvier.tensor.backward import Path, Recipe, recipes
 from ranvier.tensor.core import IDENTITY, Tensor, as_tensor, wrapped
 from ranvier.tensor.expr import STOP, Expr, Trace, applied, known, spec, tie
+from ranvier.tensor.pullback import Pullback
 from ranvier.tensor.trees import filled, leaves, mapped
 
 _STOP = spec(STOP)
@@ -23,6 +23,7 @@ _STOP = spec(STOP)
 
 class _Level(threading.local):
     now = 0
+    variables: tuple[Expr, ...] = ()  # of all derivations that are under way
 
 
 _level = _Level()
@@ -31,6 +32,11 @@ _level = _Level()
 def under_way() -> bool:
     """Whether a function is being derived in this thread."""
     return _level.now > 0
+
+
+def variables_now() -> tuple[Expr, ...]:
+    """The variables of all derivations that are under way in this thread."""
+    return _level.variables
 
 
 def stop_gradient(x: Any) -> Any:
@@ -119,6 +125,19 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     return result, back
 
 
+def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The function's result for these arguments, and how it changes when they change in the direction of the tangents
+    (each in the form of its argument): the derivative forwards. What takes gradients back is linear in them, and its
+    own way back is the way forwards."""
+    if len(primals) != len(tangents):
+        raise InvalidInput(f"{len(primals)} arguments have as many tangents; {len(tangents)} were given")
+    result, back = vjp(function, *primals)
+    zeros = mapped(lambda x: _zeros(x._expr), result)
+    _, forth = vjp(lambda cotangent: back(cotangent), zeros)
+    (tangent,) = forth(tuple(tangents))
+    return result, tangent
+
+
 class _Run:
     """One run of a function, with variables in place of its arguments."""
 
@@ -126,8 +145,10 @@ class _Run:
         self._trace = Trace(_level.now)
         _level.now += 1
         self._variables: list[Expr] = []
+        self._outer = _level.variables
         try:
             self.arguments = [mapped(self._variable, each) for each in arguments]
+            _level.variables = (*self._outer, *self._variables)
         except BaseException:
             self.end()
             raise
@@ -150,15 +171,13 @@ class _Run:
         for target in targets:
             if not target.dtype.is_float:
                 raise DTypeMismatch(f"only real floating-point results have a gradient, not {target.dtype}")
-        exprs = [t._expr for t in targets]
         variables = self._variables
-        path = Path(exprs, variables)
-        recipe: Recipe = recipes.of(path, exprs, variables)
+        way = Pullback([t._expr for t in targets], variables)
         forms = self.arguments
 
         def pull(seeds: list[Expr]) -> list[Any]:
             device = variables[0].device if variables else None
-            found = recipe.follow(path, seeds, device)
+            found = way.pull(seeds, device)
             made = [_zeros(v) if g is None else wrapped(g) for g, v in zip(found, variables)]
             rest = iter(made)
             return [filled(tree, [next(rest) for _ in leaves(tree)]) for tree in forms]
@@ -168,6 +187,7 @@ class _Run:
     def end(self) -> None:
         self._trace.active = False
         _level.now = self._trace.level
+        _level.variables = self._outer
 
 
 def _unpacked(result: Any, has_aux: bool) -> tuple[Tensor, Any]:

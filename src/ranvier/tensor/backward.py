@@ -24,6 +24,7 @@ from ranvier.passes.differentiate import differentiate
 from ranvier.tensor.building import lowered
 from ranvier.tensor.expr import (
     CALL,
+    CUSTOM,
     HOSTED,
     INPUT,
     ITEM,
@@ -59,10 +60,10 @@ class Path:
         pending = list(reversed(targets))
         while pending:
             expr = pending[-1]
-            _write_out(expr)
+            write_out(expr)
             if expr in numbers:
                 pending.pop()
-            elif expr in stops or not _derives(expr):
+            elif expr in stops or not derives(expr):
                 pending.pop()
                 self._leaf(expr, numbers, key)
             else:
@@ -84,13 +85,13 @@ class Path:
             key += (expr.dtype, expr.shape)
 
 
-def _write_out(expr: Expr) -> None:
+def write_out(expr: Expr) -> None:
     """Where an expression is the result of a compiled function: let it be what the function computed."""
     if expr.spec is not None and expr.spec[0] == CALL and expr.trace is not None:
         expr.spec[1][0][1].write_out(expr)
 
 
-def _derives(expr: Expr) -> bool:
+def derives(expr: Expr) -> bool:
     """Whether a gradient could go through an expression to what it was made of."""
     return (
         expr.spec is not None
@@ -111,11 +112,12 @@ def variables_behind(targets: Sequence[Expr]) -> list[Expr]:
         if expr in seen:
             continue
         seen.add(expr)
-        _write_out(expr)
+        write_out(expr)
         if is_variable(expr):
             found.append(expr)
-        elif _derives(expr):
-            pending += expr.inputs
+        elif derives(expr):
+            assert expr.spec is not None
+            pending += expr.inputs[1:] if expr.spec[0] == CUSTOM else expr.inputs
     return found
 
 

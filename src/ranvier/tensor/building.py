@@ -14,7 +14,7 @@ from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops import NEWEST, registry
 from ranvier.ops.proto import schema_of
-from ranvier.tensor.expr import INPUT, ITEM, STOP, Expr, line_of
+from ranvier.tensor.expr import CUSTOM, INPUT, ITEM, STOP, Expr, line_of
 from ranvier.tensor.tracing import user_line
 
 
@@ -47,12 +47,12 @@ def lowered(
             assert made is not None
             values[expr] = made.outputs[attrs[0][1]]
         else:
-            operands: list[Value | None] = [values[x] for x in expr.inputs]
+            operands: list[Value | None] = [values[x] for x in (expr.inputs[:1] if op == CUSTOM else expr.inputs)]
             for position, numbers in fixed:
                 if numbers is not None and numbers not in numbers_of:
                     numbers_of[numbers] = graph.add_constant(ConstTensor.of(np.array(numbers, np.int64)))
                 operands.insert(position, None if numbers is None else numbers_of[numbers])
-            domain, _, name = ("", "", "Identity") if op == STOP else op.rpartition("::")
+            domain, _, name = ("", "", "Identity") if op in (STOP, CUSTOM) else op.rpartition("::")
             if domain:
                 graph.opsets.setdefault(domain, 1)
             made = graph.add(name, operands, dict(attrs), count, domain=domain, version=version_of(name, domain))

@@ -14,7 +14,7 @@ from ranvier.runtime.fallback import FAILURES
 from ranvier.runtime.session import Session
 from ranvier.tensor.building import lowered
 from ranvier.tensor.core import IDENTITY, Tensor, wrapped
-from ranvier.tensor.expr import CALL, INPUT, Array, Expr, applied, known, line_of, spec
+from ranvier.tensor.expr import CALL, CUSTOM, INPUT, Array, Expr, applied, known, line_of, spec
 from ranvier.tensor.groups import config_for, realise
 from ranvier.tensor.state import State
 from ranvier.tensor.tracing import Tracing
@@ -94,6 +94,7 @@ class Compiled:
             (parameter, None if grad is None else self._place(grad._expr)) for parameter, grad in tracing.grads.items()
         ]
         outputs = self._wanted = list(self._outputs)
+        self._derived = [expr.trace is not None and expr.trace.active for expr in outputs]
         self._types = [expr.dtype for expr in outputs]
         self._device = outputs[0].device if outputs else None
         behind = self._behind = Behind(outputs, tracing)
@@ -106,9 +107,12 @@ class Compiled:
             *(tracing.read_states[state] for state in self._states),
             *(tracing.read_grads[parameter] for parameter in self._old_grads),
         ]
-        self._session = self._compiled(outputs, name) if outputs else None
+        # a gradient written by hand refers to the run in which it was made: the function is run as it is then
+        self.inline = any(self._derived) and any(
+            expr.spec[0] == CUSTOM and not expr.spec[1][0][1].replayable for expr in behind.order if expr.spec
+        )
+        self._session = self._compiled(outputs, name) if outputs and not self.inline else None
         self._plan = self._session.bind() if self._session is not None else None
-        self._derived = [expr.trace is not None and expr.trace.active for expr in outputs]
         self._reading = frozenset(self._states)
         self._reading_grads = frozenset(self._old_grads)
         # whether something that is returned or assigned refers to the arguments
@@ -169,6 +173,10 @@ class Compiled:
     def holds(self) -> bool:
         """Whether what it saw of Python's values is as it was."""
         return all(getattr(holder, attribute) == value for holder, attribute, value in self._guards)
+
+    def arena_bytes(self) -> int:
+        """The memory that a call works in, besides arguments, states and results."""
+        return 0 if self._plan is None else self._plan.memory.arena
 
     def call(self, given: list[Expr]) -> Any:
         """The function's result, and states as it left them."""

@@ -30,6 +30,7 @@ Place = tuple[CodeType, int]
 
 INPUT = "input"  # what a jitted function is given: no numbers, while it is being traced
 CALL = "call"  # a result of a compiled function, which can be written out where a gradient needs what is inside
+CUSTOM = "custom"  # the first operand, with a gradient of its own making for the others
 ITEM = "item"  # one of the results of the operand, which is an operator with several and no value of its own
 STOP = "stop_gradient"  # the operand itself, through which no gradient goes
 HOSTED = "numpy."  # begins the names of functions that NumPy has computed already

@@ -94,7 +94,7 @@ class Walk:
     def __init__(self, wanted: Iterable[Expr]) -> None:
         self.order: list[Expr] = []
         self.leaves: list[Expr] = []
-        first = set(wanted)
+        first = dict.fromkeys(wanted)  # in their order: equal structures shall have equal keys
         key, numbers, uses = self._visit(first)
         self.outputs: list[Expr] = []
         chosen: list[int] = []
@@ -105,7 +105,7 @@ class Walk:
                 chosen.append(number)
         self.key = (tuple(key), tuple(chosen))
 
-    def _visit(self, first: set[Expr]) -> tuple[list[Any], list[int], list[int]]:
+    def _visit(self, first: dict[Expr, None]) -> tuple[list[Any], list[int], list[int]]:
         """The key, the numbers of the expressions in ``order``, and how often each number is used as an operand."""
         order, leaves = self.order, self.leaves
         key: list[Any] = []
@@ -147,7 +147,7 @@ class Walk:
             for each in expr.together:
                 other = each()
                 if other is not None and other.array is None and other not in first:
-                    first.add(other)
+                    first[other] = None
                     pending.insert(0, other)
         return key, own, uses
 

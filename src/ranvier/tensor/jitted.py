@@ -91,6 +91,8 @@ class Jitted(Generic[P, R]):
             if kept is not None:
                 for compiled in kept:
                     if compiled.holds():
+                        if compiled.inline:
+                            return self._function(*args, **kwargs)
                         return cast(R, compiled.call(given))
             return cast(R, self._first(key, args, kwargs, given))
 
@@ -147,7 +149,7 @@ class Jitted(Generic[P, R]):
         self._kept.move_to_end(key)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
-        return compiled.call(given)
+        return self._function(*args, **kwargs) if compiled.inline else compiled.call(given)
 
     def clear(self) -> None:
         """Forget what was compiled."""

@@ -9,6 +9,7 @@ A :class:`Parameter` is a state that gradients are wanted of. What is computed f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from sys import getrefcount
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -17,9 +18,10 @@ import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
 from ranvier.tensor.autodiff import under_way
-from ranvier.tensor.backward import Path, recipes, variables_behind
+from ranvier.tensor.backward import variables_behind
 from ranvier.tensor.core import Tensor, as_tensor, wrapped
 from ranvier.tensor.expr import STOP, Array, Expr, Trace, applied, known, spec, tie
+from ranvier.tensor.pullback import Pullback
 from ranvier.tensor.tracing import Tracing, now
 
 _STOP = spec(STOP)
@@ -281,11 +283,10 @@ def backward(target: Tensor, gradient: Any = None, *, retain_graph: bool = False
             "nothing behind this tensor wants a gradient: it was not computed from parameters, or backward has been "
             "called already (see retain_graph)"
         )
-    path = Path([expr], variables)
-    recipe = recipes.of(path, [expr], variables)
+    way = Pullback([expr], variables)
+    found = way.pull([seed], expr.device, create_graph)
     if not retain_graph and not create_graph:
-        forget(path)
-    found = recipe.follow(path, [seed], expr.device, create_graph)
+        _forget(way.order)
     made: list[Expr] = []
     for variable, each in zip(variables, found):
         assert variable.trace is not None and variable.trace.owner is not None
@@ -297,9 +298,9 @@ def backward(target: Tensor, gradient: Any = None, *, retain_graph: bool = False
     tie([x for x in (expr, *made) if x.array is None])
 
 
-def forget(path: Path) -> None:
+def _forget(order: Sequence[Expr]) -> None:
     """Let go of what was remembered only for parameters, now or as soon as it is computed."""
-    for expr in path.order:
+    for expr in order:
         trace = expr.trace
         if trace is not None and trace.level == _OUTERMOST and not under_way():
             expr.trace = None

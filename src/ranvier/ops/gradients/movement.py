@@ -16,6 +16,11 @@ def _reshape(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     return [b.like(grads[0], first(node)), None][: len(node.inputs)]
 
 
+@gradient("After", domain="ranvier")
+def _after(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    return [grads[0], None]
+
+
 @gradient("Transpose")
 def _transpose(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     assert grads[0] is not None

@@ -267,3 +267,8 @@ def is_inf(n: NodeView, b: Definitions) -> None:
 @lowers("Identity", dtypes=ALL | NARROW)
 def identity(n: NodeView, b: Definitions) -> None:
     b.identity(n.input(0), out=n.outputs[0])
+
+
+@lowers("After", domain="ranvier", dtypes=ALL | NARROW)
+def after(n: NodeView, b: Definitions) -> None:
+    b.identity(n.input(0), out=n.outputs[0])

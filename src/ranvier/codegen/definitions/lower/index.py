@@ -21,7 +21,7 @@ _OPERATORS = {
         Abs Acos Acosh Add And Asin Asinh Atan Atan2 Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
         BitwiseXor Ceil Clip Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Identity IsInf IsNaN Less
         LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Round Sign Sin Sinh Sqrt Sub Sum Tan Tanh
-        Where Xor
+        Where Xor ranvier::After
     """,
     "features": """
         ai.onnx.ml::ArrayFeatureExtractor ai.onnx.ml::Binarizer ai.onnx.ml::Imputer ai.onnx.ml::LinearRegressor
