@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.device import LEAST, float8, int8_codes, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import kernel, power_of_two
 

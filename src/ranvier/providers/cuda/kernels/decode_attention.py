@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.device import capped, let_next_start, matrix_product, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import kernel, power_of_two
 from ranvier.providers.cuda.kernels.rotary import partner, turned

@@ -6,9 +6,9 @@ tokens are one for each token, or one for each 128 of its elements. Those that d
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.device import activated, let_next_start, matrix_product, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
 

@@ -15,9 +15,9 @@ runs.
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.device import activated, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import Tile, blocks, kernel, power_of_two
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.codes import Codes, row_warps, store_codes
 from ranvier.providers.cuda.kernels.device import let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import kernel, power_of_two

@@ -7,9 +7,9 @@ cache and the row of the tables of angles. A negative position marks padding: no
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.device import let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import blocks, kernel, power_of_two
 from ranvier.providers.cuda.kernels.rotary import partner, turned

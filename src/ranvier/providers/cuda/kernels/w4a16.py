@@ -13,9 +13,9 @@ library's product).
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
-import torch
 from ranvier.providers.cuda.kernels.device import activated, let_next_start, matrix_product, wait_for_inputs
 from ranvier.providers.cuda.kernels.int4 import CHUNK, Int4
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
