@@ -138,7 +138,11 @@ def test_floats(dtype: DType) -> None:
             made = function(*wide[: function.nin]) if name in close else function(*(a, b)[: function.nin])
             result = DType.bool if made.dtype == bool else dtype
             cases.append(
-                (op(name, *[dtype] * function.nin, result=result), made.astype(result.numpy), CLOSE[dtype] * (name in close))
+                (
+                    op(name, *[dtype] * function.nin, result=result),
+                    made.astype(result.numpy),
+                    CLOSE[dtype] * (name in close),
+                )
             )
         x, y, z = wide
         more = {

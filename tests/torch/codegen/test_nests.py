@@ -10,8 +10,22 @@ import pytest
 
 pytest.importorskip("triton")
 
-from ranvier.codegen.loops.ir import Const, Expr, Final, Fold, Index, Load, Map, Nest, Op, Operand, Reduce, Result
-from ranvier.codegen.loops.ir import Scan, Size
+from ranvier.codegen.loops.ir import (
+    Const,
+    Expr,
+    Final,
+    Fold,
+    Index,
+    Load,
+    Map,
+    Nest,
+    Op,
+    Operand,
+    Reduce,
+    Result,
+    Scan,
+    Size,
+)
 from ranvier.codegen.loops.normalize import normalized
 from ranvier.codegen.storage import Storage, View
 from ranvier.codegen.triton.library import kernel
@@ -32,7 +46,9 @@ def placed(array: Array) -> tuple[View, dict[Storage, Array]]:
     return view, {storage: base}
 
 
-def output(dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> tuple[View, dict[Storage, Array]]:
+def output(
+    dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] | None = None
+) -> tuple[View, dict[Storage, Array]]:
     view = View.temporary(dtype, shape, order)
     return view, {view.storage: np.zeros(math.prod(shape), dtype.numpy)}
 
@@ -86,7 +102,9 @@ def test_folds(fold: Fold, shape: tuple[int, int], axis: int) -> None:
     if fold == "prod":
         x = np.where(x == 0, 1, np.sign(x)).astype(np.float32)
     view, memory = placed(x)
-    out, more = output(I64 if fold.startswith("arg") else dtype, tuple(1 if a == axis else n for a, n in enumerate(shape)))
+    out, more = output(
+        I64 if fold.startswith("arg") else dtype, tuple(1 if a == axis else n for a, n in enumerate(shape))
+    )
     check(reduction(out, view, [axis], fold), memory | more)
 
 
@@ -100,7 +118,9 @@ def test_folds_see_nan(fold: Fold) -> None:
     check(reduction(out, view, [1], fold), memory | more, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [DType.int8, DType.uint8, DType.int32, I64, DType.uint64, DType.bool, DType.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [DType.int8, DType.uint8, DType.int32, I64, DType.uint64, DType.bool, DType.float64], ids=str
+)
 @pytest.mark.parametrize("fold", ["sum", "max", "min", "prod"])
 def test_folds_of_types(dtype: DType, fold: Fold) -> None:
     rng = np.random.default_rng(4)
@@ -220,7 +240,9 @@ def test_long_scans_carry_over(exclusive: bool, reverse: bool) -> None:
     check(Nest(x.shape, operands, (stage,), frozenset({1}), "scan"), memory | more)
 
 
-@pytest.mark.parametrize("shape,axes", [((70000, 3), (0,)), ((2, 150000), (1,)), ((400, 40, 11), (0, 2)), ((262144,), (0,))])
+@pytest.mark.parametrize(
+    "shape,axes", [((70000, 3), (0,)), ((2, 150000), (1,)), ((400, 40, 11), (0, 2)), ((262144,), (0,))]
+)
 def test_few_long_rows_are_folded_in_parts(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     x = np.random.default_rng(6).integers(-3, 4, shape).astype(np.float32)
     view, memory = placed(x)

@@ -287,7 +287,7 @@ class Access(Writer):
         return Value(" + ".join(t.text for t in terms) or "0", dims)
 
     def _place(self, k: int, dims: int) -> tuple[str, str, int]:
-        """An operand's addresses, the mask of those that may be touched, and along what they vary (``dims`` at least)."""
+        """An operand's addresses, the mask of those to touch, and along what they vary (``dims`` at least)."""
         offset = self.offset(k)
         guard = self.nest.operands[k].guard
         tests: list[str] = []
@@ -317,7 +317,8 @@ class Access(Writer):
         where, mask, dims = self._place(k, 0)
         other = ""
         if operand.guard is not None:
-            other = f", other={literal(int(operand.other) if operand.dtype is DType.bool else operand.other, _filler(operand))}"
+            filler = DType.int8 if operand.dtype is DType.bool else operand.dtype
+            other = f", other={literal(operand.other, filler)}"
         text = f"tl.load({where}, mask={mask}{other})" if mask else f"tl.load({where})"
         if operand.dtype is DType.bool:
             text = f"{text} != 0"
@@ -396,12 +397,8 @@ class Access(Writer):
         return found
 
 
-def _filler(operand: Operand) -> DType:
-    return DType.int8 if operand.dtype is DType.bool else operand.dtype
-
-
 def _runs(nest: Nest, operand: Operand, axes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Places of axes along which an operand moves, neighbours that it moves along as if they were one taken together."""
+    """Places of the axes along which an operand moves; neighbours that are as one to it are taken together."""
     first = 0
     for last in range(len(axes)):
         if last + 1 < len(axes):

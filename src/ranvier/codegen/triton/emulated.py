@@ -59,13 +59,18 @@ def as_bfloat16(x: Any) -> Any:
     return tl.tensor(TensorHandle(bits, tl.bfloat16), kind)
 
 
+def dot_bfloat16(a: Any, b: Any, total: Any) -> Any:
+    """The interpreter would multiply the bits."""
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+
+
 expm1, log, log1p = _elementwise(np.expm1), _elementwise(np.log), _elementwise(np.log1p)
 tanh, sin, cos, tan = _elementwise(np.tanh), _elementwise(np.sin), _elementwise(np.cos), _elementwise(np.tan)
 asin, acos, atan = _elementwise(np.arcsin), _elementwise(np.arccos), _elementwise(np.arctan)
 sinh, cosh = _elementwise(np.sinh), _elementwise(np.cosh)
 asinh, acosh, atanh = _elementwise(np.arcsinh), _elementwise(np.arccosh), _elementwise(np.arctanh)
 rint, trunc, fmod = _elementwise(np.rint), _elementwise(np.trunc), _elementwise(np.fmod)
-pow, atan2 = _elementwise(np.power), _elementwise(np.arctan2)  # noqa: A001
+pow, atan2 = _elementwise(np.power), _elementwise(np.arctan2)
 across_sum, across_prod = _across(np.add.reduce), _across(np.multiply.reduce)
 across_max, across_min = _across(np.maximum.reduce), _across(np.minimum.reduce)
 running_sum, running_prod = _running(np.add.accumulate), _running(np.multiply.accumulate)

@@ -101,7 +101,7 @@ def fmod(a, b):
 
 
 @triton.jit
-def pow(a, b):  # noqa: A001
+def pow(a, b):
     a, b = tl.broadcast(a, b)
     return libdevice.pow(a, b)
 
@@ -115,6 +115,11 @@ def atan2(a, b):
 @triton.jit
 def as_bfloat16(x):
     return x.to(tl.bfloat16)
+
+
+@triton.jit
+def dot_bfloat16(a, b, total):
+    return tl.dot(a, b, total)
 
 
 @triton.jit

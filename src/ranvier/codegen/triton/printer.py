@@ -63,7 +63,7 @@ def printed(nest: Nest, plan: Plan) -> Source:
 
 class _Printer(Access):
     def __init__(self, nest: Nest, plan: Plan) -> None:
-        super().__init__(nest, plan, _shared(nest))
+        super().__init__(nest, plan, shared_operations(nest))
 
     def source(self) -> Source:
         self.begin()
@@ -235,7 +235,7 @@ class _Printer(Access):
     # -- scans --------------------------------------------------------------------------------------------------------
 
     def scan(self, stage: Scan) -> None:
-        """Along the row by position ``r``, from its end where the scan is reversed; exclusive ones see the value before.
+        """Along the row, from its end where the scan is reversed; exclusive ones see the value before.
 
         Positions are turned around before anything is addressed by them, so there is one kind of scan.
         """
@@ -321,7 +321,7 @@ def _better(fold: Fold, dtype: DType, value: str, best: str) -> str:
     return f"{better} | (({value} != {value}) & ({best} == {best}))"
 
 
-def _shared(nest: Nest) -> frozenset[int]:
+def shared_operations(nest: Nest) -> frozenset[int]:
     """Operations that are used more than once."""
     uses: Counter[int] = Counter()
     stack = roots(nest)

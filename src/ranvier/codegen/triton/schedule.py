@@ -142,7 +142,6 @@ def _volume(nest: Nest, k: int) -> int:
     return math.prod(n for n, s in zip(nest.extents, nest.operands[k].strides) if s)
 
 
-
 def _points(nest: Nest, axes: tuple[int, ...]) -> int:
     return math.prod(nest.extents[a] for a in axes)
 
