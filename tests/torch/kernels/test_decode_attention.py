@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention, splits_for
+from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from tests.torch.kernels.checking import DEVICE, Array, attention, close, exact, poisoned, random, rope
 
 TOKENS = 16
@@ -124,9 +124,3 @@ def test_workspace_serves_step_after_step() -> None:
         decode_attention(q, k, v, on_device(lengths), out, splits=4, workspace=workspace, tokens=TOKENS)
         close(out, wanted(q, k, v, lengths))
         assert not workspace.arrived.any()
-
-
-def test_splits_fill_the_device_and_are_never_empty_by_plan() -> None:
-    assert splits_for(1, 8, 2048, 132) == 16
-    assert splits_for(1, 8, 128, 132) == 2
-    assert splits_for(64, 8, 2048, 132) == 1

@@ -270,12 +270,6 @@ class Workspace:
         )
 
 
-def splits_for(batch: int, kv_heads: int, context: int, processors: int, tokens: int = 64) -> int:
-    """Enough programs for every multiprocessor, none with less than one tile of the context."""
-    wanted = max(1, processors // max(1, batch * kv_heads))
-    return max(1, min(wanted, -(-context // tokens), 64))
-
-
 def decode_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
