@@ -101,7 +101,7 @@ class CudaKernel(ForeignKernel):
 
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
         given = {v: inputs[k] for v, k in self._given}
-        with torch.inference_mode(), self._place.computing(), _float32_as(self._tf32, self._place):
+        with torch.no_grad(), self._place.computing():
             shaping = {v: host_of(inputs[k]) for v, k in self._shaping}
             key = (
                 tuple((tuple(t.shape), t.dtype) for t in given.values()),
@@ -110,10 +110,14 @@ class CudaKernel(ForeignKernel):
             variant = self._variant(key)
             if variant is None:
                 variant = Variant(self._place, self._low, self._outputs, self._fixed, self._fixed_on_host)
-                results = variant.prepare(self._steps, given, shaping, self._specialise)
+                with _float32_as(self._tf32, self._place):
+                    results = variant.prepare(self._steps, given, shaping, self._specialise)
                 self._keep(key, variant)
+            elif variant.captured:
+                results = variant.run(given, capture=True)
             else:
-                results = variant.run(given, capture=self._graphs)
+                with _float32_as(self._tf32, self._place):
+                    results = variant.run(given, capture=self._graphs)
             return marked(results, list(given.values()))
 
     def _variant(self, key: Any) -> Variant | None:

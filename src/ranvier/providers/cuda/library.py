@@ -38,27 +38,11 @@ def installed(name: str = "torch") -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-_SAME = [
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-]
+_SAME = (
+    *("float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+)
 TORCH_NAMES = {DType[name]: name for name in _SAME} | {
     DType.int4: "int8",
     DType.uint4: "uint8",
@@ -70,7 +54,7 @@ TORCH_NAMES = {DType[name]: name for name in _SAME} | {
     DType.float6_e3m2fn: "uint8",
 }
 # how NumPy can be asked for the same bits where torch does not know the type of the array
-_BITS = {1: np.dtype(np.uint8), 2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_BITS: dict[int, np.dtype[Any]] = {size: np.dtype(name) for size, name in ((1, "u1"), (2, "i2"), (4, "i4"), (8, "i8"))}
 _NUMBERS_IN = {
     DType.int4.numpy: np.int8,
     DType.int2.numpy: np.int8,
@@ -138,7 +122,11 @@ def array_over(tensor: Any, dtype: np.dtype[Any] | None = None) -> Array:
 
 
 _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # which torch moves and does not compute with
-_AS_BITS = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}  # and what it moves everywhere
+_AS_BITS = {
+    "uint16": "int16",
+    "uint32": "int32",
+    "uint64": "int64",
+}  # and what it moves everywhere
 
 
 def _name(tensor: Any) -> str:

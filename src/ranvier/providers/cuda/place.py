@@ -88,7 +88,10 @@ class Gpu:
         self._pool: Any = None
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(self.compute)  # which makes its device the current one as well
+        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(
+            self.compute
+        )  # and its device the current one
+        return found
 
     def capture(self, run: Callable[[], Any]) -> Replay:
         """All captured runs share one pool of memory: they run one after the other, on one stream."""

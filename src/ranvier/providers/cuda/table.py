@@ -140,6 +140,11 @@ def lowers(
     return register
 
 
+def withdraw(domain: str, op: str) -> None:
+    """Forget an operator, so that it can be declared anew."""
+    _TABLE.pop((domain, op), None)
+
+
 def operators() -> frozenset[str]:
     return frozenset(op for _, op in _TABLE)
 

@@ -1,7 +1,7 @@
 """A part for given sizes: what the host knows by then, the steps that are left, and the run as a whole when it repeats.
 
-Everything that follows from sizes and from the contents of shaping operands is found in the first run and kept. So later
-runs launch kernels only, and can be captured: one launch for all of them.
+Everything that follows from sizes and from the contents of shaping operands is found in the first run and kept. So
+later runs launch kernels only, and can be captured: one launch for all of them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _additive(mask: Any, total: int, like: Any) -> Any:
 
 
 def window(call: Call, time: int, total: int, first: Any, causal: bool, left: int, right: int, device: Any) -> Any:
-    """Which keys each query may look at; None where all of them. ``first`` is the first query's place among the keys."""
+    """Which keys each query may look at; None: all. ``first`` is the first query's place among the keys."""
     if not causal and left < 0 and right < 0:
         return None
     distance = torch.arange(total, device=device) - (first + torch.arange(time, device=device)[:, None])

@@ -141,7 +141,8 @@ def col2im(call: Call, x: Any, image_shape: Array, block_shape: Array) -> Any:
     columns = x.reshape(x.shape[0], x.shape[1] // taps, taps, *counts)
     y = columns.new_zeros(x.shape[0], x.shape[1] // taps, *grown)
     for tap in range(taps):
-        at, rest = [], tap
+        at: list[int] = []
+        rest = tap
         for k in reversed(range(rank)):
             at.insert(0, rest % block[k])
             rest //= block[k]

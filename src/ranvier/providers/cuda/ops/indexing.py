@@ -29,7 +29,7 @@ def gather(call: Call, x: Any, indices: Any) -> Any:
     axis = call.attr("axis", 0) % x.ndim
     at = within(call, indices, x.shape[axis])
     taken = x.index_select(axis, at.reshape(-1))
-    return taken.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return taken.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 @lowers("GatherElements", since=11, types=EVERYTHING, moves=True)
@@ -57,7 +57,7 @@ def _rows(call: Call, x: Any, indices: Any, batch: int = 0) -> tuple[Any, Any]:
 @lowers("GatherND", since=11, types=EVERYTHING, moves=True)
 def gather_nd(call: Call, x: Any, indices: Any) -> Any:
     rows, chosen = _rows(call, x, indices, call.attr("batch_dims", 0))
-    return rows.index_select(0, chosen.reshape(-1)).reshape(*chosen.shape, *rows.shape[1:])
+    return rows.index_select(0, chosen.reshape(-1)).reshape((*chosen.shape, *rows.shape[1:]))
 
 
 @lowers("ArrayFeatureExtractor", domain="ai.onnx.ml", types=EVERYTHING, moves=True)

@@ -229,7 +229,7 @@ def span(call: Call, start: Array, limit: Array, delta: Array) -> Any:
 
 @lowers("EyeLike", since=9, types=ALL)
 def eye_like(call: Call, x: Any) -> Any:
-    return call.constant(lambda: np.eye(*x.shape, k=call.attr("k", 0), dtype=np.float32))
+    return call.constant(lambda: np.eye(x.shape[0], x.shape[1], k=call.attr("k", 0), dtype=np.float32))
 
 
 @lowers("OneHot", since=9, types=ALL, host=(1,))
