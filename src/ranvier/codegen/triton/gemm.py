@@ -8,11 +8,13 @@ into parts, whose sums a second kernel adds before it computes the epilogue.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Final, Load, Map, Nest, Operand, Reduce, Result
 from ranvier.codegen.loops.normalize import Rewriter
 from ranvier.codegen.storage import View, dense_strides
+from ranvier.codegen.triton import tune
 from ranvier.codegen.triton.access import Access
 from ranvier.codegen.triton.exprs import Value
 from ranvier.codegen.triton.library import Call, Printed, kernel
@@ -91,6 +93,13 @@ def tiles(batch: int, m: int, n: int, k: int, itemsize: int) -> list[Tile]:
     return list(dict.fromkeys(found))
 
 
+def key_of(a: View, b: View, out: View) -> str:
+    """What the best tile depends on: types, which axes are contiguous, and sizes to a power of two."""
+    layout = "".join("t" if v.strides[1] == 1 and v.strides[2] != 1 else "n" for v in (a, b, out))
+    sizes = "x".join(str(power_of_two(size)) for size in (*out.shape, a.shape[2]))
+    return f"product {a.dtype} {out.dtype} {layout} {sizes}"
+
+
 def product(
     a: View,
     b: View,
@@ -111,7 +120,9 @@ def product(
     epilogue = epilogue or Epilogue(Result(0, total))
     if 0 in out.shape or k == 0:
         return kernel(_of_nothing(out, epilogue, total))
-    tile = tile or tile_for(batch, m, n, k, a.dtype.numpy.itemsize)
+    if tile is None:
+        kept = tune.chosen(key_of(a, b, out))
+        tile = Tile(*kept) if kept and len(kept) == 6 else tile_for(batch, m, n, k, a.dtype.numpy.itemsize)
     if tile.parts == 1:
         operands = (*epilogue.operands, Operand(out, out.strides))
         return Printed((Call(_Product(a, b, operands, epilogue.value, out.shape, tile, precision).source()),))
@@ -142,6 +153,38 @@ def _combined(partial: View, out: View, epilogue: Epilogue, total: DType) -> Nes
     operands = (Operand(partial, strides), *map(widened, epilogue.operands), Operand(out, (*out.strides, 0)))
     stages = (Reduce("sum", Load(0, total), total), Final(((len(operands) - 1, moved(epilogue.value)),)))
     return Nest((*out.shape, partial.shape[0]), operands, stages, frozenset({3}), "product")
+
+
+def tune_product(
+    a: View,
+    b: View,
+    out: View,
+    memory: Any,
+    device: str,
+    epilogue: Epilogue | None = None,
+    *,
+    precision: Precision = "ieee",
+    seconds: float = 5.0,
+) -> Tile:
+    """Measure tiles on memory that may be written to (temporaries are added to it); the best one, which is kept."""
+    import torch
+
+    batch, m, n = out.shape
+    some = tiles(batch, m, n, a.shape[2], a.dtype.numpy.itemsize)
+
+    def maker(tile: Tile) -> Callable[[], tune.Run]:
+        def make() -> tune.Run:
+            made = product(a, b, out, epilogue, precision=precision, tile=tile)
+            where = memory[out.storage].device
+            more = {s: torch.empty(s.nbytes, dtype=torch.uint8, device=where) for s in made.temporaries}
+            return made.bound({**memory, **more})
+
+        return make
+
+    options = [((t.rows, t.columns, t.depth, t.warps, t.stages, t.parts), maker(t)) for t in some]
+    fastest, times = tune.best(options, seconds=seconds)
+    tune.keep(device, key_of(a, b, out), options[fastest][0], times, fastest)
+    return some[fastest]
 
 
 class _Product(Access):
@@ -221,16 +264,16 @@ class _Product(Access):
         kind = "tl.int32" if integers else "tl.float32"
         depth, parts = self.tile.depth, self.tile.parts
         self.line("k = tl.arange(0, K)")
-        start = "0"
+        start, steps_of = "0", "k"
         if parts > 1:  # a part of K: a whole number of steps
             steps = -(-k // (depth * parts))
             self.line(f"part = tl.program_id(1) * {self.number('n_part', steps * depth)}")
             self.line(f"k_end = tl.minimum(part + n_part, {self.number('n_k', k)})")
-            start, end = "part", "k_end"
+            start, end, steps_of = "part", "k_end", "(part + k)"
         else:
             end = self.number("n_k", k)
-        self.line(f"a_at = a + ({self._at('a', self.a, 'x', f'({start} + k)[None, :]', 1, 2)})")
-        self.line(f"b_at = b + ({self._at('b', self.b, 'r', f'({start} + k)[:, None]', 2, 1)})")
+        self.line(f"a_at = a + ({self._at('a', self.a, 'x', f'{steps_of}[None, :]', 1, 2)})")
+        self.line(f"b_at = b + ({self._at('b', self.b, 'r', f'{steps_of}[:, None]', 2, 1)})")
         self.line(f"acc = tl.zeros((X, R), {kind})")
         with self.loop(f"for k_at in range({start}, {end}, K):"):
             self.line("if EVEN_X and EVEN_K:")
@@ -246,8 +289,8 @@ class _Product(Access):
                 self.line("acc = lib.dot_bfloat16(left, right, acc)")
             else:
                 self.line(f"acc = tl.dot(left, right, acc, out_dtype={kind}{how})")
-            self.line(f"a_at += K * {self._stride('a', self.a, 2)}")
-            self.line(f"b_at += K * {self._stride('b', self.b, 1)}")
+            self.line(f"a_at += K{self._times('a', self.a, 2)}")
+            self.line(f"b_at += K{self._times('b', self.b, 1)}")
         if parts > 1:
             out = self.nest.operands[-1]
             size = self.number("part_size", out.view.size)
@@ -255,13 +298,10 @@ class _Product(Access):
         self.results[0] = Value("acc", 3)
 
     def _at(self, name: str, view: View, outer: str, inner: str, outer_axis: int, inner_axis: int) -> str:
-        terms = [
-            f"{outer} * {self._stride(name, view, outer_axis)}",
-            f"{inner} * {self._stride(name, view, inner_axis)}",
-        ]
+        terms = [outer + self._times(name, view, outer_axis), inner + self._times(name, view, inner_axis)]
         if view.strides[0] and view.shape[0] > 1:
-            terms.append(f"batch * {self._stride(name, view, 0)}")
+            terms.append("batch" + self._times(name, view, 0))
         return " + ".join(terms)
 
-    def _stride(self, name: str, view: View, axis: int) -> str:
-        return "1" if view.strides[axis] == 1 else self.number(f"{name}_s{axis}", view.strides[axis])
+    def _times(self, name: str, view: View, axis: int) -> str:
+        return "" if view.strides[axis] == 1 else f" * {self.number(f'{name}_s{axis}', view.strides[axis])}"
