@@ -44,7 +44,7 @@ def r(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> Array
 
 
 def graph_of(case: Case) -> tuple[Graph, list[Value], Value, Value]:
-    graph = Graph("case", opsets={"": 21})
+    graph = Graph("case", opsets={"": 26})
     values = [graph.add_input(f"x{k}", TensorType(of(a), a.shape)) for k, a in enumerate(case.inputs)]
     constants = [graph.add_constant(ConstTensor.of(a)) for a in case.others]
     y = case.build(GraphOps(graph, None, "", complete), *values, *constants)
@@ -262,12 +262,38 @@ CASES |= {
     )
     for name in REDUCTIONS
     for label, axes, keep in [("rows", [1], 1), ("two axes", [0, -1], 0)]
-    if not (name == "ReduceProd" and len(axes) > 1)
 }  # fmt: skip
 CASES |= {
     f"Gemm {a}{b}": Case(op_of("Gemm", alpha=0.7, beta=1.3, transA=a, transB=b),
                          [r(*((4, 3) if a else (3, 4))), r(*((2, 4) if b else (4, 2))), r(2)])
     for a in (0, 1) for b in (0, 1)
+}  # fmt: skip
+PADS = np.array([1, 0, 2, 1], I64)
+CASES |= {
+    f"Pad {mode}": Case(op_of("Pad", mode=mode), [r(4, 3)], [PADS]) for mode in ("reflect", "edge", "wrap")
+}  # fmt: skip
+CASES |= {
+    "Pad negative": Case(op_of("Pad"), [r(4, 3)], [np.array([-1, 2, 1, -1], I64)]),
+    "GatherND batch": Case(op_of("GatherND", batch_dims=1), [r(2, 3, 4)], [np.array([[[1], [0]], [[2], [2]]], I64)]),
+    "ReduceProd zeros": Case(op_of("ReduceProd", keepdims=0), [np.array([[1.5, 0.0, 2.0], [0.0, 3.0, 0.0]])],
+                             [np.array([1], I64)]),
+    "ReduceProd long": Case(op_of("ReduceProd", keepdims=1), [r(1, 70, low=0.9, high=1.1)], [np.array([1], I64)]),
+    "Det": Case(op_of("Det"), [r(2, 3, 3)]),
+    "Det one": Case(op_of("Det"), [r(2, 1, 1)]),
+    "Det singular": Case(op_of("Det"), [np.array([[1.0, 2.0], [2.0, 4.0]])]),
+    "LRN": Case(op_of("LRN", size=3, alpha=0.3, beta=0.6, bias=1.5), [r(1, 5, 2, 2)]),
+    "LRN even": Case(op_of("LRN", size=4), [r(1, 5, 2, 2)]),
+    "LpPool": Case(op_of("LpPool", kernel_shape=[2, 2], strides=[1, 2], pads=[0, 1, 0, 1]), [r(1, 2, 3, 4)]),
+    "LpPool 3": Case(op_of("LpPool", kernel_shape=[2], p=3), [r(1, 2, 5)]),
+    "GlobalLpPool": Case(op_of("GlobalLpPool", p=3), [r(2, 2, 3, 2)]),
+    "DequantizeLinear": Case(lambda op, s, x, z: op.node("DequantizeLinear", [x, s, z], {"axis": 0}).output,
+                             [r(3, low=0.5).astype(np.float32).astype(np.float64)],
+                             [np.array([[1, 2], [3, 4], [5, 6]], np.int8), np.array([1, 0, 2], np.int8)]),
+    **{f"CumProd {k}{e}": Case(op_of("CumProd", exclusive=e, reverse=k),
+                               [np.array([[1.5, 0.0, 2.0, 0.7, -1.2], [0.5] * 5])], [np.array(1, I64)])
+       for k in (0, 1) for e in (0, 1)},
+    "Compress": Case(op_of("Compress", axis=1), [r(2, 4)], [np.array([True, False, True])], (2, 2)),
+    "Compress flat": Case(op_of("Compress"), [r(2, 3)], [np.array([False, True, True, False, True])], (3,)),
 }  # fmt: skip
 
 
@@ -308,8 +334,8 @@ def test_what_has_no_rule_is_named() -> None:
     graph = Graph("g", opsets={"": 21})
     x = graph.add_input("x", TensorType(of(np.float64(0)), (3, 3)))
     op = GraphOps(graph, None, "", complete)
-    y = op.Det(x)
-    with pytest.raises(NotSupported, match="no gradient is known of Det"):
+    y = op.Hardmax(x)
+    with pytest.raises(NotSupported, match="no gradient is known of Hardmax"):
         differentiate(graph, [(y, None)], [x])
 
 
@@ -425,3 +451,32 @@ def test_gradient_of_the_gradient_of_a_loop() -> None:
         return grad
 
     check(Case(build, [np.array([0.7, 0.4])]))
+
+
+def test_the_gradient_of_a_scan_sums_slices_and_not_wholes() -> None:
+    """Each backward iteration makes the gradient of its own piece; none has a state of the size of all of them."""
+    graph = Graph("g", opsets={"": 21})
+    op = GraphOps(graph, None, "", complete)
+    double = of(np.float64(0))
+    h, x = graph.add_input("h", TensorType(double, (2,))), graph.add_input("x", TensorType(double, (50, 2)))
+    body, (state, piece), b = body_of(("h", np.float64(0), (2,)), ("x", np.float64(0), (2,)))
+    body.outputs = [b.Tanh(b.Add(state, piece))]
+    node = graph.add("Scan", [h, x], {"body": body, "num_scan_inputs": 1}, [Value("", h.type)], version=21)
+    (grad,) = differentiate(graph, [(op.ReduceSum(node.output, keepdims=0), None)], [x])
+    assert grad is not None
+    backwards = [n for n in graph if n.op == "Loop"][-1]
+    shapes = [v.type.shape for v in backwards.attrs["body"].inputs if isinstance(v.type, TensorType)]
+    assert (50, 2) not in shapes and (2,) in shapes
+    assert [n.op for n in graph].count("ScatterND") == 1
+
+
+def test_errors_name_the_node() -> None:
+    graph = Graph("g", opsets={"": 21})
+    x = graph.add_input("x", TensorType(of(np.float64(0)), (40, 40)))
+    op = GraphOps(graph, None, "", complete)
+    for name in ("Det", "Hardmax"):
+        node = op.node(name, [x], {})
+        node.name = f"my {name}"
+        with pytest.raises(NotSupported) as caught:
+            differentiate(graph, [(node.output, None)], [x])
+        assert caught.value.node == f"my {name}"

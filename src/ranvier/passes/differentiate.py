@@ -48,11 +48,15 @@ def _handed_on(
     backward: Backward, node: Node, grads: list[Value | None], kept: Kept | None
 ) -> Iterable[tuple[Value | None, Value | None]]:
     """What a node reads, each with its gradient."""
-    if node.op in CONTROL and not node.domain:
-        return control_gradients(backward, node, grads, kept, differentiate).items()
-    rule = rule_of(node.domain, node.op)
-    assert rule is not None
-    return zip(node.inputs, rule(backward, node, grads))
+    try:
+        if node.op in CONTROL and not node.domain:
+            return control_gradients(backward, node, grads, kept, differentiate).items()
+        rule = rule_of(node.domain, node.op)
+        assert rule is not None
+        return zip(node.inputs, rule(backward, node, grads))
+    except NotSupported as error:
+        error.node = error.node or node.name or node.op
+        raise
 
 
 def _total(backward: Backward, grads: dict[Value, list[Value]], value: Value) -> Value | None:
@@ -88,9 +92,11 @@ def _written_out(
         for node in disguised:
             now.update(_replace(graph, node))
         annotate(graph)  # definitions compute shapes, which only a walk through the whole graph follows
-    missing = sorted({n.op for n in between if rule_of(n.domain, n.op) is None and n.op not in CONTROL})
+    missing = [n for n in between if rule_of(n.domain, n.op) is None and n.op not in CONTROL]
     if missing:
-        raise NotSupported(f"no gradient is known of {', '.join(missing)}")
+        error = NotSupported(f"no gradient is known of {', '.join(sorted({n.op for n in missing}))}")
+        error.node = missing[0].name or missing[0].op
+        raise error
     return between, now, kept
 
 

@@ -146,7 +146,8 @@ def _loop(b: Backward, node: Node, grads: list[Value | None], kept: Kept, derive
     states = body.inputs[2:]
     own = len(states)
     scans = len(body.outputs) - 1 - own - (1 + own)  # the last ones are those kept
-    captures = _captures(node)
+    picks = _picks(node)
+    captures = [v for v in _captures(node) if v not in picks]
     moving = [k for k in range(own) if needs(states[k])]
     count = b.Gather(b.Shape(kept.numbers), b.constant(np.asarray(0, np.int64)))
 
@@ -171,29 +172,77 @@ def _loop(b: Backward, node: Node, grads: list[Value | None], kept: Kept, derive
             piece = ops.Gather(grad, place, axis=0)
             piece.type = out.type if piece.type is None or out.type is None else out.type.merge(piece.type)
             targets.append((found.get(out, out), piece))
-    gained = derive(made, targets, [*(begun[k] for k in moving), *captures])
+    taken = [(source, each) for source, nodes in picks.items() for each in nodes]
+    pieces = [found[each.output] for _, each in taken]
+    gained = derive(made, targets, [*(begun[k] for k in moving), *captures, *pieces])
     ops = Backward(made)
     before = [
         ops.Identity(ops.zeros(begun[k]) if grad is None else grad) for k, grad in zip(moving, gained[: len(moving)])
     ]
     totals = [
         ops.Identity(sums[v]) if grad is None else ops.Add(sums[v], grad)
-        for v, grad in zip(captures, gained[len(moving) :])
+        for v, grad in zip(captures, gained[len(moving) : len(moving) + len(captures)])
     ]
-    made.outputs = [ops.Identity(going), *before, *totals]
+    slopes = [
+        ops.Identity(ops.zeros(piece) if grad is None else grad)
+        for piece, grad in zip(pieces, gained[len(moving) + len(captures) :])
+    ]
+    places = [ops.cast(_given(found.get(_given(n.inputs[1]), n.inputs[1])), DType.int64) for _, n in taken]
+    made.outputs = [ops.Identity(going), *before, *totals, *slopes, *(ops.Identity(place) for place in places)]
 
     ends = [node.outputs[k] for k in moving]
     starts = [b.Identity(b.zeros(end) if grads[k] is None else _given(grads[k])) for k, end in zip(moving, ends)] + [
         b.zeros(v) for v in captures
     ]
     results = [Value("", states[k].type) for k in moving] + [Value("", v.type) for v in captures]
-    b.graph.add("Loop", [count, None, *starts], {"body": made}, results, version=node.version, origin="gradient")
+    rows, at = ([Value("", _stacked(v)) for v in each] for each in (slopes, places))
+    b.graph.add(
+        "Loop", [count, None, *starts], {"body": made}, [*results, *rows, *at], version=node.version, origin="gradient"
+    )
     outcome: dict[Value, Value] = dict(zip(captures, results[len(moving) :]))
+    for (source, each), row, place in zip(taken, rows, at):
+        put = _put_back(b, source, int(each.attrs.get("axis", 0)), row, place)
+        outcome[source] = b.Add(outcome[source], put) if source in outcome else put
     for k, result in zip(moving, results):
         source = node.inputs[2 + k]
         if source is not None:
             outcome[source] = b.Add(outcome[source], result) if source in outcome else result
     return outcome
+
+
+def _picks(node: Node) -> dict[Value, list[Node]]:
+    """Values from outside of which every iteration takes one slice and nothing else, with the nodes that do. Their
+    gradients are gathered slice by slice and added up once, where a sum of the whole value in each iteration would
+    take as many times as long."""
+    body: Graph = node.attrs["body"]
+    found: dict[Value, list[Node]] = {}
+    others: set[Value] = set(body.outputs)
+    outside = set(_captures(node))
+    for each in body:
+        picks = each.op == "Gather" and not each.domain and _is_number(each.inputs[1])
+        for position, value in enumerate(each.inputs):
+            if value in outside:
+                if picks and position == 0:
+                    found.setdefault(_given(value), []).append(each)
+                else:
+                    others.add(_given(value))
+        others.update(each.captures())
+    ranked = {v for v in found if isinstance(v.type, TensorType) and v.type.shape is not None}
+    return {value: nodes for value, nodes in found.items() if value in ranked - others}
+
+
+def _is_number(value: Value | None) -> bool:
+    return value is not None and isinstance(value.type, TensorType) and value.type.shape == ()
+
+
+def _put_back(b: Backward, source: Value, axis: int, rows: Value, places: Value) -> Value:
+    """Gradients of slices of a value, added where the slices were taken from."""
+    rank = b.rank(source)
+    axis %= rank
+    moved = [axis, *(k for k in range(rank) if k != axis)]
+    zeros = b.zeros(source) if axis == 0 else b.Transpose(b.zeros(source), perm=moved)
+    added = b.ScatterND(zeros, b.Unsqueeze(places, b.whole(1)), rows, reduction="add")
+    return added if axis == 0 else b.Transpose(added, perm=[int(k) for k in np.argsort(moved)])
 
 
 def _given(value: Value | None) -> Value:

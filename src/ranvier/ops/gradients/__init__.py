@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranvier.ops.gradients import contraction, elementwise, movement, nn, recurrent, reductions, resample
+from ranvier.ops.gradients import contraction, elementwise, layers, movement, nn, recurrent, reductions, resample
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of
 from ranvier.ops.gradients.nn import made_of, parts_of
 
@@ -12,6 +12,7 @@ __all__ = [
     "elementwise",
     "gradient",
     "known_gradients",
+    "layers",
     "made_of",
     "movement",
     "needs",

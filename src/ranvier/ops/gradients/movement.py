@@ -115,17 +115,22 @@ def _slice(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
 def _pad(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     grad, x = grads[0], first(node)
     assert grad is not None
-    mode = attribute(node, "mode", "constant")
-    if mode not in ("constant", b"constant"):
-        raise NotSupported(f"the gradient of Pad with mode {mode!r} is not known")
     rank = b.rank(x)
     pads = constant_ints(operand(node, 1), "pads") if node.version >= 11 else tuple(node.attrs["pads"])
     axes = constant_ints(operand(node, 3), "axes of Pad") or tuple(range(rank))
     count = len(axes)
-    starts, ends = b.whole(*pads[:count]), [-p if p > 0 else 2**62 for p in pads[count:]]
-    inner = b.Slice(grad, starts, b.whole(*ends), b.whole(*axes)) if all(p >= 0 for p in pads) else None
-    if inner is None:
-        raise NotSupported("the gradient of Pad with negative pads is not known")
+    mode = attribute(node, "mode", "constant")
+    mode = mode.decode() if isinstance(mode, bytes) else mode
+    if mode != "constant":
+        inner = _unpadded(b, grad, x, [a % rank for a in axes], pads, mode)
+    elif all(p >= 0 for p in pads):
+        ends = [-p if p > 0 else 2**62 for p in pads[count:]]
+        inner = b.Slice(grad, b.whole(*pads[:count]), b.whole(*ends), b.whole(*axes))
+    else:  # what was cut off has no gradient
+        wide = [0] * (2 * rank)
+        for k, axis in enumerate(axes):
+            wide[axis % rank], wide[axis % rank + rank] = -pads[k], -pads[k + count]
+        inner = b.Pad(grad, b.whole(*wide), b.number(0.0, grad))
     found: list[Value | None] = [inner, *[None] * (len(node.inputs) - 1)]
     value = operand(node, 2)
     if value is not None:
@@ -134,21 +139,40 @@ def _pad(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     return found
 
 
-@gradient("Gather")
-def _gather(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
-    """Rows are added where they were taken from, however often."""
-    grad, x, indices = grads[0], first(node), node.inputs[1]
-    assert grad is not None and indices is not None
-    axis, rank = b.axis(node, 0, x), b.rank(x)
-    lead = b.rank(indices)
+def _unpadded(b: Backward, grad: Value, x: Value, axes: list[int], pads: tuple[int, ...], mode: str) -> Value:
+    """Padding with what is there already takes elements from places of each axis: gradients go back to them."""
+    sizes = b.sizes(x)
+    for k, axis in reversed(list(enumerate(axes))):
+        before, after = pads[k], pads[k + len(axes)]
+        places = np.arange(sizes[axis], dtype=np.int64)
+        places = places[max(-before, 0) : len(places) - max(-after, 0)]
+        places = np.pad(places, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
+        target = list(b.sizes(grad))
+        target[axis] = sizes[axis]
+        zeros = b.Expand(b.number(0.0, grad), b.whole(*target))
+        grad = _added_rows(b, zeros, b.constant(places), grad, axis, 1)
+    return grad
+
+
+def _added_rows(b: Backward, zeros: Value, indices: Value, grad: Value, axis: int, lead: int) -> Value:
+    """Slices along an axis added to zeros at their indices, of which there are ``lead`` dimensions."""
+    rank = b.rank(zeros)
     # the gathered axes first, then as rows of a ScatterND
     order = [*range(axis, axis + lead), *range(axis), *range(axis + lead, rank - 1 + lead)]
     rows = grad if order == sorted(order) else b.Transpose(grad, perm=order)
     places = b.Unsqueeze(b.cast(indices, DType.int64), b.whole(lead))
     moved = [axis, *(k for k in range(rank) if k != axis)]
-    zeros = b.zeros(x) if axis == 0 else b.Transpose(b.zeros(x), perm=moved)
-    added = b.ScatterND(zeros, places, rows, reduction="add")
-    return [added if axis == 0 else b.Transpose(added, perm=[int(k) for k in np.argsort(moved)]), None]
+    base = zeros if axis == 0 else b.Transpose(zeros, perm=moved)
+    added = b.ScatterND(base, places, rows, reduction="add")
+    return added if axis == 0 else b.Transpose(added, perm=[int(k) for k in np.argsort(moved)])
+
+
+@gradient("Gather")
+def _gather(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """Rows are added where they were taken from, however often."""
+    grad, x, indices = grads[0], first(node), node.inputs[1]
+    assert grad is not None and indices is not None
+    return [_added_rows(b, b.zeros(x), indices, grad, b.axis(node, 0, x), b.rank(indices)), None]
 
 
 @gradient("GatherElements")
@@ -163,9 +187,16 @@ def _gather_elements(b: Backward, node: Node, grads: list[Value | None]) -> Grad
 def _gather_nd(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     grad, x = grads[0], first(node)
     assert grad is not None
-    if attribute(node, "batch_dims", 0):
-        raise NotSupported("the gradient of GatherND with batch_dims is not known")
-    return [b.ScatterND(b.zeros(x), node.inputs[1], grad, reduction="add"), None]
+    indices = node.inputs[1]
+    assert indices is not None
+    batch = int(attribute(node, "batch_dims", 0))
+    if batch:  # scattering knows no such dimensions: their places become part of the indices
+        sizes = b.sizes(indices)
+        grids = np.meshgrid(*(np.arange(d, dtype=np.int64) for d in sizes[:batch]), indexing="ij")
+        places = np.stack(grids, axis=-1).reshape(*sizes[:batch], *[1] * (len(sizes) - 1 - batch), batch)
+        wide = b.constant(np.ascontiguousarray(np.broadcast_to(places, (*sizes[:-1], batch))))
+        indices = b.node("Concat", [wide, b.cast(indices, DType.int64)], {"axis": len(sizes) - 1}).output
+    return [b.ScatterND(b.zeros(x), indices, grad, reduction="add"), None]
 
 
 @gradient("ScatterElements", "Scatter")

@@ -83,21 +83,53 @@ def _spread(b: Backward, node: Node, grad: Value, x: Value, y: Value, axes: tupl
 def _products_of_others(b: Backward, grad: Value, x: Value, axes: tuple[int, ...]) -> Value:
     """For a product each factor's slope is the product of the others: running products from both ends, because dividing
     by the factor fails where it is zero."""
-    if len(axes) != 1:
-        raise NotSupported("the gradient of ReduceProd is known for one axis at a time")
-    size = b.dims(x)[axes[0]]
-    if not isinstance(size, int) or size > 64:
-        raise NotSupported("the gradient of ReduceProd is known for up to 64 factors")
-    axis = axes[0]
-    parts = [b.Slice(x, b.whole(k), b.whole(k + 1), b.whole(axis)) for k in range(size)]
-    left, right = [b.number(1.0, x)], [b.number(1.0, x)]
-    for part in parts[:-1]:
-        left.append(b.Mul(left[-1], part))
-    for part in parts[:0:-1]:
-        right.append(b.Mul(right[-1], part))
-    others = [b.Mul(a, z) for a, z in zip(left, reversed(right))]
-    wide = [b.Mul(grad, each) for each in others]
-    return b.node("Concat", wide, {"axis": axis}).output
+    if not axes:
+        return grad
+    sizes, rank = b.sizes(x), b.rank(x)
+    kept = [k for k in range(rank) if k not in axes]
+    order = [*kept, *axes]
+    count = math.prod(sizes[a] for a in axes)
+    rows = b.Reshape(b.Transpose(x, perm=order), b.whole(*(sizes[k] for k in kept), count))
+    others = b.Mul(_products_before(b, rows, len(kept), 1), _products_before(b, rows, len(kept), -1))
+    apart = b.Reshape(others, b.whole(*(sizes[k] for k in order)))
+    return b.Mul(grad, b.Transpose(apart, perm=sorted(range(rank), key=order.__getitem__)))
+
+
+def _shifted(b: Backward, x: Value, axis: int, by: int, direction: int, fill: float) -> Value:
+    """Each element ``by`` places further along an axis (back, the other way), and a number where none comes from."""
+    rank, by = b.rank(x), min(by, b.sizes(x)[axis])
+    pads = [0] * (2 * rank)
+    ahead, behind = (axis, rank + axis) if direction > 0 else (rank + axis, axis)
+    pads[ahead], pads[behind] = by, -by
+    return b.Pad(x, b.whole(*pads), b.number(fill, x))
+
+
+def _products_before(b: Backward, x: Value, axis: int, direction: int) -> Value:
+    """The product of all that comes before each element (after it, the other way): in each turn of twice as many."""
+    found, reach = _shifted(b, x, axis, 1, direction, 1.0), 1
+    while reach < b.sizes(x)[axis]:
+        found = b.Mul(found, _shifted(b, found, axis, reach, direction, 1.0))
+        reach *= 2
+    return found
+
+
+@gradient("CumProd")
+def _cumprod(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """What comes back to an element is its own gradient, and what comes back to the next one times that one: a running
+    sum whose steps are taken together in pairs, then in fours and so on. Nothing is divided by what may be zero."""
+    grad, x = grads[0], first(node)
+    assert grad is not None
+    (axis,) = constant_ints(operand(node, 1), "the axis of CumProd")
+    axis = axis % b.rank(x)
+    forwards = -1 if attribute(node, "reverse", 0) else 1
+    if attribute(node, "exclusive", 0):
+        grad = _shifted(b, grad, axis, 1, -forwards, 0.0)
+    factor, total, reach = _shifted(b, x, axis, 1, -forwards, 1.0), grad, 1
+    while reach < b.sizes(x)[axis]:
+        total = b.Add(total, b.Mul(factor, _shifted(b, total, axis, reach, -forwards, 0.0)))
+        factor = b.Mul(factor, _shifted(b, factor, axis, reach, -forwards, 1.0))
+        reach *= 2
+    return [b.Mul(_products_before(b, x, axis, forwards), total), None]
 
 
 @gradient("CumSum")

@@ -1,0 +1,101 @@
+"""Rarer layers as plain operators, and the gradient of determinants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
+from ranvier.ops.gradients.nn import made_of
+
+_LARGEST = 32  # matrices whose determinants are derived by those of their parts
+
+
+@gradient("Det")
+def _det(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """By the determinants of what is left without a row and a column, which holds for singular matrices too."""
+    grad, x = grads[0], first(node)
+    assert grad is not None
+    sizes = b.sizes(x)
+    n, rank = sizes[-1], len(sizes)
+    if n > _LARGEST:
+        raise NotSupported(f"the gradient of Det is known up to {_LARGEST} rows")
+    wide = b.Unsqueeze(grad, b.whole(rank - 2, rank - 1))
+    if n == 1:
+        return [b.Expand(wide, b.shape(x))]
+    others = np.array([[j for j in range(n) if j != k] for k in range(n)], np.int64)
+    rows = b.Gather(x, b.constant(others), axis=rank - 2)  # [..., n, n - 1, n]
+    minors = b.Gather(rows, b.constant(others), axis=rank)  # [..., n, n - 1, n, n - 1]
+    order = [*range(rank - 2), rank - 2, rank, rank - 1, rank + 1]
+    signs = (-1.0) ** np.add.outer(np.arange(n), np.arange(n))
+    cofactors = b.Mul(b.Det(b.Transpose(minors, perm=order)), b.constant(signs.astype(b.dtype(x).numpy)))
+    return [b.Mul(wide, cofactors)]
+
+
+@made_of("LRN")
+def _local_response(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    size = int(node.attrs["size"])
+    alpha, beta, bias = (float(attribute(node, k, d)) for k, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    channels, rank = b.dims(x)[1], b.rank(x)
+    if not isinstance(channels, int):
+        raise NotSupported("the gradient of LRN needs the number of channels")
+    pads = [0] * (2 * rank)
+    pads[1], pads[rank + 1] = (size - 1) // 2, size // 2
+    squares = b.Pad(b.Mul(x, x), b.whole(*pads), b.number(0.0, x))
+    parts = [b.Slice(squares, b.whole(k), b.whole(k + channels), b.whole(1)) for k in range(size)]
+    total = b.Add(b.Mul(b.add_all(parts), b.number(alpha / size, x)), b.number(bias, x))
+    return [b.Div(x, b.Pow(total, b.number(beta, x)))]
+
+
+@made_of("LpPool")
+def _norm_pool(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    if attribute(node, "ceil_mode", 0):
+        raise NotSupported("the gradient of LpPool with ceil_mode is not known")
+    p = float(attribute(node, "p", 2))
+    attrs = {key: value for key, value in node.attrs.items() if key not in ("p", "ceil_mode")}
+    powers = b.Pow(b.Abs(x), b.number(p, x))
+    mean = b.node("AveragePool", [powers], {**attrs, "count_include_pad": 1}).output
+    total = b.Mul(mean, b.number(float(math.prod(node.attrs["kernel_shape"])), x))
+    return [b.Pow(total, b.number(1.0 / p, x))]
+
+
+@made_of("GlobalLpPool")
+def _global_norm_pool(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    p = float(attribute(node, "p", 2))
+    axes = b.whole(*range(2, b.rank(x)))
+    return [b.Pow(b.ReduceSum(b.Pow(b.Abs(x), b.number(p, x)), axes, keepdims=1), b.number(1.0 / p, x))]
+
+
+@made_of("DequantizeLinear")
+def _dequantize(b: Backward, node: Node) -> Sequence[Value]:
+    """A product: scales can be learned."""
+    x, scale, zero = first(node), node.inputs[1], operand(node, 2)
+    assert scale is not None
+    if attribute(node, "block_size", 0):
+        raise NotSupported("the gradient of DequantizeLinear by blocks is not known")
+    kind = b.dtype(scale)
+    wide = [1] * b.rank(x)
+    if b.rank(scale) == 1:
+        wide[b.axis(node, 1, x)] = b.sizes(scale)[0]
+    steps = b.cast(x, kind)
+    if zero is not None:
+        steps = b.Sub(steps, b.Reshape(b.cast(zero, kind), b.whole(*wide)))
+    return [b.Mul(steps, b.Reshape(scale, b.whole(*wide)))]
+
+
+@made_of("Compress")
+def _compress(b: Backward, node: Node) -> Sequence[Value]:
+    x, condition = first(node), node.inputs[1]
+    assert condition is not None
+    places = b.Squeeze(b.NonZero(b.cast(condition, DType.bool)), b.whole(0))
+    if "axis" not in node.attrs:
+        return [b.Gather(b.Reshape(x, b.whole(-1)), places, axis=0)]
+    return [b.Gather(x, places, axis=b.axis(node, 0, x))]
