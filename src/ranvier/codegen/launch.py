@@ -86,6 +86,7 @@ class Launch:
     # its tiles are to be worked on in order.
     rounds: int = 1
     rate: float = 1.0  # operations in the time of one of float32's, by the units that do them
+    origin: object = field(default=None, compare=False, hash=False)  # what could make it again for a part of the work
 
     @property
     def units(self) -> Units:
@@ -96,4 +97,15 @@ class Launch:
     def labelled(self, label: str) -> Launch:
         """The same step, standing for other nodes."""
         work = (self.grain, self.scratch, self.flops, self.traffic)
-        return Launch(self.spec, self.buffers, self.dims, self.tiles, self.writes, *work, label, self.rounds, self.rate)
+        return Launch(
+            self.spec,
+            self.buffers,
+            self.dims,
+            self.tiles,
+            self.writes,
+            *work,
+            label,
+            self.rounds,
+            self.rate,
+            self.origin,
+        )

@@ -18,6 +18,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.cpu.target import Packs, Realised, Target
+from ranvier.varying import following
 
 
 class Realiser(BaseRealiser):
@@ -46,7 +47,20 @@ class Realiser(BaseRealiser):
             self.realise()
             if self._consultation is not None:
                 self.done.decisions = self._consultation.decisions
+        if any(each.origin is not None for each in launches) and not following():
+            self._chain()
         return self.done
+
+    def _chain(self) -> None:
+        """Convolutions that follow each other are taken together where the tensors between them are large."""
+        from ranvier.codegen.llvm.conv import chained
+
+        kept = {storage for storage, _, _ in self.checks} | set(self.reuse)
+        launches, places = chained(self.done.launches, self.isa, self.threads, kept)
+        if len(launches) < len(places):
+            self.done.launches = launches
+            for each in self.done.decisions:
+                each.first, each.end = places[each.first], places[each.end - 1] + 1
 
     def planned(self, groups: Sequence[Group]) -> None:
         if self.target.narrow is not None:

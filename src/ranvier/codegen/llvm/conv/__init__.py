@@ -14,6 +14,7 @@ when they are stored. Where there is no kernel for them (:func:`takes_bfloat`) t
 
 from __future__ import annotations
 
+from ranvier.codegen.llvm.conv.bands import chained
 from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
 from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, panel_width, takes_any_layout, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
@@ -34,6 +35,7 @@ from ranvier.codegen.llvm.conv.transpose import (
 __all__ = [
     "ConvShape",
     "Packed",
+    "chained",
     "conv",
     "conv_dynamic",
     "conv_transpose",

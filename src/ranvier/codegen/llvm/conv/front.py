@@ -11,6 +11,7 @@ from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv import bfloat, depthwise, narrow, plan, rows
 from ranvier.codegen.llvm.conv import winograd as winograd_kernels
+from ranvier.codegen.llvm.conv.origin import origin
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
 from ranvier.codegen.llvm.conv.widen import widened
 from ranvier.codegen.llvm.isa import Isa
@@ -130,6 +131,22 @@ def conv(
     Operands of the epilogue have axes (image, output pixel in row-major order, output channel); ``numbering`` is for
     outputs that are part of a larger one.
     """
+    launches = _launches(x, packed, out, shape, isa, epilogue, threads, numbering)
+    if len(launches) == 1 and numbering is None:
+        launches[0].origin = origin(x, packed, out, shape, epilogue)
+    return launches
+
+
+def _launches(
+    x: View,
+    packed: Packed,
+    out: View,
+    shape: ConvShape,
+    isa: Isa,
+    epilogue: Epilogue | None,
+    threads: int,
+    numbering: Numbering | None,
+) -> list[Launch]:
     if shape.is_empty:
         return []
     if packed.kind.startswith("bfloat"):
