@@ -1,0 +1,71 @@
+"""Times of launches on a GPU: captured as a graph, replayed many times between two events."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+Launch = Callable[[], object]
+
+
+def captured(launch: Launch) -> torch.cuda.CUDAGraph:
+    """The launches as one graph; they run twice before, which compiles and tunes whatever has to be."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch()
+        launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph
+
+
+def milliseconds(call: Launch, *, least: float = 40.0, groups: int = 9) -> float:
+    """The median of groups of calls back to back, all groups together at least ``least`` milliseconds."""
+
+    def group(count: int) -> float:
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        for _ in range(count):
+            call()
+        after.record()
+        after.synchronize()
+        return float(before.elapsed_time(after)) / count
+
+    call()
+    torch.cuda.synchronize()
+    once = max(1e-3, group(2))
+    count = max(1, min(200, round(least / groups / once)))
+    return statistics.median(group(count) for _ in range(groups))
+
+
+def replayed(launch: Launch, *, least: float = 40.0) -> float:
+    """Milliseconds of one replay of the launches as a graph."""
+    graph = captured(launch)
+    return milliseconds(graph.replay, least=least)
+
+
+def fastest(candidates: Iterable[T], launch: Callable[[T], Launch]) -> tuple[T, float, dict[str, str]]:
+    """The candidate whose graph replays fastest, its milliseconds, and what each took or why it failed."""
+    best: tuple[T, float] | None = None
+    seen: dict[str, str] = {}
+    for candidate in candidates:
+        try:
+            took = replayed(launch(candidate), least=8.0)
+        except Exception as error:  # a tile that does not fit must not end the others
+            torch.cuda.synchronize()
+            seen[str(candidate)] = f"{type(error).__name__}: {str(error)[:120]}"
+            continue
+        seen[str(candidate)] = f"{took:.5f} ms"
+        if best is None or took < best[1]:
+            best = (candidate, took)
+    if best is None:
+        raise RuntimeError(f"no candidate ran: {seen}")
+    return best[0], best[1], seen
