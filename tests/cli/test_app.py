@@ -135,7 +135,7 @@ def test_limits_and_providers_from_the_command_line(call, dense):
     assert call("run", dense, "--limit", "memory_bytes=1G", "--limit", "run_seconds=none").exit_code == 0
     assert "did you mean 'memory_bytes'" in call("run", dense, "--limit", "memory_byte=1").stderr
     assert call("run", dense, "--limit", "memory_bytes=lots").exit_code == exit_codes.USAGE
-    assert call("run", dense, "--provider", "CUDAExecutionProvider").exit_code == exit_codes.PROVIDER_UNAVAILABLE
+    assert call("run", dense, "--provider", "ROCMExecutionProvider").exit_code == exit_codes.PROVIDER_UNAVAILABLE
     assert call("run", dense, "--provider", "reference", "--threads", "1", "--level", "none").exit_code == 0
     assert call("run", dense, "--provider", "unheard-of").exit_code == exit_codes.USAGE
 

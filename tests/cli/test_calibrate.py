@@ -58,7 +58,7 @@ def test_what_cannot_be_measured_is_told(call: Call) -> None:
     result = call("calibrate", "-p", "cpuu")
     assert result.exit_code == 2
     assert "did you mean 'cpu'" in result.output
-    failed = call("calibrate", "-p", "CUDAExecutionProvider")
+    failed = call("calibrate", "-p", "ROCMExecutionProvider")
     assert failed.exit_code == 1
     assert "cannot be measured" in failed.output
 

@@ -247,10 +247,10 @@ def test_providers_that_are_wrong(model: bytes, providers: Any, options: Any, pr
 
 
 def test_a_missing_provider_is_passed_over_or_an_error(model: bytes) -> None:
-    listed = ["CUDAExecutionProvider", ("TensorrtExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
+    listed = ["ROCMExecutionProvider", ("TensorrtExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
     assert rv.InferenceSession(model, providers=listed).get_providers() == ["CPUExecutionProvider"]
     with pytest.raises(errors.ProviderUnavailable) as caught:
-        rv.InferenceSession(model, providers=["CUDAExecutionProvider"])
+        rv.InferenceSession(model, providers=["ROCMExecutionProvider"])
     assert isinstance(caught.value, rv.EPFail)
     assert rv.InferenceSession(model, providers="reference").get_providers()
     assert rv.InferenceSession(model, providers=[]).get_providers() == rv.InferenceSession(model).get_providers()
