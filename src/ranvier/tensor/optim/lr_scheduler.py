@@ -274,12 +274,14 @@ class SequentialLR(LRScheduler):
         if len(schedulers) != len(milestones) + 1:
             raise InvalidInput(f"{len(schedulers)} schedules have {len(schedulers) - 1} milestones between them")
         self._schedulers, self._milestones = list(schedulers), list(milestones)
-        bases = schedulers[0].base_lrs
-        for each in schedulers:
-            each.base_lrs = list(bases)  # each was made when another had set the rate already
+        first = list(schedulers[0].base_lrs)
         super().__init__(optimizer, last_epoch)
+        self.base_lrs = first  # each part was made when another had set the rate already
+        self._set()
 
     def _set(self) -> None:
+        for each in self._schedulers:
+            each.base_lrs = list(self.base_lrs)
         at = bisect_right(self._milestones, self.last_epoch)
         chosen = self._schedulers[at]
         chosen.last_epoch = self.last_epoch - (self._milestones[at - 1] if at else 0)
