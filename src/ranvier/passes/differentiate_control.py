@@ -204,9 +204,9 @@ def _loop(b: Backward, node: Node, grads: list[Value | None], kept: Kept, derive
         put = _put_back(b, source, int(each.attrs.get("axis", 0)), row, place)
         outcome[source] = b.Add(outcome[source], put) if source in outcome else put
     for k, result in zip(moving, results):
-        source = node.inputs[2 + k]
-        if source is not None:
-            outcome[source] = b.Add(outcome[source], result) if source in outcome else result
+        start = node.inputs[2 + k]
+        if start is not None:
+            outcome[start] = b.Add(outcome[start], result) if start in outcome else result
     return outcome
 
 

@@ -209,8 +209,8 @@ def _celu(b: Backward, node: Node, x: Value, y: Value) -> Value:
 
 @_unary("Selu")
 def _selu(b: Backward, node: Node, x: Value, y: Value) -> Value:
-    gamma = attribute(node, "gamma", 1.0507009873554805)
-    alpha = attribute(node, "alpha", 1.6732632423543772)
+    gamma = attribute(node, "gamma", 1.05070102214813232421875)
+    alpha = attribute(node, "alpha", 1.67326319217681884765625)
     return b.Where(_positive(b, x), b.number(gamma, x), b.Add(y, b.number(gamma * alpha, x)))
 
 
