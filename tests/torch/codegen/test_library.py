@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,39 @@ def test_calls_name_what_they_write() -> None:
     nest, a, out = doubled(4, 8)
     call = library.kernel(nest).calls[0]
     assert call.storages == (a.storage, out.storage) and call.written == (out.storage,)
+
+
+def test_later_launches_go_straight_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton compiled is handed addresses as numbers; addresses aligned otherwise are compiled for apart."""
+    seen: list[tuple[str, tuple[Any, ...]]] = []
+
+    class Compiled:
+        function, packed_metadata = "entry", "packed"
+
+        def run(self, *args: Any) -> None:
+            seen.append(("driver", args))
+
+    class Jitted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def launch(*args: Any, **options: Any) -> Compiled:
+                seen.append(("triton", (grid, len(args), options["num_warps"])))
+                return Compiled()
+
+            return launch
+
+    monkeypatch.setattr(library, "function", lambda text, name: Jitted())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7 + device, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    nest, a, out = doubled(2, 9)
+    made = library.kernel(nest)
+    source = made.calls[0].source
+    x, y = torch.zeros(64), torch.zeros(64)
+    for start in (0, 4, 1):
+        made.launch({a.storage: x[start:], out.storage: y})
+    rest = (*source.numbers, *(size for _, size in source.constants))
+    first = ("triton", (source.grid, 2 + len(source.numbers), source.warps))
+    again = ("driver", (*source.grid, 8, "entry", "packed", None, None, None, x[4:].data_ptr(), y.data_ptr(), *rest))
+    assert x.data_ptr() % 16 == 0 and seen == [first, again, first]
 
 
 @pytest.fixture

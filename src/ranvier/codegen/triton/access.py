@@ -152,7 +152,8 @@ class Access(Writer):
         self._loops += 1
         name = f"r{self._loops}"
         if not self.two:
-            with self.loop(f"for {name}b in range(0, {self.points('r')}):"):
+            steps = f"tl.range(0, {self.points('r')}, loop_unroll_factor=4)"  # so that loads are under way together
+            with self.loop(f"for {name}b in {steps}:"):
                 self.line(f"{name} = tl.cast({name}b, {'tl.int64' if self.wide else 'tl.int32'})")
                 self._flat["r"] = Value(name, 0)
                 if self.reverse:
@@ -362,6 +363,14 @@ class Access(Writer):
                 self.value(expr)
             elif isinstance(expr, Op):
                 stack.extend(expr.args)
+            else:
+                self._fixed_spans(expr.operand)
+
+    def _fixed_spans(self, k: int) -> None:
+        """The positions of an operand that only the outer point decides."""
+        for group in ("x", "b"):
+            for first, last in _runs(self.nest, self.nest.operands[k], self._groups[group]):
+                self._span(group, first, last)
 
     def varies(self, expr: Expr) -> bool:
         """Whether an expression depends on the position in the row."""

@@ -30,12 +30,12 @@ from ranvier.codegen.loops.normalize import normalized
 from ranvier.codegen.loops.split import split
 from ranvier.codegen.storage import Storage
 from ranvier.codegen.triton.printer import Pointer, Source, printed
-from ranvier.codegen.triton.schedule import PROCESSORS, Plan, plan
+from ranvier.codegen.triton.schedule import PROCESSORS, Plan, plan, power_of_two
 from ranvier.records import dataclass
 
 Memory = Mapping[Storage, Any]  # torch tensors
 _FEW = PROCESSORS // 2  # programs; with fewer, most of the GPU would idle
-_PARTS = 1024  # that a row is cut into at most
+_ENOUGH = PROCESSORS * 16  # programs that rows are cut into parts for
 
 _functions: dict[tuple[str, str], Any] = {}  # kernels by their text
 
@@ -49,8 +49,9 @@ def kernel(nest: Nest) -> Printed:
         return Printed(())
     first = plan(normal)
     parts = [normal]
-    if normal.row and first.way != "flat" and first.programs(normal) < _FEW:
-        parts = split(normal, _PARTS)
+    programs = first.programs(normal)
+    if normal.row and programs < _FEW:
+        parts = split(normal, power_of_two(-(-_ENOUGH // programs)))  # parts of even length stay aligned
     if parts[0] is normal:
         return Printed((Call(printed(normal, tune.known(normal, first))),))
     calls = []

@@ -4,7 +4,8 @@ A program works on a tile of one or two axes. Each of them, and the number of th
 nest's axes, counted through like the digits of a number. There are four ways::
 
     flat      one axis: all points, counted through
-    tiled     two axes of the nest, one along which a tensor read is contiguous, one along which the one written is
+    tiled     two axes of the nest, one along which a tensor read is contiguous, one along which the one written is;
+              or the last axes, along which a tensor read stands still, and the others
     rows      outer points by row points; the row whole (then what was loaded stays in registers), or in steps
     columns   one axis, outer points; every lane walks its own row
 
@@ -54,7 +55,7 @@ def plan(nest: Nest) -> Plan:
     """The way and the sizes for a nest in normal form."""
     axes = tuple(range(len(nest.extents)))
     if not nest.row:
-        return _tiled(nest, axes) or _flat(nest, axes)
+        return _tiled(nest, axes) or _stretched(nest, axes) or _flat(nest, axes)
     row, outer = tuple(a for a in axes if a in nest.row), nest.outer
     length, lanes = _points(nest, row), _points(nest, outer)
     along = _contiguous(nest, row) >= _contiguous(nest, outer)
@@ -97,7 +98,24 @@ def _tiled(nest: Nest, axes: tuple[int, ...]) -> Plan | None:
         blocks[0] = 32
     rest = tuple(a for a in axes if a not in (source, target))
     elements = blocks[0] * blocks[1]
-    return Plan("tiled", (source,), (target,), rest, (blocks[0], blocks[1]), False, _warps(elements, 256))
+    return Plan("tiled", (source,), (target,), rest, (blocks[0], blocks[1]), False, _warps(elements, 512))
+
+
+def _stretched(nest: Nest, axes: tuple[int, ...]) -> Plan | None:
+    """Where something is read once for all points of the last axes, as a channel's scale is for its pixels."""
+    written = nest.written()
+    for k, operand in enumerate(nest.operands):
+        last = len(axes)
+        while last and not operand.strides[last - 1]:
+            last -= 1
+        length = _points(nest, axes[last:])
+        if k in written or operand.at is not None or not 0 < last < len(axes) or length < 64:
+            continue
+        steps = [r for r in (1024, 512, 256, 128, 64) if -(-length // r) * r <= length * 1.15] or [64]
+        first = min(1024 // steps[0], power_of_two(_points(nest, axes[:last])))
+        warps = _warps(first * steps[0], 256)
+        return Plan("tiled", axes[:last], axes[last:], (), (first, steps[0]), False, warps)
+    return None
 
 
 def _rows(nest: Nest, outer: tuple[int, ...], row: tuple[int, ...], along: bool) -> Plan:
