@@ -47,7 +47,7 @@ def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True,
         usual = f"winograd{m}"
 
     def others() -> dict[str, str]:
-        ways = ["gemm", *(f"winograd{m}" for m in _TRANSFORM if winograd and _can_winograd(shape))]
+        ways = ["gemm", *(f"winograd{m}" for m in WINOGRAD if winograd and _can_winograd(shape))]
         return {way: way for way in ways}
 
     return tuning.choose("conv way", lambda: (*shape.key(), item), usual, others)
@@ -58,6 +58,7 @@ def panel_width(shape: ConvShape, isa: Isa, kind: str, *, item: int = 4) -> int:
     return plan.panel_vectors(shape, isa, item) if kind.startswith(("gemm", "winograd")) else 0
 
 
+WINOGRAD = (2, 4, 6)  # squares there are kernels for; the largest wins seldom, and only where it is measured (tuning)
 # Nanoseconds on the reference machine; only their proportions matter for the choice.
 _FLOP = 1 / 150.0
 _BYTE = 1 / 20.0  # of weights, which a network's other layers have pushed out of the near caches

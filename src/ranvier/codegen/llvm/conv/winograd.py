@@ -1,4 +1,4 @@
-"""3x3 convolutions of stride 1 by Winograd's F(2x2) and F(4x4): fewer multiplications than outputs times taps.
+"""3x3 convolutions of stride 1 by Winograd's F(2x2), F(4x4) and F(6x6): fewer multiplications than outputs times taps.
 
 A tile of a launch is a block of output squares times a block of channel panels, and stays in the second cache from the
 first load to the last store: the input squares are transformed (vectors run along the channels), one matrix product
