@@ -170,6 +170,13 @@ def _bias_behind(after: list[Node]) -> Value | None:
     return None
 
 
+def before_final(value: Value) -> Value:
+    """What goes into the softmax or sigmoid that an output is; the output itself where it is none."""
+    node = value.producer
+    inner = None if node is None or node.domain or node.op not in _FINAL else node.input(0)
+    return value if inner is None else inner
+
+
 def replace_head(graph: Graph, classes: int, draw: Callable[..., Array], keep_softmax: bool) -> list[str]:
     """Give a classifier another number of classes; the names of the new weights are returned."""
     if classes < 1:

@@ -27,7 +27,7 @@ from ranvier.tensor.manipulate import astype
 from ranvier.tensor.nn.functional.sparse import dropout
 from ranvier.tensor.nn.modules.base import Module
 from ranvier.tensor.nn.precision import autocast_dtype
-from ranvier.tensor.state import Parameter, State
+from ranvier.tensor.state import Parameter, Setting, State
 from ranvier.tensor.training import adapters
 from ranvier.tensor.training.learned import roles_of
 from ranvier.tensor.training.lowering import LEARNING, Steps, copied, settle, steps_of
@@ -35,10 +35,11 @@ from ranvier.tensor.training.lowering import LEARNING, Steps, copied, settle, st
 Array = np.ndarray[Any, Any]
 
 
-def trainable(model: Any, *, frozen: str | Iterable[str] = ()) -> Imported:
-    """A model of an ONNX file, a session or a graph as a module: its float weights are parameters.
+def trainable(model: Any, *, frozen: str | Iterable[str] = (), logits: bool = False) -> Imported:
+    """A model of an ONNX file, or a graph, as a module: its float weights are parameters.
 
-    ``frozen``: patterns of names that are not to be learned; see ``Imported.freeze``.
+    ``frozen``: patterns of names that are not to be learned; see ``Imported.freeze``. ``logits``: where an output is a
+    softmax or a sigmoid, the module gives what goes into it, as losses want it; the exported file still has it.
     """
     if isinstance(model, Graph):
         graph, _ = copied(model)
@@ -48,7 +49,7 @@ def trainable(model: Any, *, frozen: str | Iterable[str] = ()) -> Imported:
         )
     else:
         graph = onnx_format.read(model)
-    found = Imported(graph)
+    found = Imported(graph, logits=logits)
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
     if patterns:
         found.freeze(*patterns)
@@ -58,9 +59,11 @@ def trainable(model: Any, *, frozen: str | Iterable[str] = ()) -> Imported:
 class Imported(Module):
     """A loaded model as a module. Parameters and buffers have the names of the file's initializers."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, logits: bool = False) -> None:
         super().__init__()
         self.graph = graph
+        self._segments = Setting(1)
+        self._logits = logits
         settle(graph)
         roles = roles_of(graph)
         for name, first in roles.same.items():
@@ -81,6 +84,16 @@ class Imported(Module):
     def _learn(self, name: str) -> None:
         self._parameters[name] = Parameter(_array(self.graph, name), name=name)
 
+    @property
+    def segments(self) -> int:
+        """In how many parts it is computed whose inner values are not kept for the gradient, but computed again; 1:
+        everything is kept."""
+        return self._segments.value
+
+    @segments.setter
+    def segments(self, number: int) -> None:
+        self._segments.value = number
+
     # -- running ----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +105,7 @@ class Imported(Module):
         masks = [dropout(Tensor(np.ones(m.shape, m.dtype.numpy)), m.ratio, self.training) for m in steps.masks]
         device = learned[0]._expr.device if learned else inputs[0]._expr.device if inputs else None
         given = [each._expr for each in (*inputs, *learned, *states, *masks)]
-        made = steps.follow(given, device, autocast_dtype())
+        made = steps.follow(given, device, autocast_dtype(), self.segments if self.training else 1)
         for name, k in steps.renewed:
             state = self._buffers[name]
             assert state is not None
@@ -125,7 +138,13 @@ class Imported(Module):
         key = (tuple((x.dtype, x.shape) for x in inputs), training)
         if key not in self._lowered:
             types = {name: (x.dtype, x.shape) for name, x in zip(self.input_names, inputs)}
-            self._lowered[key] = steps_of(self.graph, types, list(self._parameters), list(self._buffers), training)
+            whole = self.graph.outputs
+            if self._logits:
+                self.graph.outputs = [adapters.before_final(value) for value in whole]
+            try:
+                self._lowered[key] = steps_of(self.graph, types, list(self._parameters), list(self._buffers), training)
+            finally:
+                self.graph.outputs = whole
         return self._lowered[key]
 
     def _learning_nodes(self) -> frozenset[str]:

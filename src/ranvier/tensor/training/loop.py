@@ -30,6 +30,8 @@ from ranvier.tensor.training.callbacks import Callbacks
 from ranvier.tensor.training.checkpoints import Checkpoints
 from ranvier.tensor.training.data import Data, as_data
 from ranvier.tensor.training.history import History
+from ranvier.tensor.training.limits import fit_into
+from ranvier.tensor.training.memory import bytes_of_text
 from ranvier.tensor.training.metrics import Metric, metrics_of
 from ranvier.tensor.training.plots import LivePlot
 from ranvier.tensor.training.progress import Shown, shown_of, values_text
@@ -51,6 +53,8 @@ class Trainer:
     ``clip`` limits the norm of all gradients (``clip_value`` each element), ``accumulate`` gathers gradients of several
     batches for one step, ``schedule`` is stepped after every step (``schedule_by="epoch"``: every epoch), ``ema`` is
     the decay of averaged weights, with which is validated; ``precision`` runs products in ``"bf16"`` or ``"fp16"``.
+    ``memory_limit`` (bytes, or ``"500 MB"``): the model is cut into segments that are computed again on the way back,
+    as few as keep a step below it; OutOfMemory where that is not enough.
     ``folder`` takes checkpoints, the record of the run and its numbers.
     """
 
@@ -276,9 +280,14 @@ class _Fitting:
     def run(self, epoch: int, batch: int) -> str:
         trainer = self._trainer
         trainer._reason = ""
+        trainer.model.train()
+        if trainer._limit is not None:
+            first = next(iter(self._data.epoch(epoch, batch)), None)
+            if first is not None:
+                fit_into(trainer, first, bytes_of_text(trainer._limit))
+                trainer._limit = None  # a model that is cut stays so
         self._shown.begin(self._total, trainer.step)
         self._callbacks.begin(trainer)
-        trainer.model.train()
         while not self._over(epoch):
             ended = True
             for group in self._groups(epoch, batch):

@@ -32,6 +32,8 @@ from ranvier.passes import (
 )
 from ranvier.records import dataclass
 from ranvier.tensor.building import version_of
+from ranvier.tensor.core import Tensor, wrapped
+from ranvier.tensor.custom import checkpoint
 from ranvier.tensor.expr import ITEM, Expr, Fixed, Spec, applied, known, spec, tie
 
 Shape = tuple[int, ...]
@@ -63,18 +65,69 @@ class Steps:
     renewed: list[tuple[str, int]]  # states that get a new value, and which
     tied: list[list[int]]  # results of one operator, computed together
 
-    def follow(self, given: Sequence[Expr], device: Device | None, small: DType | None = None) -> list[Expr]:
-        """Values of everything. ``small``: products of float32 run in this type, as ``autocast`` asks for."""
+    def follow(
+        self, given: Sequence[Expr], device: Device | None, small: DType | None = None, segments: int = 1
+    ) -> list[Expr]:
+        """Values of everything. ``small``: products of float32 run in this type, as ``autocast`` asks for.
+        ``segments``: what is inside each of so many parts is computed again for its gradient instead of being kept."""
         made = [*given, *self.constants]
-        for of, operands, dtype, shape in self.steps:
-            if small is not None and of[0] in _PRODUCTS and dtype is DType.float32:
-                narrow = tuple([_cast(made[k], small, device) for k in operands])
-                made.append(_cast(applied(of, narrow, small, shape, device), dtype, device))
+        first = len(made)
+        for start, end in self._borders(segments):
+            if segments == 1:
+                made += self._part(dict(enumerate(made)), first, start, end, device, small)
             else:
-                made.append(applied(of, tuple([made[k] for k in operands]), dtype, shape, device))
+                made += self._again(made, first, start, end, device, small)
         for members in self.tied:
             tie([made[k] for k in members])
         return made
+
+    def _borders(self, segments: int) -> list[tuple[int, int]]:
+        """Parts of about equal length; results of one operator stay in one."""
+        count = len(self.steps)
+        found = [0]
+        for k in range(1, segments):
+            at = max(round(k * count / segments), found[-1])
+            while at < count and self.steps[at][0][0] == ITEM:
+                at += 1
+            found.append(at)
+        return [(a, b) for a, b in zip(found, [*found[1:], count]) if a < b]
+
+    def _part(
+        self, have: dict[int, Expr], first: int, start: int, end: int, device: Device | None, small: DType | None
+    ) -> list[Expr]:
+        found: list[Expr] = []
+        for k in range(start, end):
+            of, operands, dtype, shape = self.steps[k]
+            inputs = tuple([have[x] for x in operands])
+            if small is not None and of[0] in _PRODUCTS and dtype is DType.float32:
+                narrow = tuple([_cast(x, small, device) for x in inputs])
+                made = _cast(applied(of, narrow, small, shape, device), dtype, device)
+            else:
+                made = applied(of, inputs, dtype, shape, device)
+            have[first + k] = made
+            found.append(made)
+        return found
+
+    def _again(
+        self, made: list[Expr], first: int, start: int, end: int, device: Device | None, small: DType | None
+    ) -> list[Expr]:
+        """One segment: only what later ones or the caller read of it comes out by name."""
+        inside = range(first + start, first + end)
+        read = sorted({x for k in range(start, end) for x in self.steps[k][1] if x < first + start})
+        later = {x for k in range(end, len(self.steps)) for x in self.steps[k][1]}
+        later |= {*self.outputs, *(k for _, k in self.renewed)}
+        out = [k for k in inside if k in later]
+        values: list[Expr] = []
+
+        def run(*operands: Tensor) -> tuple[Tensor, ...]:
+            have = {k: x._expr for k, x in zip(read, operands)}
+            values[:] = self._part(have, first, start, end, device, small)
+            return tuple(wrapped(have[k]) for k in out)
+
+        results = checkpoint(run)(*(wrapped(made[k]) for k in read))
+        for k, each in zip(out, results):
+            values[k - first - start] = each._expr
+        return values
 
 
 def _cast(expr: Expr, to: DType, device: Device | None) -> Expr:
