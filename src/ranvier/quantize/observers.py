@@ -38,6 +38,25 @@ class MinMax:
         return self.low, self.high
 
 
+class ChannelMean:
+    """The mean of every channel along an axis."""
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+        self.count = 0
+        self.sum: Array = np.zeros(1)
+
+    def update(self, array: Array) -> None:
+        moved = np.moveaxis(np.asarray(array), self.axis, -1)
+        rows = moved.reshape(-1, moved.shape[-1])
+        self.count += len(rows)
+        self.sum = self.sum + rows.sum(axis=0, dtype=np.float64)
+
+    @property
+    def mean(self) -> Array:
+        return np.asarray(self.sum / max(1, self.count))
+
+
 class Histogram:
     """Counts of values in even bins around zero."""
 

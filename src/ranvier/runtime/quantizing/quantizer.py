@@ -18,14 +18,16 @@ from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassManager
 from ranvier.quantize import InputMoments, Observer, observer
-from ranvier.quantize.observers import OBSERVERS
+from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
 from ranvier.runtime.narrowing.search import Search
+from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.report import LayerReport, QuantizationReport, difference, timed
 from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import Site, copied, find_sites
-from ranvier.runtime.quantizing.static import coded_values, quantize_static, tail
+from ranvier.runtime.quantizing.static import coded_values, quantize_static
+from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, SCHEMES, quantize_weights
 
 ALL_SCHEMES = ("int8", *SCHEMES)
@@ -59,6 +61,7 @@ class Quantization(Checked):
     group: int = 32
     signed: bool = False  # activations
     fit: str = "minmax"  # of weights
+    equalize: bool = True  # channels of activations, before they share a scale
     max_error: float | None = None
     keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
     slower: float = 1.0
@@ -117,7 +120,13 @@ class Quantizer:
             raise InvalidConfig(
                 "no layer of this model can be quantized: it needs float32 products with constant weights"
             )
+        if self.static and options.equalize:
+            self._told("bringing channels to like ranges")
+            self.graph = copied(graph)
+            equalize(self.graph, self.feeds, self.config)
+            self.sites = [site for site in find_sites(self.graph) if site.name not in self.kept]
         self._ranges: dict[str, tuple[float, float]] = {}
+        self._means: dict[str, np.ndarray[Any, Any]] = {}
         self._moments: dict[str, InputMoments] = {}
         self._expected = self._observe()
 
@@ -128,8 +137,16 @@ class Quantizer:
             watched: dict[str, Observer] = {
                 n: observer(self.options.ranges) for n in coded_values(self.graph, self.sites)
             }
-            visit(self.graph, list(watched), self.feeds, self.config, lambda name, x: watched[name].update(x))
+            means = {s.data.name: ChannelMean(1 if s.inner is None else -1) for s in self.sites}
+
+            def look(name: str, x: np.ndarray[Any, Any]) -> None:
+                watched[name].update(x)
+                if name in means:
+                    means[name].update(x)
+
+            visit(self.graph, list(watched), self.feeds, self.config, look)
             self._ranges = {name: each.range() for name, each in watched.items()}
+            self._means = {name: each.mean for name, each in means.items()}
         elif self.options.scheme in CALIBRATED:
             self._told("looking at activations")
             self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
@@ -142,7 +159,8 @@ class Quantizer:
         left = self.kept | kept
         sites = [s for s in find_sites(graph, products_only=not self.static) if s.name not in left]
         if self.static:
-            quantize_static(graph, sites, self._ranges, signed=self.options.signed, fit=self.options.fit)
+            signed, fit = self.options.signed, self.options.fit
+            quantize_static(graph, sites, self._ranges, signed=signed, fit=fit, means=self._means)
         else:
             quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
         graph.opsets.setdefault("com.microsoft", 1)
@@ -209,7 +227,7 @@ class Quantizer:
         """How far the result of each layer, after its activation, is from the original's."""
         if not self.feeds:
             return {}
-        names = {s.name: tail(s.node).name for s in self.sites}
+        names = {s.name: tail(s.node).value.name for s in self.sites}
         there = {value.name for value in graph.values()}
         names = {site: value for site, value in names.items() if value in there}
         one = self.feeds[:1]

@@ -1,31 +1,34 @@
 """8-bit weights and activations, as pairs of QuantizeLinear and DequantizeLinear that any runtime reads.
 
 Weights have a scale for each output channel; activations one for the tensor, from samples. What lies between
-quantized layers stays in 8 bits where it can: activations of a layer are coded after its Relu or Clip, and sums,
+quantized layers stays in 8 bits where it can: the result of a layer is coded behind its activation, and sums,
 products, pools and joins of coded values are coded again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes.edit import builder
-from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing.sites import Site
+from ranvier.runtime.quantizing.tails import multiply_instead, tail
 
 ORIGIN = "quantize"
 Range = tuple[float, float]
-_TAILS = frozenset({"Relu", "Clip"})
-_JOINS = frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "MaxPool"})
-_MOVES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "MaxPool"})
+Array = np.ndarray[Any, Any]
+_JOINS = frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "MaxPool", "Resize"})
+_MOVES = frozenset(
+    {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "MaxPool", "Slice", "Split", "DepthToSpace"}
+)
 
 
 def coded_values(graph: Graph, sites: Sequence[Site]) -> list[str]:
-    """Names of the values that get a pair: what layers read, what they give after their tail, and joins of those."""
+    """Names of the values that get a pair: what layers read, what they give behind their activation, joins of those."""
     layers = {id(site.node) for site in sites}
     found: dict[str, None] = {}
     coded: set[int] = set()
@@ -33,62 +36,69 @@ def coded_values(graph: Graph, sites: Sequence[Site]) -> list[str]:
         found[site.data.name] = None
         coded.add(id(site.data))
     for node in graph:
-        if id(node) in layers:
-            value = tail(node)
+        if node.domain or not node.outputs:
+            continue
+        if id(node) in layers or (node.op in _JOINS and all(id(v) in coded for v in _operands(node))):
+            value = tail(node).value
             if not value.is_graph_output and _stays(value, layers):
                 found[value.name] = None
                 coded.add(id(value))
-        elif node.op in _JOINS and not node.domain and node.outputs:
-            value = tail(node)
-            operands = [v for v in node.inputs if v is not None and v.const is None]
-            if all(id(v) in coded for v in operands) and not value.is_graph_output and _stays(value, layers):
-                found[value.name] = None
-                coded.add(id(value))
-        elif node.op in _MOVES and not node.domain and node.inputs[0] is not None and id(node.inputs[0]) in coded:
-            coded.add(id(node.output))
+        elif node.op in _MOVES and id(node.inputs[0]) in coded:
+            coded.update(map(id, node.outputs))
     return list(found)
 
 
-def tail(node: Node) -> Value:
-    """The result of a node after the activation that alone reads it."""
-    value = node.output
-    while True:
-        use = only_use(value)
-        if use is None or value.is_graph_output or use.op not in _TAILS or use.domain:
-            return value
-        value = use.output
+def _operands(node: Node) -> list[Value]:
+    """What a join works on; the sizes of a Resize are not."""
+    given = node.inputs[:1] if node.op == "Resize" else node.inputs
+    return [value for value in given if value is not None and value.const is None]
 
 
 def _stays(value: Value, layers: set[int]) -> bool:
     """Whether all who read a value can read codes; else a pair would only lose bits."""
-    for node, position in value.uses:
-        if id(node) in layers and position == 0:
-            continue
-        if node.domain or node.op not in (_JOINS | _MOVES | _TAILS):
-            return False
-    return bool(value.uses)
+    return bool(value.uses) and all(_reads_codes(node, position, layers) for node, position in value.uses)
+
+
+def _reads_codes(node: Node, position: int, layers: set[int]) -> bool:
+    if id(node) in layers and position == 0:
+        return True
+    return not node.domain and node.op in (_JOINS | _MOVES)
 
 
 def quantize_static(
-    graph: Graph, sites: Sequence[Site], ranges: Mapping[str, Range], *, signed: bool = False, fit: str = "minmax"
+    graph: Graph,
+    sites: Sequence[Site],
+    ranges: Mapping[str, Range],
+    *,
+    signed: bool = False,
+    fit: str = "minmax",
+    means: Mapping[str, Array] | None = None,
 ) -> None:
-    """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``."""
+    """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``.
+
+    ``means`` of the input channels of layers: what rounding of weights adds to a result on average comes off its bias.
+    """
     activations = Integers(8, signed, "tensor", signed=signed)
     weights = Integers(8, True, "channel", fit=fit)
     scales: dict[str, np.float32] = {}
     names = {value.name: value for value in graph.values()}
+    layers = {id(site.node) for site in sites}
     for name in coded_values(graph, sites):
         if name in ranges and name in names:
-            scales[name] = _pair(graph, names[name], ranges[name], activations)
+            scales[name] = _pair(graph, names[name], ranges[name], activations, layers)
     for site in sites:
-        _layer(site, weights, scales)
+        _layer(site, weights, scales, (means or {}).get(_source(site.data)))
+        behind = tail(site.node)
+        if behind.value.name in scales:
+            for node in behind.nodes:
+                multiply_instead(node, ORIGIN)
 
 
-def _pair(graph: Graph, value: Value, bounds: Range, scheme: Integers) -> np.float32:
-    """Put a pair behind a value for all who read it; gives the scale."""
+def _pair(graph: Graph, value: Value, bounds: Range, scheme: Integers, layers: set[int]) -> np.float32:
+    """Put a pair behind a value, for layers alone where others who read it need all its bits; gives the scale."""
     low, high = min(0.0, bounds[0]), max(0.0, bounds[1])
     scale, zero = scheme.parameters(np.array(low), np.array(high))
-    uses = list(value.uses)
+    uses = [use for use in value.uses if _stays(value, layers) or (id(use[0]) in layers and use[1] == 0)]
     first = min((node for node, _ in uses), key=_position(graph))
     ops = builder(first, ORIGIN)
     step = ops.constant(np.float32(scale), f"{value.name}.scale")
@@ -105,11 +115,10 @@ def _position(graph: Graph):  # type: ignore[no-untyped-def]
     return lambda node: order[id(node)]
 
 
-def _layer(site: Site, scheme: Integers, scales: Mapping[str, np.float32]) -> None:
+def _layer(site: Site, scheme: Integers, scales: Mapping[str, np.float32], mean: Array | None) -> None:
     node = site.node
     ops = builder(node, ORIGIN)
-    numbers = site.numbers
-    moved = np.moveaxis(numbers, site.outputs, 0)
+    moved = np.moveaxis(site.numbers, site.outputs, 0)
     coded = scheme.quantize(moved.reshape(len(moved), -1))
     codes = np.moveaxis(coded.codes.reshape(moved.shape), 0, site.outputs)
     steps = coded.scales.reshape(-1).astype(np.float32)
@@ -121,16 +130,36 @@ def _layer(site: Site, scheme: Integers, scales: Mapping[str, np.float32]) -> No
         axis=site.outputs,
         _name=f"{name}.dequantize",
     )
+    lost = moved - coded.codes.reshape(moved.shape).astype(np.float32) * steps.reshape(-1, *[1] * (moved.ndim - 1))
+    bias = _bias(site, lost, mean)
     node.set_input(1, weight)
     data = scales.get(_source(site.data))
-    if site.bias is not None and site.bias.const is not None and data is not None:
-        fine = (data * steps).astype(np.float32)
-        bias = np.rint(site.bias.const.numpy().astype(np.float64) / fine)
-        if np.abs(bias).max(initial=0) < 2**31:
-            whole = ops.constant(bias.astype(np.int32), f"{site.bias.name}.codes")
-            step = ops.constant(fine, f"{site.bias.name}.scale")
-            zero = ops.constant(np.zeros(fine.shape, np.int32), f"{site.bias.name}.zero")
-            node.set_input(2, ops.DequantizeLinear(whole, step, zero, axis=0, _name=f"{site.bias.name}.dequantize"))
+    if bias is None or data is None:
+        return
+    fine = (data * steps).astype(np.float32)
+    whole = np.rint(bias / fine)
+    if np.abs(whole).max(initial=0) < 2**31:
+        name = name if site.bias is None else site.bias.name
+        back = ops.DequantizeLinear(
+            ops.constant(whole.astype(np.int32), f"{name}.whole"),
+            ops.constant(fine, f"{name}.whole.scale"),
+            ops.constant(np.zeros(fine.shape, np.int32), f"{name}.whole.zero"),
+            axis=0,
+            _name=f"{name}.whole.dequantize",
+        )
+        node.set_inputs([*node.inputs[:2], back])
+
+
+def _bias(site: Site, lost: Array, mean: Array | None) -> Array | None:
+    """The bias of a layer, with what its weights lost, times their inputs on average; None where it has none to set."""
+    if site.node.op == "MatMul" or (site.bias is not None and site.bias.const is None):
+        return None
+    found = np.zeros(len(lost)) if site.bias is None else site.bias.const.numpy().astype(np.float64)  # type: ignore[union-attr]
+    if mean is None:
+        return None if site.bias is None else found
+    groups = int(site.node.attrs.get("group", 1))
+    inputs = lost.reshape(groups, len(lost) // groups, lost.shape[1], -1).sum(axis=3)
+    return np.asarray(found + np.einsum("goi,gi->go", inputs, mean.reshape(groups, -1)).reshape(-1))
 
 
 def _source(value: Value) -> str:

@@ -28,7 +28,7 @@ _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "channels", "room"),
     *("kd", "kh", "kw", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw", "block", "first", "last"),
 )
-_UNROLLED = 9  # taps of a kernel whose filters stay in registers
+_UNROLLED = 25  # taps of a kernel at most for which code is unrolled; of more than 9 some filters are read again
 _TOGETHER = 4  # pixels that share a load of the filter
 _SUMS_BYTES = 16 << 10
 _GOPS = 40.0

@@ -1,0 +1,181 @@
+"""8-bit static quantization of the real models of the CPU suite: how far results move, and how much faster a run is.
+
+    RANVIER_MODELS=folder python -m bench.bench_quantize [--only PATTERN] [--threads 1,2] [--json]
+
+Ranges come from samples that are not those results are compared on. A model keeps the goal for accuracy where the
+cosine is at least 0.999 or the largest entry the same in 99 % of all places, and the goal for speed where a run is 1.5
+times as fast as our own in float32. Models that are quantized already, or have no layer to quantize, are left out by
+name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.scenes import scene
+from ranvier.cli.suites import catalogue, feeds
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig, RanvierError
+from ranvier.formats import onnx as onnx_format
+from ranvier.graph.ir import Graph
+from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
+from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.samples import results
+from ranvier.runtime.quantizing.sites import copied
+from ranvier.runtime.session import Session
+
+COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
+ERROR = math.sqrt(2 * (1 - COSINE))  # of results as a part of their size, at which the cosine is just so
+_PICTURE = 28  # pixels along the shorter side, at least
+_UNSEEN = 1000  # first seed of the samples that results are compared on
+_CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """One model at one number of threads; ``layers``: coded, and all that could be."""
+
+    model: str
+    threads: int
+    layers: tuple[int, int]
+    cosine: float
+    agreement: float | None
+    before: float  # milliseconds of a run
+    after: float
+
+    @property
+    def speed(self) -> float:
+        return self.before / self.after
+
+    @property
+    def accurate(self) -> bool:
+        return self.cosine >= COSINE or (self.agreement is not None and self.agreement >= AGREEMENT)
+
+
+def coded(graph: Graph) -> bool:
+    return any(node.op in _CODES for node in graph)
+
+
+def sample(graph: Graph, case: catalogue.Case, seed: int) -> dict[str, Any]:
+    """Inputs as the suite makes them; for models that read pictures, scenes of the same range instead of noise."""
+    found = feeds.make(graph, case.inputs, seed)
+    for name, array in found.items():
+        if array.ndim == 4 and array.shape[1] in (1, 3) and min(array.shape[2:]) >= _PICTURE:
+            uniform = re.match(r"uniform(?:\((.*), (.*)\))?", case.inputs.get(name, ""))
+            low, high = (float(end or k) for k, end in enumerate(uniform.groups())) if uniform else (-2.0, 2.0)
+            picture = scene(array.shape, np.random.default_rng(seed))
+            found[name] = (low + (high - low) * picture).astype(array.dtype)
+    return found
+
+
+def fastest(sessions: Sequence[Session], feed: Mapping[str, Any], seconds: float) -> list[float]:
+    """Milliseconds of the fastest run of each, in turns."""
+    found = [math.inf] * len(sessions)
+    for session in sessions:
+        session.run(feed)
+    until, rounds = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until or rounds < 3:
+        for k, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.run(feed)
+            found[k] = min(found[k], (time.perf_counter() - start) * 1e3)
+        rounds += 1
+    return found
+
+
+def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized]:
+    original = onnx_format.read(str(case.path))
+    if coded(original):
+        raise InvalidConfig("it is quantized already")
+    config = SessionConfig.default(threads=max(options.threads))
+    graph = prepared(original, config)
+    known = [sample(graph, case, 1 + k) for k in range(options.samples)]
+    unseen = [sample(graph, case, _UNSEEN + k) for k in range(options.samples)]
+    wanted = Quantization(
+        ranges=options.ranges, max_error=None if options.all else ERROR * options.margin, trials=options.trials
+    )
+    made, report = Quantizer(graph, known, wanted, config).run(force=True)
+    compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
+    pair = ([[row[k] for k in compared] for row in results(each, unseen, config)] for each in (made, graph))
+    found = difference(*pair)
+    layers = sum(layer.scheme != "float32" for layer in report.layers), len(report.layers)
+    rows = []
+    for threads in options.threads:
+        own = SessionConfig.default(threads=threads)
+        with Session(onnx_format.read(str(case.path)), own) as first, Session(copied(made), own) as second:
+            before, after = fastest((first, second), unseen[0], options.seconds)
+        rows.append(Quantized(case.name, threads, layers, found.cosine, found.agreement, before, after))
+    return rows
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
+    table = Table(title="8-bit static quantization")
+    for column in ("model", "threads", "layers", "cosine", "same largest", "f32 ms", "int8 ms", "faster"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    table.add_column("")
+    for row in rows:
+        same = "" if row.agreement is None else f"{row.agreement:.1%}"
+        missed = [what for what, kept in (("accuracy", row.accurate), ("speed", row.speed >= SPEED)) if not kept]
+        times = f"{row.before:.3f}", f"{row.after:.3f}", f"{row.speed:.2f}"
+        count = f"{row.layers[0]}/{row.layers[1]}"
+        table.add_row(row.model, str(row.threads), count, f"{row.cosine:.5f}", same, *times, ", ".join(missed) or "ok")
+    console = Console()
+    console.print(table)
+    for threads in sorted({row.threads for row in rows}):
+        those = [row for row in rows if row.threads == threads]
+        console.print(
+            f"{threads} threads: {mean([row.speed for row in those]):.2f} times as fast in the geometric mean, "
+            f"{sum(row.accurate for row in those)} of {len(those)} accurate, "
+            f"{sum(row.speed >= SPEED for row in those)} fast enough"
+        )
+    for name, why in left_out.items():
+        console.print(f"{name}: {why}")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--only", action="append", default=[], help="patterns of names")
+    arguments.add_argument("--threads", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
+    arguments.add_argument("--samples", type=int, default=8)
+    arguments.add_argument("--ranges", default="minmax")
+    arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
+    arguments.add_argument("--margin", type=float, default=0.8, help="part of the goal's error that samples may show")
+    arguments.add_argument("--trials", type=int, default=24)
+    arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    rows: list[Quantized] = []
+    left_out: dict[str, str] = {}
+    for case in catalogue.cases(["real"], options.only, Path()):
+        if case.path is None:
+            left_out[case.name] = case.missing
+            continue
+        try:
+            rows += measure(case, options)
+        except RanvierError as error:
+            left_out[case.name] = str(error).splitlines()[0]
+    if options.json:
+        found = [asdict(row) | {"speed": row.speed, "accurate": row.accurate} for row in rows]
+        print(json.dumps({"models": found, "left_out": left_out}))
+    else:
+        show(rows, left_out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Channels of activations brought to like ranges before they share one scale, without changing what a model computes.
+
+A convolution's output channel can be made larger if whoever reads it divides by as much, and Relu, pools, resizing and
+joins let the factor pass. A channel far smaller than its neighbours would else have few of the 255 codes. The factor is
+the one that balances what is lost in activations against what is lost in the weights that read them (Nagel et al.,
+"Data-free quantization through weight equalization and bias correction", 2019). Factors are powers of two: float
+results stay what they were, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.dtypes import DType
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.types import TensorType
+from ranvier.passes.edit import builder
+from ranvier.records import dataclass
+from ranvier.runtime.quantizing.samples import Feed, visit
+
+Array = np.ndarray[Any, Any]
+ORIGIN = "equalize"
+_PASS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Identity", "Dropout"})
+_MOST = 6  # largest factor, as a power of two
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution: which of the numbered channels it makes, and reads; None where those cannot be scaled."""
+
+    node: Node
+    makes: Array
+    reads: Array | None
+
+    @property
+    def weights(self) -> Array:
+        """[group, outputs of a group, inputs of a group, pixels of the kernel]."""
+        tensor = self.node.inputs[1]
+        assert tensor is not None and tensor.const is not None
+        numbers = tensor.const.numpy()
+        groups = int(self.node.attrs.get("group", 1))
+        return numbers.reshape(groups, numbers.shape[0] // groups, numbers.shape[1], -1)
+
+
+class _Channels:
+    """Numbers for channels; those that a sum joins have one, and some may not be scaled."""
+
+    def __init__(self) -> None:
+        self._above: list[int] = []
+        self._fixed: set[int] = set()
+
+    def new(self, count: int) -> Array:
+        first = len(self._above)
+        self._above.extend(range(first, first + count))
+        return np.arange(first, first + count)
+
+    def find(self, channel: int) -> int:
+        while self._above[channel] != channel:
+            self._above[channel] = self._above[self._above[channel]]
+            channel = self._above[channel]
+        return channel
+
+    def join(self, a: Array, b: Array) -> None:
+        for x, y in zip(a.tolist(), b.tolist()):
+            self._above[self.find(x)] = self.find(y)
+
+    def fix(self, channels: Array) -> None:
+        self._fixed.update(channels.tolist())
+
+    def roots(self, channels: Array) -> list[int]:
+        return [self.find(channel) for channel in channels.tolist()]
+
+    @property
+    def fixed(self) -> set[int]:
+        return {self.find(channel) for channel in self._fixed}
+
+
+def equalize(graph: Graph, feeds: Sequence[Feed], config: SessionConfig) -> int:
+    """Scale channels in place; gives the number of those that were."""
+    channels = _Channels()
+    layers = _trace(graph, channels)
+    readers = [layer for layer in layers if layer.reads is not None]
+    ranges: dict[str, Array] = {}
+
+    def look(name: str, array: Array) -> None:
+        reach = np.abs(array).max(axis=(0, *range(2, array.ndim)), initial=0.0)
+        ranges[name] = np.maximum(ranges.get(name, 0.0), reach)
+
+    visit(graph, list({_data(layer).name for layer in readers}), feeds, config, look)
+    factors = _factors(channels, readers, ranges)
+    for layer in layers:
+        _scale(layer, factors, channels)
+    return len(factors)
+
+
+def _data(layer: _Layer) -> Value:
+    found = layer.node.inputs[0]
+    assert found is not None
+    return found
+
+
+def _trace(graph: Graph, channels: _Channels) -> list[_Layer]:
+    """The convolutions of a graph in order, with channels followed from one to the next."""
+    known: dict[int, Array] = {}
+    layers: list[_Layer] = []
+    for node in graph:
+        inputs = [value for value in node.inputs if value is not None and value.const is None]
+        if _is_layer(node):
+            made = channels.new(node.inputs[1].const.shape[0])  # type: ignore[union-attr]
+            layers.append(_Layer(node, made, known.get(id(node.inputs[0]))))
+            known[id(node.output)] = made
+            continue
+        passed = _passed(node, inputs, known, channels)
+        if passed is not None:
+            known[id(node.output)] = passed
+            continue
+        for value in node.dependencies():
+            if id(value) in known:
+                channels.fix(known[id(value)])
+    for value in graph.outputs:
+        if id(value) in known:
+            channels.fix(known[id(value)])
+    return layers
+
+
+def _is_layer(node: Node) -> bool:
+    if node.domain or node.op != "Conv" or node.inputs[0] is None or node.inputs[0].const is not None:
+        return False
+    constants = [value for value in node.inputs[1:] if value is not None]
+    return all(value.const is not None and value.const.dtype is DType.float32 for value in constants)
+
+
+def _passed(node: Node, inputs: Sequence[Value], known: dict[int, Array], channels: _Channels) -> Array | None:
+    """The channels of a node's result, where factors of its operands' pass through it."""
+    if node.domain or not inputs or id(inputs[0]) not in known:
+        return None
+    first = known[id(inputs[0])]
+    if node.op in _PASS:
+        only = len(inputs) == 1 or node.op == "Resize"
+        plain = node.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize"
+        return first if only and plain and len(node.outputs) == 1 and _count(node.output) == len(first) else None
+    if any(id(value) not in known for value in inputs) or len(inputs) != len(node.inputs):
+        return None
+    if node.op == "Concat" and node.attrs.get("axis") == 1:
+        return np.concatenate([known[id(value)] for value in inputs])
+    if node.op == "Add" and len(known[id(inputs[1])]) == len(first):
+        channels.join(first, known[id(inputs[1])])
+        return first
+    return None
+
+
+def _count(value: Value) -> int | None:
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
+
+
+def _factors(channels: _Channels, readers: Sequence[_Layer], ranges: dict[str, Array]) -> dict[int, float]:
+    """By channel; those that stay as they are have none."""
+    wanted: dict[int, float] = {}
+    fixed = channels.fixed
+    for layer in readers:
+        assert layer.reads is not None
+        reach = ranges[_data(layer).name].astype(np.float64)
+        weights = np.abs(layer.weights).max(axis=3)
+        parts = (weights / np.maximum(weights.max(axis=2, keepdims=True), 1e-30)).max(axis=1).reshape(-1)
+        share = reach / max(float(reach.max(initial=0.0)), 1e-30)
+        alone = layer.weights.shape[2] == 1  # a filter with one input channel has a scale of its own
+        for channel, small, part in zip(channels.roots(layer.reads), share.tolist(), parts.tolist()):
+            if channel in fixed or small <= 0 or part <= 0:
+                continue
+            power = -math.log2(small) if alone else (math.log2(part) - math.log2(small)) / 2
+            wanted[channel] = min(wanted.get(channel, math.inf), power)
+    rounded = {channel: max(-_MOST, min(_MOST, round(power))) for channel, power in wanted.items()}
+    return {channel: 2.0**power for channel, power in rounded.items() if power}
+
+
+def _scale(layer: _Layer, factors: dict[int, float], channels: _Channels) -> None:
+    def numbers(of: Array) -> Array:
+        return np.array([factors.get(channel, 1.0) for channel in channels.roots(of)], np.float32)
+
+    made = numbers(layer.makes)
+    read = np.ones(1, np.float32) if layer.reads is None else numbers(layer.reads)
+    if (made == 1).all() and (read == 1).all():
+        return
+    node, weights = layer.node, layer.weights
+    groups, outputs, inputs, _ = weights.shape
+    scaled = weights * made.reshape(groups, outputs, 1, 1)
+    if layer.reads is not None:
+        scaled = scaled / read.reshape(groups, 1, inputs, 1)
+    old, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    assert old is not None and old.const is not None
+    ops = builder(node, ORIGIN)
+    node.set_input(1, ops.constant(scaled.reshape(old.const.shape), f"{old.name}.even"))
+    if bias is not None and bias.const is not None:
+        node.set_input(2, ops.constant(bias.const.numpy() * made, f"{bias.name}.even"))

@@ -1,0 +1,132 @@
+"""What quantization does around layers: where codes stand, channels of like ranges, biases that make up for weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from ranvier.config import SessionConfig
+from ranvier.formats.onnx import read
+from ranvier.graph.ir import Graph
+from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
+from ranvier.runtime.quantizing.equalize import equalize
+from ranvier.runtime.quantizing.samples import results
+from ranvier.runtime.quantizing.sites import copied
+from ranvier.runtime.quantizing.tails import tail
+
+Array = np.ndarray[Any, Any]
+CONFIG = SessionConfig(threads=1)
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((4, 8, 12, 12)).astype(np.float32)
+
+
+def graph_of(nodes: list[Any], weights: dict[str, Array], outputs: tuple[str, ...] = ("y",)) -> Graph:
+    made = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", 1, [4, 8, 12, 12])],
+        [helper.make_tensor_value_info(name, 1, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in weights.items()],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return prepared(read(model), CONFIG)
+
+
+def conv(data: str, weight: str, out: str, *bias: str, **attrs: Any) -> Any:
+    return helper.make_node("Conv", [data, weight, *bias], [out], f"conv_{out}", **attrs)
+
+
+HARD_SWISH = [
+    helper.make_node("Add", ["a", "three"], ["a3"]),
+    helper.make_node("Clip", ["a3", "zero", "six"], ["cut"]),
+    helper.make_node("Mul", ["a", "cut"], ["product"]),
+    helper.make_node("Div", ["product", "six"], ["swish"]),
+]
+NUMBERS = {"three": np.array(3), "zero": np.array(0), "six": np.array(6)}
+
+
+def test_codes_stand_behind_all_nodes_of_an_activation() -> None:
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), "w2": RNG.standard_normal((16, 16, 3, 3)), **NUMBERS}
+    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, conv("swish", "w2", "y")], weights)
+    first = next(node for node in graph if node.op == "Conv")
+    assert tail(first).value.name == "swish" and [node.op for node in tail(first).nodes] == [
+        "Add",
+        "Clip",
+        "Mul",
+        "Div",
+    ]
+    made, report = Quantizer(graph, [{"x": X}], Quantization(slower=1e9), CONFIG).run()
+    coded = {node.inputs[0].name for node in made if node.op == "QuantizeLinear" and node.inputs[0] is not None}
+    assert coded == {"x", "swish"}
+    assert not any(node.op == "Div" for node in made), "a division before a rounding to 8 bits is a product"
+    assert report.difference.cosine > 0.999
+
+
+@pytest.mark.parametrize("reader", ["Relu", "Conv"])
+def test_an_activation_ends_where_others_read_its_parts(reader: str) -> None:
+    """Half of a hard swish is read by someone else: then no single value stands for the layer's result."""
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), "w2": RNG.standard_normal((16, 16, 3, 3)), **NUMBERS}
+    other = conv("cut", "w2", "z") if reader == "Conv" else helper.make_node("Relu", ["cut"], ["z"])
+    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, other], weights, ("swish", "z"))
+    assert tail(next(node for node in graph if node.op == "Conv")).value.name == "a"
+
+
+def uneven() -> Graph:
+    """Channels a thousand times as large as others, read through a pool, a join, and a filter for each channel."""
+    sizes = np.logspace(-2, 1, 16).reshape(-1, 1, 1, 1)
+    weights = {
+        "w1": RNG.standard_normal((16, 8, 3, 3)) * sizes,
+        "b1": RNG.standard_normal(16) * sizes.reshape(-1),
+        "wd": RNG.standard_normal((16, 1, 3, 3)) / sizes,
+        "w2": RNG.standard_normal((16, 32, 1, 1)),
+        "w3": RNG.standard_normal((16, 16, 3, 3)) / np.moveaxis(sizes, 0, 1),
+    }
+    nodes = [
+        conv("x", "w1", "a", "b1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        conv("p", "wd", "d", group=16, pads=[1, 1, 1, 1]),
+        conv("p", "w3", "t", pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["d", "t"], ["j"], axis=1),
+        conv("j", "w2", "y"),
+    ]
+    return graph_of(nodes, weights)
+
+
+def test_scaled_channels_change_no_bit_and_keep_more_in_8_bits() -> None:
+    graph, feeds = uneven(), [{"x": X}]
+    scaled = copied(graph)
+    assert equalize(scaled, feeds, CONFIG) > 16
+    np.testing.assert_array_equal(*(next(results(each, feeds, CONFIG))[0] for each in (scaled, graph)))
+    first, second = (next(n.inputs[1].const.numpy() for n in g if n.op == "Conv") for g in (graph, scaled))  # type: ignore[union-attr]
+    reach = [np.abs(w).reshape(16, -1).max(axis=1) for w in (first, second)]
+    assert reach[1].max() / reach[1].min() < reach[0].max() / reach[0].min() / 8
+    errors = [
+        Quantizer(graph, feeds, Quantization(slower=1e9, equalize=on), CONFIG).run()[1].difference.error
+        for on in (True, False)
+    ]
+    assert errors[0] < errors[1] / 2
+
+
+def test_results_of_the_model_are_not_scaled() -> None:
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)) * np.logspace(-2, 1, 16).reshape(-1, 1, 1, 1)}
+    weights["w2"] = RNG.standard_normal((4, 16, 3, 3))
+    graph = graph_of([conv("x", "w1", "a"), conv("a", "w2", "y")], weights, ("y", "a"))
+    assert equalize(graph, [{"x": X}], CONFIG) == 0
+
+
+def test_biases_make_up_for_what_weights_lose_on_average() -> None:
+    """Inputs around a mean far from zero: rounded weights shift every channel, and a bias takes that back."""
+    graph = graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((64, 8, 1, 1)) + 0.3})
+    feed = {"x": (X * 0.1 + 5).astype(np.float32)}
+    made, _ = Quantizer(graph, [feed], Quantization(slower=1e9), CONFIG).run()
+    layer = next(node for node in made if node.op == "Conv")
+    assert len(layer.inputs) == 3, "a layer without a bias gets one"
+    found, expected = (next(results(each, [feed], CONFIG))[0] for each in (made, graph))
+    layer.set_inputs(layer.inputs[:2])
+    without = next(results(made, [feed], CONFIG))[0]
+    shifts = [float(np.abs((each - expected).mean(axis=(0, 2, 3))).mean()) for each in (found, without)]
+    assert shifts[0] < shifts[1] / 3
