@@ -277,8 +277,8 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     splits = decode_splits(1, shape.kv_heads, model.context, processors)
     sizes = {"down": shape.inner}
-    weights = "int4" if kind == "int4" else "float"
-    tiles = {name: gemv_tile(weights, sizes.get(name, shape.width)) for name in PRODUCTS}
+    kinds = dict.fromkeys(PRODUCTS, "float") | {"gate_up": "gated"} if kind == "bf16" else dict.fromkeys(PRODUCTS, kind)
+    tiles = {name: gemv_tile(kinds[name], sizes.get(name, shape.width)) for name in PRODUCTS}
     step = Step(model, kind, splits=splits, pdl=False, tiles=tiles)
     row: dict[str, Any] = {"weights": kind, "context": model.context, "goal_ms": GOALS[kind]}
     row["floor_ms"] = step.nbytes() / bandwidth * 1e3

@@ -104,16 +104,17 @@ def _gemv(
                 squares += value * value
                 value *= tl.load(norm + at, mask=at < k, other=0.0).to(tl.float32)
             piece += _raised(word, i) * value
-            if i % 2 == 0:
-                excess += 128.0 * value
+            on_top = 128.0 if i % 2 == 0 else 2048.0
+            if zeros is not None:
+                excess += on_top * value
+                values += value
             else:
-                excess += 2048.0 * value
-            values += value
+                excess += (on_top + 8.0) * value
         if zeros is not None:
             zero = tl.load(zeros + from_scales + here * 32 // GROUP, mask=there, other=0).to(tl.float32)
             total += (piece - excess - zero * values) * scale
         else:
-            total += (piece - (excess + 8.0 * values)) * scale
+            total += (piece - excess) * scale
         word = following
     result = tl.sum(tl.sum(total, axis=2), axis=1)
     if norm is not None:
