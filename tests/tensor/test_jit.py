@@ -138,6 +138,27 @@ def test_old_values_that_somebody_holds_are_left_alone() -> None:
     assert count.traces == 1
 
 
+def test_gradients_that_somebody_holds_are_left_alone() -> None:
+    w = Parameter([1.0, 2.0])
+
+    @rv.jit
+    def fresh(x: rv.Tensor) -> None:
+        w.grad = None
+        (w * x).sum().backward()
+
+    @rv.jit
+    def more(x: rv.Tensor) -> None:
+        (w * x).sum().backward()
+
+    held: list[Any] = []
+    for k in range(1, 6):
+        fresh(rv.Tensor([1.0 * k, 0.0]))
+        held.append((k, w.grad))
+        more(rv.Tensor([10.0 * k, 0.0]))
+        held.append((11 * k, w.grad))
+    assert [grad.tolist()[0] for _, grad in held] == [number for number, _ in held]
+
+
 def test_gradients_gather_over_calls() -> None:
     w = Parameter([1.0, 2.0])
 

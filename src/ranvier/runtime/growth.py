@@ -83,12 +83,13 @@ class _GrownPlan(Plan):
         self._fresh = [(slot, dtype, shape) for (slot, dtype, _), shape in zip(whole._fresh, shapes)]
         self._fresh_bytes = whole._fresh_bytes  # of the first: they serve to tell small from large
         if whole._direct is not None:
-            _, order, offset, making = whole._direct
+            _, order, offset, making, theirs = whole._direct
             self._direct = (
                 bound,
                 order,
                 offset,
                 [(make, shape, dtype) for (make, _, dtype), shape in zip(making, shapes)],
+                theirs,
             )
 
     @functools.cached_property

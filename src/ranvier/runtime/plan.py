@@ -129,10 +129,10 @@ class Plan:
             nodes[item.part.provider.name] = nodes.get(item.part.provider.name, 0) + len(item.part.subgraph.nodes)
         self._tally = REGISTRY.ledger.tally(self, nodes)
 
-    def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making]] | None:
-        """The kernel, where the inputs stand, its workspace's offset and how outputs are made, when one bound kernel
-        is the whole program and makes exactly the outputs: then nothing has to be looked after between the call and
-        the kernel."""
+    def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making], list[int]] | None:
+        """The kernel, where the inputs stand, its workspace's offset, how outputs are made and which of them is which
+        of the kernel's, when one bound kernel is the whole program and makes exactly the outputs: then nothing has to
+        be looked after between the call and the kernel."""
         steps, outputs = self.program.steps, self.program.output_slots
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
             return None
@@ -140,20 +140,28 @@ class Plan:
             return None  # which are looked at together: none of them is touched before all are made
         where = {slot: k for k, slot in enumerate(self.program.input_slots)}
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
-        if steps[0].outputs != outputs or any(slot not in where for slot in needed):
+        if sorted(steps[0].outputs) != sorted(outputs) or any(slot not in where for slot in needed):
             return None
+        theirs = [outputs.index(slot) for slot in steps[0].outputs]
         # what is small is made without a look for memory to use again, which would take as long as all the rest
         sizes = [static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh]
         makers: list[Callable[..., Array]] = [np.empty if n < FROM_BYTES else _output for n in sizes]
         making = [(make, shape, dtype) for make, (_, dtype, shape) in zip(makers, self._fresh)]
-        return self._bound[0], [where[slot] for slot in needed], self._workspaces.get(0, 0), making
+        same = theirs == sorted(theirs)
+        return (
+            self._bound[0],
+            [where[slot] for slot in needed],
+            self._workspaces.get(0, 0),
+            making,
+            [] if same else theirs,
+        )
 
     def run_directly(self, values: Sequence[Array], into: Sequence[Array | None] | None = None) -> list[Any] | None:
         """As ``run`` without limits or profile, by the shortest way; None where that way is not open. Memory that is
         offered has the right type and shape."""
         if self._direct is None:
             return None
-        kernel, order, offset, making = self._direct
+        kernel, order, offset, making, theirs = self._direct
         try:
             if into is None:
                 outputs = [make(shape, dtype) for make, shape, dtype in making]
@@ -164,13 +172,14 @@ class Plan:
         except MemoryError as error:
             raise OutOfMemory("cannot allocate the outputs", part="outputs") from error
         given = [values[k] for k in order]
+        written = [outputs[k] for k in theirs] if theirs else outputs
         if not kernel.workspace:
-            kernel.call(given, outputs, 0)
+            kernel.call(given, written, 0)
             self._tally.runs += 1
             return outputs
         held = self._take()
         try:
-            kernel.call(given, outputs, held[3] + offset)
+            kernel.call(given, written, held[3] + offset)
         finally:
             self._give(held)
         self._tally.runs += 1

@@ -122,10 +122,13 @@ class State(Tensor):
 
     def put(self, array: Array) -> None:
         """Hold this value from now on; the memory of the one before is kept for the next."""
-        if self._held.array is not array:
-            free = _alone(self._held)
-            self._spare = self._spare if free is None else free
-        self._held = self.marked(known(array, self.dtype, self._held.device))
+        if self._held.array is array:
+            return
+        free = _alone(self._held)
+        if free is None:
+            self._held = self.marked(known(array, self._held.dtype, self._held.device))
+        else:  # nobody else can see that the expression stands for another value now
+            self._spare, self._held.array = free, array
 
     # what a state is: a description of it must not count as reading its value
     @property
@@ -228,8 +231,8 @@ class Parameter(State):
         return expr
 
     def take_grad_memory(self, keep: bool) -> Array:
-        """As ``take_memory``, for the gradient."""
-        if not keep and self._grad is not None:
+        """As ``take_memory``, for the gradient; a tensor that somebody got is theirs."""
+        if not keep and self._grad is not None and getrefcount(self._grad) <= 2:
             found = _alone(self._grad._expr)
             if found is not None:
                 return found
@@ -237,10 +240,10 @@ class Parameter(State):
         return np.empty(self.shape, self.dtype.numpy) if found is None else found
 
     def put_grad(self, array: Array) -> None:
-        if self._grad is not None and self._grad._expr.array is not array:
+        if self._grad is not None and self._grad._expr.array is not array and getrefcount(self._grad) <= 2:
             free = _alone(self._grad._expr)
             self._spare_grad = self._spare_grad if free is None else free
-        self._grad = wrapped(known(array, self.dtype, self._held.device))
+        self._grad = wrapped(known(array, self._held.dtype, self._held.device))
 
     def _again(self, value: Any) -> tuple[Any, ...]:
         return *super()._again(value), self._wanted
