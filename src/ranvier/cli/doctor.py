@@ -57,7 +57,8 @@ def command(output: Output, sources: Sources, probe: bool) -> None:
         "options": resolved.settings,
         "providers": [check_provider(name) for name in REGISTRY.names()],
     }
-    problems = [*resolved.problems, *(text for text in (trouble, data["code"]["problem"]) if text)]
+    data["gpu"], gpu_problem = gpu_figures(data["providers"])
+    problems = [*resolved.problems, *(text for text in (trouble, data["code"]["problem"], gpu_problem) if text)]
     problems += [
         f"package {name} is missing" for name in _REQUIRED if data["versions"][name] is None and not _found(name)
     ]
@@ -157,6 +158,20 @@ def check_provider(name: str) -> dict[str, Any]:
     return checked | {"result": "ok", "seconds": seconds}
 
 
+def gpu_figures(checked: Sequence[dict[str, Any]]) -> tuple[Any, str]:
+    """What the GPU does, measured, where its provider works; and what is wrong with it."""
+    if not any(p["name"] == "cuda" and p["result"] == "ok" for p in checked):
+        return None, ""
+    from ranvier.providers.cuda.figures import measured  # which imports torch
+
+    provider: Any = REGISTRY.get("cuda")
+    try:
+        found = measured(provider.place)
+    except Exception as error:  # finding out what a device cannot do is what this is for
+        return None, f"{provider.device}: {type(error).__name__}: {error}"
+    return found, f"{provider.device}: {found.kernel}" if found.kernel else ""
+
+
 def run_small_graph(provider: str) -> tuple[float, float]:
     """Seconds of one run of ``Relu(x @ w + b)`` on a provider, and its largest distance from NumPy's result."""
     from ranvier.runtime.session import Session
@@ -199,6 +214,9 @@ def _show(output: Output, data: dict[str, Any]) -> None:
     )
     for name, effect in data["environment"].items():
         output.show(f"{name}: {effect}")
+    if data["gpu"] is not None:
+        output.heading("GPU, measured")
+        output.show(facts(_gpu_lines(data["gpu"], data["devices"])))
     output.heading("providers, each asked for Relu(x @ w + b)")
     rows = [
         (
@@ -246,6 +264,20 @@ def _gpu_text(gpu: GpuInfo) -> str:
     if gpu.driver:
         parts.append(f"driver {gpu.driver}")
     return ", ".join([*parts, *([f"cannot be used: {gpu.problem}"] if gpu.problem else [])])
+
+
+def _gpu_lines(figures: Any, devices: DeviceInfo | None) -> list[tuple[str, str]]:
+    driver = next((gpu.driver for gpu in (devices.gpus if devices else ()) if gpu.driver), "unknown")
+    capability = "" if figures.capability is None else ".".join(map(str, figures.capability))
+    return [
+        ("device", figures.name),
+        ("driver", f"{driver}, CUDA {figures.runtime}"),
+        ("compute capability", capability),
+        ("kernel", figures.kernel or "right"),
+        ("memory", f"{figures.copy_bytes / 1e12:.2f} TB/s copied"),
+        ("from the host", f"{figures.upload_bytes / 1e9:.1f} GB/s"),
+        (f"{figures.matrix_type} products", f"{figures.matrix_flops / 1e12:.0f} TFLOP/s"),
+    ]
 
 
 def _code_lines(code: dict[str, Any]) -> list[tuple[str, str]]:
