@@ -50,18 +50,20 @@ class Generator:
 
     def words(self, shape: Sequence[int]) -> Tensor:
         """Numbers of 32 random bits, as 64-bit integers; computed on need, also inside ``jit``."""
-        target = tuple(shape)
-        number = count(target)
-        state = stop_gradient(Tensor(self.state))
-        drawn = _philox(state, (number + 3) // 4)
-        self.state.assign(self.state + _words(0, 0, 1))
-        return reshape(drawn[:number], target)
+        return _joined(self._drawn(shape), shape)
 
     def kept(self, p: float, shape: Sequence[int]) -> Tensor:
         """True for each element with a probability of ``1 - p``."""
         if not 0.0 <= p <= 1.0:
             raise InvalidInput(f"not a probability: {p}")
-        return greater_equal(self.words(shape), _word(min(int(p * 2.0**32), 2**32)))
+        bound = _word(min(int(p * 2.0**32), 2**32))
+        return _joined([greater_equal(words, bound) for words in self._drawn(shape)], shape)
+
+    def _drawn(self, shape: Sequence[int]) -> tuple[Tensor, ...]:
+        """Words enough for a shape, in four parts, and the state one draw further."""
+        found = _philox(stop_gradient(Tensor(self.state)), (count(tuple(shape)) + 3) // 4)
+        self.state.assign(self.state + _words(0, 0, 1))
+        return found
 
 
 def _start(seed: int) -> Any:
@@ -81,8 +83,13 @@ def _word(number: int) -> Tensor:
     return wrapped(known(array, DType.uint64))
 
 
-def _philox(state: Tensor, blocks: int) -> Tensor:
-    """Four words for each block, the first ones of all blocks first."""
+def _joined(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """As many elements of the parts, one part after the other, as a shape has."""
+    return reshape(concat(parts, axis=0)[: count(tuple(shape))], tuple(shape))
+
+
+def _philox(state: Tensor, blocks: int) -> tuple[Tensor, ...]:
+    """Four words for each block: the first ones of all blocks, the second ones and so on."""
     low, half = _word(0xFFFFFFFF), _word(32)
     multipliers = _word(0xD2511F53), _word(0xCD9E8D57)
     keys = state[0:1], state[1:2]
@@ -99,7 +106,7 @@ def _philox(state: Tensor, blocks: int) -> Tensor:
         k0, k1 = ((key + _word(turn * step)) & low for key, step in zip(keys, steps))
         left, right = multipliers[0] * c0, multipliers[1] * c2
         c0, c1, c2, c3 = upper(right) ^ c1 ^ k0, right & low, upper(left) ^ c3 ^ k1, left & low
-    return concat([c0, c1, c2, c3], axis=0)
+    return c0, c1, c2, c3
 
 
 default_generator = Generator(0)
