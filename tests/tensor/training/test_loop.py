@@ -102,6 +102,20 @@ def test_steps_end_it_in_the_middle_of_an_epoch() -> None:
         trainer.fit(Batches(samples(), 4))
 
 
+def test_the_end_is_kept_and_can_be_gone_on_from(tmp_path: Path) -> None:
+    ends = []
+    for parts in ((5,), (2, 5)):
+        folder = tmp_path / str(len(parts))
+        for steps in parts:
+            model = line()
+            trainer = Trainer(
+                model, optim.SGD(model.parameters(), lr=0.05), nn.functional.mse_loss, folder=folder, progress=False
+            )
+            trainer.fit(Batches(samples(), 8), steps=steps, resume=True)
+        ends.append(weights(model)["weight"].tobytes())
+    assert ends[0] == ends[1]
+
+
 def test_a_schedule_is_asked_for_each_step() -> None:
     model, rates = line(), []
 

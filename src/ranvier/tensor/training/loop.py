@@ -304,6 +304,7 @@ class _Fitting:
                 self._after_epoch(epoch)
             if trainer._reason:
                 break
+        self._resuming.save_last(epoch, batch, self._values)
         if self._early is not None and self._early.restore_best:
             self._resuming.put_best()
         return trainer._reason or "finished"

@@ -34,6 +34,7 @@ class Resuming:
         self._early = early
         self._facts = facts
         self._best: dict[str, Array] = {}
+        self._saved = -1  # the step of the last checkpoint
         self.values: dict[str, float] = {}  # what was shown last
 
     def save(self, epoch: int, batch: int, values: Mapping[str, float]) -> None:
@@ -53,6 +54,12 @@ class Resuming:
             "early": None if self._early is None else self._early.state(),
         }
         self._checkpoints.save(trainer.step, tensors, facts)
+        self._saved = trainer.step
+
+    def save_last(self, epoch: int, batch: int, values: Mapping[str, float]) -> None:
+        """Write a checkpoint of where a run ended, unless there is one."""
+        if self._saved != self._trainer.step:
+            self.save(epoch, batch, values)
 
     def restore(self) -> tuple[int, int]:
         """Take over the last whole checkpoint; where the data goes on. Without one it begins at the beginning."""
@@ -76,7 +83,7 @@ class Resuming:
         self._best = {name: array for name, array in saved.tensors.items() if name.startswith(_BEST)}
         self.values = dict(facts["values"])
         trainer.history = History.of(saved.tensors)
-        trainer.step = saved.step
+        trainer.step = self._saved = saved.step
         return int(facts["epoch"]), int(facts["batch"])
 
     def _parts(self) -> dict[str, Any]:
