@@ -70,12 +70,12 @@ def examples() -> Iterator[tuple[str, Printed]]:
     a, out = made(F32, (64, 20000)), made(F32, (64, 20000))
     scan = Scan("sum", Load(0, F32), 1, F32, True, True)
     yield "scan", kernel(Nest(a.shape, (Operand(a, a.strides), Operand(out, out.strides)), (scan,), frozenset({1})))
-    bias = made(F16, (512,))
+    bias = made(F16, (2048,))
     value = Op("add", (Result(0, F32), Op("cast", (Load(0, F16),), F32)), F32)
     epilogue = Epilogue(value, (Operand(bias, (0, 0, 1)),))
-    sides = (made(F16, (1, 512, 512)) for _ in range(3))
+    sides = (made(F16, (1, 2048, 2048)) for _ in range(3))
     yield "product", product(*sides, epilogue)
-    few = made(F16, (1, 3, 4096)), made(F16, (1, 512, 4096)).transposed((0, 2, 1)), made(F16, (1, 3, 512))
+    few = made(F16, (1, 3, 4096)), made(F16, (1, 2048, 4096)).transposed((0, 2, 1)), made(F16, (1, 3, 2048))
     yield "few rows", product(*few, epilogue)
 
 

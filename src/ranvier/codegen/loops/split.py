@@ -22,10 +22,10 @@ _PART = 1 << 14  # points of a part, about
 _PARTS = 64  # and no more parts than this
 
 
-def split(nest: Nest, parts: int = _PARTS) -> list[Nest]:
+def split(nest: Nest, parts: int = _PARTS, align: int = 1) -> list[Nest]:
     """Nests that do the same work in parts, for one with too few tiles; the nest itself where that is not worth it.
 
-    ``parts``: the most that a row is cut into.
+    ``parts``: the most that a row is cut into, about; ``align``: what their length is a multiple of, where that can be.
     """
     row_points = math.prod(nest.extents[a] for a in nest.row)
     folds = [s for s in nest.stages if isinstance(s, Reduce)]
@@ -33,13 +33,14 @@ def split(nest: Nest, parts: int = _PARTS) -> list[Nest]:
         return [nest]
     if any(is_arg(s.fold) for s in folds) or not all(isinstance(s, Reduce | Map | Final) for s in nest.stages):
         return [nest]
-    return _Splitter(nest, parts).nests()
+    return _Splitter(nest, parts, align).nests()
 
 
 class _Splitter:
-    def __init__(self, nest: Nest, parts: int) -> None:
+    def __init__(self, nest: Nest, parts: int, align: int) -> None:
         self.nest = nest
         self.parts = parts
+        self.align = align
         self.outer = nest.outer
         self.shape = tuple(nest.extents[a] for a in self.outer)
         self.operands = list(nest.operands)  # grows by the temporaries that hold results
@@ -80,6 +81,9 @@ class _Splitter:
         extent = nest.extents[axis]
         parts = max(2, min(self.parts, math.prod(nest.extents) // _PART, extent))
         length = extent // parts
+        if length % self.align and length > self.align:
+            length -= length % self.align
+            parts = extent // length
         rest = extent - parts * length
         slots = parts + (rest > 0)
         stages = {k: self.accumulating(s) for k, s in stages.items()}

@@ -299,7 +299,8 @@ class Access(Writer):
             self._alive.append(short)
             on = self.value(short)
             reach |= on.dims
-            tests.append(on.text)
+            # the interpreter spreads a single truth over a block as numbers, and takes no numbers for a mask
+            tests.append(on.text if on.dims or not reach else f"(tl.broadcast_to({on.text}, {self.shape(reach)}) != 0)")
         tests = [self._inside[bit] for bit in (1, 2) if reach & bit and bit in self._inside] + tests
         text = offset.text
         if text == "0" and reach:

@@ -35,6 +35,7 @@ from ranvier.records import dataclass
 
 Memory = Mapping[Storage, Any]  # torch tensors
 _FEW = PROCESSORS // 2  # programs; with fewer, most of the GPU would idle
+_ALIGNED = 16  # elements; parts of such lengths are read in whole vectors
 _ENOUGH = PROCESSORS * 16  # programs that rows are cut into parts for
 
 _functions: dict[tuple[str, str], Any] = {}  # kernels by their text
@@ -51,7 +52,7 @@ def kernel(nest: Nest) -> Printed:
     parts = [normal]
     programs = first.programs(normal)
     if normal.row and programs < _FEW:
-        parts = split(normal, power_of_two(-(-_ENOUGH // programs)))  # parts of even length stay aligned
+        parts = split(normal, power_of_two(-(-_ENOUGH // programs)), _ALIGNED)
     if parts[0] is normal:
         return Printed((Call(printed(normal, tune.known(normal, first))),))
     calls = []

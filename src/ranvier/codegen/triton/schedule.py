@@ -63,7 +63,7 @@ def plan(nest: Nest) -> Plan:
     if not along and (length <= _SHORT_ROW or scans or lanes >= PROCESSORS * 256):
         block = _between(power_of_two(-(-lanes // (PROCESSORS * 2))), 64, 256)
         block = min(block, power_of_two(lanes))
-        return Plan("columns", outer, row, (), (block, 1), False, _warps(block, 64))
+        return Plan("columns", outer, row, (), (block, 1), False, _warps(block, 128))
     return _rows(nest, outer, row, along)
 
 
