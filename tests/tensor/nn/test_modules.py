@@ -167,3 +167,28 @@ def test_first_values_follow_from_keys() -> None:
     again = [nn.Linear(5, 6).weight.numpy() for _ in range(2)]
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first[0], first[1])
+
+
+def test_models_learn_on_another_device() -> None:
+    from ranvier import optim
+
+    losses = []
+    for device in ("cpu", "sim:0"):
+        nn.manual_seed(2)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+        model.to_device(device)
+        opt, scaler = optim.AdamW(model.parameters(), lr=0.1), optim.GradScaler(device=device)
+        ema = optim.EMA(model.parameters(), warmup=True)
+        x = rv.Tensor(np.arange(12, dtype=np.float32).reshape(3, 4) % 5).to_device(device)
+        for _ in range(3):
+            opt.zero_grad()
+            loss = (model(x) ** 2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+            ema.update()
+            opt.param_groups[0]["lr"] = 0.05
+        assert str(model[0].weight.device) == device and str(loss.device) == device
+        losses.append(float(loss))
+    nn.default_generator.to_device("cpu")
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

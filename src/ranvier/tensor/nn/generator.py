@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from ranvier.dtypes import DType
-from ranvier.errors import InvalidInput
+from ranvier.errors import DeviceMismatch, InvalidInput
 from ranvier.tensor import random
 from ranvier.tensor.autodiff import stop_gradient
 from ranvier.tensor.core import Tensor, call, wrapped
 from ranvier.tensor.elementwise import greater_equal
 from ranvier.tensor.expr import known, spec
 from ranvier.tensor.manipulate import concat, reshape
-from ranvier.tensor.shapes import broadcast, count
+from ranvier.tensor.shapes import count
 from ranvier.tensor.state import State
+from ranvier.tensor.tracing import now
 
 _ROUNDS = 10
 _LAYERS = 3  # what these counters are used for; ``random`` has smaller ones
@@ -42,28 +43,41 @@ class Generator:
         self.state.assign(Tensor(_start(seed)))
         return self
 
+    def to_device(self, device: Any) -> Generator:
+        """Let numbers be drawn on a device: there where they are used."""
+        self.state.assign(self.state.value.to_device(device))
+        return self
+
     def key(self) -> Tensor:
         """A key for ``ranvier.numpy.random``, another at each call. For layers as they are made, not for steps."""
         first, second, draws = (int(n) for n in self.state.numpy())
-        self.state.assign(self.state + _words(0, 0, 1))
+        self._advance()
         return random.fold_in(random.key(first << 32 | second), draws)
 
     def words(self, shape: Sequence[int]) -> Tensor:
         """Numbers of 32 random bits, as 64-bit integers; computed on need, also inside ``jit``."""
         return _joined(self._drawn(shape), shape)
 
-    def kept(self, p: float, shape: Sequence[int]) -> Tensor:
-        """True for each element with a probability of ``1 - p``."""
+    def kept(self, p: float, shape: Sequence[int], device: Any = None) -> Tensor:
+        """True for each element with a probability of ``1 - p``; on a device, if one is given."""
         if not 0.0 <= p <= 1.0:
             raise InvalidInput(f"not a probability: {p}")
-        bound = _word(min(int(p * 2.0**32), 2**32))
-        return _joined([greater_equal(words, bound) for words in self._drawn(shape)], shape)
+        if device is not None and self.state.device != device:
+            if now.tracing is not None:
+                raise DeviceMismatch(f"numbers are drawn on {self.state.device} for use on {device}; see to_device")
+            self.to_device(device)
+        drawn = self._drawn(shape)
+        bound = _constant(min(int(p * 2.0**32), 2**32), drawn[0])
+        return _joined([greater_equal(words, bound) for words in drawn], shape)
 
     def _drawn(self, shape: Sequence[int]) -> tuple[Tensor, ...]:
         """Words enough for a shape, in four parts, and the state one draw further."""
         found = _philox(stop_gradient(Tensor(self.state)), (count(tuple(shape)) + 3) // 4)
-        self.state.assign(self.state + _words(0, 0, 1))
+        self._advance()
         return found
+
+    def _advance(self) -> None:
+        self.state.assign(self.state + _constant((0, 0, 1), self.state))
 
 
 def _start(seed: int) -> Any:
@@ -71,16 +85,11 @@ def _start(seed: int) -> Any:
     return np.array([number >> 32, number & 0xFFFFFFFF, 0], np.uint64)
 
 
-def _words(*numbers: int) -> Tensor:
+def _constant(numbers: Any, beside: Tensor) -> Tensor:
+    """Words that are known, where another tensor is."""
     array = np.array(numbers, np.uint64)
     array.flags.writeable = False
-    return wrapped(known(array, DType.uint64))
-
-
-def _word(number: int) -> Tensor:
-    array = np.array(number, np.uint64)
-    array.flags.writeable = False
-    return wrapped(known(array, DType.uint64))
+    return wrapped(known(array, DType.uint64, beside._expr.device))
 
 
 def _joined(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
@@ -90,20 +99,22 @@ def _joined(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 
 def _philox(state: Tensor, blocks: int) -> tuple[Tensor, ...]:
     """Four words for each block: the first ones of all blocks, the second ones and so on."""
-    low, half = _word(0xFFFFFFFF), _word(32)
-    multipliers = _word(0xD2511F53), _word(0xCD9E8D57)
+
+    def word(number: int) -> Tensor:
+        return _constant(number, state)
+
+    low, half = word(0xFFFFFFFF), word(32)
+    multipliers = word(0xD2511F53), word(0xCD9E8D57)
     keys = state[0:1], state[1:2]
     steps = 0x9E3779B9, 0xBB67AE85
 
     def upper(x: Tensor) -> Tensor:
-        return call(_RIGHT, (x, half), DType.uint64, broadcast(x.shape, half.shape))
+        return call(_RIGHT, (x, half), DType.uint64, x.shape)
 
-    counters = np.arange(blocks, dtype=np.uint64)
-    counters.flags.writeable = False
-    whole = wrapped(known(counters, DType.uint64))
-    c0, c1, c2, c3 = whole & low, upper(whole), _words(_LAYERS), state[2:3] & low
+    whole = _constant(np.arange(blocks), state)
+    c0, c1, c2, c3 = whole & low, upper(whole), _constant((_LAYERS,), state), state[2:3] & low
     for turn in range(_ROUNDS):
-        k0, k1 = ((key + _word(turn * step)) & low for key, step in zip(keys, steps))
+        k0, k1 = ((key + word(turn * step)) & low for key, step in zip(keys, steps))
         left, right = multipliers[0] * c0, multipliers[1] * c2
         c0, c1, c2, c3 = upper(right) ^ c1 ^ k0, right & low, upper(left) ^ c3 ^ k1, left & low
     return c0, c1, c2, c3

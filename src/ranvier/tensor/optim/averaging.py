@@ -28,7 +28,8 @@ class EMA:
         self.params = list(params)
         self.decay, self.warmup = decay, warmup
         self.averages = [State(param.value, name="average") for param in self.params]
-        self.updates = State(np.zeros((), np.float64), name="updates")
+        place = self.params[0].device if self.params else None
+        self.updates = State(np.zeros((), np.float64), device=place, name="updates")
 
     def update(self) -> None:
         """Let the averages follow the parameters; all of them in one computation."""
@@ -63,8 +64,8 @@ class EMA:
         if len(given) != len(self.averages):
             raise ShapeMismatch(f"{len(given)} averages do not fit {len(self.averages)} parameters")
         for average, value in zip(self.averages, given):
-            average.assign(Tensor(value, average.dtype))
-        self.updates.assign(Tensor(state_dict["updates"], "float64"))
+            average.assign(Tensor(value, average.dtype, average.device))
+        self.updates.assign(Tensor(state_dict["updates"], "float64", self.updates.device))
 
 
 class GradientAccumulation:
@@ -79,7 +80,7 @@ class GradientAccumulation:
         self.optimizer, self.steps = optimizer, steps
         self._params = [param for group in optimizer.param_groups for param in group.params]
         self._sums = [State(np.zeros(p.shape, p.dtype.numpy), device=p.device, name="sum") for p in self._params]
-        self._count = State(np.zeros((), np.int64), name="calls")
+        self._count = State(np.zeros((), np.int64), device=self._params[0].device, name="calls")
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()

@@ -149,11 +149,11 @@ class Optimizer:
                 for name, state in self._states(group, param).items():
                     if saved.get(name) is None:
                         continue
-                    value = Tensor(saved[name])
+                    value = Tensor(saved[name], device=param.device)
                     if value.shape != state.shape:
                         raise ShapeMismatch(f"{name} has the shape {list(state.shape)}, not {list(value.shape)}")
                     state.assign(astype(value, state.dtype))
-            group.steps.assign(Tensor(np.array(steps)))
+            group.steps.assign(Tensor(np.array(steps), device=group.steps.device))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.param_groups))})"

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.dtypes import DType
 from ranvier.errors import InvalidInput
 from ranvier.tensor.core import Tensor
 from ranvier.tensor.manipulate import astype
@@ -25,7 +24,8 @@ class Group(MutableMapping[str, Any]):
 
     def __init__(self, params: Sequence[Parameter], options: Mapping[str, Any]) -> None:
         self.params = list(params)
-        self.steps = State(np.zeros((), np.float64), name="steps")
+        self._device = self.params[0].device if self.params else None
+        self.steps = State(np.zeros((), np.float64), device=self._device, name="steps")
         self._states: dict[str, State] = {}
         self._settings: dict[str, Setting[Any]] = {}
         for name, value in options.items():
@@ -59,9 +59,9 @@ class Group(MutableMapping[str, Any]):
             return
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value, np.float64)
         if name in self._states:
-            self._states[name].assign(Tensor(array.astype(np.float64)))
+            self._states[name].assign(Tensor(array.astype(np.float64), device=self._device))
         else:
-            self._states[name] = State(array.astype(np.float64), DType.float64, name=name)
+            self._states[name] = State(array.astype(np.float64), device=self._device, name=name)
 
     def __delitem__(self, name: str) -> None:
         raise InvalidInput(f"{name!r} stays an option of its group")

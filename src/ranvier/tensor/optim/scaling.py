@@ -32,13 +32,15 @@ class GradScaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
+        *,
+        device: Any = None,
     ) -> None:
         if growth_factor <= 1.0 or not 0.0 < backoff_factor < 1.0:
             raise InvalidInput("a scale grows by more than 1 and backs off by less")
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval, self.enabled = growth_interval, enabled
-        self._scale = State(np.array(init_scale, np.float32), name="scale")
-        self._good = State(np.zeros((), np.int64), name="good steps in a row")
+        self._scale = State(np.array(init_scale, np.float32), device=device, name="scale")
+        self._good = State(np.zeros((), np.int64), device=device, name="good steps in a row")
         self._bad: Tensor | None = None
         self._unscaled: dict[int, Tensor] = {}  # by optimizer: whether its gradients are unusable
 
@@ -100,8 +102,8 @@ class GradScaler:
         return {"scale": self._scale.value, "_growth_tracker": self._good.value}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._scale.assign(Tensor(state_dict["scale"], "float32"))
-        self._good.assign(Tensor(state_dict["_growth_tracker"], "int64"))
+        self._scale.assign(Tensor(state_dict["scale"], "float32", self._scale.device))
+        self._good.assign(Tensor(state_dict["_growth_tracker"], "int64", self._good.device))
 
 
 _OF_TENSORS = True

@@ -61,7 +61,7 @@ def _dropped(x: Tensor, p: float, shape: tuple[int, ...], training: bool, genera
         return x
     if p == 1.0:
         return x * 0.0
-    kept = beside((generator or default_generator).kept(p, shape), x)
+    kept = (generator or default_generator).kept(p, shape, x.device)
     return where(kept, x * (1.0 / (1.0 - p)), 0.0)
 
 

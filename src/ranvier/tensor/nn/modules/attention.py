@@ -9,7 +9,7 @@ from typing import Any
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidInput, ShapeMismatch
 from ranvier.tensor import reductions
-from ranvier.tensor.core import Tensor, as_tensor
+from ranvier.tensor.core import Tensor, as_tensor, beside
 from ranvier.tensor.elementwise import logical_not, where
 from ranvier.tensor.manipulate import expand_dims, permute_dims, reshape, squeeze, swapaxes
 from ranvier.tensor.nn import functional as F
@@ -163,7 +163,7 @@ class MultiheadAttention(Module):
             own = _added(as_tensor(padding))
             own = reshape(own, (batch if own.ndim == 2 else 1, 1, 1, columns))
             if causal and found is None:
-                found = Tensor(causal_mask(rows, columns))
+                found = beside(Tensor(causal_mask(rows, columns)), own)
             found = own if found is None else found + own
         return found
 

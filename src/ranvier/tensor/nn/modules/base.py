@@ -9,6 +9,7 @@ from ranvier import dtypes
 from ranvier.errors import InvalidInput, ShapeMismatch
 from ranvier.tensor.core import Tensor
 from ranvier.tensor.manipulate import astype
+from ranvier.tensor.nn.generator import Generator, default_generator
 from ranvier.tensor.state import Parameter, Setting, State
 
 M = TypeVar("M", bound="Module")
@@ -241,8 +242,16 @@ class Module:
         return self
 
     def to_device(self: M, device: Any) -> M:
-        """Put parameters and buffers on a device."""
+        """Put parameters and buffers on a device, and draw random numbers there."""
+        for generator in {id(g): g for g in (default_generator, *self._generators())}.values():
+            generator.to_device(device)
         return self.to(device=device)
+
+    def _generators(self) -> Iterator[Generator]:
+        for module in self.modules():
+            found = module.__dict__.get("generator")
+            if isinstance(found, Generator):
+                yield found
 
     def to(self: M, dtype: Any = None, device: Any = None) -> M:
         """Change the type of all floating-point parameters and buffers, or their device."""
