@@ -31,7 +31,7 @@ from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
-from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.quantizing.sites import copied
 from ranvier.runtime.session import Session
@@ -50,8 +50,7 @@ class Quantized:
     model: str
     threads: int
     layers: tuple[int, int]
-    cosine: float
-    agreement: float | None
+    difference: Difference
     before: float  # milliseconds of a run
     after: float
 
@@ -59,9 +58,9 @@ class Quantized:
     def speed(self) -> float:
         return self.before / self.after
 
-    @property
-    def accurate(self) -> bool:
-        return self.cosine >= COSINE or (self.agreement is not None and self.agreement >= AGREEMENT)
+
+def accurate(found: Difference) -> bool:
+    return found.cosine >= COSINE or (found.agreement is not None and found.agreement >= AGREEMENT)
 
 
 def coded(graph: Graph) -> bool:
@@ -103,10 +102,10 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     graph = prepared(original, config)
     known = [sample(graph, case, 1 + k) for k in range(options.samples)]
     unseen = [sample(graph, case, _UNSEEN + k) for k in range(options.samples)]
-    wanted = Quantization(
-        ranges=options.ranges, max_error=None if options.all else ERROR * options.margin, trials=options.trials
-    )
-    made, report = Quantizer(graph, known, wanted, config).run(force=True)
+    made, report = Quantizer(graph, known, Quantization(ranges=options.ranges), config).run(force=True)
+    if not (options.all or accurate(report.difference)):
+        wanted = Quantization(ranges=options.ranges, max_error=ERROR * options.margin, trials=options.trials)
+        made, report = Quantizer(graph, known, wanted, config).run(force=True)
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
     pair = ([[row[k] for k in compared] for row in results(each, unseen, config)] for each in (made, graph))
     found = difference(*pair)
@@ -116,7 +115,7 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
         own = SessionConfig.default(threads=threads)
         with Session(onnx_format.read(str(case.path)), own) as first, Session(copied(made), own) as second:
             before, after = fastest((first, second), unseen[0], options.seconds)
-        rows.append(Quantized(case.name, threads, layers, found.cosine, found.agreement, before, after))
+        rows.append(Quantized(case.name, threads, layers, found, before, after))
     return rows
 
 
@@ -130,18 +129,21 @@ def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
         table.add_column(column, justify="left" if column == "model" else "right")
     table.add_column("")
     for row in rows:
-        same = "" if row.agreement is None else f"{row.agreement:.1%}"
-        missed = [what for what, kept in (("accuracy", row.accurate), ("speed", row.speed >= SPEED)) if not kept]
+        agreement, cosine = row.difference.agreement, row.difference.cosine
+        same = "" if agreement is None else f"{agreement:.1%}"
+        missed = [
+            what for what, kept in (("accuracy", accurate(row.difference)), ("speed", row.speed >= SPEED)) if not kept
+        ]
         times = f"{row.before:.3f}", f"{row.after:.3f}", f"{row.speed:.2f}"
         count = f"{row.layers[0]}/{row.layers[1]}"
-        table.add_row(row.model, str(row.threads), count, f"{row.cosine:.5f}", same, *times, ", ".join(missed) or "ok")
+        table.add_row(row.model, str(row.threads), count, f"{cosine:.5f}", same, *times, ", ".join(missed) or "ok")
     console = Console()
     console.print(table)
     for threads in sorted({row.threads for row in rows}):
         those = [row for row in rows if row.threads == threads]
         console.print(
             f"{threads} threads: {mean([row.speed for row in those]):.2f} times as fast in the geometric mean, "
-            f"{sum(row.accurate for row in those)} of {len(those)} accurate, "
+            f"{sum(accurate(row.difference) for row in those)} of {len(those)} accurate, "
             f"{sum(row.speed >= SPEED for row in those)} fast enough"
         )
     for name, why in left_out.items():
@@ -152,11 +154,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--only", action="append", default=[], help="patterns of names")
     arguments.add_argument("--threads", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
-    arguments.add_argument("--samples", type=int, default=8)
-    arguments.add_argument("--ranges", default="minmax")
+    arguments.add_argument("--samples", type=int, default=16)
+    arguments.add_argument("--ranges", default="best")
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
     arguments.add_argument("--margin", type=float, default=0.8, help="part of the goal's error that samples may show")
-    arguments.add_argument("--trials", type=int, default=24)
+    arguments.add_argument("--trials", type=int, default=40)
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
@@ -171,7 +173,7 @@ def main() -> None:
         except RanvierError as error:
             left_out[case.name] = str(error).splitlines()[0]
     if options.json:
-        found = [asdict(row) | {"speed": row.speed, "accurate": row.accurate} for row in rows]
+        found = [asdict(row) | {"speed": row.speed, "accurate": accurate(row.difference)} for row in rows]
         print(json.dumps({"models": found, "left_out": left_out}))
     else:
         show(rows, left_out)

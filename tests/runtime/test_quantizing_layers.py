@@ -23,13 +23,19 @@ RNG = np.random.default_rng(3)
 X = RNG.standard_normal((4, 8, 12, 12)).astype(np.float32)
 
 
-def graph_of(nodes: list[Any], weights: dict[str, Array], outputs: tuple[str, ...] = ("y",)) -> Graph:
+def graph_of(
+    nodes: list[Any],
+    weights: dict[str, Array],
+    outputs: tuple[str, ...] = ("y",),
+    shapes: dict[str, Array] | None = None,
+) -> Graph:
     made = helper.make_graph(
         nodes,
         "net",
         [helper.make_tensor_value_info("x", 1, [4, 8, 12, 12])],
         [helper.make_tensor_value_info(name, 1, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in weights.items()],
+        [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in weights.items()]
+        + [numpy_helper.from_array(np.asarray(array, np.int64), name) for name, array in (shapes or {}).items()],
     )
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     return prepared(read(model), CONFIG)
@@ -130,3 +136,33 @@ def test_biases_make_up_for_what_weights_lose_on_average() -> None:
     without = next(results(made, [feed], CONFIG))[0]
     shifts = [float(np.abs((each - expected).mean(axis=(0, 2, 3))).mean()) for each in (found, without)]
     assert shifts[0] < shifts[1] / 3
+
+
+def test_a_row_that_is_added_to_a_product_serves_as_its_bias() -> None:
+    flat = [helper.make_node("Reshape", ["x", "shape"], ["f"])]
+    nodes = [*flat, helper.make_node("MatMul", ["f", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["y"])]
+    weights = {"w": RNG.standard_normal((8, 64)) + 0.3, "b": RNG.standard_normal(64)}
+    graph = graph_of(nodes, weights, shapes={"shape": np.array([4, 144, 8])})
+    feed = {"x": (X * 0.1 + 5).astype(np.float32)}
+    made, _ = Quantizer(graph, [feed], Quantization(slower=1e9), CONFIG).run()
+    found, expected = (next(results(each, [feed], CONFIG))[0] for each in (made, graph))
+    added = next(node for node in made if node.op == "Add")
+    row = next(value.const.numpy() for value in added.inputs if value is not None and value.const is not None)
+    without = found - row + weights["b"].astype(np.float32)
+    shifts = [float(np.abs((each - expected).mean(axis=(0, 1))).mean()) for each in (found, without)]
+    assert shifts[0] < shifts[1] / 3
+
+
+def test_the_best_ranges_are_those_with_the_least_error() -> None:
+    """One number a hundred times as large as all others: the whole range is not the best one."""
+    x = X.copy()
+    x[0, 0, 0, 0] = 300.0
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), "w2": RNG.standard_normal((16, 16, 3, 3))}
+    nodes = [conv("x", "w1", "a"), helper.make_node("Tanh", ["a"], ["t"]), conv("t", "w2", "y")]
+    graph = graph_of(nodes, weights)
+    errors = {
+        ranges: Quantizer(graph, [{"x": x}], Quantization(ranges=ranges, slower=1e9), CONFIG).run()[1].difference.error
+        for ranges in ("minmax", "percentile", "mse", "entropy", "best")
+    }
+    best = errors.pop("best")
+    assert best == min(errors.values()) < errors["minmax"]

@@ -44,7 +44,11 @@ _MOST_ROWS = 40
 )
 @click.option("--samples", type=int, default=16, show_default=True, help="Runs of the model to look at, at most.")
 @click.option(
-    "--ranges", type=click.Choice(["minmax", "percentile", "mse", "entropy"]), default="minmax", show_default=True
+    "--ranges",
+    type=click.Choice(["minmax", "percentile", "mse", "entropy", "best"]),
+    default="minmax",
+    show_default=True,
+    help="How ranges of activations are found; best tries all and takes the one whose results are nearest (int8).",
 )
 @click.option("--group", type=int, default=32, show_default=True, help="Weights that share a scale (weights alone).")
 @click.option("--signed", is_flag=True, help="Activations as signed codes, symmetric (int8).")

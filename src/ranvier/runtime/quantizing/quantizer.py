@@ -37,6 +37,7 @@ _PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_sube
 
 OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
 LEAST_OPSET = 19  # has float8, and scales for channels
+BEST = "best"
 
 
 class NotWorthIt(RanvierError):
@@ -57,7 +58,7 @@ class Quantization(Checked):
     """
 
     scheme: str = "int8"
-    ranges: str = "minmax"  # of activations
+    ranges: str = "minmax"  # of activations; "best": the way with the least error of results on the samples
     group: int = 32
     signed: bool = False  # activations
     fit: str = "minmax"  # of weights
@@ -69,7 +70,7 @@ class Quantization(Checked):
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "scheme": Choice(ALL_SCHEMES),
-        "ranges": Choice(tuple(OBSERVERS)),
+        "ranges": Choice((*OBSERVERS, BEST)),
         "group": Whole(16),
         "fit": Choice(("minmax", "mse")),
         "max_error": Positive(whole=False),
@@ -128,25 +129,30 @@ class Quantizer:
         self._ranges: dict[str, tuple[float, float]] = {}
         self._means: dict[str, np.ndarray[Any, Any]] = {}
         self._moments: dict[str, InputMoments] = {}
+        self._found: dict[str, dict[str, tuple[float, float]]] = {}  # ranges by the way they were found
         self._expected = self._observe()
+        if len(self._found) > 1:
+            self._ranges = min(self._found.values(), key=self._error_with)
 
     def _observe(self) -> list[list[np.ndarray[Any, Any]]]:
         """Look at the activations that matter once, for all trials."""
         if self.static:
             self._told("looking at activations")
-            watched: dict[str, Observer] = {
-                n: observer(self.options.ranges) for n in coded_values(self.graph, self.sites)
-            }
+            names = coded_values(self.graph, self.sites)
+            ways = tuple(OBSERVERS) if self.options.ranges == BEST else (self.options.ranges,)
+            watched: dict[str, dict[str, Observer]] = {n: {way: observer(way) for way in ways} for n in names}
             means = {s.data.name: ChannelMean(1 if s.inner is None else -1) for s in self.sites}
 
             def look(name: str, x: np.ndarray[Any, Any]) -> None:
-                watched[name].update(x)
+                for each in watched[name].values():
+                    each.update(x)
                 if name in means:
                     means[name].update(x)
 
             visit(self.graph, list(watched), self.feeds, self.config, look)
-            self._ranges = {name: each.range() for name, each in watched.items()}
             self._means = {name: each.mean for name, each in means.items()}
+            self._found = {way: {name: each[way].range() for name, each in watched.items()} for way in ways}
+            self._ranges = self._found[ways[0]]
         elif self.options.scheme in CALIBRATED:
             self._told("looking at activations")
             self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
@@ -172,6 +178,10 @@ class Quantizer:
     def error(self, kept: frozenset[str]) -> float:
         self._told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
         return difference(list(results(self.made(kept), self.feeds, self.config)), self._expected).error
+
+    def _error_with(self, ranges: dict[str, tuple[float, float]]) -> float:
+        self._ranges = ranges
+        return self.error(frozenset())
 
     def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:
         """The quantized graph and what became of it; NotWorthIt where it is not what was asked, unless forced."""

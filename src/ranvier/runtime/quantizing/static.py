@@ -14,6 +14,7 @@ import numpy as np
 
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes.edit import builder
+from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.quantizing.tails import multiply_instead, tail
@@ -131,8 +132,11 @@ def _layer(site: Site, scheme: Integers, scales: Mapping[str, np.float32], mean:
         _name=f"{name}.dequantize",
     )
     lost = moved - coded.codes.reshape(moved.shape).astype(np.float32) * steps.reshape(-1, *[1] * (moved.ndim - 1))
-    bias = _bias(site, lost, mean)
     node.set_input(1, weight)
+    if node.op == "MatMul" and mean is not None:
+        _later_bias(site, lost.reshape(len(lost), -1) @ mean)
+        return
+    bias = _bias(site, lost, mean)
     data = scales.get(_source(site.data))
     if bias is None or data is None:
         return
@@ -160,6 +164,17 @@ def _bias(site: Site, lost: Array, mean: Array | None) -> Array | None:
     groups = int(site.node.attrs.get("group", 1))
     inputs = lost.reshape(groups, len(lost) // groups, lost.shape[1], -1).sum(axis=3)
     return np.asarray(found + np.einsum("goi,gi->go", inputs, mean.reshape(groups, -1)).reshape(-1))
+
+
+def _later_bias(site: Site, shift: Array) -> None:
+    """A product has no bias of its own; a row of constants that is added to it next serves as one."""
+    reader = only_use(site.node.output)
+    if reader is None or reader.op != "Add" or reader.domain or site.node.output.is_graph_output:
+        return
+    for position, value in enumerate(reader.inputs):
+        if value is not None and value.const is not None and value.const.shape == shift.shape:
+            moved = (value.const.numpy() + shift).astype(np.float32)
+            reader.set_input(position, builder(reader, ORIGIN).constant(moved, f"{value.name}.moved"))
 
 
 def _source(value: Value) -> str:
