@@ -1,8 +1,9 @@
 """As few nodes as possible that have to stay in float32 for the error to stay below a bound.
 
 Errors of single nodes neither add up nor are independent, and every trial compiles the model and runs it once. So nodes
-are tried in batches first: the batch whose stay in float32 lowers the error most is kept first, then the next, until
-the error is low enough. Then batches are taken apart, and what turns out not to be needed is let go.
+are tried in batches first, and ordered by how much their stay in float32 lowers the error. How many of them, the most
+useful first, make the error low enough is found by halving. Then batches are taken apart, and what turns out not to be
+needed is let go.
 """
 
 from __future__ import annotations
@@ -36,16 +37,14 @@ class Search:
         size = -(-len(nodes) // _BATCHES)
         batches = [frozenset(nodes[k : k + size]) for k in range(0, len(nodes), size)]
         batches.sort(key=self.error)
-        kept: Names = nothing
-        taken: list[Names] = []
-        for batch in batches:
-            kept |= batch
-            taken.append(batch)
-            if self.error(kept) <= self._bound:
-                break
-        else:
-            return frozenset(nodes)
-        return self._thinned(kept, taken, nodes)
+        few, enough = 0, len(batches)  # all of them are enough if any number is
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if self.error(nothing.union(*batches[:middle])) <= self._bound:
+                enough = middle
+            else:
+                few = middle
+        return self._thinned(nothing.union(*batches[:enough]), batches[:enough], nodes)
 
     def _thinned(self, kept: Names, batches: list[Names], nodes: Sequence[str]) -> Names:
         """Without what is not needed: the least useful batches first, whole, then halves of them."""
