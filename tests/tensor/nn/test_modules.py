@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ranvier as rv
-from ranvier import nn
+from ranvier import nn, optim
 from ranvier.errors import InvalidInput, ShapeMismatch
 from ranvier.numpy import random
 
@@ -169,26 +169,36 @@ def test_first_values_follow_from_keys() -> None:
     assert not np.array_equal(first[0], first[1])
 
 
-def test_models_learn_on_another_device() -> None:
-    from ranvier import optim
+def _learned(device: str, compiled: bool) -> float:
+    """The loss of a model after some steps on a device."""
+    nn.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    model.to_device(device)
+    opt, scaler = optim.AdamW(model.parameters(), lr=0.1), optim.GradScaler(device=device)
+    ema = optim.EMA(model.parameters(), warmup=True)
 
-    losses = []
-    for device in ("cpu", "sim:0"):
-        nn.manual_seed(2)
-        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
-        model.to_device(device)
-        opt, scaler = optim.AdamW(model.parameters(), lr=0.1), optim.GradScaler(device=device)
-        ema = optim.EMA(model.parameters(), warmup=True)
-        x = rv.Tensor(np.arange(12, dtype=np.float32).reshape(3, 4) % 5).to_device(device)
-        for _ in range(3):
-            opt.zero_grad()
-            loss = (model(x) ** 2).mean()
-            scaler.scale(loss).backward()
-            scaler.step(opt)
-            scaler.update()
-            ema.update()
-            opt.param_groups[0]["lr"] = 0.05
-        assert str(model[0].weight.device) == device and str(loss.device) == device
-        losses.append(float(loss))
-    nn.default_generator.to_device("cpu")
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    def step(x: rv.Tensor) -> rv.Tensor:
+        opt.zero_grad()
+        loss = (model(x) ** 2).mean()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+        ema.update()
+        return loss
+
+    run = rv.jit(step) if compiled else step
+    x = rv.Tensor(np.arange(12, dtype=np.float32).reshape(3, 4) % 5).to_device(device)
+    for _ in range(3):
+        loss = run(x)
+        opt.param_groups[0]["lr"] = 0.05
+    assert str(model[0].weight.device) == device and str(loss.device) == device
+    return float(loss)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_models_learn_on_another_device(compiled: bool) -> None:
+    try:
+        there = _learned("sim:0", compiled)
+    finally:
+        nn.default_generator.to_device("cpu")
+    np.testing.assert_allclose(there, _learned("cpu", False), rtol=1e-4)
