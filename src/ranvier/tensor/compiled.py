@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ranvier.devices import Device
 from ranvier.errors import RanvierError, TracingError
 from ranvier.runtime.fallback import FAILURES
+from ranvier.runtime.plan import Plan
 from ranvier.runtime.session import Session
 from ranvier.tensor.building import lowered
 from ranvier.tensor.core import IDENTITY, Tensor, wrapped
 from ranvier.tensor.expr import CALL, CUSTOM, INPUT, Array, Expr, applied, known, line_of, spec
 from ranvier.tensor.groups import config_for, realise
 from ranvier.tensor.state import State
+from ranvier.tensor.symbolic import SYMBOL, Differs, Family, Traced
 from ranvier.tensor.tracing import Tracing
 
 # what the caller gets for a tensor of the result: a result of the graph, an argument as it came, or a fixed value
@@ -79,10 +82,42 @@ def _made(expr: Expr) -> str:
     return f" ({line})" if line else ""
 
 
+class Relatives:
+    """Signatures of a function that differ in sizes only: from the second one on they may share a graph."""
+
+    def __init__(self) -> None:
+        self._run: Traced | None = None  # that has a graph of its own
+        self._family: tuple[Family, Session] | None = None
+
+    def find(self, run: Traced, name: str, device: Device | None) -> tuple[Session, Plan, bool] | None:
+        """The graph of all sizes, its plan for this one, and whether it was made just now; None where the function
+        does not do the same for all."""
+        made = self._family is None
+        try:
+            if self._family is None:
+                if self._run is None:
+                    return None
+                family = Family(self._run, run)
+                self._family = family, Session(family.graph(name), config_for(device))
+            family, session = self._family
+            return session, session.bind(**{SYMBOL: family.size_of(run)}), made
+        except Differs:
+            return None
+        except RanvierError:  # what a graph of open sizes cannot be; that of these sizes says it if it is wrong too
+            self._family = None
+            return None
+
+    def keep(self, run: Traced) -> None:
+        if self._run is None:
+            self._run = run
+
+
 class Compiled:
     """A traced function that can be called again while what it saw of Python's values is still so."""
 
-    def __init__(self, tracing: Tracing, arguments: int, result: Any, name: str) -> None:
+    def __init__(
+        self, tracing: Tracing, arguments: int, result: Any, name: str, relatives: Relatives | None = None
+    ) -> None:
         self._guards = [(holder, attribute, value) for (holder, attribute), value in tracing.guards.items()]
         self._outputs: dict[Expr, int] = {}
         self._arguments = {expr: k for k, expr in enumerate(tracing.inputs[:arguments])}
@@ -111,20 +146,34 @@ class Compiled:
         self.inline = any(self._derived) and any(
             expr.spec[0] == CUSTOM and not expr.spec[1][0][1].replayable for expr in behind.order if expr.spec
         )
-        self._session = self._compiled(outputs, name) if outputs and not self.inline else None
-        self._plan = self._session.bind() if self._session is not None else None
+        self.shared = False  # its graph was compiled for others before
+        self._session: Session | None = None
+        self._plan: Plan | None = None
+        if outputs and not self.inline:
+            self._session, self._plan = self._prepared(name, relatives or Relatives())
         self._reading = frozenset(self._states)
         self._reading_grads = frozenset(self._old_grads)
         # whether something that is returned or assigned refers to the arguments
         self._holding = any(self._derived) or any(how == _ARGUMENT for how, _ in self._all_places())
         self._lasting = bool(self._assigned or self._grads)
 
-    def _compiled(self, outputs: Sequence[Expr], name: str) -> Session:
-        graph, values = lowered(self._leaves, self._behind.order, self._behind.constants)
+    def _prepared(self, name: str, relatives: Relatives) -> tuple[Session, Plan]:
+        """The session, of its own or shared with calls that differ in a size, and its plan."""
+        run = Traced(self._leaves, self._behind.constants, self._behind.order, self._wanted)
+        shared = relatives.find(run, name, self._device)
+        if shared is not None:
+            self.shared = not shared[2]
+            return shared[:2]
+        session = self._compiled(run, name)
+        relatives.keep(run)
+        return session, session.bind()
+
+    def _compiled(self, run: Traced, name: str) -> Session:
+        graph, values = lowered(run.leaves, run.order, run.constants)
         graph.name = name
-        graph.outputs = [values[expr] for expr in outputs]
+        graph.outputs = [values[expr] for expr in run.wanted]
         try:
-            return Session(graph, config_for(outputs[0].device))
+            return Session(graph, config_for(self._device))
         except RanvierError as error:
             lines = dict.fromkeys(line_of(expr) for expr in self._behind.order)
             error.add_note(f"while compiling {name}, of which these lines are a part: {', '.join(list(lines)[-6:])}")

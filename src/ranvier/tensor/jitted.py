@@ -20,7 +20,7 @@ from ranvier.errors import InvalidInput
 from ranvier.logs import warn_once
 from ranvier.runtime.preferred import preferred
 from ranvier.tensor.autodiff import under_way
-from ranvier.tensor.compiled import Compiled
+from ranvier.tensor.compiled import Compiled, Relatives
 from ranvier.tensor.core import Tensor, wrapped
 from ranvier.tensor.expr import Expr, known
 from ranvier.tensor.groups import realise as realise_exprs
@@ -31,8 +31,8 @@ from ranvier.tensor.trees import leaves as leaves_of
 P = ParamSpec("P")
 R = TypeVar("R")
 _KEPT = 64  # compiled signatures of a function
-_MANY = 16  # signatures after which somebody is told
-_LEAF = "tensor"  # stands for a tensor in the form of arguments
+_MANY = 16  # graphs of a function after which somebody is told
+_LEAF = object()  # stands for a tensor in the form of arguments
 
 
 def realise(*trees: Any) -> None:
@@ -46,35 +46,47 @@ def jit(function: Callable[P, R], /) -> Jitted[P, R]: ...
 
 
 @overload
-def jit(*, static_argnames: str | Sequence[str] = ()) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(
+    *, static_argnames: str | Sequence[str] = (), dynamic: bool = True
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
-def jit(function: Callable[..., Any] | None = None, /, *, static_argnames: str | Sequence[str] = ()) -> Any:
+def jit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    static_argnames: str | Sequence[str] = (),
+    dynamic: bool = True,
+) -> Any:
     """A function that does the same, compiled whole; also as a decorator.
 
     Tensors and arrays in its arguments, and in dicts, lists and tuples there, are what it is compiled for all values
     of. Everything else (numbers, strings, objects) is part of the signature by its value; arguments named in
-    ``static_argnames`` are so as a whole.
+    ``static_argnames`` are so as a whole. ``dynamic``: from the second signature on that differs in one size only, one
+    graph serves for all sizes where the function does the same for them.
     """
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     if function is None:
-        return lambda given: Jitted(given, names)
-    return Jitted(function, names)
+        return lambda given: Jitted(given, names, dynamic)
+    return Jitted(function, names, dynamic)
 
 
 class Jitted(Generic[P, R]):
     """A function that is compiled for each signature it is called with."""
 
-    def __init__(self, function: Callable[P, R], static: tuple[str, ...] = ()) -> None:
+    def __init__(self, function: Callable[P, R], static: tuple[str, ...] = (), dynamic: bool = True) -> None:
         if not callable(function):
             raise InvalidInput(f"a function can be compiled, not {type(function).__name__}")
         functools.update_wrapper(self, function)
         self._function = function
         self._static = frozenset(static)
         self._places = _places(function, static)
+        self._dynamic = dynamic
+        self._relatives: dict[Any, Relatives] = {}
         self._kept: OrderedDict[Any, list[Compiled]] = OrderedDict()
         self._lock = threading.RLock()  # states are changed by one call at a time
-        self.traces = 0
+        self.traces = 0  # signatures that it was run on placeholders for
+        self.graphs = 0  # compiled for these
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if now.tracing is not None or under_way():
@@ -135,14 +147,16 @@ class Jitted(Generic[P, R]):
         finally:
             now.tracing = None
             tracing.active = False
-        compiled = Compiled(tracing, len(given), result, getattr(self, "__name__", "function"))
+        relatives = self._relatives.setdefault(_family(key), Relatives()) if self._dynamic else Relatives()
+        compiled = Compiled(tracing, len(given), result, getattr(self, "__name__", "function"), relatives)
         self.traces += 1
-        if self.traces == _MANY:
-            warn_once(
-                f"jit {id(self)}",
-                f"{getattr(self, '__qualname__', self._function)} was compiled for {_MANY} signatures: numbers that "
-                "differ from call to call are better given as tensors",
+        self.graphs += not compiled.shared
+        if self.graphs == _MANY and not compiled.shared:
+            name = getattr(self, "__qualname__", str(self._function))
+            text = (
+                f"{name} was compiled {_MANY} times: numbers that differ from call to call are better given as tensors"
             )
+            warn_once(f"jit {id(self)}", text)
         kept = self._kept.setdefault(key, [])
         kept.insert(0, compiled)
         del kept[_KEPT:]
@@ -155,6 +169,13 @@ class Jitted(Generic[P, R]):
         """Forget what was compiled."""
         with self._lock:
             self._kept.clear()
+            self._relatives.clear()
+
+
+def _family(key: Any) -> Any:
+    """A signature without the sizes of its tensors."""
+    form, *rest = key
+    return (*(len(x) if k >= 2 and form[k - 2] is _LEAF else x for k, x in enumerate(form)), *rest)
 
 
 def _places(function: Callable[..., Any], static: Sequence[str]) -> frozenset[int]:
