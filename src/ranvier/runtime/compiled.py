@@ -105,15 +105,24 @@ class Compiled:
                 plan = self._growth.find(*key)
         return plan
 
-    def plan(self, shapes: Any, types: Sequence[Type | None], dims: Mapping[str, int], names: tuple[str, ...]) -> Plan:
-        """The plan for these types of inputs and names of outputs, made where there is none yet."""
-        key = (shapes, names)
+    def plan(
+        self,
+        shapes: Any,
+        types: Sequence[Type | None],
+        dims: Mapping[str, int],
+        names: tuple[str, ...],
+        *,
+        stay: bool = False,
+    ) -> Plan:
+        """The plan for these types of inputs and names of outputs, made where there is none yet. ``stay``: outputs
+        remain in the memory they were made in."""
+        key = (shapes, _kept_as(names, stay))
         found = self.recall(key)
         if found is not None:
             return found
         with preparing(self._config.name or self.graph.name, "planning a run", self._config.limits.tensor_bytes):
-            program = self.program(names)
-            grown = self._grown(shapes, names, program, types, dims)
+            program = self.program(names, stay=stay)
+            grown = None if stay else self._grown(shapes, names, program, types, dims)
             if grown is not None:
                 return grown
             made = Plan(program, types, dims, self._pool or self.providers[-1].allocator(), self._config)
@@ -148,14 +157,16 @@ class Compiled:
         with self._lock:
             return self._growth.keep(made, names)
 
-    def program(self, names: tuple[str, ...]) -> Program:
+    def program(self, names: tuple[str, ...], *, stay: bool = False) -> Program:
         """The steps that make these outputs."""
+        key = _kept_as(names, stay)
         with self._lock:
-            found = self._programs.get(names)
+            found = self._programs.get(key)
         if found is None:
-            made = Program(self.graph, self.parts, [self._outputs[n] for n in names], self._counts, self._helpers)
+            wanted = [self._outputs[n] for n in names]
+            made = Program(self.graph, self.parts, wanted, self._counts, self._helpers, stay)
             with self._lock:
-                found = self._programs.setdefault(names, made)
+                found = self._programs.setdefault(key, made)
                 while len(self._programs) > self._config.plan_cache:
                     self._programs.popitem(last=False)
         return found
@@ -177,3 +188,8 @@ class Compiled:
             self._programs.clear()
         for plan in plans:
             plan.close()
+
+
+def _kept_as(names: tuple[str, ...], stay: bool) -> tuple[str, ...]:
+    """What programs and plans for these outputs are found by; no output has an empty name."""
+    return ("", *names) if stay else names

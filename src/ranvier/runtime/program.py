@@ -174,8 +174,11 @@ class Program:
         outputs: Sequence[Value] | None = None,
         counts: TransferCounts | None = None,
         helpers: Helpers | None = None,
+        stay: bool = False,
     ) -> None:
+        """``stay``: outputs that were made in another memory are left there."""
         self.graph = graph
+        self._stay = stay
         self._counts = counts
         self._helpers = helpers
         self.outputs = tuple(graph.outputs if outputs is None else outputs)
@@ -197,7 +200,7 @@ class Program:
                 self.template[slot] = value.const.numpy() if value in read else _stand_in(value.const)
                 constants.add(slot)
         self.input_slots = tuple(self.slots[v] for v in graph.inputs)
-        self.output_slots = tuple(self.slots[v] for v in self.outputs)
+        self.output_slots = tuple(self._last[v] for v in self.outputs)
         self.waves = _waves(calls) if helpers is not None else ()
         self.steps = self._steps(calls, constants)
         self.parts = tuple(needed)
@@ -256,9 +259,10 @@ class Program:
             outputs = tuple(self._place(v, space) for v in sub.outputs)
             op = sub.nodes[0].op if len(sub.nodes) == 1 else f"{len(sub.nodes)} nodes"
             calls.append(_Call(item.kernel, inputs, outputs, sub.label, op, item.part.provider.name, beside))
-        bring(self.outputs, HOST)
-        for value in self.outputs:
-            self._slot(value)
+        bring((v for v in self.outputs if not self._stay or HOST in spaces.get(v, (HOST,))), HOST)
+        # where each output is found in the end, and the provider whose memory that is
+        self._last = {v: self._place(v, spaces[v][0] if self._stay else HOST) for v in self.outputs}
+        self.staying = tuple(providers.get(spaces[v][0]) if self._stay else None for v in self.outputs)
         return calls
 
     def transfers(self) -> list[tuple[TransferKernel, tuple[Value, ...]]]:

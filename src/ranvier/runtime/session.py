@@ -54,6 +54,7 @@ from ranvier.runtime.profile import Profiler
 from ranvier.runtime.program import CompiledPart, provider_options
 from ranvier.runtime.recent import Recent
 from ranvier.runtime.report import Report, describe_placement
+from ranvier.runtime.residence import adopted, handed_out, on_host_where_needed
 from ranvier.runtime.settings import apply_bounds, check_providers, effective
 from ranvier.runtime.signature import Signature
 from ranvier.runtime.transfer import TransferCounts
@@ -249,8 +250,9 @@ class Session:
         """The outputs, from one run over one set of providers."""
         values, plan = self._recall(compiled, inputs, names)
         if plan is None:
-            values, dims = self.signature.bind(self.signature.named(inputs))
+            values, dims = self.signature.bind(adopted(self.signature.named(inputs), compiled.providers))
             plan = self._plan(compiled, values, dims, names)
+            values = on_host_where_needed(values, plan.program)
         targets = None if into is None else [into.get(name) for name in names]
         profilers = self._profilers
         if not profilers and self._printer is None:
@@ -268,6 +270,23 @@ class Session:
         for profiler in profilers:
             profiler.span(self._summary.model or "run", started, time.perf_counter_ns())
         return results
+
+    def run_in_place(
+        self, inputs: Mapping[str, Any] | Sequence[Any], outputs: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """As ``run``, but results stay in the memory they were made in: on a GPU, tensors that every library takes
+        through DLPack. Those made on the host are arrays, and so are all of them where a provider fails."""
+        self._check_open()
+        names = self.output_names if outputs is None else self._selected(outputs)
+        compiled = self._compiled
+        try:
+            values, dims = self.signature.bind(adopted(self.signature.named(inputs), compiled.providers))
+            plan = self._plan(compiled, values, dims, names, stay=True)
+            values = on_host_where_needed(values, plan.program)
+            results = plan.run(values, self._unlimited or self._control(None), None)
+            return dict(zip(names, handed_out(results, plan.program)))
+        except FAILURES as error:
+            return self._recovered(error, inputs, names, None, None, compiled, frozenset())
 
     def _recovered(
         self,
@@ -329,12 +348,20 @@ class Session:
             return [], None  # what they hold must be looked at every time
         return values, compiled.recall((_key(values), names))
 
-    def _plan(self, compiled: Compiled, values: Sequence[Any], dims: dict[str, int], names: tuple[str, ...]) -> Plan:
+    def _plan(
+        self,
+        compiled: Compiled,
+        values: Sequence[Any],
+        dims: dict[str, int],
+        names: tuple[str, ...],
+        *,
+        stay: bool = False,
+    ) -> Plan:
         types = [
             TensorType(dtypes.of(x), x.shape) if isinstance(x, np.ndarray) else v.type
             for v, x in zip(self.signature.inputs, values)
         ]
-        return compiled.plan(_key(values), types, dims, names)
+        return compiled.plan(_key(values), types, dims, names, stay=stay)
 
     def _selected(self, outputs: Sequence[str]) -> tuple[str, ...]:
         for name in outputs:
@@ -418,7 +445,7 @@ def configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionP
 
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
     """Element types and shapes: two calls with equal keys need the same checks and the same plan."""
-    return tuple([(x.dtype, x.shape) if type(x) is np.ndarray else id(type(x)) for x in values])
+    return tuple([(x.dtype, x.shape) if isinstance(x, np.ndarray) else id(type(x)) for x in values])
 
 
 class _Fan:

@@ -23,6 +23,7 @@ from ranvier.providers.base import (
     CompileContext,
     CustomKernels,
     Decline,
+    DeviceArray,
     GraphView,
     ProviderCapability,
     Subgraph,
@@ -36,7 +37,7 @@ from ranvier.providers.cuda.options import CudaOptions
 from ranvier.providers.cuda.place import TWIN, Gpu, Twin, make_place
 from ranvier.providers.cuda.specialise import specialiser
 from ranvier.providers.cuda.table import ANY, COMPLEX, draws_alike, operators, refusal, unknown_types
-from ranvier.providers.cuda.transfers import GpuTransfers, TwinTransfers, make_transfers
+from ranvier.providers.cuda.transfers import GpuTransfers, TwinTransfers, lies_on, make_transfers
 from ranvier.providers.foreign import ForeignProvider
 from ranvier.providers.part_model import reason_against_moving
 
@@ -123,6 +124,14 @@ class CudaProvider(ForeignProvider):
     def download(self, tensors: Sequence[Any]) -> list[Array]:
         place, transfers, _ = self._open()
         return self._health.guarded("a transfer out", lambda: transfers.download(tensors), place.empty_cache)
+
+    def adopt(self, x: Any) -> DeviceArray | None:
+        place, transfers, _ = self._open()
+        return transfers.adopt(x, str(self.device), self.download) if lies_on(x, place) else None
+
+    def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
+        place, transfers, _ = self._open()
+        return self._health.guarded("results", lambda: transfers.hand_out(tensors), place.empty_cache)
 
     @property
     def memory(self) -> DeviceMemory:

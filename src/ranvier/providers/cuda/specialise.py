@@ -29,7 +29,7 @@ from ranvier.providers.cuda.steps import Env, NodeStep, Step
 # families whose loops do as well as a library's kernels, and better in company
 _FAMILIES = frozenset(
     (
-        *("activation", "elementwise", "fused_contrib", "losses", "movement", "narrow_cast", "normalization"),
+        *("activation", "elementwise", "fused_contrib", "losses", "movement", "narrow_cast", "normalization", "rotary"),
         *("optimizers", "qlinear", "quantization", "reduction", "views"),
     )
 )

@@ -5,7 +5,8 @@ still run meanwhile. torch keeps pinned blocks for reuse until the copies that u
 
 A tensor may carry more than its elements. ``HOST``: a small one's content as an array, so that sizes are known without
 asking the device. ``CHECKS``: conditions on which it is right; they are looked at when it leaves the device. ``KIND``:
-the element type in NumPy, where torch's is only a carrier of it.
+the element type in NumPy, where torch's is only a carrier of it. ``SHARED``: its memory is also that of a weight or of
+an operand, so nobody gets it to keep. ``OURS``: it was handed out before.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 from ranvier.codegen.storage import row_major
 from ranvier.errors import InvalidValue
-from ranvier.providers.base import Array
+from ranvier.providers.base import Array, DeviceArray
 from ranvier.providers.cuda.library import array_over, numpy_type, tensor_over, torch
 from ranvier.providers.cuda.place import Gpu, Twin
 
 HOST, CHECKS, KIND = "_ranvier_host", "_ranvier_checks", "_ranvier_kind"
+OURS, SHARED = "_ranvier_ours", "_ranvier_shared"
 _REMEMBERED = 4096  # bytes of an array whose content is also kept on the host
 _ALIGNED = 256  # bytes: where torch's own tensors start at the least
 _ALONE = 1 << 20  # bytes from which an array is not packed with others
@@ -64,6 +66,36 @@ def look_at(tensors: Sequence[Any]) -> None:
         each.look(array_over(each.flags.cpu()))
 
 
+_DLPACK_CUDA = 2  # kDLCUDA
+
+
+def lies_on(x: Any, place: Twin | Gpu) -> bool:
+    """Is this a tensor of the device's own memory? What lies on the host is an array to everybody: also for the twin,
+    which takes only what was handed out before."""
+    if isinstance(place, Twin):
+        return hasattr(x, OURS)
+    kind, index = x.__dlpack_device__()
+    return int(kind) == _DLPACK_CUDA and int(index) == place.index
+
+
+def _standing_for(x: Any, space: str, download: Any) -> DeviceArray:
+    tensor = x.detach() if type(x).__module__.partition(".")[0] == "torch" else torch.from_dlpack(x)
+    for name in (CHECKS, HOST, KIND):
+        if hasattr(x, name):
+            setattr(tensor, name, getattr(x, name))
+    dtype = getattr(x, KIND, None) or numpy_type(tensor)
+    return DeviceArray.of(tensor, dtype, tensor.shape, space, lambda: download([tensor])[0])
+
+
+def _own(tensor: Any) -> Any:
+    """A result that nobody else writes to or reads."""
+    found = tensor.clone() if getattr(tensor, SHARED, False) else tensor
+    if hasattr(tensor, KIND):
+        setattr(found, KIND, getattr(tensor, KIND))
+    setattr(found, OURS, True)
+    return found
+
+
 class TwinTransfers:
     """On the host nothing has to move, but results get memory of their own: the caller may write to it."""
 
@@ -71,7 +103,14 @@ class TwinTransfers:
         self._place = place
 
     def upload(self, arrays: Sequence[Array]) -> list[Any]:
-        return [remember(tensor_over(array), array) for array in arrays]
+        return [a.tensor if isinstance(a, DeviceArray) else remember(tensor_over(a), a) for a in arrays]
+
+    def adopt(self, x: Any, space: str, download: Any) -> DeviceArray:
+        return _standing_for(x, space, download)
+
+    def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
+        look_at(tensors)
+        return [_own(tensor) for tensor in tensors]
 
     def download(self, tensors: Sequence[Any]) -> list[Array]:
         look_at(tensors)
@@ -89,6 +128,9 @@ class GpuTransfers:
         size = 0
         with torch.cuda.stream(place.incoming):
             for k, array in enumerate(arrays):
+                if isinstance(array, DeviceArray):
+                    found[k] = array.tensor
+                    continue
                 source = tensor_over(row_major(array))
                 if array.nbytes >= _ALONE or array.nbytes == 0:
                     pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
@@ -107,8 +149,29 @@ class GpuTransfers:
             arrived = place.incoming.record_event()
         place.compute.wait_event(arrived)
         for tensor, array in zip(found, arrays):
+            if isinstance(array, DeviceArray):
+                continue
             tensor.record_stream(place.compute)  # its memory is not used again before the kernels are done with it
             remember(tensor, array.copy() if array.nbytes <= _REMEMBERED else array)
+        return found
+
+    def adopt(self, x: Any, space: str, download: Any) -> DeviceArray:
+        """Kernels wait for what its maker has launched so far; its memory lives until they are done."""
+        place = self._place
+        found = _standing_for(x, space, download)
+        place.compute.wait_stream(torch.cuda.current_stream(place.index))
+        found.tensor.record_stream(place.compute)
+        return found
+
+    def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
+        place = self._place
+        look_at(tensors)
+        with place.computing():
+            found = [_own(tensor) for tensor in tensors]
+        theirs = torch.cuda.current_stream(place.index)
+        theirs.wait_event(place.compute.record_event())
+        for tensor in found:
+            tensor.record_stream(theirs)
         return found
 
     def download(self, tensors: Sequence[Any]) -> list[Array]:
@@ -149,8 +212,11 @@ __all__ = [
     "Checks",
     "GpuTransfers",
     "TwinTransfers",
+    "OURS",
+    "SHARED",
     "checks_of",
     "host_of",
+    "lies_on",
     "look_at",
     "make_transfers",
     "remember",

@@ -17,7 +17,7 @@ from ranvier.providers.base import Array
 from ranvier.providers.cuda.library import tensor_over, torch
 from ranvier.providers.cuda.place import Place, Replay
 from ranvier.providers.cuda.steps import Env, HostStep, NodeStep, Step
-from ranvier.providers.cuda.transfers import CHECKS, Checks, checks_of, remember
+from ranvier.providers.cuda.transfers import CHECKS, SHARED, Checks, checks_of, remember
 
 Specialise = Callable[[Sequence[Step], Env, Sequence[Value]], Sequence[Step]]
 Results = tuple[list[Any], Checks | None]
@@ -44,6 +44,7 @@ class Variant:
         self._constants: dict[Any, list[Any]] = {}
         self.steps: list[Step] = []
         self._frees: list[tuple[Value, ...]] = []
+        self._shared: set[Value] = set()
         self.runs = 0
         self.refused = ""  # why it is not captured
         self._lock = threading.Lock()
@@ -78,11 +79,25 @@ class Variant:
         self._bring(self._outputs, env)
         self._constants.update(env.made)
         self.refused = next((f"{step.label}: {step.stops}" for step in left if step.stops), "")
+        self._shared = self._aliased(env, given)
         results = self._gathered(env)
         self.steps = list(left if specialise is None else specialise(left, env, self._outputs))
         self._frees = self._ends(self.steps)
         self.runs = 1
         return results
+
+    def _aliased(self, env: Env, given: Mapping[Value, Any]) -> set[Value]:
+        """Outputs in the memory of a weight, of an input or of another output."""
+        others = [env.tensors[v] for v in {*self._fixed, *self._uploaded, *given} if v in env.tensors]
+        others += [tensor for made in self._constants.values() for tensor in made]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in others}
+        found: set[Value] = set()
+        for value in self._outputs:
+            address = env.tensors[value].untyped_storage().data_ptr()
+            if address in taken:
+                found.add(value)
+            taken.add(address)
+        return found
 
     def _env(self, given: Mapping[Value, Any]) -> Env:
         env = Env(self._place.device, self._low, self._host, self._constants)
@@ -172,6 +187,8 @@ class Variant:
 
     def _gathered(self, env: Env) -> Results:
         results = [env.tensors[value] for value in self._outputs]
+        for result, value in zip(results, self._outputs):
+            setattr(result, SHARED, value in self._shared)
         if not env.requirements:
             return results, None
         flags = torch.stack([flag.reshape(()) for flag in env.requirements])

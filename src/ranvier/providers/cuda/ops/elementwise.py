@@ -117,6 +117,12 @@ def identity(call: Call, x: Any) -> Any:
     return x
 
 
+@lowers("After", domain="ranvier", types=ANY | COMPLEX)
+def after(call: Call, x: Any, event: Any) -> Any:
+    """Steps run in order, so what comes after another does so by itself."""
+    return x
+
+
 def _draws(node: Node) -> str | None:
     training = node.input(2)
     if training is not None and not (training.const is not None and not training.const.numpy().any()):
