@@ -2,8 +2,8 @@
 
 The text is any plain file; tinyshakespeare (1.1 MB of Shakespeare's plays, "input.txt") is the usual one. It is not
 part of this repository. A network of 0.8 million weights learns from nine tenths of it, and its loss on the last tenth
-is measured: the mean of -ln(probability) it gave to the character that came. For plays of Shakespeare it goes from 4.4
-to below 1.9 in 2000 steps.
+is measured: the mean of -ln(probability) it gave to the character that came. For 1.1 MB of Shakespeare's plays it goes
+from 4.46 to 1.86 in 1000 steps and to 1.76 in 1500.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def train(
     model = Writer(len(data.characters), width, layers)
     optimizer = optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
     schedule = optim.lr_scheduler.WarmupCosineLR(optimizer, min(100, steps // 10), steps)
-    trainer = Trainer(model, optimizer, loss, schedule=schedule, clip=1.0, folder=folder, progress=progress)
+    trainer = Trainer(
+        model, optimizer, loss, schedule=schedule, clip=1.0, folder=folder, checkpoint_every=200, progress=progress
+    )
     tests = data.batches(slice(border, None), 64, seed=2, count=10)
     look = max(1, steps // 4)
     known = data.batches(slice(border), batch, seed=1, count=steps)

@@ -290,17 +290,33 @@ def test_inputs_that_do_not_fit() -> None:
         rv.trainable(rv.load(str(DIGITS)))
 
 
-def test_a_model_whose_course_depends_on_values_is_refused() -> None:
-    branches = []
+def branching() -> onnx.ModelProto:
+    """A second input decides by which of two ways the first goes."""
+    branches = {}
     for name, op in (("then_branch", "Relu"), ("else_branch", "Neg")):
         out = helper.make_tensor_value_info(f"{op}.out", TensorProto.FLOAT, None)
-        branches.append((name, helper.make_graph([helper.make_node(op, ["x"], [f"{op}.out"])], op, [], [out])))
+        branches[name] = helper.make_graph([helper.make_node(op, ["x"], [f"{op}.out"])], op, [], [out])
     nodes = [
-        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
-        helper.make_node("Cast", ["s"], ["c"], to=TensorProto.BOOL),
-        helper.make_node("If", ["c"], ["i"], name="choice", **dict(branches)),
+        helper.make_node("Cast", ["positive"], ["c"], to=TensorProto.BOOL),
+        helper.make_node("If", ["c"], ["i"], name="choice", **branches),
         helper.make_node("Mul", ["i", "w"], ["y"]),
     ]
-    module = rv.trainable(model(nodes, {"w": random(4)}, ["n", 4], ["n", 4]))
+    made = model(nodes, {"w": random(4)}, ["n", 4], ["n", 4])
+    made.graph.input.append(helper.make_tensor_value_info("positive", TensorProto.INT64, []))
+    return made
+
+
+def test_a_model_whose_course_depends_on_values_is_refused() -> None:
     with pytest.raises(NotSupported, match="If 'choice' has a body"):
-        module(random(2, 4))
+        rv.trainable(branching())(random(2, 4), np.array(1))
+
+
+def test_an_input_that_is_always_the_same_decides_the_course() -> None:
+    x = random(2, 4)
+    for positive in (0, 1):
+        module = rv.trainable(branching(), fixed={"positive": positive})
+        np.testing.assert_allclose(module(x).numpy(), (np.maximum(x, 0) if positive else -x) * random(4), atol=1e-6)
+        (out,) = rv.load(onnx_of(module)).run({"x": x}).values()
+        np.testing.assert_allclose(out, module(x).numpy(), atol=1e-6)
+    with pytest.raises(InvalidInput, match="no input"):
+        rv.trainable(branching(), fixed={"z": 1})

@@ -10,7 +10,7 @@ model.export("mine.onnx")
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,16 +30,24 @@ from ranvier.tensor.nn.precision import autocast_dtype
 from ranvier.tensor.state import Parameter, Setting, State
 from ranvier.tensor.training import adapters
 from ranvier.tensor.training.learned import roles_of
-from ranvier.tensor.training.lowering import LEARNING, Steps, copied, settle, steps_of
+from ranvier.tensor.training.lowering import LEARNING, Steps, copied, decide, settle, steps_of
 
 Array = np.ndarray[Any, Any]
 
 
-def trainable(model: Any, *, frozen: str | Iterable[str] = (), logits: bool = False) -> Imported:
+def trainable(
+    model: Any,
+    *,
+    frozen: str | Iterable[str] = (),
+    logits: bool = False,
+    fixed: Mapping[str, Any] | None = None,
+) -> Imported:
     """A model of an ONNX file, or a graph, as a module: its float weights are parameters.
 
     ``frozen``: patterns of names that are not to be learned; see ``Imported.freeze``. ``logits``: where an output is a
     softmax or a sigmoid, the module gives what goes into it, as losses want it; the exported file still has it.
+    ``fixed``: inputs that are always the same, by name (a sampling rate, for example): branches that depend on them are
+    decided, and the exported file no longer has them.
     """
     if isinstance(model, Graph):
         graph, _ = copied(model)
@@ -49,6 +57,14 @@ def trainable(model: Any, *, frozen: str | Iterable[str] = (), logits: bool = Fa
         )
     else:
         graph = onnx_format.read(model)
+    for name, value in (fixed or {}).items():
+        own = next((v for v in graph.inputs if v.name == name), None)
+        if own is None:
+            raise InvalidInput(f"{name!r} is no input of the model{nearest(name, [v.name for v in graph.inputs])}")
+        kind = getattr(own.type, "dtype", None)
+        graph.defaults[name] = ConstTensor.of(np.asarray(value, None if kind is None else kind.numpy))
+    if fixed:
+        decide(graph)
     found = Imported(graph, logits=logits)
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
     if patterns:

@@ -214,6 +214,13 @@ def _folding() -> list[OptimizationPass]:
     return [FoldShapes(), FoldConstants(), LoopInvariants(), FoldShapes(), FoldConstants(), Cancel(), DeadCode()]
 
 
+def decide(graph: Graph) -> None:
+    """Resolve what follows from constants, so that weights inside branches that are always taken come out of them."""
+    settle(graph)
+    annotate(graph)
+    PassManager([DeadCode(), Modernise(), *_folding()]).run(graph)
+
+
 def _is_wider(value: Value, shape: Shape) -> bool:
     """Whether an input of a batch of one, as many files have it, is given several; other sizes must be as declared."""
     declared = value.type
