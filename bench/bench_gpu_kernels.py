@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from bench.gpu_kernel_cases import FAMILIES, TINY, Case, Sizes
 from bench.gpu_timing import milliseconds, replayed
@@ -112,7 +113,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.manual_seed(chosen.seed)
     device = "cpu" if chosen.tiny else "cuda"
-    record: dict[str, Any] = {"torch": torch.__version__, "cases": [], "left_out": []}
+    record: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__, "cases": [], "left_out": []}
     speed, rate = 0.0, 0.0
     if not chosen.tiny:
         speed, rate = ceilings()

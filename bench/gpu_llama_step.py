@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch.nn import functional
 
 from bench.gpu_timing import captured, fastest, milliseconds
@@ -362,6 +363,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "device": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
+        "triton": triton.__version__,
         "copy_TB_s": speed / 1e12,
         "steps": [],
     }
