@@ -12,6 +12,7 @@ _OPERATORS = {
         com.microsoft::BiasGelu com.microsoft::FastGelu com.microsoft::Gelu com.microsoft::QuickGelu
     """,
     "branches": "If",
+    "causal": "CausalConvWithState",
     "contraction": """
         Gemm MatMul com.microsoft::FusedGemm com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
     """,
@@ -58,15 +59,18 @@ _OPERATORS = {
         DequantizeLinear DynamicQuantizeLinear QuantizeLinear com.microsoft::DequantizeLinear
         com.microsoft::QuantizeLinear
     """,
+    "randomness": "Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     "reduction": """
         ArgMax ArgMin Hardmax LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
         ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
     """,
     "resample": "Resize Upsample",
+    "rotary": "RotaryEmbedding com.microsoft::RotaryEmbedding",
     "sampling": "AffineGrid DeformConv GridSample RoiAlign",
     "views": """
         Crop DepthToSpace Dropout Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Transpose Unsqueeze
     """,
+    "windows": "BlackmanWindow Col2Im HammingWindow HannWindow MelWeightMatrix",
 }
 
 SHARED = Lowerings("ranvier.codegen.definitions.lower", _OPERATORS)

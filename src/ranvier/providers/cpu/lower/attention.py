@@ -1,19 +1,17 @@
-"""Attention and rotary embeddings: heads are strides, so projections need no transposes."""
+"""Attention: heads are strides, so projections need no transposes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ranvier.codegen.definitions.defs import RowBody, Use
+from ranvier.codegen.definitions.defs import RowBody
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, compare, const, div, mul, op, sub, where
 from ranvier.codegen.definitions.lower.contraction import multiply
-from ranvier.codegen.definitions.lower.movement import in_range, position
-from ranvier.codegen.definitions.lower.views import sliced
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
-from ranvier.codegen.definitions.registry import ALL, FLOATS
+from ranvier.codegen.definitions.registry import ALL
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import attention as kernels
 from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
@@ -263,71 +261,3 @@ def _expanded(
     values = b.reshape(v, (batch, groups, 1, keys, b.shape(v)[3]))
     made = multiply(b, split, values, (*full[:4], b.shape(v)[3]))
     return b.reshape(made, (batch, heads, time, b.shape(v)[3]))
-
-
-# -- rotary embeddings -----------------------------------------------------------------------------------------------
-
-
-@lowers("RotaryEmbedding", dtypes=FLOATS | {INT64})
-def rotary(n: NodeView, b: Definitions) -> None:
-    x, dtype = n.input(0), n.dtype(0)
-    packed = n.rank(0) == 3
-    if packed:
-        batch, time, hidden = n.shape(0)
-        heads = int(n.attr("num_heads", 0))
-        turned = b.reshape(x, (batch, time, heads, hidden // heads))  # time before heads
-    else:
-        turned = b.transpose(x, (0, 2, 1, 3))
-    batch, time, heads, width = b.shape(turned)
-    size = int(n.attr("rotary_embedding_dim", 0)) or width
-    half, pairs = size // 2, bool(n.attr("interleaved", 0))
-    cos, sin = (_angles(n, b, k, batch, time, half) for k in (1, 2))
-    step = 2 if pairs else 1
-    real = _part(b, turned, 0, step, half)
-    imaginary = _part(b, turned, 1 if pairs else half, step, half)
-    work = DType.float32 if dtype in HALVES else dtype
-
-    def combine(sign: str, first: Value, second: Value) -> Value:
-        def compute(e: list[Expr]) -> Expr:
-            a, c, d, s = (cast(t, work) for t in e)
-            return cast(op(sign, mul(a, c), mul(d, s)), dtype)
-
-        angles = (batch, time, 1, half)
-        return b.pointwise([first, Use(cos, angles), second, Use(sin, angles)], compute, dtype)
-
-    new_real, new_imaginary = combine("sub", real, imaginary), combine("add", imaginary, real)
-    if pairs:
-        wide = (batch, time, heads, half, 1)
-        both = b.joined([b.reshape(new_real, wide), b.reshape(new_imaginary, wide)], 4, (*wide[:4], 2))
-        made = b.reshape(both, (batch, time, heads, size))
-        parts = [made]
-    else:
-        parts = [new_real, new_imaginary]
-    if size < width:
-        parts.append(_part(b, turned, size, 1, width - size))
-    whole = parts[0] if len(parts) == 1 else b.joined(parts, 3, (batch, time, heads, width))
-    if packed:
-        b.reshape(whole, n.out_shape(), out=n.outputs[0])
-    else:
-        b.transpose(whole, (0, 2, 1, 3), out=n.outputs[0])
-
-
-def _part(b: Definitions, x: Value, start: int, step: int, size: int) -> Value:
-    shape = (*b.shape(x)[:3], size)
-    return b.alias(x, lambda view: sliced(view, (0, 0, 0, start), (1, 1, 1, step), shape), shape)
-
-
-def _angles(n: NodeView, b: Definitions, operand: int, batch: int, time: int, half: int) -> Value:
-    """Rows of a cache for every token, [batch, time, half]."""
-    cache = n.input(operand)
-    if not n.has(3):
-        return cache
-    rows = b.shape(cache)[0]
-    in_range(n, b, n.input(3), rows, n.known(3))
-
-    def compute(nest: NestBuilder, views: list[View]) -> Expr:
-        table, places = views
-        at = mul(position(nest.load(places, (*places.strides, 0)), rows), Size(table.strides[0]))
-        return nest.load(table, (0, 0, table.strides[1]), at=at)
-
-    return b.moved([cache, n.input(3)], compute, b.dtype(cache), (batch, time, half))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ranvier.codegen.definitions.defs import Declined, Use
+from ranvier.codegen.definitions.defs import Declined
 from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, mul, op, sub, where
 from ranvier.codegen.definitions.lower.contraction import MICROSOFT
 from ranvier.codegen.definitions.lower.movement import between
+from ranvier.codegen.definitions.lower.rotary import counted, turned
 from ranvier.codegen.definitions.lower.tables import no_other, part, rounded, rows_at, widened
-from ranvier.codegen.definitions.lower.views import sliced
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
@@ -28,80 +28,6 @@ from ranvier.varying import whole
 
 INT64 = DType.int64
 _TYPES = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.int32, DType.int64})
-
-
-def turned(b: Definitions, x: Value, cos: Value, sin: Value, pairs: bool) -> Value:
-    """Features of [batch, time, heads, size] turned by the angles of their tokens, [batch or 1, time, half]."""
-    batch, time, heads, width = b.shape(x)
-    lead, _, half = b.shape(cos)
-    dtype, step = b.dtype(x), 2 if pairs else 1
-    work = DType.float32 if dtype in HALVES else dtype
-
-    def piece(start: int, size: int, stride: int = 1) -> Value:
-        shape = (batch, time, heads, size)
-        return b.alias(x, lambda view: sliced(view, (0, 0, 0, start), (1, 1, 1, stride), shape), shape)
-
-    real, imaginary = piece(0, half, step), piece(1 if pairs else half, half, step)
-
-    def combine(sign: str, first: Value, second: Value) -> Value:
-        def compute(e: list[Expr]) -> Expr:
-            a, c, d, s = (cast(t, work) for t in e)
-            return cast(op(sign, mul(a, c), mul(d, s)), dtype)
-
-        angles = (lead, time, 1, half)
-        return b.pointwise([first, Use(cos, angles), second, Use(sin, angles)], compute, dtype)
-
-    parts = [combine("sub", real, imaginary), combine("add", imaginary, real)]
-    if pairs:
-        wide = (batch, time, heads, half, 1)
-        both = b.joined([b.reshape(each, wide) for each in parts], 4, (*wide[:4], 2))
-        parts = [b.reshape(both, (batch, time, heads, 2 * half))]
-    if 2 * half < width:
-        parts.append(piece(2 * half, width - 2 * half))
-    return parts[0] if len(parts) == 1 else b.joined(parts, 3, (batch, time, heads, width))
-
-
-@lowers("RotaryEmbedding", domain=MICROSOFT, dtypes=_TYPES)
-def rotary(n: NodeView, b: Definitions) -> None:
-    shape, cache = n.shape(0), n.shape(2)
-    packed = len(shape) == 3
-    half, width = cache[1], int(n.attr("rotary_embedding_dim", 0))
-    if packed:
-        heads = int(n.attr("num_heads", 0))
-        size = shape[2] // heads if heads else width or 2 * half
-        if not size or shape[2] % size:
-            raise Declined(f"{n.op}: {shape[2]} features in heads of {size}")
-        x = b.reshape(n.input(0), (shape[0], shape[1], shape[2] // size, size))
-    else:
-        x = b.transpose(n.input(0), (0, 2, 1, 3))
-    batch, time, _, size = b.shape(x)
-    if 2 * half != (width or size) or 2 * half > size or n.shape(3) != cache:
-        raise Declined(f"{n.op}: tables of shape {cache} for heads of {size}")
-    given = n.shape(1)
-    if len(given) < 2 and math.prod(given) == 1:
-        first = b.reshape(n.input(1), (1,))
-        no_other(b, first, 0, max(0, cache[0] - time) + 1, f"{n.op}: a position is outside [0, {cache[0]})")
-        positions = counted(b, first, time)
-    elif given == (batch, time):
-        positions = n.input(1)
-        no_other(b, positions, 0, cache[0], f"{n.op}: a position is outside [0, {cache[0]})")
-    else:
-        raise Declined(f"{n.op}: positions of shape {given}")
-    cos, sin = (rows_at(n, b, n.input(k), positions) for k in (2, 3))
-    made = turned(b, x, cos, sin, bool(n.attr("interleaved", 0)))
-    if packed:
-        b.reshape(made, shape, out=n.outputs[0])
-    else:
-        b.transpose(made, (0, 2, 1, 3), out=n.outputs[0])
-
-
-def counted(b: Definitions, first: Value, time: int) -> Value:
-    """[k] as [k, time]: every entry and the numbers after it."""
-
-    def compute(nest: NestBuilder, views: list[View]) -> Expr:
-        return add(cast(nest.load(views[0], (views[0].strides[0], 0)), INT64), Index(1))
-
-    return b.moved([first], compute, INT64, (b.shape(first)[0], time))
 
 
 # -- GroupQueryAttention ----------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ from ranvier.codegen.definitions.registry import Lowerings
 
 # module -> the operators it declares, those of other domains with their domain
 _OPERATORS = {
-    "attention": "Attention RotaryEmbedding",
+    "attention": "Attention",
     "bitlinear": "ranvier::BitLinear",
     "cumulative": "CumProd CumSum",
     "dequantize": """
         DequantizeLinear Gemm MatMul com.microsoft::DequantizeLinear com.microsoft::FusedGemm
     """,
     "determinant": "Det",
-    "grouped_heads": "com.microsoft::GroupQueryAttention com.microsoft::RotaryEmbedding",
+    "flexible": "ai.onnx.preview::FlexAttention",
+    "grouped_heads": "com.microsoft::GroupQueryAttention",
     "heads_by_projection": "com.microsoft::Attention com.microsoft::MultiHeadAttention",
     "integer_convolution": "ConvInteger QLinearConv com.microsoft::QLinearConv",
     "integer_product": """
@@ -23,20 +24,17 @@ _OPERATORS = {
     """,
     "linear_attention": "LinearAttention",
     "lookup": "Gather",
+    "multinomial": "Multinomial",
     "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
-    "randomness": """
-        Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
-    """,
     "ranking": "TopK",
     "recurrent": "DFT GRU LSTM RNN STFT",
     "scatter": "Scatter ScatterElements ScatterND TensorScatter",
-    "streaming": "CausalConvWithState ai.onnx.preview::FlexAttention",
     "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",
+    "unpool": "MaxUnpool",
     "weight_only": """
         com.microsoft::MatMulBlockQuantizedFp4Weight com.microsoft::MatMulBlockQuantizedFp8Weight
         com.microsoft::MatMulBnb4 com.microsoft::MatMulNBits
     """,
-    "windows": "BlackmanWindow Col2Im HammingWindow HannWindow MaxUnpool MelWeightMatrix",
 }
 
 LOWERINGS = Lowerings("ranvier.providers.cpu.lower", _OPERATORS, parent=SHARED)
