@@ -32,19 +32,19 @@ def plans(nest: Nest) -> list[Plan]:
     row = tuple(a for a in axes if a in nest.row)
     whole = power_of_two(math.prod(nest.extents[a] for a in row))
     return [
-        Plan("rows", nest.outer, row, (), (2, 16), False, 1),
-        Plan("rows", nest.outer, row, (), (4, max(2, whole)), True, 4),
+        Plan("rows", nest.outer, row, (), (8, 16), False, 1),
+        Plan("rows", nest.outer, row, (), (16, max(2, whole)), True, 4),
         Plan("columns", nest.outer, row, (), (32, 1), False, 1),
     ]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(1000, 100_000))
 def test_every_way_gives_the_same(seed: int) -> None:
     made = Random(seed)
     nest = made.nest()
     normal = normalized(nest)
-    if normal is None or math.prod(normal.extents) > 4000:
+    if normal is None or math.prod(normal.extents) > 600:
         return
     for each in plans(normal):
         check(nest, made.memory, 1e-4 * math.sqrt(math.prod(nest.extents)), planned(normal, each))

@@ -210,7 +210,7 @@ class _Product(Access):
 
     def source(self) -> Source:
         a, b, tile = self.a, self.b, self.tile
-        batch, m, k = a.shape
+        _, m, k = a.shape
         n = b.shape[2]
         depth = tile.depth * tile.parts
         even = {"EVEN_X": m % tile.rows == 0, "EVEN_R": n % tile.columns == 0, "EVEN_K": k % depth == 0}

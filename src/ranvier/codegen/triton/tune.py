@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ranvier.codegen.loops.ir import Nest
@@ -80,7 +80,7 @@ def candidates(default: Plan) -> list[Plan]:
 
 
 def best(
-    options: list[tuple[Sizes, Callable[[], Run]]],
+    options: Sequence[tuple[Sizes, Callable[[], Run]]],
     *,
     seconds: float = 2.0,
     measure: Callable[[Run], float] | None = None,
