@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +120,32 @@ def test_a_training_step_is_one_graph_and_states_keep_their_memory() -> None:
     np.testing.assert_allclose(found[2], eager[2], rtol=1e-4, atol=1e-6)
     places = found[3]
     assert len(set(places)) == 2 and places[::2] == places[:1] * 3
+
+
+def test_nothing_is_allocated_from_step_to_step() -> None:
+    w, momentum = (kind(np.full((256, 256), 0.01, np.float32)) for kind in (Parameter, State))
+
+    @rv.jit
+    def step(x: rv.Tensor) -> rv.Tensor:
+        w.grad = None
+        loss = (rnp.tanh(x @ w) ** 2).mean()
+        loss.backward()
+        momentum.assign(0.9 * momentum + w.grad)
+        w.assign(w - 0.1 * momentum)
+        return loss
+
+    x = rv.Tensor(np.ones((8, 256), np.float32))
+    for _ in range(3):
+        step(x)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(5):
+            step(x)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - before < w.nbytes // 4
 
 
 def test_old_values_that_somebody_holds_are_left_alone() -> None:

@@ -8,6 +8,7 @@ import pytest
 import ranvier as rv
 from ranvier.errors import DTypeMismatch, InvalidInput
 from ranvier.tensor import random
+from ranvier.tensor.state import State
 
 FULL = 0xFFFFFFFF
 # words that the authors of the generator publish for it: counter, key, result
@@ -108,3 +109,43 @@ def test_what_is_no_key_or_no_float_is_refused() -> None:
         random.normal(rv.Tensor([1, 2]), (3,))
     with pytest.raises(DTypeMismatch):
         random.uniform(random.key(0), (3,), dtype="int32")
+
+
+def test_compiled_functions_draw_the_same_numbers() -> None:
+    def draw(key: rv.Tensor) -> list[rv.Tensor]:
+        first, second = random.split(key)
+        later = random.fold_in(second, 5_000_000_000)
+        return [
+            random.split(key, 3),
+            later,
+            random.bits(first, (3, 5)),
+            random.uniform(first, (7,), low=-2.0, high=3.0),
+            random.uniform(later, (2, 3), dtype="float64"),
+            random.bernoulli(first, 0.3, (4, 9)),
+        ]
+
+    compiled = rv.jit(draw)
+    gaussian = rv.jit(lambda key: random.normal(key, (5, 3), mean=1.0, std=2.0))
+    for seed in (0, 1, 1 << 40):
+        for found, expected in zip(compiled(random.key(seed)), draw(random.key(seed))):
+            np.testing.assert_array_equal(found.numpy(), expected.numpy())
+        expected = random.normal(random.key(seed), (5, 3), mean=1.0, std=2.0)
+        np.testing.assert_allclose(gaussian(random.key(seed)).numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
+    assert compiled.traces == gaussian.traces == 1
+
+
+def test_a_key_in_a_state_gives_other_numbers_at_each_call() -> None:
+    state = State(random.key(3))
+
+    @rv.jit
+    def noise() -> rv.Tensor:
+        keys = random.split(state)
+        state.assign(keys[0])
+        return random.uniform(keys[1], (4,))
+
+    key, expected = random.key(3), []
+    for _ in range(3):
+        pair = random.split(key)
+        key = pair[0]
+        expected.append(random.uniform(pair[1], (4,)).tolist())
+    assert [noise().tolist() for _ in range(3)] == expected

@@ -16,9 +16,10 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput
+from ranvier.tensor import random_traced
 from ranvier.tensor.core import Tensor, as_tensor, wrapped
 from ranvier.tensor.expr import Array, known
-from ranvier.tensor.manipulate import take
+from ranvier.tensor.manipulate import astype, reshape, take
 from ranvier.tensor.shapes import check_sizes, count, shape_of
 from ranvier.tensor.types import DEFAULT_FLOAT, DEFAULT_INT, FLOATS
 
@@ -38,12 +39,18 @@ def key(seed: int) -> Tensor:
 
 def split(key: Tensor, num: int = 2) -> Tensor:
     """New keys, one in each row."""
+    if random_traced.is_traced(key):
+        _check(key)
+        return reshape(astype(random_traced.words(key, 2 * num, _SPLIT), DType.uint32), (num, 2))
     return Tensor(_words(key, 2 * num, _SPLIT).reshape(num, 2))
 
 
 def fold_in(key: Tensor, data: int) -> Tensor:
     """A new key from a key and a number: that of a step, a device or a layer."""
     number = index(data)
+    if random_traced.is_traced(key):
+        _check(key)
+        return random_traced.folded(key, number, _FOLD)
     words = philox((number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF, _FOLD, 0), _pair(key))
     return Tensor(words[:2].copy())
 
@@ -51,12 +58,18 @@ def fold_in(key: Tensor, data: int) -> Tensor:
 def bits(key: Tensor, shape: Any = ()) -> Tensor:
     """Words of 32 random bits."""
     target = check_sizes(shape_of(shape))
+    if random_traced.is_traced(key):
+        _check(key)
+        return reshape(astype(random_traced.words(key, count(target), _DRAW), DType.uint32), target)
     return _kept(_words(key, count(target), _DRAW).reshape(target), DType.uint32)
 
 
 def uniform(key: Tensor, shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = DEFAULT_FLOAT) -> Tensor:
     """Numbers from ``low`` up to ``high``, which is left out, all equally likely."""
     target, kind = check_sizes(shape_of(shape)), _float_type(dtype)
+    if random_traced.is_traced(key):
+        _check(key)
+        return random_traced.uniform(key, target, low, high, kind, _DRAW)
     found = low + (high - low) * _unit(key, count(target), kind)
     edge = np.nextafter(kind.numpy.type(high), kind.numpy.type(low))
     return _kept(np.minimum(found.astype(kind.numpy), edge).reshape(target), kind)
@@ -65,6 +78,9 @@ def uniform(key: Tensor, shape: Any = (), *, low: float = 0.0, high: float = 1.0
 def normal(key: Tensor, shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = DEFAULT_FLOAT) -> Tensor:
     """Normally distributed numbers."""
     target, kind = check_sizes(shape_of(shape)), _float_type(dtype)
+    if random_traced.is_traced(key):
+        _check(key)
+        return random_traced.normal(key, target, mean, std, kind, _DRAW)
     number = count(target)
     half = (number + 1) // 2
     unit = _unit(key, 2 * half, DType.float64)  # by Box and Muller: two numbers of two
@@ -113,6 +129,9 @@ def bernoulli(key: Tensor, p: float = 0.5, shape: Any = ()) -> Tensor:
     if not 0.0 <= p <= 1.0:
         raise InvalidInput(f"not a probability: {p}")
     target = check_sizes(shape_of(shape))
+    if random_traced.is_traced(key):
+        _check(key)
+        return random_traced.bernoulli(key, p, target, _DRAW)
     return _kept((_unit(key, count(target), DType.float64) < p).reshape(target), DType.bool)
 
 
@@ -161,9 +180,13 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> Array:
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def _pair(key: Tensor) -> tuple[int, int]:
+def _check(key: Tensor) -> None:
     if not isinstance(key, Tensor) or key.shape != (2,) or key.dtype is not DType.uint32:
         raise InvalidInput("a key is needed: random.key(seed), or a row of random.split(key)")
+
+
+def _pair(key: Tensor) -> tuple[int, int]:
+    _check(key)
     first, second = key.tolist()
     return first, second
 
