@@ -38,7 +38,7 @@ _NAMES = (
     "panels",
     "panel_group",
 )
-_BLOCK = 64  # words of K that are unpacked at a time: 1024 codes of 32 columns, 32 KiB
+_BLOCK = 32  # words of K that are unpacked at a time: 512 codes of 32 columns are 16 KiB, and so are 32 rows of tokens
 _ROW_GROUP = 256
 _PANEL_GROUP = 8
 _GOPS = 1500.0
