@@ -19,7 +19,7 @@ class CudaOptions:
     ``memory_limit``: bytes that may be taken from the device. ``precision``: what float32 products are computed in;
     ``auto`` does as the session says. ``cuda_graphs``: capture runs that repeat; by itself on a GPU. ``graphs_kept``:
     for how many different sizes of inputs runs are kept. ``triton``: generated kernels in place of runs of small
-    operators; by itself on a GPU. ``tune``: let the first run try variants of generated kernels.
+    operators; by itself on a GPU.
     """
 
     device: int | str = 0
@@ -28,21 +28,17 @@ class CudaOptions:
     cuda_graphs: bool | None = None
     graphs_kept: int = 8
     triton: bool | None = None
-    tune: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", _device(self.device))
-        for name in ("cuda_graphs", "triton", "tune"):
+        for name in ("cuda_graphs", "triton"):
             object.__setattr__(self, name, _switch(name, getattr(self, name)))
-        if self.tune is None:
-            object.__setattr__(self, "tune", False)
         for name in ("memory_limit", "graphs_kept"):
             value = _number(getattr(self, name))
             object.__setattr__(self, name, value)
-            least = 1
             if value is None and name == "memory_limit":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidConfig(f"CudaOptions: {name} must be a whole number of 1 or more, got {value!r}")
         if self.precision not in PRECISIONS:
             near = nearest(str(self.precision), PRECISIONS)
