@@ -60,6 +60,16 @@ def test_codes_are_those_of_bitlinear() -> None:
     np.testing.assert_array_equal(codes.scale.cpu().numpy(), by[:, 0])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_what_is_not_a_number_stays_none(dtype: torch.dtype, inverse: bool) -> None:
+    x = random(1, 4, 40)
+    x[1, 3], x[2, 39], x[3, 0] = float("nan"), float("inf"), -float("inf")
+    codes = quantize(x, Codes.empty(4, 40, dtype, DEVICE, inverse=inverse))
+    assert torch.isnan(codes.scale).tolist() == [False, True, True, True]
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_largest_stays_finite(dtype: torch.dtype) -> None:
     x = random(1, 4, 40, scale=1e4)

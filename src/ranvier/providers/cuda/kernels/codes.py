@@ -47,13 +47,16 @@ def store_codes(
     largest: tl.tensor,
     INVERSE: tl.constexpr,
 ) -> None:
-    """One row, all of it in ``value``; elements that ``mask`` leaves out must be 0."""
+    """One row, all of it in ``value``; elements that ``mask`` leaves out must be 0.
+
+    A row with a NaN or an infinity gets a scale of NaN, so that all that is made of it is NaN, whatever its codes are.
+    """
     reach = tl.maximum(tl.max(tl.abs(value), axis=0), LEAST)
-    by = tl.div_rn(largest + reach * 0.0, reach)
-    if INVERSE:
-        tl.store(scale + row, by)
-    else:
-        tl.store(scale + row, tl.div_rn(reach, largest + reach * 0.0))
+    unsound = tl.max(tl.where(tl.abs(value) < float("inf"), 0, 1), axis=0)
+    most = reach * 0.0 + largest
+    by = tl.div_rn(most, reach)
+    kept = by if INVERSE else tl.div_rn(reach, most)
+    tl.store(scale + row, tl.where(unsound == 0, kept, float("nan")))
     to = codes + row * step + at
     if codes.dtype.element_ty == tl.int8:
         tl.store(to, int8_codes(value, by), mask=mask)
