@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -326,6 +327,26 @@ def test_methods_states_as_arguments_and_results() -> None:
     assert one.total.tolist() == [6.0] and other.total.tolist() == [1.0]
     double = rv.jit(lambda state: state * 2)
     assert double(one.total).tolist() == [12.0] and double(other.total).tolist() == [2.0]
+
+
+def test_calls_from_several_threads() -> None:
+    total = State(np.zeros(3))
+
+    @rv.jit
+    def add(x: rv.Tensor) -> None:
+        total.assign(total + x)
+
+    double = rv.jit(lambda x: rnp.exp(x) * 2)
+
+    def work(k: int) -> None:
+        for _ in range(25):
+            add(rv.Tensor([1.0, 10.0, float(k)], "float64"))
+            np.testing.assert_allclose(double(np.full(4, float(k))).numpy(), 2 * np.exp(k))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert total.tolist() == [100.0, 1000.0, 25.0 * 6]
+    assert (add.traces, double.traces) == (1, 1)
 
 
 def test_several_tensors_are_computed_together() -> None:

@@ -155,7 +155,7 @@ class Compiled:
         self._reading_grads = frozenset(self._old_grads)
         # whether something that is returned or assigned refers to the arguments
         self._holding = any(self._derived) or any(how == _ARGUMENT for how, _ in self._all_places())
-        self._lasting = bool(self._assigned or self._grads)
+        self.lasting = bool(self._assigned or self._grads) and not self.inline  # it changes states
 
     def _prepared(self, name: str, relatives: Relatives) -> tuple[Session, Plan]:
         """The session, of its own or shared with calls that differ in a size, and its plan."""
@@ -240,7 +240,7 @@ class Compiled:
         if any(x is None for x in arrays):
             realise([x for x in inputs if x.array is None])
             arrays = [x.array for x in inputs]
-        into = self._memory() if self._lasting else None
+        into = self._memory() if self.lasting else None
         results = self._run(arrays, into) if self._session is not None else []  # type: ignore[arg-type]
         for array in results:
             array.flags.writeable = False
@@ -249,7 +249,7 @@ class Compiled:
         else:
             tensors = [self._tensor(how, which, given, inputs, results) for how, which in self._places]
             returned = self._put_together(self._tree, tensors)
-        if self._lasting:
+        if self.lasting:
             del inputs, arrays  # which would count as somebody who looks at the states
             self._keep(given, results)
         return returned

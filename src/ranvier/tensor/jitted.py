@@ -95,18 +95,19 @@ class Jitted(Generic[P, R]):
         key = (form, now.recording, preferred())
         with self._lock:
             try:
-                kept = self._kept.get(key)
+                kept = self._kept.get(key, ())
             except TypeError as error:
                 raise InvalidInput(
                     f"arguments of a jitted function that are no tensors are hashable: {error}"
                 ) from None
-            if kept is not None:
-                for compiled in kept:
-                    if compiled.holds():
-                        if compiled.inline:
-                            return self._function(*args, **kwargs)
-                        return cast(R, compiled.call(given))
-            return cast(R, self._first(key, args, kwargs, given))
+            compiled = next((each for each in kept if each.holds()), None)
+            if compiled is None:
+                compiled = self._compiled(key, args, kwargs, given)
+            if compiled.lasting:
+                return cast(R, compiled.call(given))
+        if compiled.inline:
+            return self._function(*args, **kwargs)
+        return cast(R, compiled.call(given))  # several threads may be in here
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A method: compiled for each object it is called on."""
@@ -131,8 +132,8 @@ class Jitted(Generic[P, R]):
                     _flatten(kwargs[name], form, given)
         return tuple(form), given
 
-    def _first(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Expr]) -> Any:
-        """Trace, compile and run it."""
+    def _compiled(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Expr]) -> Compiled:
+        """Trace and compile it for a signature."""
         tracing = Tracing()
         rest = iter([tracing.placeholder(expr) for expr in given])
         static = self._places
@@ -163,7 +164,7 @@ class Jitted(Generic[P, R]):
         self._kept.move_to_end(key)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
-        return self._function(*args, **kwargs) if compiled.inline else compiled.call(given)
+        return compiled
 
     def clear(self) -> None:
         """Forget what was compiled."""
