@@ -7,7 +7,8 @@ a GPU, and nobody gets it who did not ask for it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ranvier.providers.cuda.library import torch
@@ -86,12 +87,13 @@ class Gpu:
             self.incoming = torch.cuda.Stream(index)
             self.outgoing = torch.cuda.Stream(index)
         self._pool: Any = None
+        self._launching = threading.RLock()
 
-    def computing(self) -> contextlib.AbstractContextManager[Any]:
-        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(
-            self.compute
-        )  # and its device the current one
-        return found
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """One thread at a time: what others launched on the stream meanwhile would become part of a captured run."""
+        with self._launching, torch.cuda.stream(self.compute):  # which makes its device the current one as well
+            yield
 
     def capture(self, run: Callable[[], Any]) -> Replay:
         """All captured runs share one pool of memory: they run one after the other, on one stream."""

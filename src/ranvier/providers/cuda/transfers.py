@@ -147,7 +147,8 @@ class GpuTransfers:
                 for k, source, start in packed:
                     found[k] = _part(there, source, start)
             arrived = place.incoming.record_event()
-        place.compute.wait_event(arrived)
+        with place.computing():
+            place.compute.wait_event(arrived)
         for tensor, array in zip(found, arrays):
             if isinstance(array, DeviceArray):
                 continue
@@ -159,17 +160,20 @@ class GpuTransfers:
         """Kernels wait for what its maker has launched so far; its memory lives until they are done."""
         place = self._place
         found = _standing_for(x, space, download)
-        place.compute.wait_stream(torch.cuda.current_stream(place.index))
+        theirs = torch.cuda.current_stream(place.index)
+        with place.computing():
+            place.compute.wait_stream(theirs)
         found.tensor.record_stream(place.compute)
         return found
 
     def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
         place = self._place
         look_at(tensors)
+        theirs = torch.cuda.current_stream(place.index)
         with place.computing():
             found = [_own(tensor) for tensor in tensors]
-        theirs = torch.cuda.current_stream(place.index)
-        theirs.wait_event(place.compute.record_event())
+            done = place.compute.record_event()
+        theirs.wait_event(done)
         for tensor in found:
             tensor.record_stream(theirs)
         return found
@@ -177,7 +181,9 @@ class GpuTransfers:
     def download(self, tensors: Sequence[Any]) -> list[Array]:
         place = self._place
         checks = checks_of(tensors)
-        place.outgoing.wait_event(place.compute.record_event())
+        with place.computing():
+            computed = place.compute.record_event()
+        place.outgoing.wait_event(computed)
         with torch.cuda.stream(place.outgoing):
             results = [self._leaving(tensor) for tensor in tensors]
             flags = [self._leaving(each.flags) for each in checks]

@@ -14,6 +14,7 @@ from ranvier.errors import RanvierError
 from ranvier.graph.ir import Value
 from ranvier.logs import logger
 from ranvier.providers.base import Array
+from ranvier.providers.cuda.failures import is_lost
 from ranvier.providers.cuda.library import tensor_over, torch
 from ranvier.providers.cuda.place import Place, Replay
 from ranvier.providers.cuda.steps import Env, HostStep, NodeStep, Step
@@ -164,6 +165,8 @@ class Variant:
         except RanvierError as error:
             self._refuse(error)
         except RuntimeError as error:
+            if is_lost(error):
+                raise
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:

@@ -14,7 +14,7 @@ from ranvier.providers.cuda.ops.convolution import convolved
 from ranvier.providers.cuda.ops.quantization import FLOAT8, dynamic_codes, saturated
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
-_CODES = frozenset({DType.int8, DType.uint8, DType.int16, DType.uint16, DType.int32})
+_CODES = frozenset({DType.int8, DType.uint8, DType.int32})
 _MIXED = _CODES | FLOATS
 
 
