@@ -165,10 +165,6 @@ class Tensor(Methods):
     def __reduce__(self) -> tuple[Any, ...]:
         return Tensor, (self.numpy(), None, None if self._expr.device is HERE else str(self.device))
 
-    def backward(self, gradient: Any = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-        """Add gradients to ``grad`` of the parameters it was computed from; see :mod:`ranvier.tensor.state`."""
-        _functions.state.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
-
     # -- where it is ------------------------------------------------------------------------------------------------
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:

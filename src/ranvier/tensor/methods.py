@@ -106,6 +106,10 @@ class Methods:
     def square(self) -> Tensor:
         return _functions.elementwise.square(self)
 
+    def backward(self, gradient: Any = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
+        """Add gradients to ``grad`` of the parameters it was computed from; see :mod:`ranvier.tensor.state`."""
+        _functions.state.backward(self._own, gradient, retain_graph=retain_graph, create_graph=create_graph)
+
     def abs(self) -> Tensor:
         return _functions.elementwise.abs(self)
 
