@@ -65,10 +65,9 @@ def _least(call: Call, device: torch.device) -> float:
 
 def prepare_ours(path: Path, case: Case, inputs: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Call, Any]:
     """A call of our session on tensors that stay on the device, and the session."""
-    options = {"device": "cpu"} if device.type == "cpu" else {}
-    session = rv.load(path, providers=[("cuda", options)])
-    bound = session.bind_device(inputs, in_place=dict(case.in_place))
-    return bound, session
+    options = {"device": "cpu"} if device.type == "cpu" else {"device": device.index or 0}
+    session = rv.load(path, providers=["cuda"], provider_options={"cuda": options}, fallback="off")
+    return session.tied(inputs, dict(case.in_place)), session
 
 
 def prepare_twin(path: Path, case: Case, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Any:

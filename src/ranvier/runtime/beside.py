@@ -16,7 +16,8 @@ from ranvier.devices import usable_cores
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import TensorType
 from ranvier.ops.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, SECONDS_PER_NODE, node_cost
-from ranvier.providers.base import ExecutionProvider, OwnMemory
+from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.own_memory import OwnMemory
 from ranvier.runtime.calibration.classes import BY_ARITHMETIC
 from ranvier.runtime.calibration.lazy import figures_for
 from ranvier.runtime.calibration.model import MachineCosts, guessed

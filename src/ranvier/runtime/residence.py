@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ranvier.providers.base import DeviceArray, ExecutionProvider, SharesTensors
+from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.own_memory import DeviceArray, SharesTensors
 from ranvier.runtime.program import Program
 from ranvier.runtime.transfer import TransferKernel
 

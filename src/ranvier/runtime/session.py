@@ -57,6 +57,7 @@ from ranvier.runtime.report import Report, describe_placement
 from ranvier.runtime.residence import adopted, handed_out, on_host_where_needed
 from ranvier.runtime.settings import apply_bounds, check_providers, effective
 from ranvier.runtime.signature import Signature
+from ranvier.runtime.tied import TiedRun, tie
 from ranvier.runtime.transfer import TransferCounts
 
 _TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
@@ -287,6 +288,10 @@ class Session:
             return dict(zip(names, handed_out(results, plan.program)))
         except FAILURES as error:
             return self._recovered(error, inputs, names, None, None, compiled, frozenset())
+
+    def tied(self, inputs: Mapping[str, Any], in_place: Mapping[str, str] | None = None) -> TiedRun:
+        """A run tied to tensors on a device; see :func:`ranvier.runtime.tied.tie`."""
+        return tie(self, inputs, in_place or {})
 
     def _recovered(
         self,

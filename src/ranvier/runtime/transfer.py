@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ranvier.providers.base import Array, ExecutionProvider, KernelStats, MemoryUsage, OwnMemory
+from ranvier.providers.base import Array, ExecutionProvider, KernelStats, MemoryUsage
+from ranvier.providers.own_memory import OwnMemory
 from ranvier.records import dataclass
 
 HOST = "cpu"

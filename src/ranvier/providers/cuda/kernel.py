@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ranvier.graph.ir import Value
@@ -52,6 +52,7 @@ class CudaKernel(ForeignKernel):
         self._kinds = [_carried(value) for value in part.outputs]
         self._lock = threading.Lock()
         self._variants: OrderedDict[Any, Variant] = OrderedDict()
+        self._tied: list[Variant] = []
         health.guarded(f"weights of {part.label!r}", lambda: self._load(part, ctx), place.empty_cache)
         super().__init__(sum(_nbytes(t) for t in {id(t): t for t in self._all_constants()}.values()))
 
@@ -86,7 +87,8 @@ class CudaKernel(ForeignKernel):
         """For every variant that is kept: whether it is captured, and why not."""
         with self._lock:
             found = list(self._variants.items())
-        return [f"{_sizes(key)}: {'captured' if v.captured else v.refused or 'not yet'}" for key, v in found]
+        told = [f"{_sizes(key)}: {'captured' if v.captured else v.refused or 'not yet'}" for key, v in found]
+        return [*told, *(f"tied: {v.refused or 'captured'}" for v in self._tied)]
 
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
@@ -119,6 +121,26 @@ class CudaKernel(ForeignKernel):
                 with _float32_as(self._tf32, self._place):
                     results = variant.run(given, capture=self._graphs)
             return marked(results, list(given.values()))
+
+    def tied(self, inputs: Sequence[Any], replaced: Mapping[int, int]) -> Callable[[], Sequence[Any]]:
+        """See ``Ties``: captured on the given tensors themselves, in a stream of the caller's."""
+        given = {v: inputs[k] for v, k in self._given}
+        places = {k: v for v, k in self._given}
+        taken = {output: places[k] for output, k in replaced.items() if k in places}
+        made: list[Callable[[], Sequence[Any]]] = []
+
+        def make() -> None:
+            overwritten = frozenset(taken.values())
+            variant = Variant(self._place, self._low, self._outputs, self._fixed, self._fixed_on_host, overwritten)
+            with torch.no_grad(), self._place.computing(), _float32_as(self._tf32, self._place):
+                shaping = {v: host_of(inputs[k]) for v, k in self._shaping}
+                variant.prepare(self._steps, given, shaping, self._specialise)
+                made.append(variant.tied(given, taken, capture=self._graphs))
+            self._place.synchronize()
+            self._tied.append(variant)
+
+        self._health.guarded(f"tying {self._label!r}", make, self.release)
+        return made[-1]
 
     def _variant(self, key: Any) -> Variant | None:
         with self._lock:

@@ -32,7 +32,9 @@ class Place(Protocol):
         """While kernels are launched."""
         ...
 
-    def capture(self, run: Callable[[], Any]) -> Replay: ...
+    def capture(self, run: Callable[[], Any], *, apart: bool = False) -> Replay:
+        """``apart``: in memory that no other captured run uses, so that it may be replayed in any stream."""
+        ...
 
     def synchronize(self) -> None: ...
 
@@ -54,7 +56,7 @@ class Twin:
     def computing(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
-    def capture(self, run: Callable[[], Any]) -> Replay:
+    def capture(self, run: Callable[[], Any], *, apart: bool = False) -> Replay:
         """Runs it again: what a captured run reads and writes stays where it was, so the way through static memory is
         the same as on a GPU."""
         run()
@@ -95,14 +97,15 @@ class Gpu:
         with self._launching, torch.cuda.stream(self.compute):  # which makes its device the current one as well
             yield
 
-    def capture(self, run: Callable[[], Any]) -> Replay:
+    def capture(self, run: Callable[[], Any], *, apart: bool = False) -> Replay:
         """All captured runs share one pool of memory: they run one after the other, on one stream."""
-        if self._pool is None:
+        if self._pool is None and not apart:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         self.compute.synchronize()
+        pool = None if apart else self._pool
         # errors of other threads' calls are theirs: only what this thread does counts
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.compute, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=self.compute, capture_error_mode="thread_local"):
             run()
         replay: Replay = graph.replay
         return replay

@@ -23,7 +23,6 @@ from ranvier.providers.base import (
     CompileContext,
     CustomKernels,
     Decline,
-    DeviceArray,
     GraphView,
     ProviderCapability,
     Subgraph,
@@ -39,6 +38,7 @@ from ranvier.providers.cuda.specialise import specialiser
 from ranvier.providers.cuda.table import ANY, COMPLEX, draws_alike, operators, refusal, unknown_types
 from ranvier.providers.cuda.transfers import GpuTransfers, TwinTransfers, lies_on, make_transfers
 from ranvier.providers.foreign import ForeignProvider
+from ranvier.providers.own_memory import DeviceArray
 from ranvier.providers.part_model import reason_against_moving
 
 OLDEST = (7, 0)  # compute capability: what torch and Triton both have code for

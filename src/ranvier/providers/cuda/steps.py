@@ -26,7 +26,7 @@ from ranvier.providers.cuda.table import Call, Lowering, lowering_of
 class Env:
     """One run: tensors and host arrays by value, and the conditions on which the results are right."""
 
-    __slots__ = ("constants", "device", "host", "low", "made", "messages", "requirements", "tensors")
+    __slots__ = ("constants", "device", "host", "low", "made", "messages", "overwritten", "requirements", "tensors")
 
     def __init__(self, device: Any, low: Any, host: dict[Value, Array], constants: Mapping[Any, list[Any]]) -> None:
         self.device = device
@@ -37,6 +37,7 @@ class Env:
         self.made: dict[Any, list[Any]] = {}
         self.requirements: list[Any] = []
         self.messages: list[str] = []
+        self.overwritten: frozenset[Value] = frozenset()  # operands in whose memory the caller wants results
 
 
 class Step(Protocol):
@@ -68,6 +69,8 @@ class NodeStep:
 
     def run(self, env: Env) -> None:
         call = Call(self.node, env.device, env.low, env.constants.get(self))
+        if env.overwritten:
+            call.overwrites = frozenset(k for k, v in enumerate(self.node.inputs) if v in env.overwritten)
         operands = [self._operand(k, v, env) for k, v in enumerate(self.node.inputs)]
         try:
             results = self._lowering.function(call, *operands)

@@ -39,6 +39,7 @@ class Call:
     device: Any = None  # torch's, where results are made
     low: Any = None  # torch's type for products of float32 operands, where the session allows fewer bits
     constants: list[Any] | None = None  # tensors that an earlier call with the same sizes made from NumPy arrays
+    overwrites: frozenset[int] = frozenset()  # operands in whose memory results may, and should, be put
     requirements: list[tuple[Any, str]] = field(default_factory=list)
     _made: list[Any] = field(default_factory=list)
 

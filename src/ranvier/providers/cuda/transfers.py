@@ -16,9 +16,10 @@ from typing import Any
 
 from ranvier.codegen.storage import row_major
 from ranvier.errors import InvalidValue
-from ranvier.providers.base import Array, DeviceArray
+from ranvier.providers.base import Array
 from ranvier.providers.cuda.library import array_over, numpy_type, tensor_over, torch
 from ranvier.providers.cuda.place import Gpu, Twin
+from ranvier.providers.own_memory import DeviceArray
 
 HOST, CHECKS, KIND = "_ranvier_host", "_ranvier_checks", "_ranvier_kind"
 OURS, SHARED = "_ranvier_ours", "_ranvier_shared"

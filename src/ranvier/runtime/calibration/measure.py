@@ -13,7 +13,8 @@ import numpy as np
 from ranvier.config import SessionConfig
 from ranvier.graph.types import TensorType
 from ranvier.logs import logger
-from ranvier.providers.base import Decline, ExecutionProvider, GraphView, OwnMemory
+from ranvier.providers.base import Decline, ExecutionProvider, GraphView
+from ranvier.providers.own_memory import OwnMemory
 from ranvier.runtime.calibration.classes import work_of
 from ranvier.runtime.calibration.rounds import AT_WORK, Clock, Timed, disturbance, take_turns
 from ranvier.runtime.calibration.samples import Built, Sample, looping, samples, tiny, tiny_row

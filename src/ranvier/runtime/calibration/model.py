@@ -10,7 +10,8 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import Type
 from ranvier.ops import TypeInference
 from ranvier.ops.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, SECONDS_PER_NODE, node_cost
-from ranvier.providers.base import DeclaresSpeed, ExecutionProvider, OwnMemory
+from ranvier.providers.base import DeclaresSpeed, ExecutionProvider
+from ranvier.providers.own_memory import OwnMemory
 from ranvier.runtime.calibration.bodies import Values, graphs_run, times_run
 from ranvier.runtime.calibration.classes import BY_ARITHMETIC, VIEW, Work, bytes_of, weight_bytes, work_of
 from ranvier.runtime.calibration.table import Figures

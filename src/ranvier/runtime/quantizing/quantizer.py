@@ -13,6 +13,7 @@ from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats.onnx import read
 from ranvier.formats.onnx.retarget import retarget
+from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
@@ -25,7 +26,7 @@ from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.report import LayerReport, QuantizationReport, difference, timed
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import Site, copied, find_sites
+from ranvier.runtime.quantizing.sites import Site, find_sites
 from ranvier.runtime.quantizing.static import coded_values, quantize_static
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, SCHEMES, quantize_weights

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
+from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.samples import Feed
-from ranvier.runtime.quantizing.sites import copied
 from ranvier.runtime.session import Session
 
 Array = np.ndarray[Any, Any]

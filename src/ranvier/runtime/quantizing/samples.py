@@ -10,9 +10,9 @@ import numpy as np
 
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidInput
+from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import TensorType
-from ranvier.runtime.quantizing.sites import copied
 from ranvier.runtime.session import Session
 
 Array = np.ndarray[Any, Any]

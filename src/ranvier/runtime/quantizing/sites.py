@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from ranvier.dtypes import DType
-from ranvier.graph.extract import extract
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes.facts import dtype_of
 from ranvier.records import dataclass
@@ -84,15 +81,3 @@ def _site(node: Node) -> Site | None:
 
 def _is_row(bias: Value | None) -> bool:
     return bias is None or (bias.const is not None and len(bias.const.shape) == 1)
-
-
-def copied(graph: Graph, more_outputs: Iterable[str] = ()) -> Graph:
-    """A copy that shares the constants, with further values, by name, among its outputs."""
-    values = {value.name: value for value in graph.values()}
-    outputs = list(graph.outputs)
-    outputs += [values[name] for name in more_outputs if all(values[name] is not v for v in outputs)]
-    made = extract(graph, [*graph.constants.values(), *graph.inputs], outputs, name=graph.name, opsets=graph.opsets)
-    made.defaults = dict(graph.defaults)
-    made.metadata = dict(graph.metadata)
-    made.doc = graph.doc
-    return made
