@@ -7,13 +7,14 @@ The weights lie beside the file: together they are larger than a protobuf messag
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bench.models.blocks import Array, Net
 
@@ -22,6 +23,23 @@ LAYERS, WIDTH, HEADS, KV_HEADS, INSIDE, VOCABULARY, CONTEXT = 16, 2048, 32, 8, 8
 DEPTH = WIDTH // HEADS
 GROUP = 32  # weights that share a scale
 BF16 = TensorProto.BFLOAT16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model; a head has ``width / heads`` elements. ``context`` is how many positions have angles."""
+
+    layers: int = LAYERS
+    width: int = WIDTH
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    inside: int = INSIDE
+    vocabulary: int = VOCABULARY
+    context: int = CONTEXT
+
+    @property
+    def depth(self) -> int:
+        return self.width // self.heads
 
 
 class _Large(Net):
@@ -45,8 +63,9 @@ class _Large(Net):
             return super().weight(array, kind)
         name = self._fresh(kind)
         tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
-        external_data_helper.set_external_data(tensor, self._data.name, self._file.tell(), array.nbytes)
         tensor.data_location = TensorProto.EXTERNAL
+        for key, fact in (("location", self._data.name), ("offset", self._file.tell()), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(fact))
         self._file.write(array.tobytes())
         self._file.write(bytes(-self._file.tell() % 4096))
         self._weights.append(tensor)
@@ -57,72 +76,79 @@ class _Large(Net):
         onnx.save(self.model(), path)
 
 
-def write(folder: Path, bits: int = 16) -> Path:
-    """The model as ``llama_1b.onnx`` or ``llama_1b_int4.onnx`` with its weights beside it."""
+def write(folder: Path, bits: int = 16, sizes: Sizes | None = None) -> Path:
+    """The model as ``llama_1b.onnx`` or ``llama_1b_int4.onnx`` with its weights beside it, or a smaller one like it."""
     name = "llama_1b" if bits == 16 else "llama_1b_int4"
     path = folder / f"{name}.onnx"
     folder.mkdir(parents=True, exist_ok=True)
     net = _Large(name, path.with_suffix(".data"))
-    _build(net, bits)
+    _build(net, bits, sizes or Sizes())
     net.save(path)
     return path
 
 
-def _build(net: _Large, bits: int) -> None:
+def _build(net: _Large, bits: int, sizes: Sizes) -> None:
+    width, inside, heads, kv_heads = sizes.width, sizes.inside, sizes.heads, sizes.kv_heads
     ids = net.input("input_ids", ["batch", "sequence"], TensorProto.INT64)
     lengths = net.input("seqlens_k", ["batch"], TensorProto.INT32)
     total = net.input("total_sequence_length", [], TensorProto.INT32)
-    cache = ["batch", KV_HEADS, "cache", DEPTH]
+    cache = ["batch", kv_heads, "cache", sizes.depth]
     past = [
         (net.input(f"past_key_values.{k}.key", cache, BF16), net.input(f"past_key_values.{k}.value", cache, BF16))
-        for k in range(LAYERS)
+        for k in range(sizes.layers)
     ]
-    table = net.drawn(VOCABULARY, WIDTH, scale=1.0)
+    table = net.drawn(sizes.vocabulary, width, scale=1.0)
     hidden = net.node("Gather", net.weight(table), ids)
-    cos, sin = _angles(net)
+    cos, sin = _angles(net, sizes)
     present: list[list[str]] = []
-    y = net.node("SimplifiedLayerNormalization", hidden, _scale(net), axis=-1, epsilon=1e-5)
-    for k in range(LAYERS):
+    y = net.node("SimplifiedLayerNormalization", hidden, _scale(net, width), axis=-1, epsilon=1e-5)
+    for k in range(sizes.layers):
         with net.scope(f"model.layers.{k}"):
-            q, key, value = (_linear(net, y, WIDTH, n * DEPTH, bits) for n in (HEADS, KV_HEADS, KV_HEADS))
+            q, key, value = (_linear(net, y, width, n * sizes.depth, bits) for n in (heads, kv_heads, kv_heads))
             mixed, *kept = net.nodes(
                 "GroupQueryAttention",
                 *(q, key, value, *past[k], lengths, total, cos, sin),
                 results=3,
                 domain=MICROSOFT,
-                num_heads=HEADS,
-                kv_num_heads=KV_HEADS,
+                num_heads=heads,
+                kv_num_heads=kv_heads,
                 do_rotary=1,
                 rotary_interleaved=0,
-                scale=DEPTH**-0.5,
+                scale=sizes.depth**-0.5,
             )
             present.append(kept)
-            hidden, y = _added(net, hidden, _linear(net, mixed, WIDTH, WIDTH, bits))
-            gate = net.silu(_linear(net, y, WIDTH, INSIDE, bits))
-            inner = net.mul(gate, _linear(net, y, WIDTH, INSIDE, bits))
-            hidden, y = _added(net, hidden, _linear(net, inner, INSIDE, WIDTH, bits))
+            hidden, y = _added(net, hidden, _linear(net, mixed, width, width, bits), width)
+            gate = net.silu(_linear(net, y, width, inside, bits))
+            inner = net.mul(gate, _linear(net, y, width, inside, bits))
+            hidden, y = _added(net, hidden, _linear(net, inner, inside, width, bits), width)
     logits = _packed(net, y, table) if bits == 4 else net.node("MatMul", y, net.weight(np.ascontiguousarray(table.T)))
-    net.output(logits, "logits", ["batch", "sequence", VOCABULARY], BF16)
+    net.output(logits, "logits", ["batch", "sequence", sizes.vocabulary], BF16)
     for k, (key, value) in enumerate(present):
         net.output(key, f"present.{k}.key", cache, BF16)
         net.output(value, f"present.{k}.value", cache, BF16)
 
 
-def _scale(net: _Large) -> str:
-    return net.weight(np.ones(WIDTH, ml_dtypes.bfloat16))
+def _scale(net: _Large, width: int) -> str:
+    return net.weight(np.ones(width, ml_dtypes.bfloat16))
 
 
-def _added(net: _Large, hidden: str, update: str) -> tuple[str, str]:
+def _added(net: _Large, hidden: str, update: str, width: int) -> tuple[str, str]:
     """The sum that goes on, and it normalized."""
     y, _, _, total = net.nodes(
-        "SkipSimplifiedLayerNormalization", hidden, update, _scale(net), results=4, domain=MICROSOFT, epsilon=1e-5
+        "SkipSimplifiedLayerNormalization",
+        hidden,
+        update,
+        _scale(net, width),
+        results=4,
+        domain=MICROSOFT,
+        epsilon=1e-5,
     )
     return total, y
 
 
-def _angles(net: _Large) -> tuple[str, str]:
-    rates = 500000.0 ** -(np.arange(0, DEPTH, 2) / DEPTH)
-    angles = np.arange(CONTEXT)[:, None] * rates[None]
+def _angles(net: _Large, sizes: Sizes) -> tuple[str, str]:
+    rates = 500000.0 ** -(np.arange(0, sizes.depth, 2) / sizes.depth)
+    angles = np.arange(sizes.context)[:, None] * rates[None]
     cos, sin = (net.weight(f(angles).astype(ml_dtypes.bfloat16)) for f in (np.cos, np.sin))
     return cos, sin
 
