@@ -10,11 +10,11 @@ from onnx import helper, numpy_helper
 
 from ranvier.config import SessionConfig
 from ranvier.formats.onnx import read
+from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.samples import results
-from ranvier.runtime.quantizing.sites import copied
 from ranvier.runtime.quantizing.tails import tail
 
 Array = np.ndarray[Any, Any]

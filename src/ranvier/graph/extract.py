@@ -35,6 +35,18 @@ def extract(
     return made
 
 
+def copied(graph: Graph, more_outputs: Iterable[str] = ()) -> Graph:
+    """A copy of a whole graph that shares the constants, with further values, by name, among its outputs."""
+    values = {value.name: value for value in graph.values()} if more_outputs else {}
+    outputs = list(graph.outputs)
+    outputs += [values[name] for name in more_outputs if all(values[name] is not v for v in outputs)]
+    made = extract(graph, [*graph.constants.values(), *graph.inputs], outputs, name=graph.name, opsets=graph.opsets)
+    made.defaults = dict(graph.defaults)
+    made.metadata = dict(graph.metadata)
+    made.doc = graph.doc
+    return made
+
+
 class _Copies:
     """Which value of the copy stands for which of the original."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from ranvier.devices import Device
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported, ShapeMismatch
+from ranvier.graph.defaults import settle as settle_default
 from ranvier.graph.extract import extract
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.tensors import ConstTensor
@@ -149,12 +150,7 @@ def settle(graph: Graph) -> None:
     """Inputs that have a default become constants, as they are for whoever does not give them; nodes that learning
     changes get names of their own."""
     for value in [v for v in graph.inputs if v.name in graph.defaults]:
-        constant = graph.add_constant(graph.defaults.pop(value.name), f"{value.name}.settled")
-        value.replace_by(constant)
-        graph.inputs.remove(value)
-        del graph.constants[constant.name]
-        constant.name = value.name
-        graph.constants[value.name] = constant
+        settle_default(graph, value)
     taken: set[str] = set()
     for k, node in enumerate(graph):
         if node.op in LEARNING and (not node.name or node.name in taken):
