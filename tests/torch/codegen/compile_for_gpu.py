@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 
 from ranvier.codegen.loops.ir import Epilogue, Load, Nest, Op, Operand, Result, Scan
 from ranvier.codegen.storage import View
+from ranvier.codegen.triton.conv import Sliding, convolution
 from ranvier.codegen.triton.gemm import product
 from ranvier.codegen.triton.library import Printed, function, kernel
 from ranvier.codegen.triton.printer import Source
@@ -77,6 +78,12 @@ def examples() -> Iterator[tuple[str, Printed]]:
     yield "product", product(*sides, epilogue)
     few = made(F16, (1, 3, 4096)), made(F16, (1, 2048, 4096)).transposed((0, 2, 1)), made(F16, (1, 3, 2048))
     yield "few rows", product(*few, epilogue)
+    last = (0, 2, 3, 1)
+    filters = made(F16, (2048, 256, 3, 3), last)
+    image, pixels = made(F16, (32, 256, 14, 14), last), made(F16, (1, 32 * 14 * 14, 2048))
+    yield "convolution", convolution(image, filters, pixels, (14, 14), Sliding((1, 1), (1, 1), (1, 1)), epilogue)
+    image, pixels = made(F16, (1, 256, 14, 14), last), made(F16, (1, 7 * 7, 2048))
+    yield "few pixels", convolution(image, filters, pixels, (7, 7), Sliding((2, 2), (1, 1), (1, 1)), epilogue)
 
 
 def main() -> None:

@@ -31,4 +31,4 @@ def test_common_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     for name in ("copy", "transpose"):
         assert {"ld.global.v4", "st.global.v4"} <= set(found[name])
     assert "ld.global.v4" in found["argmax"]
-    assert "wgmma" in found["product"]
+    assert "wgmma" in found["product"] and "wgmma" in found["convolution"]

@@ -61,24 +61,25 @@ _TILES = (
 
 def tile_for(batch: int, m: int, n: int, k: int, itemsize: int) -> Tile:
     """The tile whose waves of programs take the least time, by how near to its rate each comes."""
+    return likely_tiles(batch, m, n, k, itemsize, 1)[0]
+
+
+def likely_tiles(batch: int, m: int, n: int, k: int, itemsize: int, count: int) -> list[Tile]:
+    """The best few by that measure, the best one first."""
     lowest = max(16, power_of_two(min(m, 128)))
-    best: tuple[float, tuple[int, int, int, int, float]] | None = None
-    for each in _TILES:
-        rows, columns, _, _, rate = each
+    found: list[tuple[float, Tile]] = []
+    depth = {1: 128, 2: 64}.get(itemsize, 32)
+    for rows, columns, warps, stages, rate in _TILES:
         if rows > lowest or (itemsize == 4 and rows * columns > 128 * 128) or columns > max(64, power_of_two(n)):
             continue
         programs = batch * -(-m // rows) * -(-n // columns)
         cost = -(-programs // PROCESSORS) * rows * columns / rate
-        if best is None or cost < best[0]:
-            best = cost, each
-    assert best is not None
-    rows, columns, warps, stages, _ = best[1]
-    depth = {1: 128, 2: 64}.get(itemsize, 32)
-    programs = batch * -(-m // rows) * -(-n // columns)
-    parts = 1
-    while programs * parts * 2 <= PROCESSORS * 2 and k // (parts * 2) >= 4 * depth and parts < 16:
-        parts *= 2
-    return Tile(rows, columns, depth, warps, stages, parts if programs < PROCESSORS // 2 else 1)
+        parts = 1
+        while programs * parts * 2 <= PROCESSORS * 2 and k // (parts * 2) >= 4 * depth and parts < 16:
+            parts *= 2
+        found.append((cost, Tile(rows, columns, depth, warps, stages, parts if programs < PROCESSORS // 2 else 1)))
+    found.sort(key=lambda each: each[0])
+    return [tile for _, tile in found[:count]]
 
 
 def tiles(batch: int, m: int, n: int, k: int, itemsize: int) -> list[Tile]:
@@ -123,13 +124,23 @@ def product(
     if tile is None:
         kept = tune.chosen(key_of(a, b, out))
         tile = Tile(*kept) if kept and len(kept) == 6 else tile_for(batch, m, n, k, a.dtype.numpy.itemsize)
-    if tile.parts == 1:
-        operands = (*epilogue.operands, Operand(out, out.strides))
-        return Printed((Call(_Product(a, b, operands, epilogue.value, out.shape, tile, precision).source()),))
-    partial = View.temporary(total, (tile.parts, batch, m, n))
+
+    def text(operands: tuple[Operand, ...], value: Expr) -> Source:
+        return Product(a, b, operands, value, out.shape, tile, precision).source()
+
+    return in_parts(text, out, epilogue, tile.parts, total)
+
+
+def in_parts(
+    text: Callable[[tuple[Operand, ...], Expr], Source], out: View, epilogue: Epilogue, parts: int, total: DType
+) -> Printed:
+    """Kernels of a product that ``text`` prints: one with its epilogue, or one for sums of parts of K and a second that
+    adds them up."""
+    if parts == 1:
+        return Printed((Call(text((*epilogue.operands, Operand(out, out.strides)), epilogue.value)),))
+    partial = View.temporary(total, (parts, *out.shape))
     whole = View(partial.storage, total, out.shape, dense_strides(out.shape))
-    into = (Operand(whole, whole.strides),)
-    first = Call(_Product(a, b, into, Result(0, total), out.shape, tile, precision).source())
+    first = Call(text((Operand(whole, whole.strides),), Result(0, total)))
     rest = kernel(_combined(partial, out, epilogue, total))
     return Printed((first, *rest.calls), (partial.storage, *rest.temporaries))
 
@@ -187,8 +198,10 @@ def tune_product(
     return some[fastest]
 
 
-class _Product(Access):
+class Product(Access):
     """The text of one product; the epilogue is that of a tile of a nest over (batch, row, column)."""
+
+    kind = "product"
 
     def __init__(
         self,
@@ -210,12 +223,10 @@ class _Product(Access):
 
     def source(self) -> Source:
         a, b, tile = self.a, self.b, self.tile
-        _, m, k = a.shape
-        n = b.shape[2]
-        depth = tile.depth * tile.parts
-        even = {"EVEN_X": m % tile.rows == 0, "EVEN_R": n % tile.columns == 0, "EVEN_K": k % depth == 0}
+        _, m, n = self.nest.extents
+        even = {"EVEN_X": m % tile.rows == 0, "EVEN_R": n % tile.columns == 0, "EVEN_K": self.even_depth()}
         self.begin()
-        self.multiply(k)
+        self.multiply()
         value = self.typed(self.final)
         self.store(len(self.nest.operands) - 1, value)
         views = [a, b, *(o.view for o in self.nest.operands)]
@@ -227,7 +238,7 @@ class _Product(Access):
         constants = {"X": tile.rows, "R": tile.columns, "K": tile.depth, **even}
         params = ["a", "b", *(f"p{j}" for j in range(len(self.nest.operands))), *self.numbers]
         params += [f"{name}: tl.constexpr" for name in constants]
-        name = f"product_{a.dtype}"
+        name = f"{self.kind}_{a.dtype}"
         lines = ["@triton.jit", f"def {name}({', '.join(params)}):", *(f"    {line}" for line in self.lines)]
         programs = self.plan.programs(self.nest)
         return Source(
@@ -259,9 +270,13 @@ class _Product(Access):
         self._flat["b"] = Value("batch", 0)
         self._bind_row("r")
 
-    def multiply(self, k: int) -> None:
-        integers = self.a.dtype in _INTEGERS
-        kind = "tl.int32" if integers else "tl.float32"
+    def even_depth(self) -> bool:
+        """Whether all steps are whole."""
+        return self.a.shape[2] % (self.tile.depth * self.tile.parts) == 0
+
+    def multiply(self) -> None:
+        k = self.a.shape[2]
+        kind = self.sums()
         depth, parts = self.tile.depth, self.tile.parts
         self.line("k = tl.arange(0, K)")
         start, steps_of = "0", "k"
@@ -284,14 +299,25 @@ class _Product(Access):
             self.line("    right = tl.load(b_at)")
             self.line("else:")
             self.line(f"    right = tl.load(b_at, mask=(k[:, None] < {end} - k_at) & in_r, other=0)")
-            how = f', input_precision="{self.precision}"' if self.a.dtype is DType.float32 else ""
-            if self.a.dtype is DType.bfloat16:
-                self.line("acc = lib.dot_bfloat16(left, right, acc)")
-            else:
-                self.line(f"acc = tl.dot(left, right, acc, out_dtype={kind}{how})")
+            self.accumulate()
             self.line(f"a_at += K{self._times('a', self.a, 2)}")
             self.line(f"b_at += K{self._times('b', self.b, 1)}")
-        if parts > 1:
+        self.finish()
+
+    def sums(self) -> str:
+        return "tl.int32" if self.a.dtype in _INTEGERS else "tl.float32"
+
+    def accumulate(self) -> None:
+        """One step: ``left`` and ``right`` multiplied."""
+        how = f', input_precision="{self.precision}"' if self.a.dtype is DType.float32 else ""
+        if self.a.dtype is DType.bfloat16:
+            self.line("acc = lib.dot_bfloat16(left, right, acc)")
+        else:
+            self.line(f"acc = tl.dot(left, right, acc, out_dtype={self.sums()}{how})")
+
+    def finish(self) -> None:
+        """The sums are there; those of a part of K go to a place of their own."""
+        if self.tile.parts > 1:
             out = self.nest.operands[-1]
             size = self.number("part_size", out.view.size)
             self.line(f"p{len(self.nest.operands) - 1} += tl.program_id(1).to(tl.int64) * {size}")
