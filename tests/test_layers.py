@@ -36,10 +36,11 @@ LAYERS = (
     ("brain",),
     ("serve", "deploy"),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BUILT_ON = {"bitnet": {"cpu"}}  # a policy on top of another provider
-SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model", "foreign", "claims"}
+SHARED_BY_PROVIDERS = {"base", "registry", "memory", "distant", "part_model", "foreign", "claims", "own_memory"}
 
 
 def modules() -> list[Path]:

@@ -130,6 +130,13 @@ def test_a_closed_pipe_is_no_error_message(dense):
     assert b"Traceback" not in stderr and b"Broken" not in stderr
 
 
+@pytest.mark.parametrize("module", ["ranvier", "ranvier.cli"])
+def test_as_a_module(module):
+    command = [sys.executable, "-m", module, "providers", "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
+    assert "cpu" in str(found)
+
+
 def test_limits_and_providers_from_the_command_line(call, dense):
     assert call("run", dense, "--limit", "memory_bytes=16").exit_code == exit_codes.RESOURCE_LIMIT
     assert call("run", dense, "--limit", "memory_bytes=1G", "--limit", "run_seconds=none").exit_code == 0

@@ -17,8 +17,8 @@ from ranvier.providers.cuda import ops  # noqa: E402
 from ranvier.providers.cuda.table import declared  # noqa: E402
 from tests.conformance.cases import Case, check  # noqa: E402
 from tests.conformance.test_providers import _cases  # noqa: E402
+from tests.torch.device import options  # noqa: E402
 
-TWIN = {"cuda": {"device": "cpu"}}
 # seen with torch 2.13: where its results differ by more than the cases allow, and why that is no fault
 DEVIATIONS = {
     "test_attention_4d_causal_fp16_expanded": "products of halves are rounded in another order",
@@ -37,7 +37,7 @@ def test_case(case: Case) -> None:
     model = case.model()
     with rv.load(model, optimization="none", providers=["reference"]) as oracle:
         data = [(inputs, list(oracle.run(inputs).values())) for inputs, _ in case.data(model)]
-    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=TWIN) as session:
+    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=options()) as session:
         for node in session.report.nodes:
             if node.provider != "cuda":
                 reasons = [reason for who, reason in node.declined if who == "cuda"]

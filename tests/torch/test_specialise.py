@@ -17,9 +17,10 @@ from ranvier.errors import InvalidValue
 from ranvier.providers.cuda import specialise
 from ranvier.providers.cuda.realise import CallStep, LoopStep
 from ranvier.providers.cuda.steps import Step
+from tests.torch.device import options
 
 Array = np.ndarray[Any, Any]
-OPTIONS = {"cuda": {"device": "cpu", "triton": True}}
+OPTIONS = options(triton=True)
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
 

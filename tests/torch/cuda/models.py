@@ -12,6 +12,7 @@ from ranvier.graph.ir import Graph
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import Symbol, TensorType
 from ranvier.runtime.session import Session
+from tests.torch.device import options as provider_options
 
 WEIGHTS = np.random.default_rng(5).standard_normal((8, 8)).astype(np.float32)
 
@@ -34,7 +35,7 @@ def rows_graph() -> Graph:
 
 
 def load(graph: Graph | None = None, providers: tuple[str, ...] = ("cuda", "reference"), **options: Any) -> Session:
-    given = {"cuda": {"device": "cpu", **options}}
+    given = provider_options(**options)
     return rv.load(graph or rows_graph(), optimization="none", providers=list(providers), provider_options=given)
 
 

@@ -15,6 +15,7 @@ from ranvier.dtypes import of  # noqa: E402
 from ranvier.graph.ir import Graph  # noqa: E402
 from ranvier.graph.types import TensorType  # noqa: E402
 from ranvier.ops import complete  # noqa: E402
+from tests.torch.device import options  # noqa: E402
 
 MS = "com.microsoft"
 rng = np.random.default_rng(3)
@@ -159,8 +160,7 @@ def test_as_the_reference(name: str) -> None:
     found = []
     for provider in ("reference", "cuda"):
         graph = _graph(op, domain, operands, attrs, outputs)
-        options = {"cuda": {"device": "cpu"}}
-        with rv.load(graph, optimization="none", providers=[provider], provider_options=options) as session:
+        with rv.load(graph, optimization="none", providers=[provider], provider_options=options()) as session:
             found.append(list(session.run(feeds).values()))
     for wanted, got in zip(*found):
         assert got.dtype == wanted.dtype and got.shape == wanted.shape

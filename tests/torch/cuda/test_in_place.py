@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch")
 import ranvier as rv  # noqa: E402
 from ranvier import errors  # noqa: E402
 from tests.torch.cuda.models import expected, inputs, load  # noqa: E402
-
-TWIN = {"cuda": {"device": "cpu"}}
+from tests.torch.device import options  # noqa: E402
 
 
 def test_results_stay_and_come_back_without_a_transfer() -> None:
@@ -20,12 +19,12 @@ def test_results_stay_and_come_back_without_a_transfer() -> None:
         '<ir_version: 10, opset_import: ["" : 20]>g (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }'
     )
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=TWIN) as session:
+    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=options()) as session:
         one = session.run_in_place({"x": x})["y"]
         assert isinstance(one, torch.Tensor)
         moved = sum(count.bytes for count in session._moved.snapshot())
         two = session.run_in_place({"x": one})["y"]
-        np.testing.assert_array_equal(np.from_dlpack(two), x * 4)
+        np.testing.assert_array_equal(torch.from_dlpack(two).cpu().numpy(), x * 4)
         three = session.run({"x": two})["y"]
         np.testing.assert_array_equal(three, x * 8)
         assert isinstance(three, np.ndarray)
@@ -53,7 +52,7 @@ def test_weights_and_inputs_that_are_results_are_copied() -> None:
         { y = Identity(x) z = Identity(w) axes = Constant<value = int64[1] {0}>() v = Unsqueeze(w, axes) }"""
     )
     x = np.array([3, 4], np.float32)
-    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=TWIN) as session:
+    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=options()) as session:
         for _ in range(3):
             found = session.run_in_place({"x": x})
             for name, wanted in (("y", [3, 4]), ("z", [1, 2]), ("v", [[1, 2]])):
@@ -69,7 +68,7 @@ def test_a_part_on_the_host_gets_the_elements() -> None:
         g (float[n] x) => (float[n] y, int64[1, m] z) { y = Add(x, x) z = NonZero(x) }"""
     )
     x = np.array([0, 1, 2], np.float32)
-    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=TWIN) as session:
+    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=options()) as session:
         assert {node.provider for node in session.report.nodes} == {"cuda", "reference"}
         there = session.run_in_place({"x": x})["y"]
         found = session.run({"x": there})

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import ranvier as rv  # noqa: E402
 from ranvier.errors import InvalidConfig, InvalidInput  # noqa: E402
+from tests.torch.device import options  # noqa: E402
 
 STEP = """<ir_version: 10, opset_import: ["" : 20]>
 g (float[n, 3] x, float[n, 3] state) => (float[n, 3] y, float[n, 3] new)
@@ -19,8 +20,8 @@ g (float[n, 3] x, float[n, 3] state) => (float[n, 3] y, float[n, 3] new)
 
 
 def _session(text: str = STEP, *, graphs: bool = True, providers: tuple[str, ...] = ("cuda", "reference")) -> Any:
-    options = {"cuda": {"device": "cpu", "cuda_graphs": graphs}}
-    return rv.load(onnx.parser.parse_model(text), providers=list(providers), provider_options=options)
+    given = options(cuda_graphs=graphs)
+    return rv.load(onnx.parser.parse_model(text), providers=list(providers), provider_options=given)
 
 
 def _tensor(session: Any, array: Any) -> Any:
@@ -63,9 +64,9 @@ def test_arrays_are_brought_there_once() -> None:
 def test_names_are_checked() -> None:
     with _session() as session:
         given = {name: np.ones((2, 3), np.float32) for name in ("x", "state")}
-        with pytest.raises(InvalidInput, match="no output 'knew'.*new"):
+        with pytest.raises(InvalidInput, match=r"no output 'knew'.*new"):
             session.tied(given, {"knew": "state"})
-        with pytest.raises(InvalidInput, match="no input 'stat'.*state"):
+        with pytest.raises(InvalidInput, match=r"no input 'stat'.*state"):
             session.tied(given, {"new": "stat"})
 
 
