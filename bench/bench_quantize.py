@@ -24,16 +24,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.scenes import scene
+from bench.photographs import photograph
 from ranvier.cli.suites import catalogue, feeds
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats import onnx as onnx_format
+from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.samples import results
-from ranvier.runtime.quantizing.sites import copied
 from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
@@ -68,13 +68,13 @@ def coded(graph: Graph) -> bool:
 
 
 def sample(graph: Graph, case: catalogue.Case, seed: int) -> dict[str, Any]:
-    """Inputs as the suite makes them; for models that read pictures, scenes of the same range instead of noise."""
+    """Inputs as the suite makes them; for models that read pictures, photographs in the same range instead of noise."""
     found = feeds.make(graph, case.inputs, seed)
     for name, array in found.items():
         if array.ndim == 4 and array.shape[1] in (1, 3) and min(array.shape[2:]) >= _PICTURE:
             uniform = re.match(r"uniform(?:\((.*), (.*)\))?", case.inputs.get(name, ""))
             low, high = (float(end or k) for k, end in enumerate(uniform.groups())) if uniform else (-2.0, 2.0)
-            picture = scene(array.shape, np.random.default_rng(seed))
+            picture = photograph(array.shape, np.random.default_rng(seed), unseen=seed >= _UNSEEN)
             found[name] = (low + (high - low) * picture).astype(array.dtype)
     return found
 
