@@ -194,6 +194,16 @@ class BoundKernel(Protocol):
 
 
 @runtime_checkable
+class Overwrites(Protocol):
+    """A bound kernel that knows which results it can write over which inputs, counted as ``call`` is given them."""
+
+    def may_overwrite(self, output: int, given: int) -> bool:
+        """Whether it can where both have the same type and shape, in runs that nobody watches; such a run fails, if
+        it does, before it writes there."""
+        ...
+
+
+@runtime_checkable
 class Bindable(Protocol):
     """A compiled kernel that can be prepared for types before it is called."""
 

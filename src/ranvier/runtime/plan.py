@@ -21,7 +21,15 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.memory import NOTED_FROM, NOTHING, Promise, promised
 from ranvier.ops import TypeInference
 from ranvier.ops.allocation import tensor_limit
-from ranvier.providers.base import Bindable, BoundKernel, ChecksBuffers, PooledAllocator, SelfContained, TensorAllocator
+from ranvier.providers.base import (
+    Bindable,
+    BoundKernel,
+    ChecksBuffers,
+    Overwrites,
+    PooledAllocator,
+    SelfContained,
+    TensorAllocator,
+)
 from ranvier.providers.registry import REGISTRY
 from ranvier.records import dataclass
 from ranvier.runtime.control import RunControl, is_plain, running
@@ -136,8 +144,6 @@ class Plan:
         steps, outputs = self.program.steps, self.program.output_slots
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
             return None
-        if self._fresh_bytes >= NOTED_FROM:
-            return None  # which are looked at together: none of them is touched before all are made
         where = {slot: k for k, slot in enumerate(self.program.input_slots)}
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
         if sorted(steps[0].outputs) != sorted(outputs) or any(slot not in where for slot in needed):
@@ -162,6 +168,8 @@ class Plan:
         if self._direct is None:
             return None
         kernel, order, offset, making, theirs = self._direct
+        if self._fresh_bytes >= NOTED_FROM and not self._offers_enough(into):
+            return None  # large outputs are looked at together: none of them is touched before all are made
         try:
             if into is None:
                 outputs = [make(shape, dtype) for make, shape, dtype in making]
@@ -184,6 +192,25 @@ class Plan:
             self._give(held)
         self._tally.runs += 1
         return outputs
+
+    def _offers_enough(self, into: Sequence[Array | None] | None) -> bool:
+        """Whether what is left to be made is small."""
+        if into is None:
+            return False
+        left = sum(
+            static_bytes(self.types.get(slot)) or 0 for own, (slot, _, _) in zip(into, self._fresh) if own is None
+        )
+        return left < NOTED_FROM
+
+    def may_overwrite(self, output: int, given: int) -> bool:
+        """Whether ``run_directly`` may be offered the memory of an input, by their places in the signature, for an
+        output of the same type and shape."""
+        if self._direct is None:
+            return False
+        kernel, order, _, _, theirs = self._direct
+        if given not in order or not isinstance(kernel, Overwrites):
+            return False
+        return kernel.may_overwrite(theirs.index(output) if theirs else output, order.index(given))
 
     def _bind(self, step: Step, inference: TypeInference) -> BoundKernel | None:
         """The step's kernel made for these types, where it can be."""

@@ -1,7 +1,8 @@
 """One signature of a jitted function: its graph, compiled, and what goes in and comes out of a call.
 
-No memory is allocated for states from call to call: each has two buffers that take turns, or one where the new value
-is made without the old one. A buffer that somebody else still looks at is left to them.
+No memory is allocated for states from call to call. A new value is written over the old one where that has been read
+by then, which the compiled program knows; otherwise two buffers take turns. A buffer that somebody else still looks at
+is left to them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from ranvier.devices import Device
 from ranvier.errors import RanvierError, TracingError
+from ranvier.ops.pulse import watching
 from ranvier.runtime.fallback import FAILURES
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.session import Session
@@ -151,11 +153,22 @@ class Compiled:
         self._plan: Plan | None = None
         if outputs and not self.inline:
             self._session, self._plan = self._prepared(name, relatives or Relatives())
-        self._reading = frozenset(self._states)
-        self._reading_grads = frozenset(self._old_grads)
         # whether something that is returned or assigned refers to the arguments
         self._holding = any(self._derived) or any(how == _ARGUMENT for how, _ in self._all_places())
         self.lasting = bool(self._assigned or self._grads) and not self.inline  # it changes states
+        self._states_read, self._grads_read = frozenset(self._states), frozenset(self._old_grads)
+        first = len(self._given)
+        self._reading = self._kept_for(self._assigned, {x: first + k for k, x in enumerate(self._states)})
+        first += len(self._states)
+        self._reading_grads = self._kept_for(self._grads, {x: first + k for k, x in enumerate(self._old_grads)})
+
+    def _kept_for(self, assigned: Sequence[tuple[Any, tuple[int, Any] | None]], inputs: dict[Any, int]) -> set[Any]:
+        """The states whose old value must stay while the new one is written."""
+        derived = any(how == _RESULT and self._derived[which] for how, which in self._places)
+        if self._plan is None or derived:  # what is derived later may need them as they were
+            return set(inputs)
+        replaced = ((x, place[1]) for x, place in assigned if x in inputs and place is not None and place[0] == _RESULT)
+        return {state for state, which in replaced if not self._plan.may_overwrite(which, inputs[state])}
 
     def _prepared(self, name: str, relatives: Relatives) -> tuple[Session, Plan]:
         """The session, of its own or shared with calls that differ in a size, and its plan."""
@@ -231,6 +244,7 @@ class Compiled:
         """The function's result, and states as it left them."""
         if self._holding:
             given = [_own(expr) for expr in given]
+        into = self._memory() if self.lasting else None  # before the states' values have other names
         inputs = [given[k] for k in self._given]
         if self._states:
             inputs += [state._held for state in self._states]
@@ -240,7 +254,6 @@ class Compiled:
         if any(x is None for x in arrays):
             realise([x for x in inputs if x.array is None])
             arrays = [x.array for x in inputs]
-        into = self._memory() if self.lasting else None
         results = self._run(arrays, into) if self._session is not None else []  # type: ignore[arg-type]
         for array in results:
             array.flags.writeable = False
@@ -262,7 +275,9 @@ class Compiled:
             found = None  # the session knows who else can do it
         if found is None:
             names = self._session.output_names
-            offered = {name: array for name, array in zip(names, into or ()) if array is not None}
+            read = set(map(id, arrays))  # others may write a result before they have read everything
+            into = [None if id(array) in read else array for array in into or ()]
+            offered = {name: array for name, array in zip(names, into) if array is not None}
             made = self._session.run(dict(zip(self._session.signature.required, arrays)), into=offered or None)
             found = list(made.values())
         return found
@@ -295,15 +310,18 @@ class Compiled:
     # -- states -----------------------------------------------------------------------------------------------------
 
     def _memory(self) -> list[Array | None]:
-        """Where new values are written: over the present one where the graph does not read it and nobody else holds
-        it, else over an earlier one."""
+        """Where new values are written: over the present one where it is not needed by then and nobody else holds it,
+        else over an earlier one."""
         into: list[Array | None] = [None] * len(self._wanted)
+        whole = watching() is None  # else a run may end halfway
         for state, (how, which) in self._assigned:
             if how == _RESULT:
-                into[which] = state.take_memory(keep=state in self._reading)
+                into[which] = state.take_memory(keep=state in (self._reading if whole else self._states_read))
         for parameter, place in self._grads:
             if place is not None and place[0] == _RESULT:
-                into[place[1]] = parameter.take_grad_memory(keep=parameter in self._reading_grads)
+                into[place[1]] = parameter.take_grad_memory(
+                    keep=parameter in (self._reading_grads if whole else self._grads_read)
+                )
         return into
 
     def _keep(self, given: list[Expr], results: Sequence[Array]) -> None:

@@ -116,6 +116,7 @@ class State(Tensor):
         if not keep:
             found = _alone(self._held)
             if found is not None:
+                self._spare = None
                 return found
         found, self._spare = self._spare, None
         return np.empty(self.shape, self.dtype.numpy) if found is None else found
@@ -235,6 +236,7 @@ class Parameter(State):
         if not keep and self._grad is not None and getrefcount(self._grad) <= 2:
             found = _alone(self._grad._expr)
             if found is not None:
+                self._spare_grad = None
                 return found
         found, self._spare_grad = self._spare_grad, None
         return np.empty(self.shape, self.dtype.numpy) if found is None else found

@@ -379,15 +379,18 @@ class BaseRealiser(ABC):
         self.loops(nest.nest(stages))
 
     def _offer_reuse(self, target: View, reads: Sequence[Operand], domain: Sequence[int]) -> None:
-        """The result may take over the memory of an operand that is read exactly where it writes."""
-        if target.storage.kind != "temp" or target.offset or target.nbytes != target.storage.nbytes:
+        """The result may take over the memory of an operand that is read exactly where it writes: temporaries do so by
+        themselves, an output that of an input where the caller gives both the same memory."""
+        kinds = {"temp": "temp", "output": "input"}
+        wanted = kinds.get(target.storage.kind)
+        if wanted is None or target.offset or target.nbytes != target.storage.nbytes:
             return
         step = target.expanded(tuple(domain)).strides
         same: dict[Storage, bool] = {}
         for operand in reads:
             view = operand.view
             fits = (
-                view.storage.kind == "temp"
+                view.storage.kind == wanted
                 and operand.at is None
                 and operand.guard is None
                 and operand.offset == 0

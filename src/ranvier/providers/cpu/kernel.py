@@ -378,6 +378,9 @@ class Bound:
         except CheckFailed as failed:
             self.kernel.explain(given, self.made, failed)
 
+    def may_overwrite(self, output: int, given: int) -> bool:
+        return self.made.may_overwrite(output, given)
+
     def profile(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: int, dims: Mapping[str, int]
     ) -> list[KernelTime]:

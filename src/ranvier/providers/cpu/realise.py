@@ -17,6 +17,7 @@ from ranvier.codegen.loops.shorten import for_bfloat16
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.providers.cpu.overwriting import postponed
 from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.varying import following
 
@@ -49,6 +50,8 @@ class Realiser(BaseRealiser):
                 self.done.decisions = self._consultation.decisions
         if any(each.origin is not None for each in launches) and not following():
             self._chain()
+        if not self.done.decisions and not following():  # which count launches in the order they have
+            self.done.launches = postponed(self.done.launches, self.reuse)
         return self.done
 
     def _chain(self) -> None:

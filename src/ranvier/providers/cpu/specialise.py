@@ -50,6 +50,7 @@ class Specialised:
         self.launches: list[Launch] = realised.launches
         self.choices = realised.assignment.choices
         self.decisions = realised.decisions
+        self._reuse = realised.reuse
         self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
         places, self.memory = _place(realised)
         self.places = places
@@ -71,11 +72,47 @@ class Specialised:
         self.constants = sum(array.nbytes for array in self._keep)
         self.threads = target.threads
         self._isa = target.isa
-        self.program = NativeProgram(self.launches, places, target.isa, bases=2 + count + len(part.outputs))
+        self._bases = 2 + count + len(part.outputs)
+        self.program = self._native(self.launches)
+        flags = {flag for flag, _, _ in realised.checks}
+        told = (k for k, x in enumerate(self.launches) if flags.intersection(x.writes))
+        self._checked = 1 + max(told, default=-1)  # after so many launches nothing is refused any more
+        self._parts: tuple[NativeProgram, ...] = ()  # of a program whose results may be written over inputs
 
     def _settled(self, realised: Realised) -> Realised:
         """What is compiled and placed, where launches are still to be made ready for it."""
         return realised
+
+    def may_overwrite(self, output: int, given: int) -> bool:
+        """Whether a result may be written over an input of its type and shape: all that read the input are done when
+        the result is first touched, or are the very step that makes each element of one from that of the other.
+
+        Where data may be refused, that must be known before: the input would be lost with the result. From then on
+        such a program runs in two parts.
+        """
+        read = touched = -1  # the last launch that reads the input, the first that touches the result
+        source: Storage | None = None
+        target: Storage | None = None
+        for k, launch in enumerate(self.launches):
+            for buffer in launch.buffers:
+                if not isinstance(buffer, At):
+                    continue
+                storage = buffer.storage
+                if storage.kind == "input" and storage.index == given:
+                    read, source = k, storage
+                elif storage.kind == "output" and storage.index == output and touched < 0:
+                    touched, target = k, storage
+        if source is None or target is None or touched < self._checked:
+            return False
+        if read > touched or (read == touched and source not in self._reuse.get(target, ())):
+            return False
+        if self._checked and not self._parts:
+            cut = self._checked
+            self._parts = tuple(self._native(part) for part in (self.launches[:cut], self.launches[cut:]))
+        return True
+
+    def _native(self, launches: Sequence[Launch]) -> NativeProgram:
+        return NativeProgram(launches, self.places, self._isa, bases=self._bases)
 
     def run(self, inputs: list[Array], outputs: list[Array], arena: int, times: Array | None = None) -> None:
         """Outputs from C-contiguous inputs, over ``workspace`` bytes at the address ``arena``.
@@ -85,11 +122,17 @@ class Specialised:
         if self._draws:
             inputs = [*inputs, *(draw() for draw in self._draws)]
         check = watching()
-        if check is None:
-            self.program.run(inputs, outputs, arena, threads=self.threads, times=times)
-        else:
+        if check is not None:
             with Watch(check) as watch:
                 self.program.run(inputs, outputs, arena, threads=self.threads, times=times, abort=watch.address)
+        elif self._parts and times is None:
+            first, second = self._parts
+            first.run(inputs, outputs, arena, threads=self.threads)
+            self._check(arena)
+            second.run(inputs, outputs, arena, threads=self.threads)
+            return
+        else:
+            self.program.run(inputs, outputs, arena, threads=self.threads, times=times)
         if self._checks:
             self._check(arena)
 
