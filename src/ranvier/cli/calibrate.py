@@ -93,7 +93,7 @@ class _Provider:
     """A provider with the options of a session, closed afterwards where it was made for this."""
 
     def __init__(self, name: str, config: Any) -> None:
-        from ranvier.runtime.session import configured
+        from ranvier.runtime.settings import configured
 
         shared = REGISTRY.get(name)
         self._made = configured(shared, config)

@@ -16,6 +16,7 @@ from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassReport, passes_for
+from ranvier.runtime.overriding import settle_defaults
 from ranvier.runtime.report import NodeReport, Report, precision_text, report_for
 
 _GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
@@ -77,6 +78,7 @@ def _estimated_passes(model: str, setup: Setup) -> list[PassReport]:
     """What the passes do and gain; a session does not estimate the latter, so they run once more."""
     config = setup.config()
     graph = onnx_format.read(model, limits=config.limits)
+    settle_defaults(graph)
     return passes_for(config.optimization, default_passes(), config.disabled_passes).run(graph, config, estimated=True)
 
 
@@ -141,6 +143,8 @@ def _show_summary(output: Output, report: Report) -> None:
         f"asked in this order: {', '.join(report.providers)}",
         ", ".join(f"{name} {seconds_text(s)}" for name, s in report.seconds.items()),
     )
+    if report.constants:
+        output.show(report.constants)
     if report.precision != "float32":
         output.show(precision_text(report))
     if report.tuned:

@@ -49,7 +49,7 @@ def command(
 ) -> None:
     """Run MODEL with the profiler and show where the time goes."""
     session = setup.open(model, output)
-    collected = collect(session.graph, feed, setup.dims(session.graph))
+    collected = collect(session.interface, feed, setup.dims(session.graph))
     if note := collected.note():
         output.note(note)
     for _ in output.progress(range(warmup), "warming up"):

@@ -46,7 +46,7 @@ def command(
     Without any input all of them are random; with some, the others must be given too unless --random fills them.
     """
     session = setup.open(model, output)
-    collected = collect(session.graph, feed, setup.dims(session.graph))
+    collected = collect(session.interface, feed, setup.dims(session.graph))
     if note := collected.note():
         output.note(note)
     results, seconds = _timed(session, collected.values, names, repeat, output)

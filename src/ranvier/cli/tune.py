@@ -57,7 +57,7 @@ def command(
 
 def _tune(output: Output, model: str, feed: InputRequest, seconds: float, again: bool, setup: Setup) -> None:
     with setup.open(model, output) as session:
-        collected = collect(session.graph, feed, setup.dims(session.graph))
+        collected = collect(session.interface, feed, setup.dims(session.graph))
         if note := collected.note():
             output.note(note)
         bar = _Bar(output)

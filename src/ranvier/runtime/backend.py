@@ -101,7 +101,7 @@ def _named(session: Session, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return inputs
     given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
-    every = [value.name for value in session.signature.inputs]
+    every = [value.name for value in session.interface.inputs]
     names = every if len(given) == len(every) else session.signature.required
     if len(given) > len(names):
         raise InvalidInput(f"{len(given)} inputs given, the model takes {len(names)}: {', '.join(names)}")

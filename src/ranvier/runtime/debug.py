@@ -86,3 +86,20 @@ def _share(gflops: float, gbs: float, kernel: KernelTime) -> str:
 @functools.cache
 def _peaks(threads: int) -> Peaks:
     return peaks(isa.host(), threads, refresh=True)  # a busy moment may have left a low figure
+
+
+class Fan:
+    """Hands events to several of those who listen."""
+
+    __slots__ = ("_targets",)
+
+    def __init__(self, targets: Sequence[Any]) -> None:
+        self._targets = targets
+
+    def record(self, *event: Any) -> None:
+        for target in self._targets:
+            target.record(*event)
+
+    def inside(self, step: Any, times: Sequence[KernelTime]) -> None:
+        for target in self._targets:
+            target.inside(step, times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -31,6 +32,17 @@ class SessionMemory:
     @property
     def total(self) -> int:
         return self.weights + self.arenas_waiting + self.arenas_in_use
+
+    def beside(self, other: SessionMemory) -> SessionMemory:
+        """This together with what a second session for the same model holds; the model's own weights are shared."""
+        return dataclasses.replace(
+            self,
+            weights=self.weights + other.packed,
+            arenas_waiting=self.arenas_waiting + other.arenas_waiting,
+            arenas_in_use=self.arenas_in_use + other.arenas_in_use,
+            packed=self.packed + other.packed,
+            parts={name: self.parts.get(name, 0) + other.parts.get(name, 0) for name in {**self.parts, **other.parts}},
+        )
 
 
 def own_memory(

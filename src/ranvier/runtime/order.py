@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
+from ranvier.graph.types import TensorType
+
+_TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
 
 
 def order_for_memory(graph: Graph, nbytes: Callable[[Value], int]) -> list[Node]:
@@ -91,3 +94,14 @@ def _greedy_order(graph: Graph, given: Sequence[Node], nbytes: Callable[[Value],
             if waiting[follower] == 0:
                 heapq.heappush(ready, (growth(follower), follower))
     return order
+
+
+def typical_bytes(value: Value) -> int:
+    """Bytes of a value, or what they might be where sizes are not known."""
+    found = value.type
+    if not isinstance(found, TensorType) or found.shape is None or found.dtype is None:
+        return 0
+    count = 1
+    for dim in found.shape:
+        count *= dim if isinstance(dim, int) else _TYPICAL_DIM
+    return found.dtype.nbytes(count)

@@ -102,6 +102,7 @@ class Report:
     precision: str = "float32"  # what the session allows
     refused: str = ""  # why a provider does not make use of it
     calibration: str = ""  # what a sample told about it
+    constants: str = ""  # what is said of inputs whose defaults were taken for constants
     tuned: int = 0  # decisions of planners that were taken by measurement
     predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
@@ -182,6 +183,8 @@ class Report:
         if self.predicted is not None:
             lines.append(f"  {self.predicted}")
         lines.extend(f"  {text}" for text in self.together())
+        if self.constants:
+            lines.append(f"  {self.constants}")
         if self.precision != "float32":
             lines.append(f"  {precision_text(self)}")
         if self.tuned:

@@ -30,37 +30,36 @@ from ranvier.errors import (
     UnsupportedOp,
     nearest,
 )
-from ranvier.graph.ir import Graph, Value
+from ranvier.graph.ir import Graph
 from ranvier.graph.types import TensorType, Type
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import passes_for
-from ranvier.providers.base import Configurable, ExecutionProvider, KernelTime
+from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.control import RunControl, RunOptions
-from ranvier.runtime.debug import KernelPrinter, show_report, show_sources
+from ranvier.runtime.debug import Fan, KernelPrinter, show_report, show_sources
 from ranvier.runtime.fallback import FAILURES, Condition, Recovery
 from ranvier.runtime.holdings import SessionMemory, held, own_memory
 from ranvier.runtime.lanes import Helpers
 from ranvier.runtime.narrowing import calibrated
-from ranvier.runtime.order import order_for_memory
+from ranvier.runtime.order import order_for_memory, typical_bytes
 from ranvier.runtime.outputs import blocks
+from ranvier.runtime.overriding import overriding
 from ranvier.runtime.partition import unsupported_ops
 from ranvier.runtime.placement import check_pins, fitting
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.preparing import Clock, preparing, read_model
 from ranvier.runtime.profile import Profiler
-from ranvier.runtime.program import CompiledPart, provider_options
+from ranvier.runtime.program import CompiledPart
 from ranvier.runtime.recent import Recent
 from ranvier.runtime.report import Report, describe_placement
 from ranvier.runtime.residence import adopted, handed_out, on_host_where_needed
-from ranvier.runtime.settings import apply_bounds, check_providers, effective
+from ranvier.runtime.settings import apply_bounds, check_providers, configured, effective
 from ranvier.runtime.signature import Signature
 from ranvier.runtime.tied import TiedRun, tie
 from ranvier.runtime.transfer import TransferCounts
-
-_TYPICAL_DIM = 64  # stands in for a symbolic dim where sizes are only compared
 
 
 class Session:
@@ -90,12 +89,13 @@ class Session:
         named = fitting(self.graph, self.config)
         passes = passes_for(self.config.optimization, default_passes(), self.config.disabled_passes)
         with self._preparing("optimizing it"):
+            self._overriding = overriding(self.graph, self._with_inputs)
             missing = unsupported_ops(self.graph, self.providers)
             if missing:
                 raise UnsupportedOp(missing)
             reports = passes.run(self.graph, self.config)
             for each in self.graph.all_graphs():
-                each.reorder(order_for_memory(each, _typical_bytes))
+                each.reorder(order_for_memory(each, typical_bytes))
             if self.config.debug:
                 verify(self.graph)
             check_pins(self.graph, self.providers, self.config, named)
@@ -143,6 +143,22 @@ class Session:
     def _preparing(self, step: str) -> AbstractContextManager[None]:
         return preparing(self.config.name or self.graph.name, step, self.config.limits.tensor_bytes)
 
+    def _with_inputs(self, graph: Graph) -> Session:
+        """A session like this one for its model with other inputs."""
+        made = Session(graph, self.config.updated(tune=None))
+        for profiler in self._profilers:
+            made._attach(profiler)
+        return made
+
+    @property
+    def interface(self) -> Graph:
+        """The graph that says what a call may give: the model's own, before defaults of inputs became constants."""
+        return self.graph if self._overriding is None else self._overriding.graph
+
+    def optimized(self) -> Graph:
+        """The optimized graph with every input that the model has."""
+        return self.graph if self._overriding is None else self._overriding.optimized()
+
     @property
     def _parts(self) -> list[CompiledPart]:
         return self._compiled.parts
@@ -166,6 +182,7 @@ class Session:
             passes=passes,
             seconds=seconds,
             fallbacks=fallbacks,
+            constants="" if self._overriding is None else str(self._overriding),
             problems=list(self.graph.metadata.get("problems", ())),
             precision=self.config.precision,
             counts=self._moved,
@@ -193,7 +210,8 @@ class Session:
     @property
     def optional_inputs(self) -> dict[str, Type | None]:
         """Types of inputs that have a default in the model and may be overridden."""
-        return {name: self.signature.by_name[name].type for name in self.signature.defaults}
+        graph = self.interface
+        return {value.name: value.type for value in graph.inputs if value.name in graph.defaults}
 
     @property
     def outputs(self) -> dict[str, Type | None]:
@@ -226,6 +244,8 @@ class Session:
             if found is not None:
                 return found
         self._check_open()
+        if self._overriding is not None and (other := self._overriding.session_for(inputs)) is not None:
+            return other[0].run(other[1], outputs, options, into)
         names = self.output_names if outputs is None else self._selected(outputs)
         control = self._unlimited if options is None and self._unlimited else self._control(options)
         compiled, without = self._compiled, frozenset[str]()
@@ -267,7 +287,7 @@ class Session:
                 self._recent = Recent(self.signature.required, values, plan, names, self._unlimited)
             return plan.run(values, control, None, targets)
         started = time.perf_counter_ns()
-        results = plan.run(values, control, _Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
+        results = plan.run(values, control, Fan([*profilers, *([self._printer] if self._printer else [])]), targets)
         for profiler in profilers:
             profiler.span(self._summary.model or "run", started, time.perf_counter_ns())
         return results
@@ -278,6 +298,8 @@ class Session:
         """As ``run``, but results stay in the memory they were made in: on a GPU, tensors that every library takes
         through DLPack. Those made on the host are arrays, and so are all of them where a provider fails."""
         self._check_open()
+        if self._overriding is not None and (other := self._overriding.session_for(inputs)) is not None:
+            return other[0].run_in_place(other[1], outputs)
         names = self.output_names if outputs is None else self._selected(outputs)
         compiled = self._compiled
         try:
@@ -291,6 +313,8 @@ class Session:
 
     def tied(self, inputs: Mapping[str, Any], in_place: Mapping[str, str] | None = None) -> TiedRun:
         """A run tied to tensors on a device; see :func:`ranvier.runtime.tied.tie`."""
+        if self._overriding is not None and (other := self._overriding.session_for(inputs)) is not None:
+            return tie(*other, in_place or {})
         return tie(self, inputs, in_place or {})
 
     def _recovered(
@@ -378,10 +402,13 @@ class Session:
 
     def memory(self) -> SessionMemory:
         """Bytes the session holds now: weights, and arenas that wait for a run or are in one."""
-        return held(self._compiled, self.graph.constant_bytes(), self._pool, self._budget)
+        found = held(self._compiled, self.graph.constant_bytes(), self._pool, self._budget)
+        return functools.reduce(SessionMemory.beside, (other.memory() for other in self._others()), found)
 
     def trim(self) -> None:
         """Give back the arenas that no run uses, and what providers and the process keep for reuse."""
+        for other in self._others():
+            other.trim()
         self._compiled.release_arenas()
         blocks.clear()
         for provider in self.providers:
@@ -400,24 +427,32 @@ class Session:
         with self._lock:
             self._profilers = (*self._profilers, profiler)
             self._recent = None
+        for other in self._others():
+            other._attach(profiler)
 
     def _detach(self, profiler: Profiler) -> None:
         with self._lock:
             self._profilers = tuple(p for p in self._profilers if p is not profiler)
+        for other in self._others():
+            other._detach(profiler)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give back all memory; later calls raise SessionClosed. Runs in progress finish first by themselves."""
         with self._lock:
-            self._closed = True
-            self._recent = None
+            self._closed, self._recent = True, None
+        for other in self._others():
+            other.close()
         self._compiled.close()
         self._recovery.close()
         if self._pool is not None:
             self._pool.close()
         self._ending()
         REGISTRY.unwatch(self)
+
+    def _others(self) -> list[Session]:
+        return [] if self._overriding is None else self._overriding.made()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -440,44 +475,9 @@ def _close_all(owned: Sequence[ExecutionProvider | Helpers]) -> None:
         each.close()
 
 
-def configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionProvider:
-    """The provider as this session's options want it."""
-    given = config.provider_options.get(provider.name)
-    if given is None or not isinstance(provider, Configurable):
-        return provider
-    return provider.configure(provider_options(provider, given))
-
-
 def _key(values: Sequence[Any]) -> tuple[Any, ...]:
     """Element types and shapes: two calls with equal keys need the same checks and the same plan."""
     return tuple([(x.dtype, x.shape) if isinstance(x, np.ndarray) else id(type(x)) for x in values])
-
-
-class _Fan:
-    """Hands events to several profilers."""
-
-    __slots__ = ("_targets",)
-
-    def __init__(self, targets: Sequence[Profiler | KernelPrinter]) -> None:
-        self._targets = targets
-
-    def record(self, *event: Any) -> None:
-        for target in self._targets:
-            target.record(*event)
-
-    def inside(self, step: Any, times: Sequence[KernelTime]) -> None:
-        for target in self._targets:
-            target.inside(step, times)
-
-
-def _typical_bytes(value: Value) -> int:
-    found = value.type
-    if not isinstance(found, TensorType) or found.shape is None or found.dtype is None:
-        return 0
-    count = 1
-    for dim in found.shape:
-        count *= dim if isinstance(dim, int) else _TYPICAL_DIM
-    return found.dtype.nbytes(count)
 
 
 def load(

@@ -9,7 +9,7 @@ from ranvier.config import ProviderConfig, SessionConfig, resolve
 from ranvier.devices import warn_of_unusable_gpus
 from ranvier.errors import InvalidConfig, nearest
 from ranvier.graph.ir import Graph
-from ranvier.providers.base import ExecutionProvider
+from ranvier.providers.base import Configurable, ExecutionProvider
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.preferred import preferred
 from ranvier.runtime.program import provider_options
@@ -41,6 +41,14 @@ def _check_options(given: Mapping[str, Mapping[str, Any]], used: Mapping[str, Ex
             provider_options(used[name], options)
 
 
+def configured(provider: ExecutionProvider, config: SessionConfig) -> ExecutionProvider:
+    """The provider as this session's options want it."""
+    given = config.provider_options.get(provider.name)
+    if given is None or not isinstance(provider, Configurable):
+        return provider
+    return provider.configure(provider_options(provider, given))
+
+
 def apply_bounds(graph: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> None:
     """Give the symbols of the inputs their bounds."""
     for name, (low, high) in bounds.items():
@@ -50,4 +58,4 @@ def apply_bounds(graph: Graph, bounds: Mapping[str, tuple[int, int | None]]) -> 
         symbol.lo, symbol.hi = low, high
 
 
-__all__ = ["apply_bounds", "check_providers", "effective"]
+__all__ = ["apply_bounds", "check_providers", "configured", "effective"]

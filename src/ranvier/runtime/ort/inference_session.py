@@ -87,7 +87,7 @@ class InferenceSession:
             self._profiling_since = time.time_ns()
             self._session._attach(self._profiler)
         if self._options.optimized_model_filepath:
-            _save(self._session.graph, self._options)
+            _save(self._session.optimized(), self._options)
 
     def _choose(self, providers: ProviderList | None, options: Sequence[Mapping[str, Any]] | None) -> None:
         if providers:
