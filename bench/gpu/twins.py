@@ -293,7 +293,8 @@ class Llama(nn.Module):
     def __init__(self, w: Weights, layers: int, width: int, heads: int, kv_heads: int, inside: int, words: int) -> None:
         super().__init__()
         self.words = _take(w, words, width)
-        self.cos, self.sin = (tensor(next(w)) for _ in range(2))
+        for name in ("cos", "sin"):
+            self.register_buffer(name, tensor(next(w)))
         self.norm = _take(w, width)
         self.layers = nn.ModuleList(_LlamaLayer(w, width, heads, kv_heads, inside) for _ in range(layers))
         self.head = _linear(w, width, words, bias=False)
