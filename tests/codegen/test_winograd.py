@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm.conv import ConvShape, conv, pack_weights, packing
+from ranvier.codegen.llvm.conv import ConvShape, conv, dynamic, pack_weights, packing
 from ranvier.codegen.llvm.conv import winograd as kernels
 from ranvier.codegen.llvm.conv.transforms import filter_transform
 from ranvier.codegen.llvm.isa import Isa
@@ -118,3 +118,29 @@ def test_filters_of_a_constant_image(m: int) -> None:
     found = (filter_transform(m, np.float64) @ w.reshape(9, 1)).reshape(m + 2, m + 2)
     assert np.linalg.matrix_rank(found) == 1
     assert not found[-1].any()  # the tap of the middle row does not reach infinity
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("case", CASES, ids=["even", "odd", "narrow", "small"])
+def test_weights_transformed_at_run(isa: Isa, case: Case, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "packing", lambda *_, **__: f"winograd{m}")
+    rng = np.random.default_rng(sum(case.x))
+    x = rng.standard_normal(case.x).astype(np.float32)
+    w = case.weights(rng, np.float32)
+    w /= np.float32(np.sqrt(9 * case.x[1]))
+    want = reference(case, x, w)
+    target = channels_last(np.full(want.shape, np.nan, np.float32))
+    (x_view, x_data), (w_view, w_data) = bound(channels_last(x), "input"), bound(w, "input")
+    out, out_data = bound(target, "output")
+    launches = dynamic.conv_dynamic(x_view, w_view, out, case.shape(w), isa, winograd=True, threads=2)
+    assert any("winograd" in each.spec.name for each in launches)
+    memory = {x_view.storage: x_data, w_view.storage: w_data, out.storage: out_data}
+    execute(launches, isa, memory, split=2)
+    assert np.abs(target - want).max() < ALLOWED[m] * np.abs(want).max()
+
+
+def test_packing_at_run_counts() -> None:
+    """Few pixels: transforming the weights would take longer than multiplying with them."""
+    few = ConvShape.conv((1, 64, 8, 8), (64, 64, 3, 3), pads=(1, 1, 1, 1))
+    assert packing(few, harness.ISAS[0]).startswith("winograd")
+    assert packing(few, harness.ISAS[0], packed_at_run=True) == "gemm"

@@ -3,6 +3,7 @@
     conv            weights packed at load by ``pack_weights``
     conv_transpose  weights packed at load by ``pack_transposed``
     conv_dynamic    weights that are a tensor of the graph, packed at every run
+    conv_few_outputs  the same where filters are larger than results, as in gradients by weights
 
 Inputs and outputs are logical (N, C, *spatial) views whose channels lie side by side (stride 1); the other strides
 are free, so a view may be a slice of channels of a larger buffer. The input of a convolution with few channels
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from ranvier.codegen.llvm.conv.bands import chained
 from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
+from ranvier.codegen.llvm.conv.few_outputs import conv_few_outputs, has_few_outputs
 from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, panel_width, takes_any_layout, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
 from ranvier.codegen.llvm.conv.side_by_side import (
@@ -38,8 +40,10 @@ __all__ = [
     "chained",
     "conv",
     "conv_dynamic",
+    "conv_few_outputs",
     "conv_transpose",
     "conv_transpose_dynamic",
+    "has_few_outputs",
     "joined_epilogue",
     "joined_output",
     "joined_shape",

@@ -30,11 +30,20 @@ def takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
     return shape.is_depthwise or bfloat.kind_of(shape, isa) is not None
 
 
-def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True, dtype: DType | None = None) -> str:
+def packing(
+    shape: ConvShape,
+    isa: Isa,
+    *,
+    item: int = 4,
+    winograd: bool = True,
+    dtype: DType | None = None,
+    packed_at_run: bool = False,
+) -> str:
     """The kind of kernel for a shape: weights packed for one shape serve every other shape of the same kind.
 
     ``item`` is the size of an element in bytes. ``dtype`` bfloat16 asks for products of such; where there is no kernel
-    for them the weights stay as they are, for one that widens its input.
+    for them the weights stay as they are, for one that widens its input. ``packed_at_run``: the weights are a tensor of
+    the graph, and packing them counts.
     """
     if dtype is DType.bfloat16 and (kind := bfloat.kind_of(shape, isa)) is not None:
         return kind
@@ -43,7 +52,7 @@ def packing(shape: ConvShape, isa: Isa, *, item: int = 4, winograd: bool = True,
     usual = "gemm"
     if narrow.is_narrow(shape, isa, item):
         usual = "narrow"
-    elif winograd and (m := _winograd_size(shape)):
+    elif winograd and (m := _winograd_size(shape, packed_at_run)):
         usual = f"winograd{m}"
 
     def others() -> dict[str, str]:
@@ -62,6 +71,7 @@ WINOGRAD = (2, 4, 6)  # squares there are kernels for; the largest wins seldom, 
 # Nanoseconds on the reference machine; only their proportions matter for the choice.
 _FLOP = 1 / 150.0
 _BYTE = 1 / 20.0  # of weights, which a network's other layers have pushed out of the near caches
+_PACKED_BYTE = 1 / 10.0  # of panels that are made at every run
 _TOGETHER = 0.3  # weights arrive while others are used: so much of the shorter of both is still waited for
 _TRANSFORM = {2: (0.9, 0.6), 4: (2.0, 1.5)}  # per square and channel, into and out of the transformed domain
 _GAIN = {2: 1.1, 4: 1.15}  # Winograd's weights take more memory: it has to be worth it
@@ -78,18 +88,19 @@ def _can_winograd(shape: ConvShape) -> bool:
     return plain and flat and min(shape.cin, shape.cout) >= 16
 
 
-def _winograd_size(shape: ConvShape) -> int:
+def _winograd_size(shape: ConvShape, packed_at_run: bool = False) -> int:
     """The output square of Winograd's algorithm (2 or 4), or 0 where the direct way is as quick."""
     if not _can_winograd(shape):
         return 0
     weights = shape.cin * shape.cout
-    chosen, least = 0, _time(shape.flops, 9.0 * 4 * weights)
+    packing_byte = _PACKED_BYTE if packed_at_run else 0.0
+    chosen, least = 0, _time(shape.flops, 9.0 * 4 * weights) + 9.0 * 4 * weights * packing_byte
     for m in (2, 4):
         squares = shape.n * -(-shape.out[1] // m) * -(-shape.out[2] // m)
         into, back = _TRANSFORM[m]
         positions = (m + 2) ** 2
         cost = _time(2.0 * positions * squares * weights, 4.0 * positions * weights)
-        cost += squares * (shape.cin * into + shape.cout * back)
+        cost += squares * (shape.cin * into + shape.cout * back) + 4.0 * positions * weights * packing_byte
         if cost * _GAIN[m] < least:
             chosen, least = m, cost
     return chosen

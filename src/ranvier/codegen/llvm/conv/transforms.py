@@ -35,6 +35,18 @@ def filter_transform(m: int, dtype: Any) -> Array:
     return np.kron(g, g).astype(dtype)
 
 
+def filter_values(f: Fn, m: int, g: list[Val]) -> list[Val]:
+    """Three taps of a line, transformed, in the order of ``filter_matrix``: points that differ in their sign share the
+    even and the odd part."""
+    rows = filter_matrix(m)
+    found = [float(rows[0][0]) * g[0]]
+    for k in range(1, len(rows) - 1, 2):
+        even = f.fma(float(rows[k][2]), g[2], float(rows[k][0]) * g[0])
+        odd = float(rows[k][1]) * g[1]
+        found += [even + odd, even - odd]
+    return [*found, g[2]]
+
+
 def input_transform(f: Fn, m: int, d: list[Val]) -> list[Val]:
     """m + 2 inputs of a line, transformed; in the order 0, a, -a (, b, -b …), infinity."""
     if m == 2:
@@ -101,6 +113,34 @@ def _output_of_six(f: Fn, v: list[Val]) -> list[Val]:
     found += [power(k, differences if k % 2 else sums) for k in range(1, 5)]
     last = f.fma(a**5, differences[0], f.fma(b**5, differences[1], f.fma(c**5, differences[2], v[7])))
     return [*found, last]
+
+
+def output_gradient(f: Fn, m: int, y: list[Val]) -> list[Val]:
+    """The other way round than ``output_transform``: what m slopes of outputs are for the m + 2 products."""
+    found = [y[0]]
+    for point in _POINTS[m]:
+        even, odd = y[0], point * y[1]
+        for k in range(2, m):
+            if k % 2:
+                odd = f.fma(point**k, y[k], odd)
+            else:
+                even = f.fma(point**k, y[k], even)
+        found += [even + odd, even - odd]
+    return [*found, y[m - 1]]
+
+
+def filter_gradient(f: Fn, m: int, u: list[Val]) -> list[Val]:
+    """The other way round than ``filter_values``: what m + 2 slopes are for the three taps of a line."""
+    rows = filter_matrix(m)
+    first, second, third = float(rows[0][0]) * u[0], None, u[m + 1]
+    for k in range(1, m + 1, 2):
+        total, apart = u[k] + u[k + 1], u[k] - u[k + 1]
+        first = f.fma(float(rows[k][0]), total, first)
+        scaled = float(rows[k][1]) * apart
+        second = scaled if second is None else f.fma(float(rows[k][1]), apart, second)
+        third = f.fma(float(rows[k][2]), total, third)
+    assert second is not None
+    return [first, second, third]
 
 
 def both_ways(f: Fn, m: int, lines: list[list[Val]], transform: Any) -> list[list[Val]]:

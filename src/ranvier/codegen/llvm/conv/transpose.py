@@ -218,6 +218,7 @@ def conv_transpose_dynamic(
     *,
     epilogue: Epilogue | None = None,
     threads: int = 1,
+    winograd: bool = False,
 ) -> list[Launch]:
     """A ConvTranspose whose weights [cin, cout/group, *kernel] are a tensor of the graph."""
     if shape.is_empty:
@@ -236,6 +237,10 @@ def conv_transpose_dynamic(
         )
         target = phase.output(out, shape)
         found += conv_dynamic(
-            x, part, target, phase.shape, isa, epilogue=epilogue, threads=threads, numbering=phase.numbering
+            *(x, part, target, phase.shape, isa),
+            epilogue=epilogue,
+            threads=threads,
+            numbering=phase.numbering,
+            winograd=winograd,
         )
     return found

@@ -47,7 +47,7 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     """[panel][position][channel][column]."""
     item = dtype.numpy.itemsize
     vectors = panel_vectors(shape, isa, item)
-    cut = _panels(shape, vectors, isa, item)
+    cut = panels_of(shape, vectors, isa, item)
     # [in, tap, out] by one plain transposition, then whole rows move: large models are packed at load
     moved = np.ascontiguousarray(w.reshape(shape.cout, shape.cin * 9).T).reshape(shape.cin, 9, shape.cout)
     taps = np.zeros((9, shape.cin, ((cut.count - 1) * vectors + cut.rest) * cut.lanes), dtype.numpy)
@@ -65,7 +65,7 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     return packed_constant(f"winograd{m}", packed, dtype, vectors)
 
 
-def _panels(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
+def panels_of(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
     lanes = isa.lanes(item)
     wide = -(-shape.cout // lanes)
     count = -(-wide // vectors)
@@ -80,7 +80,7 @@ def winograd(
     m = int(packed.kind.removeprefix("winograd"))
     item = x.dtype.numpy.itemsize
     tile = tile_of(isa, packed.block)
-    cut = _panels(shape, packed.block, isa, item)
+    cut = panels_of(shape, packed.block, isa, item)
     lanes = cut.lanes
     positions = (m + 2) ** 2
     down, across = -(-shape.out[1] // m), -(-shape.out[2] // m)

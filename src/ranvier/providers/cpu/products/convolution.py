@@ -24,6 +24,7 @@ from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
 
 BF16 = DType.bfloat16
+_SIDE_BY_SIDE = 16  # images from which on it pays to let them lie next to each other
 _PHASES = 64  # the largest stride of a transposed convolution: each residue is a convolution of its own
 
 
@@ -93,6 +94,8 @@ def _convolved(
     """The bare convolution of float32 or float64 tensors, or of bfloat16 ones with constant weights: then the result is
     float32."""
     rank = len(out_shape)
+    if not transposed and not _is_constant(b, w) and kernels.has_few_outputs(shape):
+        return _few_outputs(b, x, w, out_shape, shape, out)
     takes_narrow = kernels.transposed_takes_bfloat if transposed else kernels.takes_bfloat
 
     def narrow(target: Target) -> str | None:
@@ -124,11 +127,13 @@ def _convolved(
         dtype = BF16 if BF16 in (image.dtype, r.multiplies) else None
         if transposed:
             if not constant:
+                how["winograd"] = r.target.winograd
                 return kernels.conv_transpose_dynamic(image, weights, target, shape, r.isa, **how)
             key = ("transposed", dtype, Same(weights.storage.array), weights.offset, weights.strides, shape)
             phases = r.packs.get(key, lambda: kernels.pack_transposed(_array(weights), r.isa, shape, dtype=dtype))
             return kernels.conv_transpose(image, phases, target, shape, r.isa, **how)
         if not constant:
+            how["winograd"] = r.target.winograd
             return kernels.conv_dynamic(image, weights, target, shape, r.isa, **how)
         winograd = r.target.winograd
         kind = kernels.packing(shape, r.isa, item=max(4, weights.dtype.numpy.itemsize), winograd=winograd, dtype=dtype)
@@ -153,6 +158,29 @@ def _convolved(
         rounds=True,
         pace=pace,
     )
+
+
+def _few_outputs(
+    b: Definitions, x: Value, w: Value, out_shape: Sequence[int], shape: ConvShape, out: Value | None
+) -> Value:
+    """Filters larger than results: the gradient of another convolution by its weights, whose order the result has."""
+    rank = len(out_shape)
+    innermost = (*range(1, rank), 0)
+
+    def lying(r: Realiser, view: View) -> View:
+        return r.ordered(view, innermost) if view.shape[0] >= _SIDE_BY_SIDE else view
+
+    def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
+        assert epilogue is None
+        image, filters = (lying(r, view) for view in views)
+        how: dict[str, Any] = {"threads": r.threads, "winograd": r.target.winograd}
+        return kernels.conv_few_outputs(image, filters, target, shape, r.isa, **how)
+
+    def fold(strides: Sequence[int]) -> None:
+        return None
+
+    dtype = b.dtype(x)
+    return b.contraction([x, w], realise, fold, dtype, out_shape, out, order=(1, 0, *range(2, rank)), flops=shape.flops)
 
 
 def _side_by_side(
