@@ -38,7 +38,7 @@ _EXPENSIVE |= dict.fromkeys(("tan", "asin", "acos", "atan", "sinh", "cosh", "asi
 _EXPENSIVE |= dict.fromkeys(("short_sigmoid", "short_one_plus_erf"), 12)
 _EXPENSIVE |= {"pow": 50, "atan2": 40, "mod": 30, "fmod": 30, "div": 6, "sqrt": 8, "rsqrt": 12, "reciprocal": 6}
 _PARKED_FROM = 16  # an expression at least this expensive is kept for a later stage rather than computed again
-_PARK_BYTES = 64 << 10  # … as long as the row of them stays in cache
+_PARK_BYTES = 256 << 10  # … as long as the row of them stays in a core's cache
 _TILE_NS = 12_000  # work per tile aimed at
 _SQUARE = 64  # sides of tiles where operands are contiguous along different axes, so that lines are used whole
 _WIDE = 1 << 25  # strides from here on: 32 bits might not hold what 64 lanes span
@@ -375,7 +375,7 @@ def _parked(nest: Nest, stages: tuple[Stage, ...], args: tuple[Arg, ...], lane: 
         if not isinstance(stage, Final):
             for expr in expressions(stage):
                 visit(expr, k)
-    if len(found) * depth * 8 > _PARK_BYTES:
+    if depth * sum(_register_bytes(e.dtype) for e in found) > _PARK_BYTES:
         return ()
     return tuple(found)
 

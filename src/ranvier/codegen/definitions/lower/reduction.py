@@ -180,7 +180,12 @@ def softmax(b: Definitions, x: Value, axis: int, log: bool = False, out: Value |
         shifted = sub(value, Result(0, wide))
         reduces = [Reduce("max", value, wide), Reduce("sum", op("exp", shifted), wide)]
         total = Result(1, wide)
-        result = sub(shifted, op("log", total)) if log else div(op("exp", shifted), total)
+        if log:
+            result = sub(shifted, op("log", total))
+        elif wide is DType.float32:  # one division a row
+            result = mul(op("exp", shifted), op("reciprocal", total))
+        else:
+            result = div(op("exp", shifted), total)
         return RowBody(reduces, maps={0: cast(result, dtype)})
 
     body = by_steps if dtype is DType.float16 and not log else build
