@@ -29,7 +29,7 @@ from ranvier.providers.cuda.kernels import (
 )
 
 MODULES = (codes, decode_attention, fp8, gemv, norms, rope_append, swiglu, ternary, w4a16, w8a8)
-CALLED_BY_KERNELS = {"decode_attention._join", "w4a16._raised"}
+CALLED_BY_KERNELS = {"decode_attention._join"}
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 

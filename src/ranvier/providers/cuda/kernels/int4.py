@@ -1,8 +1,9 @@
 """4-bit weights in the order kernels read them.
 
-A chunk is 16 bytes of one row, 32 consecutive weights: four 32-bit words, nibble i of word j being weight 4 i + j. A
-thread reads one chunk at once, all of it under one scale (groups are multiples of 32), and for every nibble the four
-words of a chunk meet four neighbours of the token. Chunks of a row follow each other, rows follow each other.
+A chunk is 16 bytes of one row, 32 consecutive weights: four 32-bit words, nibbles i and i + 4 of word j being weights
+8 i + 2 j and 8 i + 2 j + 1. A thread reads one chunk at once, all of it under one scale (groups are multiples of 32). One
+shift and one mask leave a pair of weights in the two halves of a word, and for every shift the four words of a chunk
+meet eight neighbours of the token. Chunks of a row follow each other, rows follow each other.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, k: int, group: int, zeros: t
     padded = rows.new_full((n, chunks * CHUNK), MIDDLE)
     padded[:, :k] = rows[:, :k]
     words = torch.zeros((n, chunks, 4), dtype=torch.int32, device=codes.device)
-    for i, plane in enumerate(padded.reshape(n, chunks, 8, 4).to(torch.int32).unbind(2)):
-        words |= plane << (4 * i)
+    pairs = padded.reshape(n, chunks, 4, 4, 2).to(torch.int32)
+    for i in range(4):
+        words |= pairs[:, :, i, :, 0] << (4 * i) | pairs[:, :, i, :, 1] << (4 * i + 16)
     groups = -(-k // group)
     own = None if zeros is None else _nibbles(zeros.reshape(n, -1))[:, :groups].contiguous()
     return Int4(words, scales.reshape(n, groups).contiguous(), own, k, group)

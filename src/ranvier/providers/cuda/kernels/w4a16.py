@@ -1,9 +1,10 @@
 """Products with 4-bit weights and float tokens: for few tokens bound by reading weights, for many by the matrix unit.
 
 **GEMV.** A thread has 16 bytes of a few rows. At 4 bits the memory hands over 40 weights a cycle to a multiprocessor
-with 128 lanes, so three instructions a weight are all there is. A nibble becomes a float without a conversion: put
-into the mantissa of 128.0 or 2048.0 it is that plus its value. What the constants add depends on the token only, and
-is taken off once for all rows; scales are applied once for every eight weights.
+with 128 lanes, so three instructions a weight are all there is. A shift and a mask put two nibbles into the mantissas
+of two bfloat16 of 128.0; each half is a float32 by a shift, or as it stands. What the constants add depends on the token
+only, and so does what the lower half adds to the upper one: both are taken off once for all rows, without rounding.
+Scales are applied once for every 32 weights.
 
 **GEMM.** Nibbles of equal number make a plane, eight products of planes a step. Weights are the left operand, which
 the matrix unit takes from registers, so what was unpacked never goes through shared memory: results are computed
@@ -22,30 +23,10 @@ from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel,
 
 TILE = Tile(rows=4, depth=2048, warps=2)
 MATRIX_TILE = MatrixTile(rows=64, columns=16, depth=256, warps=4, stages=2)
-HIGH = tl.constexpr(0x43000000)  # 128.0: a nibble at bit 16 counts in ones
-LOW = tl.constexpr(0x45000000)  # 2048.0: the same for bit 12
-
-
-@kernel
-def _raised(word: tl.tensor, I: tl.constexpr) -> tl.tensor:
-    """Nibble I of words as a float, with 128 or 2048 on top."""
-    if I == 0:
-        bits = ((word << 16) & 0x000F0000) | HIGH
-    elif I == 1:
-        bits = ((word << 8) & 0x0000F000) | LOW
-    elif I == 2:
-        bits = ((word << 8) & 0x000F0000) | HIGH
-    elif I == 3:
-        bits = (word & 0x0000F000) | LOW
-    elif I == 4:
-        bits = (word & 0x000F0000) | HIGH
-    elif I == 5:
-        bits = ((word >> 8) & 0x0000F000) | LOW
-    elif I == 6:
-        bits = ((word >> 8) & 0x000F0000) | HIGH
-    else:
-        bits = ((word >> 16) & 0x0000F000) | LOW
-    return bits.to(tl.float32, bitcast=True)
+PAIR = tl.constexpr(0x43004300)  # 128.0 twice, as bfloat16
+BELOW = tl.constexpr(2.0**-16)  # what the lower half of a pair counts in the upper one, read as float32
+EXTRA = tl.constexpr(0x4300 * 2.0**-16)  # of which this much is the lower half's 128.0
+MOST_TOGETHER = 4  # tokens that share what was unpacked
 
 
 @kernel
@@ -58,79 +39,104 @@ def _gemv(
     residual: tl.tensor,
     norm: tl.tensor,
     out: tl.tensor,
+    m: tl.tensor,
     n: tl.tensor,
     k: tl.tensor,
+    chunks: tl.tensor,
     groups: tl.tensor,
     x_step: tl.tensor,
     residual_step: tl.tensor,
     out_step: tl.tensor,
     eps: tl.tensor,
+    TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
-    GROUP: tl.constexpr,
+    OF_GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+    ONCE: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    token = tl.program_id(0)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    row3 = row[:, None, None]
-    row_mask = row3 < n
-    chunks = tl.cdiv(k, 32)
-    chunk = tl.arange(0, CHUNKS)[None, :, None]
+    read = tl.minimum(row, n - 1)  # rows past the end are read as the last one, so loads need no mask
+    chunk = tl.arange(0, CHUNKS)
     four = tl.arange(0, 4)[None, None, :]
-    from_words = words + row3.to(tl.int64) * (chunks * 4) + chunk * 4 + four
-    from_scales = row3 * groups
+    from_words = words + read.to(tl.int64)[:, None, None] * (chunks * 4) + chunk[None, :, None] * 4 + four
+    from_scales = (read * groups)[:, None]
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    from_x = x + tl.minimum(token, m - 1).to(tl.int64)[:, None, None, None] * x_step
+    eight = tl.arange(0, 8)[None, None, None, :]
     let_next_start(PDL)
-    word = tl.load(from_words, mask=row_mask & (chunk < chunks), other=0, eviction_policy="evict_first")
+    there = chunk[None, :] < chunks
+    word = tl.load(from_words, mask=there[:, :, None], other=0, eviction_policy="evict_first")
+    scale = tl.load(scales + from_scales + (chunk // OF_GROUP)[None, :], mask=there, other=0.0)
     wait_for_inputs(PDL)
-    total = tl.zeros((ROWS, CHUNKS, 4), tl.float32)
-    squares = tl.zeros((1, CHUNKS, 4), tl.float32)
-    for first in range(0, chunks, CHUNKS):
-        here = first + chunk
-        there = row_mask & (here < chunks)
-        scale = tl.load(scales + from_scales + here * 32 // GROUP, mask=there, other=0.0).to(tl.float32)
-        ahead = first + CHUNKS
-        following = tl.load(
-            from_words + ahead * 4, mask=row_mask & (ahead + chunk < chunks), other=0, eviction_policy="evict_first"
-        )
-        piece = tl.zeros((ROWS, CHUNKS, 4), tl.float32)
-        excess = tl.zeros((1, CHUNKS, 4), tl.float32)
-        values = tl.zeros((1, CHUNKS, 4), tl.float32)
-        for i in tl.static_range(8):
-            at = here * 32 + 4 * i + four
-            value = tl.load(x + token * x_step + at, mask=at < k, other=0.0).to(tl.float32)
+    total = tl.zeros((TOKENS, ROWS, CHUNKS), tl.float32)
+    squares = tl.zeros((TOKENS, 1, CHUNKS, 8), tl.float32)
+    for first in range(0, CHUNKS if ONCE else chunks, CHUNKS):
+        place = (first + chunk)[None, :]
+        if not ONCE:
+            ahead = place + CHUNKS
+            more = ahead < chunks
+            next_word = tl.load(
+                from_words + (first + CHUNKS) * 4, mask=more[:, :, None], other=0, eviction_policy="evict_first"
+            )
+            next_scale = tl.load(scales + from_scales + ahead // OF_GROUP, mask=more, other=0.0)
+        piece = tl.zeros((TOKENS, ROWS, CHUNKS, 4), tl.float32)
+        excess = tl.zeros((TOKENS, 1, CHUNKS, 4), tl.float32)
+        plain = tl.zeros((TOKENS, 1, CHUNKS, 4), tl.float32)
+        for i in tl.static_range(4):
+            at = place[:, None, :, None] * 32 + 8 * i + eight
+            if EVEN:
+                value = tl.load(from_x + at).to(tl.float32)
+            else:
+                value = tl.load(from_x + at, mask=at < k, other=0.0).to(tl.float32)
             if norm is not None:
                 squares += value * value
-                value *= tl.load(norm + at, mask=at < k, other=0.0).to(tl.float32)
-            piece += _raised(word, i) * value
-            on_top = 128.0 if i % 2 == 0 else 2048.0
+                if EVEN:
+                    value *= tl.load(norm + at).to(tl.float32)
+                else:
+                    value *= tl.load(norm + at, mask=at < k, other=0.0).to(tl.float32)
+            low, high = tl.split(tl.reshape(value, (TOKENS, 1, CHUNKS, 4, 2)))
             if zeros is not None:
-                excess += on_top * value
-                values += value
+                plain += low + high
+                low -= high * BELOW
+                excess += 128.0 * low
+                excess += (128.0 + EXTRA) * high
             else:
-                excess += (on_top + 8.0) * value
+                low -= high * BELOW
+                excess += 136.0 * low
+                excess += (136.0 + EXTRA + 8.0 * BELOW) * high
+            both = ((word >> (4 * i)) & 0x000F000F) | PAIR
+            piece += (both << 16).to(tl.float32, bitcast=True)[None] * low
+            piece += both.to(tl.float32, bitcast=True)[None] * high
         if zeros is not None:
-            zero = tl.load(zeros + from_scales + here * 32 // GROUP, mask=there, other=0).to(tl.float32)
-            total += (piece - excess - zero * values) * scale
+            zero = tl.load(zeros + from_scales + place // OF_GROUP, mask=place < chunks, other=0).to(tl.float32)
+            beside = tl.sum(excess, axis=3) + zero[None] * tl.sum(plain, axis=3)
         else:
-            total += (piece - excess) * scale
-        word = following
-    result = tl.sum(tl.sum(total, axis=2), axis=1)
+            beside = tl.sum(excess, axis=3)
+        total += (tl.sum(piece, axis=3) - beside) * scale.to(tl.float32)[None]
+        if not ONCE:
+            word = next_word
+            scale = next_scale
+    result = tl.sum(total, axis=2)
     if norm is not None:
-        result *= tl.rsqrt(tl.sum(squares) / k + eps)
+        result *= tl.rsqrt(tl.sum(tl.sum(squares, axis=3), axis=2) / k + eps)
     if GATED:
-        gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
+        gate, up = tl.split(tl.reshape(result, (TOKENS, ROWS // 2, 2)))
         result = activated(gate, ACTIVATION) * up
         row = tl.program_id(1) * (ROWS // 2) + tl.arange(0, ROWS // 2)
         n = n // 2
-    else:
+    mask = (token[:, None] < m) & (row[None, :] < n)
+    if not GATED:
         if bias is not None:
-            result += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
+            result += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)[None, :]
         result = activated(result, ACTIVATION)
         if residual is not None:
-            result += tl.load(residual + token * residual_step + row, mask=row < n, other=0.0).to(tl.float32)
-    tl.store(out + token * out_step + row, result.to(out.dtype.element_ty), mask=row < n)
+            added = residual + token[:, None] * residual_step + row[None, :]
+            result += tl.load(added, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + token[:, None] * out_step + row[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
 @kernel
@@ -171,7 +177,7 @@ def _gemm(
         else:
             zero = 8.0
         for i in tl.static_range(8):
-            here = (word_at // 4) * 32 + 4 * i + word_at % 4
+            here = (word_at // 4) * 32 + 8 * (i % 4) + 2 * (word_at % 4) + i // 4
             value = tl.load(from_x + here[:, None], mask=(token[None, :] < m) & (here[:, None] < k), other=0.0)
             weight = ((((word >> (4 * i)) & 15).to(tl.float32) - zero) * scale).to(value.dtype)
             total = matrix_product(weight, value, total)
@@ -206,7 +212,7 @@ def _unpack(
     else:
         zero = 8.0
     for i in tl.static_range(8):
-        here = (at // 4) * 32 + 4 * i + at % 4
+        here = (at // 4) * 32 + 8 * (i % 4) + 2 * (at % 4) + i // 4
         weight = (((word >> (4 * i)) & 15).to(tl.float32) - zero) * scale
         tl.store(out + row * out_step + here, weight.to(out.dtype.element_ty), mask=here < k)
 
@@ -230,8 +236,10 @@ def gemv(
     ``gated`` weights are ``int4.interleaved``: out [M, N / 2] is ``activation(gate) * up``.
     """
     m, k = x.shape
-    chunks = max(1, min(tile.depth, power_of_two(k)) // CHUNK)
-    _gemv[(m, blocks(weights.n, tile.rows))](
+    chunks = weights.words.shape[1]
+    at_once = max(1, min(tile.depth, power_of_two(k)) // CHUNK)
+    tokens = min(MOST_TOGETHER, power_of_two(m))
+    _gemv[(blocks(m, tokens), blocks(weights.n, tile.rows))](
         x,
         weights.words,
         weights.scales,
@@ -240,20 +248,25 @@ def gemv(
         residual,
         norm,
         out,
+        m,
         weights.n,
         k,
+        chunks,
         weights.scales.shape[1],
         x.stride(0),
         0 if residual is None else residual.stride(0),
         out.stride(0),
         eps,
+        TOKENS=tokens,
         ROWS=tile.rows,
-        CHUNKS=chunks,
-        GROUP=weights.group,
+        CHUNKS=at_once,
+        OF_GROUP=weights.group // CHUNK,
+        EVEN=k % (at_once * CHUNK) == 0,
+        ONCE=chunks <= at_once,
         GATED=gated,
         ACTIVATION=activation,
         PDL=pdl,
-        num_warps=max(1, min(tile.warps, chunks // 32)),  # a thread for each chunk of a row
+        num_warps=max(1, min(tile.warps, at_once // 32)),  # a thread for each chunk of a row
         launch_pdl=pdl,
     )
     return out
