@@ -208,3 +208,33 @@ def test_large_states_go_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranvier.runtime.session.Session.run", None)
     count()
     assert state[0] == 2 and state[size - 1] == 2
+
+
+def test_memory_of_others_is_left_alone() -> None:
+    theirs = np.zeros((512, 512), np.float32)
+    state = State(rnp.from_dlpack(theirs))
+
+    @rv.jit
+    def count() -> None:
+        state.assign(state + 1)
+
+    count()
+    count()
+    assert not theirs.any() and state[0, 0] == 2
+
+
+def test_memory_that_a_result_lies_in_is_used_too() -> None:
+    """Large results lie in blocks that are used again once nobody holds them."""
+    state = State(rnp.ones((512, 512)) * 2)
+    view = State((rnp.ones((512, 512)) * 3).numpy()[:256])
+
+    @rv.jit
+    def count() -> None:
+        state.assign(state + 1)
+        view.assign(view + 1)
+
+    rv.realise(state.value, view.value)
+    before = place(state)
+    count()
+    assert place(state) == before
+    assert state[0, 0] == 3 and view[0, 0] == 4

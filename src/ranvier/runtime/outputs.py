@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -152,3 +153,9 @@ def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 blocks = Blocks()  # of this process
+
+
+def owns_memory(array: Array) -> bool:
+    """Whether an array's memory is its own, or that of a block that no other array lies over."""
+    base = array.base
+    return base is None or (type(base) is _Lease and getrefcount(base) <= 3)  # the array's, the name, the call's

@@ -244,7 +244,10 @@ class Compiled:
         """The function's result, and states as it left them."""
         if self._holding:
             given = [_own(expr) for expr in given]
-        into = self._memory() if self.lasting else None  # before the states' values have other names
+        into = None
+        if self.lasting:
+            realise([each._held for each in self._states if each._held.array is None])
+            into = self._memory()  # before their values have other names
         inputs = [given[k] for k in self._given]
         if self._states:
             inputs += [state._held for state in self._states]

@@ -51,7 +51,7 @@ class Realiser(BaseRealiser):
         if any(each.origin is not None for each in launches) and not following():
             self._chain()
         if not self.done.decisions and not following():  # which count launches in the order they have
-            self.done.launches = postponed(self.done.launches, self.reuse)
+            self.done.launches = postponed(self.done.launches, self.reuse, [x for x, _, _ in self.checks])
         return self.done
 
     def _chain(self) -> None:
