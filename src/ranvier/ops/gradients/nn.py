@@ -12,6 +12,7 @@ from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradie
 from ranvier.ops.gradients.contraction import window_of
 from ranvier.ops.gradients.functions import has_definition, written_out
 
+_PLACES_COMPARED = 16
 Parts = Callable[[Backward, Node], Sequence[Value]]
 _PARTS: dict[str, Parts] = {}
 
@@ -59,6 +60,8 @@ def _max_pool(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     x, grad = first(node), grads[0]
     if grad is None:
         return [None]
+    if _windows_apart(b, node, x):
+        return [_max_pool_apart(b, node, x, grad)]
     if len(node.outputs) > 1:
         places = node.outputs[1]
     else:
@@ -68,6 +71,40 @@ def _max_pool(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     size = int(np.prod(b.sizes(x)))
     zeros = b.constant(np.zeros(size, b.dtype(grad).numpy))
     return [b.like(b.ScatterElements(zeros, at, flat, axis=0, reduction="add"), x)]
+
+
+def _windows_apart(b: Backward, node: Node, x: Value) -> bool:
+    """Whether windows lie side by side, none over a border, and have few enough places to be compared one by one."""
+    kernel = [int(k) for k in node.attrs["kernel_shape"]]
+    strides, dilations, pads, _ = window_of(b, node, x, x)
+    plain = strides == kernel and not any(pads) and all(d == 1 or k == 1 for d, k in zip(dilations, kernel))
+    auto = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", b"NOTSET", "VALID", b"VALID")
+    inside = all(r * k <= s for r, k, s in zip(b.sizes(node.output)[2:], kernel, b.sizes(x)[2:]))
+    return plain and auto and inside and int(np.prod(kernel)) <= _PLACES_COMPARED
+
+
+def _max_pool_apart(b: Backward, node: Node, x: Value, grad: Value) -> Value:
+    """Each place of a window gets the gradient if it is the first that is not less than the result."""
+    kernel = [int(k) for k in node.attrs["kernel_shape"]]
+    rank, sizes, results = len(kernel), b.sizes(x), b.sizes(node.output)
+    axes = b.whole(*range(2, rank + 2))
+    taken: Value | None = None  # whether an earlier place was
+    parts: list[Value] = []
+    for place in np.ndindex(*kernel):
+        ends = [p + (r - 1) * k + 1 for p, r, k in zip(place, results[2:], kernel)]
+        here = b.Slice(x, b.whole(*place), b.whole(*ends), axes, b.whole(*kernel))
+        found = b.Not(b.Less(here, node.output))
+        chosen = found if taken is None else b.And(found, b.Not(taken))
+        taken = found if taken is None else b.Or(taken, found)
+        parts.append(b.Unsqueeze(b.where(chosen, grad), b.whole(*range(3, 2 * rank + 2, 2))))
+    for axis in range(rank - 1, -1, -1):  # [n, c, results, 1, results, 1 ...]: the innermost places first
+        count = kernel[axis]
+        joined = [parts[k : k + count] for k in range(0, len(parts), count)]
+        parts = [b.node("Concat", each, {"axis": 3 + 2 * axis}).output if count > 1 else each[0] for each in joined]
+    covered = [r * k for r, k in zip(results[2:], kernel)]
+    whole = b.Reshape(parts[0], b.whole(*sizes[:2], *covered))
+    rest = [s - c for s, c in zip(sizes[2:], covered)]
+    return b.Pad(whole, b.whole(*[0] * (rank + 4), *rest)) if any(rest) else whole
 
 
 @gradient("AveragePool")

@@ -49,13 +49,20 @@ def conv_few_outputs(
     if right is None:
         right, made = _windows(x, shape, isa, threads)
         launches += made
-    columns = shape.pixels * shape.n
-    product = View.temporary(out.dtype, (shape.cout, columns))
-    launches += matmul(left, right, product, isa, threads=threads)
     n, channel, *places = _spread(out)
-    shape_of = (shape.cout, *shape.out, shape.n)
-    target = View(out.storage, out.dtype, shape_of, (channel, *places, n), out.offset)
-    return [*launches, *_copied(View.dense(product.storage, out.dtype, shape_of), target, isa, threads)]
+    sizes: tuple[int, ...] = (*shape.out, shape.n)
+    steps: tuple[int, ...] = (*places, n)
+    columns = shape.pixels * shape.n
+    if right.strides[0] == 1:  # windows whose elements lie side by side are read as rows, in place
+        product = View.temporary(out.dtype, (columns, shape.cout))
+        launches += matmul(right.transposed((1, 0)), left.transposed((1, 0)), product, isa, threads=threads)
+        sizes, steps = (*sizes, shape.cout), (*steps, channel)
+    else:
+        product = View.temporary(out.dtype, (shape.cout, columns))
+        launches += matmul(left, right, product, isa, threads=threads)
+        sizes, steps = (shape.cout, *sizes), (channel, *steps)
+    target = View(out.storage, out.dtype, sizes, steps, out.offset)
+    return [*launches, *_copied(View.dense(product.storage, out.dtype, sizes), target, isa, threads)]
 
 
 def _spread(view: View) -> tuple[int, ...]:
