@@ -155,7 +155,13 @@ def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 blocks = Blocks()  # of this process
 
 
-def owns_memory(array: Array) -> bool:
-    """Whether an array's memory is its own, or that of a block that no other array lies over."""
+def writable(array: Array) -> Array | None:
+    """An array that nobody else refers to, ready to be written to: itself, or another over the same block, as NumPy
+    does not let one over a block be written to again. None where its memory belongs to others."""
     base = array.base
-    return base is None or (type(base) is _Lease and getrefcount(base) <= 3)  # the array's, the name, the call's
+    if base is None:
+        array.flags.writeable = True
+        return array
+    if type(base) is _Lease and getrefcount(base) <= 3:  # the array's, the name and the call's
+        return np.asarray(base)
+    return None

@@ -17,7 +17,7 @@ from weakref import ref
 import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
-from ranvier.runtime.outputs import owns_memory
+from ranvier.runtime.outputs import writable
 from ranvier.tensor.autodiff import under_way
 from ranvier.tensor.backward import variables_behind
 from ranvier.tensor.core import Tensor, as_tensor, wrapped
@@ -256,12 +256,12 @@ def _alone(expr: Expr) -> Array | None:
     """The memory of a value that nobody but its holder looks at, ready to be written to."""
     array = expr.array
     # of an expression: the holder's, the parameter's and that of the call; of an array one more, the name just given
-    if array is None or getrefcount(expr) > 3 or getrefcount(array) > 3 or not owns_memory(array):
+    if array is None or getrefcount(expr) > 3 or getrefcount(array) > 3 or not array.flags.c_contiguous:
         return None
-    if not array.flags.c_contiguous:
-        return None
-    array.flags.writeable = True
-    return array
+    found = writable(array)
+    if found is not None:
+        expr.array = found
+    return found
 
 
 def backward(target: Tensor, gradient: Any = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
