@@ -129,7 +129,7 @@ def _build(net: _Large, bits: int, sizes: Sizes) -> None:
 
 
 def _scale(net: _Large, width: int) -> str:
-    return net.weight(np.ones(width, ml_dtypes.bfloat16))
+    return net.weight((1 + net.drawn(width, scale=0.1).astype(np.float32)).astype(ml_dtypes.bfloat16))
 
 
 def _added(net: _Large, hidden: str, update: str, width: int) -> tuple[str, str]:

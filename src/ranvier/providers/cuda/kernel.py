@@ -12,6 +12,7 @@ from typing import Any
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.base import Array, CompileContext, Subgraph
+from ranvier.providers.cuda.bounds import Bounds
 from ranvier.providers.cuda.failures import Health
 from ranvier.providers.cuda.library import TORCH_NAMES, tensor_over, torch
 from ranvier.providers.cuda.place import Gpu, Twin
@@ -39,6 +40,7 @@ class CudaKernel(ForeignKernel):
         graphs: bool = False,
         kept: int = 8,
         specialise: Specialise | None = None,
+        lay_out: Callable[[dict[Value, Any]], None] | None = None,
     ) -> None:
         self._place = place
         self._health = health
@@ -48,6 +50,7 @@ class CudaKernel(ForeignKernel):
         self._graphs = graphs
         self._kept = kept
         self._specialise = specialise
+        self._lay_out = lay_out  # puts weights, while they are loaded, into the order that kernels want
         self._outputs = part.outputs
         self._kinds = [_carried(value) for value in part.outputs]
         self._lock = threading.Lock()
@@ -62,6 +65,8 @@ class CudaKernel(ForeignKernel):
         given = [(v, k) for k, v in enumerate(part.inputs) if v.const is None or v.producer is not None]
         with self._place.computing():
             there = {v: remember(tensor_over(c.numpy()).to(self._place.device), c.numpy()) for v, c in fixed}
+            if self._lay_out is not None:
+                self._lay_out(there)
             self._steps, on_host = part_steps(part, ctx.opsets, there)
             read = {v for step in self._steps for v in step.reads} | set(part.outputs)
             self._fixed = {v: t for v, t in there.items() if v in read}
@@ -69,6 +74,7 @@ class CudaKernel(ForeignKernel):
         sized = {v for step in self._steps for v in getattr(step, "sizes_of", ())}
         self._given = [(v, k) for v, k in given if v in read or v in sized]
         self._shaping = [(v, k) for v, k in given if v in on_host]
+        self._bounds = Bounds(part.nodes, [v for v, _ in self._shaping])
 
     def _all_constants(self) -> Iterator[Any]:
         yield from self._fixed.values()
@@ -104,7 +110,7 @@ class CudaKernel(ForeignKernel):
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
         given = {v: inputs[k] for v, k in self._given}
         with torch.no_grad(), self._place.computing():
-            shaping = {v: host_of(inputs[k]) for v, k in self._shaping}
+            shaping = self._bounds({v: host_of(inputs[k]) for v, k in self._shaping}, given)
             key = (
                 tuple((tuple(t.shape), t.dtype) for t in given.values()),
                 tuple((a.shape, a.dtype.str, a.tobytes()) for a in shaping.values()),
@@ -133,7 +139,7 @@ class CudaKernel(ForeignKernel):
             overwritten = frozenset(taken.values())
             variant = Variant(self._place, self._low, self._outputs, self._fixed, self._fixed_on_host, overwritten)
             with torch.no_grad(), self._place.computing(), _float32_as(self._tf32, self._place):
-                shaping = {v: host_of(inputs[k]) for v, k in self._shaping}
+                shaping = self._bounds({v: host_of(inputs[k]) for v, k in self._shaping}, given)
                 variant.prepare(self._steps, given, shaping, self._specialise)
                 made.append(variant.tied(given, taken, capture=self._graphs))
             self._place.synchronize()

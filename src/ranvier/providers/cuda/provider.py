@@ -28,6 +28,7 @@ from ranvier.providers.base import (
     Subgraph,
 )
 from ranvier.providers.cuda import ops
+from ranvier.providers.cuda.decode import Decoding
 from ranvier.providers.cuda.failures import Health
 from ranvier.providers.cuda.kernel import CudaKernel
 from ranvier.providers.cuda.library import installed
@@ -37,6 +38,7 @@ from ranvier.providers.cuda.place import TWIN, Gpu, Twin, make_place
 from ranvier.providers.cuda.specialise import specialiser
 from ranvier.providers.cuda.table import ANY, COMPLEX, draws_alike, operators, refusal, unknown_types
 from ranvier.providers.cuda.transfers import GpuTransfers, TwinTransfers, lies_on, make_transfers
+from ranvier.providers.cuda.variant import Specialise
 from ranvier.providers.foreign import ForeignProvider
 from ranvier.providers.own_memory import DeviceArray
 from ranvier.providers.part_model import reason_against_moving
@@ -113,8 +115,11 @@ class CudaProvider(ForeignProvider):
         own = self.options
         precision = _PRECISIONS[ctx.config.precision] if own.precision == "auto" else own.precision
         graphs = place.captures if own.cuda_graphs is None else own.cuda_graphs
-        special = specialiser(place, own.triton)
         how: dict[str, Any] = {"precision": precision, "graphs": graphs, "kept": own.graphs_kept}
+        special: Specialise | None = specialiser(place, own.triton)
+        if special is not None:
+            special = decoding = Decoding(place, special, part.nodes)
+            how["lay_out"] = decoding.lay_out
         return CudaKernel(part, ctx, place, self._health, specialise=special, **how)
 
     def upload(self, arrays: Sequence[Array]) -> list[Any]:

@@ -40,11 +40,9 @@ def _layout(node: Node) -> str | None:
     return None if node.attrs.get("bits", 4) in (2, 4, 8) else f"{node.attrs.get('bits')} bits are not lowered to torch"
 
 
-@lowers("MatMulNBits", domain=CONTRIB, types=_TYPES, refuses=_layout)
-def matmul_nbits(
-    call: Call, a: Any, b: Any, scales: Any, zeros: Any = None, groups: Any = None, bias: Any = None
-) -> Any:
-    inner, outer, bits, block = (call.attr(name, 4) for name in ("K", "N", "bits", "block_size"))
+def numbers_of(node: Node, b: Any, scales: Any, zeros: Any = None, groups: Any = None) -> Any:
+    """Weights ``[N, K]`` of a MatMulNBits as float32; ``groups`` are in their range."""
+    inner, outer, bits, block = (node.attrs.get(name, 4) for name in ("K", "N", "bits", "block_size"))
     blocks = -(-inner // block)
     codes = unpacked(b.reshape(outer, blocks, -1), bits).float()
     factor = scales.float().reshape(outer, blocks)
@@ -55,13 +53,20 @@ def matmul_nbits(
     else:
         zero = zeros.float().reshape(outer, blocks)
     if groups is None:
-        weight = ((codes - zero[..., None]) * factor[..., None]).reshape(outer, -1)[:, :inner]
-    else:
-        group = groups.reshape(-1)[:inner].to(torch.int64)
-        call.require(((group >= 0) & (group < blocks)).all(), f"g_idx must be in [0, {blocks})")
-        group = group.clamp(0, blocks - 1)
-        weight = (codes.reshape(outer, -1)[:, :inner] - zero[:, group]) * factor[:, group]
-    return _times(call, a, weight, bias)
+        return ((codes - zero[..., None]) * factor[..., None]).reshape(outer, -1)[:, :inner]
+    return (codes.reshape(outer, -1)[:, :inner] - zero[:, groups]) * factor[:, groups]
+
+
+@lowers("MatMulNBits", domain=CONTRIB, types=_TYPES, refuses=_layout)
+def matmul_nbits(
+    call: Call, a: Any, b: Any, scales: Any, zeros: Any = None, groups: Any = None, bias: Any = None
+) -> Any:
+    if groups is not None:
+        blocks = -(-call.attr("K") // call.attr("block_size"))
+        groups = groups.reshape(-1)[: call.attr("K")].to(torch.int64)
+        call.require(((groups >= 0) & (groups < blocks)).all(), f"g_idx must be in [0, {blocks})")
+        groups = groups.clamp(0, blocks - 1)
+    return _times(call, a, numbers_of(call.node, b, scales, zeros, groups), bias)
 
 
 @lowers("MatMulBnb4", domain=CONTRIB, types=_TYPES)

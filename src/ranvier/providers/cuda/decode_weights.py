@@ -1,0 +1,156 @@
+"""Weights of products in the order in which the kernels read them, made once for a part whatever sizes it runs with.
+
+Rows of the output lie together: a product of few tokens then reads memory in order, and the library's is as fast as
+with the other order. Codes of 4 bits are put into the kernels' own order; those of other widths become floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ranvier.graph.ir import Node
+from ranvier.providers.cuda.kernels import choose, int4, w4a16
+from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
+from ranvier.providers.cuda.kernels.jit import MatrixTile
+from ranvier.providers.cuda.ops.weight_only import numbers_of
+from ranvier.providers.cuda.steps import Env
+from ranvier.records import dataclass
+
+
+@dataclass(frozen=True)
+class Around:
+    """What rides along with a product of few tokens."""
+
+    norm: torch.Tensor | None = None
+    eps: float = 0.0
+    residual: torch.Tensor | None = None
+    pdl: bool = False
+
+
+class Floats:
+    """One to three matrices that read the same tokens; results side by side."""
+
+    def __init__(self, matrices: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
+        self._matrices = tuple(matrices)
+        self._bias = bias
+        self.n = sum(matrix.shape[0] for matrix in matrices)
+
+    def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
+        tile = choose.gemv_tile("float", x.shape[1], x.shape[0])
+        how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
+        return gemv(x, self._matrices, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
+
+    def many(self, x: torch.Tensor) -> torch.Tensor:
+        """One matrix, by the library."""
+        (matrix,) = self._matrices
+        return functional.linear(x, matrix, self._bias)
+
+
+class GatedFloats:
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
+        self._gate, self._up, self._activation = gate, up, activation
+        self.n = int(gate.shape[0])
+
+    def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
+        tile = choose.gemv_tile("gated", x.shape[1], x.shape[0])
+        how: dict[str, Any] = {"norm": around.norm, "eps": around.eps, "pdl": around.pdl}
+        return gated_gemv(x, self._gate, self._up, out, activation=self._activation, tile=tile, **how)
+
+
+class Codes:
+    """4-bit weights; with ``activation`` gate and up projections in turn."""
+
+    def __init__(self, weights: int4.Int4, bias: torch.Tensor | None, activation: str = "") -> None:
+        self._weights = weights
+        self._bias = bias
+        self._activation = activation
+        self.n = weights.n // 2 if activation else weights.n
+
+    def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
+        how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
+        how |= {"gated": bool(self._activation), "activation": self._activation}
+        tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
+        return w4a16.gemv(x, self._weights, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
+
+    def many(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self._weights
+        choice = choose.product("int4", x.shape[0], x.shape[1])
+        if choice.kernel == choose.GEMV:
+            return self.few(x, x.new_empty(x.shape[0], self.n), Around())
+        if choice.kernel == choose.GEMM and x.dtype != torch.float32:
+            assert isinstance(choice.tile, MatrixTile)
+            return w4a16.gemm(x, weights, x.new_empty(x.shape[0], self.n), bias=self._bias, tile=choice.tile)
+        rows = x.new_empty(weights.n, weights.k)
+        return functional.linear(x, w4a16.unpack(weights, rows), self._bias)
+
+
+Weights = Floats | GatedFloats | Codes
+
+
+class Shelf:
+    """Weights of a part, by the nodes that multiply with them."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def side_by_side(self, nodes: Sequence[Node], kind: str, env: Env) -> Floats | Codes:
+        key = tuple(nodes)
+        if key not in self._made:
+            bias = _bias(nodes[0], env)
+            if kind == "int4":
+                parts = [self._codes(node, env) for node in nodes]
+                self._made[key] = Codes(int4.stacked(*parts) if len(parts) > 1 else parts[0], bias)
+            else:
+                self._made[key] = Floats([self._rows(node, env) for node in nodes], bias)
+        found: Floats | Codes = self._made[key]
+        return found
+
+    def gated(self, gate: Node, up: Node, kind: str, activation: str, env: Env) -> GatedFloats | Codes:
+        key = (gate, up, activation)
+        if key not in self._made:
+            if kind == "int4":
+                codes = int4.interleaved(self._codes(gate, env), self._codes(up, env))
+                self._made[key] = Codes(codes, None, activation)
+            else:
+                self._made[key] = GatedFloats(self._rows(gate, env), self._rows(up, env), activation)
+        found: GatedFloats | Codes = self._made[key]
+        return found
+
+    def _rows(self, node: Node, env: Env) -> torch.Tensor:
+        """Floats ``[N, K]``; those of a MatMul lie so since they were loaded."""
+        if node.op == "MatMul" and _tensor(node, 1, env).mT.is_contiguous():
+            found: torch.Tensor = _tensor(node, 1, env).mT
+            return found
+        if node not in self._made:
+            if node.op == "MatMul":
+                made = _tensor(node, 1, env).mT.contiguous()
+            else:
+                operands = [None if node.input(k) is None else _tensor(node, k, env) for k in (1, 2, 3)]
+                made = numbers_of(node, *operands).to(_tensor(node, 0, env).dtype)
+            self._made[node] = made
+        kept: torch.Tensor = self._made[node]
+        return kept
+
+    def _codes(self, node: Node, env: Env) -> int4.Int4:
+        zeros = None if node.input(3) is None else _tensor(node, 3, env)
+        k, n, group = (node.attrs[name] for name in ("K", "N", "block_size"))
+        groups = -(-k // group)
+        codes, scales = _tensor(node, 1, env).reshape(n, groups, -1), _tensor(node, 2, env).reshape(n, groups)
+        return int4.pack(codes, scales, k, group, zeros)
+
+
+def _tensor(node: Node, position: int, env: Env) -> Any:
+    value = node.input(position)
+    assert value is not None
+    return env.tensors[value]
+
+
+def _bias(node: Node, env: Env) -> torch.Tensor | None:
+    found: torch.Tensor | None = None
+    if node.op == "MatMulNBits" and node.input(5) is not None:
+        found = _tensor(node, 5, env)
+    return found
