@@ -158,10 +158,10 @@ blocks = Blocks()  # of this process
 def writable(array: Array) -> Array | None:
     """An array that nobody else refers to, ready to be written to: itself, or another over the same block, as NumPy
     does not let one over a block be written to again. None where its memory belongs to others."""
-    base = array.base
+    base: Any = array.base
     if base is None:
         array.flags.writeable = True
         return array
-    if type(base) is _Lease and getrefcount(base) <= 3:  # the array's, the name and the call's
+    if isinstance(base, _Lease) and getrefcount(base) <= 3:  # the array's, the name and the call's
         return np.asarray(base)
     return None
