@@ -51,8 +51,12 @@ def test_values_that_cannot_be() -> None:
     frozen.flags.writeable = False
     with pytest.raises(errors.InvalidInput, match="read-only"):
         rv.OrtValue.ortvalue_from_numpy(frozen).update_inplace(X)
-    with pytest.raises(errors.NotSupported, match="device 'cuda'"):
-        rv.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
+    with pytest.raises(errors.NotSupported, match="device 'cuda:77': "):
+        rv.OrtValue.ortvalue_from_numpy(X, "cuda", 77)
+    with pytest.raises(errors.NotSupported, match="device 'npu': "):
+        rv.OrtValue.ortvalue_from_numpy(X, "npu")
+    with pytest.raises(errors.InvalidConfig, match="0 or more"):
+        rv.OrtValue.ortvalue_from_numpy(X, "cuda", -1)
     with pytest.raises(errors.InvalidConfig, match=r"unknown device 'cpuu' .did you mean 'cpu'"):
         rv.OrtValue.ortvalue_from_numpy(X, "cpuu")
     with pytest.raises(errors.NotSupported, match="sparse"):
@@ -66,8 +70,8 @@ def test_values_that_cannot_be() -> None:
     device = rv.OrtDevice.make("cpu", 0)
     assert (device.device_type(), device.device_id(), device.device_mem_type()) == (0, 0, 0)
     assert device.device_type() == rv.OrtDevice.cpu()
-    with pytest.raises(errors.NotSupported):
-        rv.OrtDevice.make("cuda", 0)
+    device = rv.OrtDevice.make("cuda", 1)
+    assert (device.device_type(), device.device_id()) == (rv.OrtDevice.cuda(), 1)
 
 
 def test_sequences_as_values() -> None:
@@ -95,7 +99,7 @@ def test_bindings_that_are_wrong(model: bytes) -> None:
         binding.bind_output("y", buffer_ptr=1)
     with pytest.raises(rv.InvalidArgument, match="input 'x': buffer_ptr is null"):
         binding.bind_input("x", "cpu", 0, np.float32, [2, 3], 0)
-    with pytest.raises(errors.NotSupported, match="device 'cuda'"):
+    with pytest.raises(errors.NotSupported, match="device 'cuda:0': no provider of this session"):
         binding.bind_output("y", "cuda")
     with pytest.raises(errors.NotSupported, match="strings have no address"):
         binding.bind_output("y", "cpu", 0, str, [2], 1)

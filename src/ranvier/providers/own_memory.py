@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ranvier.dtypes import DType
 from ranvier.providers.base import Array
 
 
@@ -65,4 +66,41 @@ class Ties(Protocol):
     def tied(self, inputs: Sequence[Any], replaced: Mapping[int, int]) -> Callable[[], Sequence[Any]]:
         """What runs it; results lie in the same memory every time. ``replaced``: outputs, by position, that are written
         over these inputs."""
+        ...
+
+
+@runtime_checkable
+class LendsMemory(SharesTensors, Protocol):
+    """A provider in whose memory callers keep tensors of their own: made before a run, written to after it."""
+
+    @property
+    def space(self) -> str:
+        """Which memory, by its device."""
+        ...
+
+    def bring(self, array: Array) -> Any:
+        """A tensor with the elements of an array; it belongs to the caller."""
+        ...
+
+    def at(self, address: int, dtype: DType, shape: Sequence[int]) -> Any:
+        """A tensor over memory of the device that somebody else owns and keeps alive."""
+        ...
+
+    def address(self, tensor: Any) -> int: ...
+
+    def fill(self, target: Any, source: Any) -> None:
+        """Write the elements of an array, or of a tensor of this memory, into a tensor of the same type and shape."""
+        ...
+
+    def wait(self) -> None:
+        """Until everything that was launched is done."""
+        ...
+
+
+@runtime_checkable
+class TellsCaptures(Protocol):
+    """A compiled kernel whose runs are captured when they repeat, so that all of one is launched at once."""
+
+    def graph_report(self) -> list[str]:
+        """For each kind of run that is kept: whether it is captured, and why not."""
         ...

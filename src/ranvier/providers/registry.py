@@ -63,15 +63,26 @@ class ProviderRegistry:
         self._aliases: dict[str, str] = {}
         self._made: dict[str, ExecutionProvider] = {}
         self._by_name_only: set[str] = set()
+        self._numbered: dict[str, Callable[[int], ExecutionProvider]] = {}
         self._discovered = False
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self.claims = ClaimCache()
         self.ledger = Ledger()
 
     def register(
-        self, name: str, factory: Factory, aliases: Sequence[str] = (), *, first: bool = False, auto: bool = True
+        self,
+        name: str,
+        factory: Factory,
+        aliases: Sequence[str] = (),
+        *,
+        first: bool = False,
+        auto: bool = True,
+        numbered: Callable[[int], ExecutionProvider] | None = None,
     ) -> None:
-        """Add a provider; the factory runs when it is first used. Without ``auto`` only its name brings it in."""
+        """Add a provider; the factory runs when it is first used. Without ``auto`` only its name brings it in.
+
+        ``numbered`` makes it for one device of several: then ``name:1`` is a provider of its own.
+        """
         with self._lock:
             if name in self._factories:
                 raise InvalidConfig(f"provider {name!r} is already registered")
@@ -82,6 +93,8 @@ class ProviderRegistry:
             self._aliases.update(dict.fromkeys(aliases, name))
             if not auto:
                 self._by_name_only.add(name)
+            if numbered is not None:
+                self._numbered[name] = numbered
 
     def unregister(self, name: str) -> None:
         with self._lock:
@@ -89,6 +102,7 @@ class ProviderRegistry:
                 raise InvalidConfig(f"no provider {name!r}{nearest(name, self._factories)}")
             del self._factories[name]
             self._by_name_only.discard(name)
+            self._numbered.pop(name, None)
             self._aliases = {a: n for a, n in self._aliases.items() if n != name}
             made = self._made.pop(name, None)
         self.claims.forget(name)
@@ -102,10 +116,21 @@ class ProviderRegistry:
 
     def automatic(self, name: str) -> bool:
         """Does ``auto`` stand for it too, or must somebody name it?"""
-        return self.resolve(name) not in self._by_name_only
+        return self.resolve(name).partition(":")[0] not in self._by_name_only
 
     def resolve(self, name: str) -> str:
         """The registered name for a name or alias; InvalidConfig with the nearest one for an unknown name."""
+        found = self._lookup(name)
+        if found is not None:
+            return found
+        base, _, number = name.rpartition(":")  # one device of several
+        kind = self._lookup(base) if number.isascii() and number.isdigit() else None
+        if kind in self._numbered:
+            return f"{kind}:{int(number)}"
+        known = [*self._factories, *self._aliases, *FOREIGN, *FOREIGN.values(), "auto"]
+        raise InvalidConfig(f"unknown provider {name!r}{nearest(name, known)}")
+
+    def _lookup(self, name: str) -> str | None:
         self._discover()
         if name in self._factories:
             return name
@@ -114,8 +139,7 @@ class ProviderRegistry:
             found = names.get(name) or next((n for a, n in names.items() if a.lower() == name.lower()), None)
             if found is not None:
                 return found
-        known = [*self._factories, *self._aliases, *FOREIGN, *own, "auto"]
-        raise InvalidConfig(f"unknown provider {name!r}{nearest(name, known)}")
+        return None
 
     def get(self, name: str, options: Mapping[str, Any] | None = None) -> ExecutionProvider:
         """The provider itself; ProviderUnavailable with the reason when it cannot be had. ``options`` are those it will
@@ -124,7 +148,7 @@ class ProviderRegistry:
         with self._lock:
             made = self._made.get(resolved)
             if made is None:
-                factory = self._factories.get(resolved)
+                factory = self._factories.get(resolved) or self._factory_of_one(resolved)
                 if factory is None:
                     raise ProviderUnavailable(name, _absence(resolved))
                 try:
@@ -140,6 +164,12 @@ class ProviderRegistry:
         if reason is not None:
             raise ProviderUnavailable(name, reason)
         return made
+
+    def _factory_of_one(self, name: str) -> Factory | None:
+        """What makes the provider of one device of several."""
+        base, _, number = name.partition(":")
+        numbered = self._numbered.get(base)
+        return None if numbered is None else functools.partial(numbered, int(number))
 
     def available(self, *, auto: bool = False) -> list[str]:
         """Names of providers that can be used here, in order; with ``auto`` those that nobody has to ask for."""
@@ -217,6 +247,11 @@ class ProviderRegistry:
         return list(chosen.values())[: None if fallback else 1], errors
 
     # -- as a whole -------------------------------------------------------------------------------------------------
+
+    def users(self) -> list[User]:
+        """Sessions that are open now."""
+        with self._lock:
+            return list(self._users)
 
     def watch(self, user: User) -> None:
         """Let :meth:`status` see what a session uses, and :meth:`shutdown` end it."""
@@ -319,6 +354,12 @@ def _ours(module: str, name: str) -> Factory:
     return make
 
 
+def _one_gpu(index: int) -> ExecutionProvider:
+    from ranvier.providers.cuda.provider import numbered
+
+    return numbered(index)()
+
+
 def _at_exit(process: int) -> None:
     """Not in a copy of the process: what it inherited belongs to the one that made it."""
     if os.getpid() == process:
@@ -344,7 +385,11 @@ REGISTRY.register("openvino", _ours("openvino", "OpenVinoProvider"), ("OpenVINOE
 REGISTRY.register("bitnet", _ours("bitnet.provider", "BitNetProvider"), ("BitNetExecutionProvider",), auto=False)
 # a GPU wakes with seconds of imports: it is there for those who say so
 REGISTRY.register(
-    "cuda", _ours("cuda.provider", "CudaProvider"), ("CUDAExecutionProvider", "gpu", "torch"), auto=False
+    "cuda",
+    _ours("cuda.provider", "CudaProvider"),
+    ("CUDAExecutionProvider", "gpu", "torch"),
+    auto=False,
+    numbered=_one_gpu,
 )
 REGISTRY.register("sim", _ours("sim.provider", "SimProvider"), auto=False)
 REGISTRY.register("remote", _ours("remote.provider", "RemoteProvider"), auto=False)

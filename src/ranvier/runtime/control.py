@@ -18,7 +18,8 @@ from ranvier.ops.allocation import held_bytes
 from ranvier.ops.pulse import interruptible
 
 SHRINK_ENTRY = "memory.enable_memory_arena_shrinkage"  # give back, after the run, arenas that no run uses
-RUN_ENTRIES = (SHRINK_ENTRY, "disable_synchronize_execution_providers")  # the second has nothing to act on here
+UNSYNCHRONIZED_ENTRY = "disable_synchronize_execution_providers"  # results bound to a GPU may not be there yet
+RUN_ENTRIES = (SHRINK_ENTRY, UNSYNCHRONIZED_ENTRY)
 
 
 class RunOptions:

@@ -57,7 +57,7 @@ from ranvier.runtime.recent import Recent
 from ranvier.runtime.report import Report, describe_placement
 from ranvier.runtime.residence import adopted, handed_out, on_host_where_needed
 from ranvier.runtime.settings import apply_bounds, check_providers, configured, effective
-from ranvier.runtime.signature import Signature
+from ranvier.runtime.signature import Inputs, Signature
 from ranvier.runtime.tied import TiedRun, tie
 from ranvier.runtime.transfer import TransferCounts
 
@@ -293,7 +293,7 @@ class Session:
         return results
 
     def run_in_place(
-        self, inputs: Mapping[str, Any] | Sequence[Any], outputs: Sequence[str] | None = None
+        self, inputs: Inputs, outputs: Sequence[str] | None = None, options: RunOptions | None = None
     ) -> dict[str, Any]:
         """As ``run``, but results stay in the memory they were made in: on a GPU, tensors that every library takes
         through DLPack. Those made on the host are arrays, and so are all of them where a provider fails."""
@@ -306,10 +306,10 @@ class Session:
             values, dims = self.signature.bind(adopted(self.signature.named(inputs), compiled.providers))
             plan = self._plan(compiled, values, dims, names, stay=True)
             values = on_host_where_needed(values, plan.program)
-            results = plan.run(values, self._unlimited or self._control(None), None)
+            results = plan.run(values, (options is None and self._unlimited) or self._control(options), None)
             return dict(zip(names, handed_out(results, plan.program)))
         except FAILURES as error:
-            return self._recovered(error, inputs, names, None, None, compiled, frozenset())
+            return self._recovered(error, inputs, names, options, None, compiled, frozenset())
 
     def tied(self, inputs: Mapping[str, Any], in_place: Mapping[str, str] | None = None) -> TiedRun:
         """A run tied to tensors on a device; see :func:`ranvier.runtime.tied.tie`."""

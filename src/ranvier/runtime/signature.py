@@ -14,6 +14,7 @@ from ranvier.graph.types import MapType, OptionalType, SequenceType, Symbol, Ten
 from ranvier.interop import to_array
 
 Array = np.ndarray[Any, Any]
+Inputs = Mapping[str, Any] | Sequence[Any]  # of a call: by name, or in order
 
 
 class Signature:

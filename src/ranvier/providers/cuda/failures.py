@@ -51,33 +51,34 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in text for word in _LOST)
 
 
-def typed(error: BaseException, doing: str) -> RanvierError:
+def typed(error: BaseException, doing: str, provider: str = PROVIDER) -> RanvierError:
     """The error of this project that says what went wrong, for an error of torch."""
     if isinstance(error, RanvierError):
         return error
     lines = str(error).strip().splitlines()
     text = f"{doing}: {lines[0] if lines else type(error).__name__}"
     if is_lost(error):
-        return ProviderFailed(PROVIDER, text)
+        return ProviderFailed(provider, text)
     if is_out_of_memory(error):
         found = OutOfMemory(text)
-        found.provider = PROVIDER
+        found.provider = provider
         return found
     if any(word in str(error).lower() for word in _PASSING):
-        return ProviderFailed(PROVIDER, text, transient=True)
-    return KernelError(text, provider=PROVIDER)
+        return ProviderFailed(provider, text, transient=True)
+    return KernelError(text, provider=provider)
 
 
 class Health:
-    """Whether a device can still be used."""
+    """Whether a device can still be used. ``provider``: who uses it, by the name that a session knows it by."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, provider: str = PROVIDER) -> None:
         self._device = device
+        self._provider = provider
         self.lost = ""  # why it cannot
 
     def check(self) -> None:
         if self.lost:
-            raise ProviderUnavailable(PROVIDER, self.lost)
+            raise ProviderUnavailable(self._provider, self.lost)
 
     def note(self, error: BaseException) -> None:
         """Look at an error that came from torch."""
@@ -91,22 +92,29 @@ class Health:
         self.check()
         try:
             return work()
-        except RanvierError:
+        except RanvierError as error:
+            self._named(error)
             raise
         except Exception as first:
             self.note(first)
             if not is_out_of_memory(first) or self.lost:
-                raise typed(first, doing) from first
+                raise typed(first, doing, self._provider) from first
             logger.info("%s: out of memory; what is kept is given back, and it is tried again", doing)
         # outside of the handler: the traceback of the first attempt would hold its tensors
         release()
         try:
             return work()
-        except RanvierError:
+        except RanvierError as error:
+            self._named(error)
             raise
         except Exception as second:
             self.note(second)
-            raise typed(second, doing) from second
+            raise typed(second, doing, self._provider) from second
+
+    def _named(self, error: RanvierError) -> None:
+        """A step does not know which of several GPUs it runs on."""
+        if getattr(error, "provider", "") == PROVIDER:
+            error.provider = self._provider  # type: ignore[attr-defined]
 
 
 __all__ = ["PROVIDER", "Health", "is_lost", "is_out_of_memory", "typed"]

@@ -50,8 +50,9 @@ class Twin:
 
     captures = False
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         self.device = torch.device(TWIN)
+        self.index = index  # of the GPU that it stands for
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -126,8 +127,9 @@ class Gpu:
         )
 
 
-def make_place(device: int | str) -> Twin | Gpu:
-    return Twin() if device == TWIN else Gpu(int(device))
+def make_place(device: int | str, index: int = 0) -> Twin | Gpu:
+    """``index``: the number of the GPU that a twin stands for."""
+    return Twin(index) if device == TWIN else Gpu(int(device))
 
 
 __all__ = ["TWIN", "Gpu", "Place", "Replay", "Twin", "make_place"]

@@ -13,10 +13,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ranvier.devices import Device, GpuInfo
 from ranvier.devices.gpu import VISIBLE, find_gpus
 from ranvier.devices.surroundings import Surroundings
-from ranvier.errors import ProviderUnavailable
+from ranvier.dtypes import DType
+from ranvier.errors import InvalidConfig, ProviderUnavailable
 from ranvier.providers.base import (
     Array,
     Claim,
@@ -31,17 +34,18 @@ from ranvier.providers.cuda import ops
 from ranvier.providers.cuda.decode import Decoding
 from ranvier.providers.cuda.failures import Health
 from ranvier.providers.cuda.kernel import CudaKernel
-from ranvier.providers.cuda.library import installed
+from ranvier.providers.cuda.library import installed, tensor_over
 from ranvier.providers.cuda.memory import DeviceMemory, HostSide
 from ranvier.providers.cuda.options import CudaOptions
 from ranvier.providers.cuda.place import TWIN, Gpu, Twin, make_place
 from ranvier.providers.cuda.specialise import specialiser
 from ranvier.providers.cuda.table import ANY, COMPLEX, draws_alike, operators, refusal, unknown_types
-from ranvier.providers.cuda.transfers import GpuTransfers, TwinTransfers, lies_on, make_transfers
+from ranvier.providers.cuda.transfers import GpuTransfers, TwinTransfers, lies_on, make_transfers, tensor_at
 from ranvier.providers.cuda.variant import Specialise
 from ranvier.providers.foreign import ForeignProvider
 from ranvier.providers.own_memory import DeviceArray
 from ranvier.providers.part_model import reason_against_moving
+from ranvier.records import dataclass
 
 OLDEST = (7, 0)  # compute capability: what torch and Triton both have code for
 _PRECISIONS = {"float32": "f32", "fp16": "f16", "bf16": "bf16"}  # of sessions, by the names used here
@@ -51,20 +55,21 @@ class CudaProvider(ForeignProvider):
     name: ClassVar[str] = "cuda"
     aliases: ClassVar[tuple[str, ...]] = ("CUDAExecutionProvider", "gpu", "torch")
     Options: ClassVar[type] = CudaOptions
+    number: ClassVar[int | None] = None  # of the GPU that it is tied to
 
     def __init__(self, options: CudaOptions | None = None) -> None:
-        self.options = options or CudaOptions()
+        self.options: CudaOptions = options or self.Options()
         self._host_side = HostSide(self.name)
         self._allocator = self._host_side
         twin = self.options.device == TWIN
-        self.device: Device = Device("cuda", 0 if twin else int(self.options.device))
-        self._health = Health("the twin" if twin else str(self.device))
+        self.device: Device = Device("cuda", self.number or 0 if twin else int(self.options.device))
+        self._health = Health("the twin" if twin else str(self.device), self.name)
         self._lock = threading.Lock()
         self._opened: tuple[Twin | Gpu, TwinTransfers | GpuTransfers, DeviceMemory] | None = None
         self._kernels: Any = None
 
     def configure(self, options: CudaOptions) -> CudaProvider:
-        made = CudaProvider(options)
+        made = type(self)(options)
         reason = made.available()
         if reason is not None:
             raise ProviderUnavailable(self.name, reason)
@@ -80,7 +85,7 @@ class CudaProvider(ForeignProvider):
     def available_with(self, options: Mapping[str, Any]) -> str | None:
         """As ``available``, for somebody who gives options: the twin is there where no GPU is."""
         try:
-            return CudaProvider(CudaOptions(**options)).available()
+            return type(self)(self.Options(**options)).available()
         except TypeError:
             return self.available()  # an option that there is not: whoever makes them says which
 
@@ -139,6 +144,33 @@ class CudaProvider(ForeignProvider):
         return self._health.guarded("results", lambda: transfers.hand_out(tensors), place.empty_cache)
 
     @property
+    def space(self) -> str:
+        return str(self.device)
+
+    def bring(self, array: Array) -> Any:
+        mine = array.copy() if self.options.device == TWIN else array  # a twin's tensors lie over arrays
+        return self.hand_out(self.upload([mine]))[0]
+
+    def at(self, address: int, dtype: DType, shape: Sequence[int]) -> Any:
+        place, _, _ = self._open()
+        return self._health.guarded(
+            "memory of the caller's", lambda: tensor_at(address, dtype, shape, place), lambda: None
+        )
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
+
+    def fill(self, target: Any, source: Any) -> None:
+        """In the caller's stream, which waits for results by itself."""
+        place, _, _ = self._open()
+        given = tensor_over(source) if isinstance(source, np.ndarray) else source
+        self._health.guarded("a copy", lambda: target.copy_(given), place.empty_cache)
+
+    def wait(self) -> None:
+        place, _, _ = self._open()
+        self._health.guarded("waiting", place.synchronize, lambda: None)
+
+    @property
     def memory(self) -> DeviceMemory:
         """Buffers on the device."""
         return self._open()[2]
@@ -174,12 +206,32 @@ class CudaProvider(ForeignProvider):
         return self._opened
 
     def _wake(self) -> Twin | Gpu:
-        return make_place(self.options.device)
+        return make_place(self.options.device, self.device.index)
 
     def close(self) -> None:
         if self._kernels is not None:
             self._kernels.close()
         super().close()
+
+
+@functools.cache
+def numbered(index: int) -> type[CudaProvider]:
+    """The provider of one GPU among several, under a name of its own: each is another device to the partitioner."""
+
+    @dataclass(frozen=True)
+    class Options(CudaOptions):
+        device: int | str = index
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.device not in (index, TWIN):
+                raise InvalidConfig(f"CudaOptions: the provider 'cuda:{index}' cannot have device={self.device!r}")
+
+    return type(
+        "CudaProvider",
+        (CudaProvider,),
+        {"name": f"cuda:{index}", "aliases": (), "Options": Options, "number": index, "__module__": __name__},
+    )
 
 
 def _problem(index: int) -> str | None:
@@ -213,4 +265,4 @@ def _version() -> str:
         return ""
 
 
-__all__ = ["OLDEST", "CudaOptions", "CudaProvider"]
+__all__ = ["OLDEST", "CudaOptions", "CudaProvider", "numbered"]

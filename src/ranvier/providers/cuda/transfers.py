@@ -6,18 +6,21 @@ still run meanwhile. torch keeps pinned blocks for reuse until the copies that u
 A tensor may carry more than its elements. ``HOST``: a small one's content as an array, so that sizes are known without
 asking the device. ``CHECKS``: conditions on which it is right; they are looked at when it leaves the device. ``KIND``:
 the element type in NumPy, where torch's is only a carrier of it. ``SHARED``: its memory is also that of a weight or of
-an operand, so nobody gets it to keep. ``OURS``: it was handed out before.
+an operand, so nobody gets it to keep. ``OURS``: it was handed out before, by the twin of this number.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ranvier.codegen.storage import row_major
+from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue
 from ranvier.providers.base import Array
-from ranvier.providers.cuda.library import array_over, numpy_type, tensor_over, torch
+from ranvier.providers.cuda.library import array_over, numpy_type, tensor_over, torch, torch_type
 from ranvier.providers.cuda.place import Gpu, Twin
 from ranvier.providers.own_memory import DeviceArray
 
@@ -74,26 +77,61 @@ def lies_on(x: Any, place: Twin | Gpu) -> bool:
     """Is this a tensor of the device's own memory? What lies on the host is an array to everybody: also for the twin,
     which takes only what was handed out before."""
     if isinstance(place, Twin):
-        return hasattr(x, OURS)
+        return getattr(x, OURS, None) == place.index
     kind, index = x.__dlpack_device__()
     return int(kind) == _DLPACK_CUDA and int(index) == place.index
 
 
 def _standing_for(x: Any, space: str, download: Any) -> DeviceArray:
     tensor = x.detach() if type(x).__module__.partition(".")[0] == "torch" else torch.from_dlpack(x)
-    for name in (CHECKS, HOST, KIND):
+    for name in (CHECKS, KIND, OURS):
         if hasattr(x, name):
             setattr(tensor, name, getattr(x, name))
     dtype = getattr(x, KIND, None) or numpy_type(tensor)
     return DeviceArray.of(tensor, dtype, tensor.shape, space, lambda: download([tensor])[0])
 
 
-def _own(tensor: Any) -> Any:
-    """A result that nobody else writes to or reads."""
+def _own(tensor: Any, index: int) -> Any:
+    """A result that nobody else writes to or reads. What was remembered of its content is forgotten: its new owner may
+    write to it."""
     found = tensor.clone() if getattr(tensor, SHARED, False) else tensor
     if hasattr(tensor, KIND):
         setattr(found, KIND, getattr(tensor, KIND))
-    setattr(found, OURS, True)
+    if hasattr(found, HOST):
+        delattr(found, HOST)
+    setattr(found, OURS, index)
+    return found
+
+
+class _Foreign:
+    """Bytes of a GPU's memory by their address, in words that torch understands."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def tensor_at(address: int, dtype: DType, shape: Sequence[int], place: Twin | Gpu) -> Any:
+    """A tensor over memory that somebody else owns and keeps alive; elements of few bits take a byte each."""
+    kind = torch_type(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes == 0:
+        found = torch.empty(tuple(shape), dtype=kind, device=place.device)
+    else:
+        if isinstance(place, Twin):
+            memory = (ctypes.c_uint8 * nbytes).from_address(address)
+            flat = torch.frombuffer(memoryview(memory), dtype=torch.uint8)
+        else:
+            flat = torch.as_tensor(_Foreign(address, nbytes), device=place.device)
+        found = flat.view(kind).reshape(tuple(shape))
+    if dtype.numpy != numpy_type(found):
+        setattr(found, KIND, dtype.numpy)
+    setattr(found, OURS, place.index)
     return found
 
 
@@ -111,7 +149,7 @@ class TwinTransfers:
 
     def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
         look_at(tensors)
-        return [_own(tensor) for tensor in tensors]
+        return [_own(tensor, self._place.index) for tensor in tensors]
 
     def download(self, tensors: Sequence[Any]) -> list[Array]:
         look_at(tensors)
@@ -159,20 +197,29 @@ class GpuTransfers:
 
     def adopt(self, x: Any, space: str, download: Any) -> DeviceArray:
         """Kernels wait for what its maker has launched so far; its memory lives until they are done."""
-        place = self._place
-        found = _standing_for(x, space, download)
-        theirs = torch.cuda.current_stream(place.index)
-        with place.computing():
-            place.compute.wait_stream(theirs)
-        found.tensor.record_stream(place.compute)
+
+        def fetched(tensors: Sequence[Any]) -> list[Array]:
+            self._follow_the_caller()
+            found: list[Array] = download(tensors)
+            return found
+
+        found = _standing_for(x, space, fetched)
+        self._follow_the_caller()
+        found.tensor.record_stream(self._place.compute)
         return found
+
+    def _follow_the_caller(self) -> None:
+        """What is launched next comes after what the caller's stream does now."""
+        theirs = torch.cuda.current_stream(self._place.index)
+        with self._place.computing():
+            self._place.compute.wait_stream(theirs)
 
     def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
         place = self._place
         look_at(tensors)
         theirs = torch.cuda.current_stream(place.index)
         with place.computing():
-            found = [_own(tensor) for tensor in tensors]
+            found = [_own(tensor, place.index) for tensor in tensors]
             done = place.compute.record_event()
         theirs.wait_event(done)
         for tensor in found:
@@ -227,4 +274,5 @@ __all__ = [
     "look_at",
     "make_transfers",
     "remember",
+    "tensor_at",
 ]

@@ -1,4 +1,4 @@
-"""``IOBinding``: inputs and outputs tied to memory once, for many runs."""
+"""``IOBinding``: inputs and outputs tied to memory once, for many runs: the host's, or that of a GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranvier.errors import InvalidInput, nearest
+from ranvier.devices import CPU, Device
+from ranvier.errors import InvalidInput, NotSupported, nearest
 from ranvier.interop import to_array
+from ranvier.providers.own_memory import LendsMemory
 from ranvier.runtime.ort.errors import raises_ort
-from ranvier.runtime.ort.value import OrtValue, array_at, check_cpu, copy_into, unwrap
+from ranvier.runtime.ort.places import device_of, memory_among
+from ranvier.runtime.ort.value import OrtValue, array_at, described_at, unwrap
 
 if TYPE_CHECKING:
     from ranvier.runtime.ort.inference_session import InferenceSession
@@ -24,8 +27,9 @@ class IOBinding:
     def __init__(self, session: InferenceSession) -> None:
         self._input_names = [arg.name for arg in [*session.get_inputs(), *session.get_overridable_initializers()]]
         self._output_names = [arg.name for arg in session.get_outputs()]
+        self._session = session
         self._inputs: dict[str, Any] = {}
-        self._outputs: dict[str, OrtValue | None] = {}  # None: memory of its own at every run
+        self._outputs: dict[str, OrtValue | Device] = {}  # a device: in new memory there at every run
         self._results: dict[str, OrtValue] = {}
 
     # -- inputs -------------------------------------------------------------------------------------------------------
@@ -40,11 +44,15 @@ class IOBinding:
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
         """Read an input from memory at an address; it must stay alive as long as the binding is used."""
-        check_cpu(device_type, device_id)
-        self._bind_input(name, array_at(buffer_ptr, element_type, shape, f"input {name!r}"))
+        device = device_of(device_type, device_id)
+        self._bind_input(name, self._at(device, buffer_ptr, element_type, shape, f"input {name!r}").value)
 
     @raises_ort
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        memory = ortvalue.memory if isinstance(ortvalue, OrtValue) else None
+        if memory is not None and memory_among(ortvalue.device, self._session.session.providers) is None:
+            self._bind_input(name, ortvalue)  # which the session reads from the host, as it is when it runs
+            return
         self._bind_input(name, unwrap(ortvalue))
 
     def _bind_input(self, name: str, value: Any) -> None:
@@ -65,21 +73,38 @@ class IOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """Ask for an output: in memory at an address, or, without one, in new memory at every run."""
-        check_cpu(device_type, device_id)
-        target: OrtValue | None = None
-        if buffer_ptr is not None:
-            if element_type is None or shape is None:
-                raise InvalidInput(f"output {name!r}: a buffer needs its element_type and shape")
-            target = OrtValue(array_at(buffer_ptr, element_type, shape, f"output {name!r}"))
-        self._bind_output(name, target)
+        device = device_of(device_type, device_id)
+        if buffer_ptr is None:
+            if device != CPU:
+                self._memory(device)
+            self._bind_output(name, device)
+            return
+        if element_type is None or shape is None:
+            raise InvalidInput(f"output {name!r}: a buffer needs its element_type and shape")
+        self._bind_output(name, self._at(device, buffer_ptr, element_type, shape, f"output {name!r}"))
 
     @raises_ort
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Write an output into the tensor of a value."""
-        ortvalue.numpy()  # raises where it holds no tensor
+        ortvalue.shape()  # raises where it holds no tensor
+        if ortvalue.memory is not None:
+            self._memory(ortvalue.device)
         self._bind_output(name, ortvalue)
 
-    def _bind_output(self, name: str, target: OrtValue | None) -> None:
+    def _at(self, device: Device, pointer: int, element_type: Any, shape: Sequence[int], what: str) -> OrtValue:
+        """A value over memory that the caller keeps alive."""
+        if device == CPU:
+            return OrtValue(array_at(pointer, element_type, shape, what))
+        memory = self._memory(device)
+        return OrtValue.of_device(memory.at(pointer, *described_at(pointer, element_type, shape, what)), memory)
+
+    def _memory(self, device: Device) -> LendsMemory:
+        found = memory_among(device, self._session.session.providers)
+        if found is None:
+            raise NotSupported(f"device '{device}': no provider of this session has its memory")
+        return found
+
+    def _bind_output(self, name: str, target: OrtValue | Device) -> None:
         if name not in self._output_names:
             raise InvalidInput(f"the model has no output {name!r}{nearest(name, self._output_names)}")
         self._outputs[name] = target
@@ -95,20 +120,42 @@ class IOBinding:
         return list(self._outputs)
 
     def buffers(self) -> dict[str, Array]:
-        """Memory that outputs are bound to, by name."""
-        return {name: target.numpy() for name, target in self._outputs.items() if target is not None}
+        """Memory of the host that outputs are bound to, by name."""
+        bound = {name: to for name, to in self._outputs.items() if isinstance(to, OrtValue) and to.memory is None}
+        return {name: target.numpy() for name, target in bound.items()}
+
+    def stays(self) -> bool:
+        """Is any output wanted in the memory of a GPU?"""
+        return any(_device(target) != CPU for target in self._outputs.values())
 
     def receive(self, results: Mapping[str, Any]) -> None:
         """Put what a run gave where the outputs are bound to."""
         received: dict[str, OrtValue] = {}
         for name, target in self._outputs.items():
-            if target is None:
-                received[name] = OrtValue(results[name])
-            else:
-                if results[name] is not target.numpy():  # the run could not write there itself
-                    copy_into(target.numpy(), results[name], f"output {name!r}")
+            found = self._wrapped(results[name])
+            if isinstance(target, OrtValue):
+                if found.value is not target.value:  # the run could not write there itself
+                    target.receive(found, f"output {name!r}")
                 received[name] = target
+            elif found.device == target:
+                received[name] = found
+            elif target == CPU:
+                received[name] = OrtValue(found.numpy())
+            else:
+                memory = self._memory(target)
+                received[name] = OrtValue.of_device(memory.bring(found.numpy()), memory)
         self._results = received
+
+    def _wrapped(self, result: Any) -> OrtValue:
+        """A result as a value, wherever it is."""
+        if hasattr(result, "__dlpack_device__") and not isinstance(result, np.ndarray):
+            for memory in self._memories():
+                if memory.adopt(result) is not None:
+                    return OrtValue.of_device(result, memory)
+        return OrtValue(result)
+
+    def _memories(self) -> list[LendsMemory]:
+        return [p for p in self._session.session.providers if isinstance(p, LendsMemory)]
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -118,7 +165,7 @@ class IOBinding:
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """The outputs of the last run as copies."""
-        return [v.numpy().copy() if v.is_tensor() else v.value for v in self._results.values()]
+        return [_copied(v) if v.is_tensor() else v.value for v in self._results.values()]
 
     def clear_binding_inputs(self) -> None:
         self._inputs.clear()
@@ -128,10 +175,24 @@ class IOBinding:
         self._results = {}
 
     def synchronize_inputs(self) -> None:
-        """Nothing to wait for: inputs are read in place."""
+        """Wait until what was launched to make inputs on a GPU is done; those of the host are read in place."""
+        self._wait(any(not isinstance(x, np.ndarray) for x in self._inputs.values()))
 
     def synchronize_outputs(self) -> None:
-        """Nothing to wait for: a run has finished when it returns."""
+        """Wait until outputs on a GPU are there; a run with outputs on the host has finished when it returns."""
+        self._wait(self.stays())
+
+    def _wait(self, needed: bool) -> None:
+        for memory in self._memories() if needed else ():
+            memory.wait()
+
+
+def _copied(value: OrtValue) -> Array:
+    return value.numpy().copy() if value.memory is None else value.numpy()
+
+
+def _device(target: OrtValue | Device) -> Device:
+    return target.device if isinstance(target, OrtValue) else target
 
 
 __all__ = ["IOBinding"]

@@ -23,12 +23,13 @@ from ranvier.graph.types import Type
 from ranvier.logs import logger
 from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import COMPLETE, REGISTRY
-from ranvier.runtime.control import SHRINK_ENTRY, RunOptions
+from ranvier.runtime.control import SHRINK_ENTRY, UNSYNCHRONIZED_ENTRY, RunOptions
 from ranvier.runtime.ort.binding import IOBinding
 from ranvier.runtime.ort.errors import lacking, raises_ort
 from ranvier.runtime.ort.meta import ModelMetadata, NodeArg
 from ranvier.runtime.ort.options import BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, SessionOptions
 from ranvier.runtime.ort.overrides import fix_denoted, fix_dims, replace_initializers
+from ranvier.runtime.ort.places import memory_among
 from ranvier.runtime.ort.providers import ProviderList, ort_name, parse_providers
 from ranvier.runtime.ort.value import OrtValue, unwrap
 from ranvier.runtime.profile import Profiler
@@ -206,9 +207,17 @@ class InferenceSession:
 
     @raises_ort
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run from the bound inputs into the bound outputs."""
+        """Run from the bound inputs into the bound outputs, and wait for those on a GPU, unless the options have
+        ``disable_synchronize_execution_providers``."""
         names = iobinding.output_names()
-        iobinding.receive(dict(zip(names, self._run(names, iobinding.inputs(), run_options, iobinding.buffers()))))
+        given = iobinding.inputs()
+        if not iobinding.stays():
+            iobinding.receive(dict(zip(names, self._run(names, given, run_options, iobinding.buffers()))))
+            return
+        session = self._session
+        iobinding.receive(session.run_in_place(self._unwrapped(given), names, _checked(run_options)))
+        if run_options is None or run_options.get_run_config_entry(UNSYNCHRONIZED_ENTRY) != "1":
+            iobinding.synchronize_outputs()
 
     def run_async(
         self,
@@ -241,15 +250,23 @@ class InferenceSession:
         options: RunOptions | None,
         into: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        if options is not None and not isinstance(options, RunOptions):
-            raise InvalidConfig(f"run_options must be a RunOptions, got {type(options).__name__}")
+        _checked(options)
         session = self._session
-        given = {name: unwrap(value) for name, value in feed.items()} if isinstance(feed, Mapping) else feed
+        given = self._unwrapped(feed) if isinstance(feed, Mapping) else feed
         wanted = list(dict.fromkeys(names)) if names else None
         results = session.run(given, wanted, options, into)
         if options is not None and options.get_run_config_entry(SHRINK_ENTRY):
             session.trim()
         return [results[name] for name in names] if names else list(results.values())
+
+    def _unwrapped(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """What the session takes: tensors of a GPU that none of its providers uses come by way of the host."""
+        providers = self._session.providers
+        found: dict[str, Any] = {}
+        for name, x in feed.items():
+            foreign = isinstance(x, OrtValue) and x.memory is not None and memory_among(x.device, providers) is None
+            found[name] = x.numpy() if foreign else unwrap(x)
+        return found
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -311,6 +328,12 @@ class _AdaptedSession(Session):
         """An output's type with the names of dims that the model itself uses, sharpened by what was inferred."""
         declared = self._declared.get(name)
         return found if declared is None else declared.merge(found)
+
+
+def _checked(options: RunOptions | None) -> RunOptions | None:
+    if options is not None and not isinstance(options, RunOptions):
+        raise InvalidConfig(f"run_options must be a RunOptions, got {type(options).__name__}")
+    return options
 
 
 def _wrapped(result: Any, declared: Type | None) -> OrtValue:

@@ -69,7 +69,7 @@ def _entry(entry: Any) -> tuple[str, Mapping[str, Any] | None]:
 def _checked(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options, if the provider has them; those of a provider that is absent are nobody's business."""
     try:
-        provider = REGISTRY.get(name)
+        provider = REGISTRY.get(name, options)
     except ProviderUnavailable:
         return {}
     provider_options(provider, options)
