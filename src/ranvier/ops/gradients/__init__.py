@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranvier.ops.gradients import contraction, elementwise, layers, movement, nn, recurrent, reductions, resample
+from ranvier.ops.gradients import contraction, elementwise, layers, lstm, movement, nn, recurrent, reductions, resample
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of
 from ranvier.ops.gradients.nn import made_of, parts_of
 
@@ -13,6 +13,7 @@ __all__ = [
     "gradient",
     "known_gradients",
     "layers",
+    "lstm",
     "made_of",
     "movement",
     "needs",

@@ -1,4 +1,4 @@
-"""Recurrent layers step by step, as the plain operators of one step repeated: for sequences of known length."""
+"""RNN and GRU step by step, as the plain operators of one step repeated: for sequences of known length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = tuple[Value, ...]
 Step = Callable[[Value, State], State]  # the input's part of the gates and the state, to the next state
 
 
-@made_of("RNN", "LSTM", "GRU")
+@made_of("RNN", "GRU")
 def _recurrent(b: Backward, node: Node) -> Sequence[Value]:
     x = first(node)
     length, batch, _ = b.sizes(x)
@@ -41,8 +41,7 @@ def _recurrent(b: Backward, node: Node) -> Sequence[Value]:
         lasts.append(last)
     rows = [_stacked(b, [results[way][t] for way in range(ways)]) for t in range(length)]
     whole = _stacked(b, rows)
-    ends = [_stacked(b, [last[k] for last in lasts]) for k in range(2 if node.op == "LSTM" else 1)]
-    return [whole, *ends]
+    return [whole, _stacked(b, [last[0] for last in lasts])]
 
 
 def _stacked(b: Backward, parts: Sequence[Value]) -> Value:
@@ -62,15 +61,13 @@ def _direction(
 
     weight, recurrence, bias = own(1), own(2), own(3)
     assert weight is not None and recurrence is not None
-    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.op]
+    gates = {"RNN": 1, "GRU": 3}[node.op]
     zero = b.constant(np.zeros((batch, size), b.dtype(first(node)).numpy))
     state: State = (own(5) or zero,)
-    if node.op == "LSTM":
-        state = (*state, own(6) or zero)
     left = right = None
     if bias is not None:
         left, right = b.node("Split", [bias, b.whole(gates * size, gates * size)], {"axis": 0}, outputs=2).outputs
-    step = _STEPS[node.op](b, node, recurrence, right, size, own(7) if node.op == "LSTM" else None)
+    step = _STEPS[node.op](b, node, recurrence, right, size)
     found = []
     for x in inputs:
         state = step(b.Gemm(x, weight, left, transB=1), state)
@@ -82,14 +79,14 @@ def _gates(b: Backward, joined: Value, size: int, count: int) -> Sequence[Value]
     return b.node("Split", [joined, b.whole(*[size] * count)], {"axis": 1}, outputs=count).outputs
 
 
-def _rnn(b: Backward, node: Node, r: Value, bias: Value | None, size: int, peep: Value | None) -> Step:
+def _rnn(b: Backward, node: Node, r: Value, bias: Value | None, size: int) -> Step:
     def step(x: Value, state: State) -> State:
         return (b.Tanh(b.Add(x, b.Gemm(state[0], r, bias, transB=1))),)
 
     return step
 
 
-def _gru(b: Backward, node: Node, r: Value, bias: Value | None, size: int, peep: Value | None) -> Step:
+def _gru(b: Backward, node: Node, r: Value, bias: Value | None, size: int) -> Step:
     after = bool(attribute(node, "linear_before_reset", 0))
     parts = b.node("Split", [r, b.whole(2 * size, size)], {"axis": 0}, outputs=2).outputs
     biases: Sequence[Value | None] = (None, None)
@@ -110,20 +107,4 @@ def _gru(b: Backward, node: Node, r: Value, bias: Value | None, size: int, peep:
     return step
 
 
-def _lstm(b: Backward, node: Node, r: Value, bias: Value | None, size: int, peep: Value | None) -> Step:
-    holes = None if peep is None else b.node("Split", [peep, b.whole(size, size, size)], {"axis": 0}, outputs=3).outputs
-
-    def step(x: Value, state: State) -> State:
-        h, c = state
-        i, o, f, g = _gates(b, b.Add(x, b.Gemm(h, r, bias, transB=1)), size, 4)
-        if holes is not None:
-            i, f = b.Add(i, b.Mul(holes[0], c)), b.Add(f, b.Mul(holes[2], c))
-        cell = b.Add(b.Mul(b.Sigmoid(f), c), b.Mul(b.Sigmoid(i), b.Tanh(g)))
-        if holes is not None:
-            o = b.Add(o, b.Mul(holes[1], cell))
-        return b.Mul(b.Sigmoid(o), b.Tanh(cell)), cell
-
-    return step
-
-
-_STEPS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
+_STEPS = {"RNN": _rnn, "GRU": _gru}
