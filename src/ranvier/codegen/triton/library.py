@@ -21,6 +21,7 @@ those, so a second launch costs a few microseconds of Python.
 from __future__ import annotations
 
 import linecache
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -39,6 +40,7 @@ _ALIGNED = 16  # elements; parts of such lengths are read in whole vectors
 _ENOUGH = PROCESSORS * 16  # programs that rows are cut into parts for
 
 _functions: dict[tuple[str, str], Any] = {}  # kernels by their text
+_making = threading.Lock()
 
 
 def kernel(nest: Nest) -> Printed:
@@ -106,6 +108,20 @@ class Call:
 
         return launch
 
+    def compile(self) -> None:
+        """Have Triton compile the kernel for aligned addresses, in any thread; launches then find it."""
+        import torch
+
+        source = self.source
+        function(source.text, source.name).warmup(
+            *(getattr(torch, p.dtype) for p in source.pointers),
+            *source.numbers,
+            grid=source.grid,
+            **dict(source.constants),
+            num_warps=source.warps,
+            num_stages=source.stages,
+        )
+
     def _first(self, memory: Memory, addresses: list[int]) -> None:
         """Launch through Triton, which compiles the kernel where it has to, and keep what the driver needs."""
         source = self.source
@@ -135,6 +151,11 @@ class Printed:
         for call in self.calls:
             call.launch(memory)
 
+    def compile(self) -> None:
+        """As :meth:`Call.compile`, for a GPU that is the current device."""
+        for call in self.calls:
+            call.compile()
+
     def bound(self, memory: Memory) -> Callable[[], None]:
         launches = [call.bound(memory) for call in self.calls]
         if len(launches) == 1:
@@ -149,13 +170,14 @@ class Printed:
 
 def function(text: str, name: str) -> Any:
     """The jitted function of a module's text. Triton reads its source again, from the lines that are kept for it."""
-    found = _functions.get((text, name))
-    if found is None:
-        file = f"<ranvier triton {len(_functions)} {name}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        module: dict[str, Any] = {"__name__": f"ranvier_triton_{len(_functions)}"}
-        exec(compile(text, file, "exec"), module)
-        found = _functions[text, name] = module[name]
+    with _making:
+        found = _functions.get((text, name))
+        if found is None:
+            file = f"<ranvier triton {len(_functions)} {name}>"
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+            module: dict[str, Any] = {"__name__": f"ranvier_triton_{len(_functions)}"}
+            exec(compile(text, file, "exec"), module)
+            found = _functions[text, name] = module[name]
     return found
 
 

@@ -6,17 +6,20 @@ read it, so a captured run reuses memory as an eager one does. Storages go by va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ranvier.codegen.definitions.defs import Contraction, Opaque
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.realiser import BaseRealiser
 from ranvier.codegen.loops.ir import Epilogue, Nest
-from ranvier.codegen.storage import Storage, View, dense_strides
+from ranvier.codegen.storage import Storage, View, dense_strides, same_strides
 from ranvier.codegen.triton.library import Printed, kernel
 from ranvier.graph.ir import Value
+from ranvier.providers.cuda.choosing import Chooser
+from ranvier.providers.cuda.forms import Form, Work
 from ranvier.providers.cuda.library import tensor_over, torch, torch_type
+from ranvier.providers.cuda.place import Place
 from ranvier.providers.cuda.steps import Env, Step
 
 
@@ -40,6 +43,13 @@ class Places:
         self._tokens[storage] = value
         self._layouts[value] = (shape, strides)
         return View(storage, dtype, shape, strides)
+
+    def held(self, value: Value, tensor: Any) -> View:
+        """A tensor that is the same in every run and that no run's tensors need name."""
+        dtype = value.type.dtype  # type: ignore[union-attr]
+        storage = Storage("const", tensor.untyped_storage().nbytes(), name=value.name)
+        self._constants[storage] = tensor
+        return View(storage, dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
     def token(self, storage: Storage) -> Value:
         found = self._tokens.get(storage)
@@ -69,9 +79,10 @@ class Places:
             tensor = made.copy_(tensor)
         return tensor
 
-    def tensor(self, view: View, env: Env) -> Any:
-        """A view as torch has it."""
-        memory, dtype = self.memory(view.storage, env), torch_type(view.dtype)
+    def tensor(self, view: View, env: Env, memory: Any = None) -> Any:
+        """A view as torch has it; of ``memory``, where that is not among the run's tensors."""
+        memory = self.memory(view.storage, env) if memory is None else memory
+        dtype = torch_type(view.dtype)
         flat = torch.empty(0, dtype=dtype, device=memory.device)
         start = memory.storage_offset() * memory.element_size() // dtype.itemsize
         return flat.set_(memory.untyped_storage(), start + view.offset, view.shape, view.strides)
@@ -97,6 +108,58 @@ class LoopStep:
         for token, nbytes in self._makes:
             env.tensors[token] = torch.empty(nbytes, dtype=torch.uint8, device=env.device)
         self.printed.launch({s: self._places.memory(s, env) for s in self._storages})
+
+
+class ContractionStep:
+    """A product with its epilogue, in the form that is fastest."""
+
+    shaped_by: tuple[Value, ...] = ()
+    stops = ""
+
+    def __init__(self, label: str, work: Work, places: Places, chooser: Chooser, *, fresh: bool) -> None:
+        self.label = label
+        self.work = work
+        self.form: Form | None = chooser.known(work)
+        self._places, self._chooser = places, chooser
+        self._own = (work.out.storage,) if fresh else ()
+        self.reads = places.tokens(work.reads())
+        self.writes = places.tokens((work.out.storage,))
+        if self.form is None:
+            chooser.expect(work)
+
+    def run(self, env: Env) -> None:
+        if self.form is None:
+            self.form = self._chooser.choose(self.work, lambda form: self._run(form, env))
+        self._run(self.form, env)
+
+    def _run(self, form: Form, env: Env) -> Any:
+        """Returns the result as rows and columns."""
+        memory: dict[Storage, Any] = {}
+        makes = (*self._own, *form.temporaries)
+        gives = form.gives
+
+        def tensor(view: View) -> Any:
+            return self._places.tensor(view, env, memory.get(view.storage))
+
+        for storage in makes:
+            if gives is None or storage is not gives.storage:
+                memory[storage] = torch.empty(storage.nbytes, dtype=torch.uint8, device=env.device)
+        if form.library is not None:
+            made = form.library(tensor)
+            if gives is not None:
+                whole = gives.storage in makes and gives.nbytes == gives.storage.nbytes
+                if whole and same_strides(gives.shape, gives.strides, tuple(made.stride())):
+                    memory[gives.storage] = made
+                else:
+                    if whole:
+                        memory[gives.storage] = torch.empty(gives.nbytes, dtype=torch.uint8, device=env.device)
+                    tensor(gives).copy_(made)
+        if form.printed is not None:
+            storages = {p.storage for call in form.printed.calls for p in call.source.pointers}
+            form.printed.launch({s: memory[s] if s in memory else self._places.memory(s, env) for s in storages})
+        for storage in self._own:
+            env.tensors[self._places.token(storage)] = memory[storage]
+        return tensor(self.work.out) if self.form is None else None
 
 
 class CallStep:
@@ -141,7 +204,8 @@ class ResultStep:
 
 
 class CudaRealiser(BaseRealiser):
-    """Steps for one part at given sizes. ``seen`` are the tensors of its first run, by which layouts are known."""
+    """Steps for one part at given sizes. ``seen`` are the tensors of its first run, by which layouts are known, and
+    ``held`` those that are the same in every run."""
 
     def __init__(
         self,
@@ -149,17 +213,23 @@ class CudaRealiser(BaseRealiser):
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         seen: dict[Value, Any],
-        device: Any,
+        place: Place,
+        *,
+        held: Mapping[Value, Any] | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         super().__init__(program, inputs, outputs)
         self.steps: list[Step] = []
-        self.places = Places(device)
+        self.places = Places(place.device)
+        self._chooser = chooser or Chooser(place)
         self._seen = seen
         self._made: set[Storage] = set()
         self._by_torch: set[Value] = set()
         self._copies.clear()  # a value is one tensor, however often it is a result
         for value in inputs:
             self._adopt(value)
+        for value, tensor in (held or {}).items():
+            self._views[value] = self.places.held(value, tensor)
 
     def _adopt(self, value: Value) -> None:
         self._views[value] = self.places.outside(value, self._seen[value])
@@ -178,13 +248,21 @@ class CudaRealiser(BaseRealiser):
 
     def loops(self, nest: Nest) -> None:
         printed = kernel(nest)
+        self._chooser.compiles(printed)
         makes = [*(nest.operands[k].view.storage for k in sorted(nest.written())), *printed.temporaries]
         fresh = [s for s in dict.fromkeys(makes) if s not in self._made]
         self._made.update(fresh)
         self.steps.append(LoopStep(nest, printed, self.places, fresh))
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
-        raise AssertionError("products are calls of torch")
+        anchor.realise(self, views, target, epilogue)
+
+    def multiplied(self, work: Work) -> None:
+        """Add the step of a product."""
+        storage = work.out.storage
+        fresh = storage not in self._made
+        self._made.add(storage)
+        self.steps.append(ContractionStep(self.label, work, self.places, self._chooser, fresh=fresh))
 
     def call(self, each: Opaque, views: list[View], outs: list[View]) -> None:
         each.realise(self, views, outs)

@@ -1,7 +1,8 @@
 """Runs of nodes as kernels of their own: what the steps of a part become once its sizes are known.
 
 Nodes are defined as for every device, and grouped as there. A node that would have a kernel to itself stays with torch,
-whose kernels are compiled already; so do products, and whatever has no definition in loops.
+whose kernels are compiled already, unless it is a product: then the fastest form is looked for. Whatever has no
+definition in loops is torch's.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from ranvier.codegen.definitions.define import lower_node
-from ranvier.codegen.definitions.defs import Alias, Declined, Def, NeedsValue
+from ranvier.codegen.definitions.defs import Alias, Contraction, Declined, Def, NeedsValue
+from ranvier.codegen.definitions.exprs import HALVES
 from ranvier.codegen.definitions.groups import group
 from ranvier.codegen.definitions.lower.index import SHARED
-from ranvier.codegen.definitions.products import Window
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.reasons import reason_against
 from ranvier.codegen.storage import View
@@ -22,7 +24,9 @@ from ranvier.errors import RanvierError
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType
 from ranvier.logs import logger, warn_once
+from ranvier.providers.cuda.choosing import Chooser
 from ranvier.providers.cuda.place import Gpu, Place
+from ranvier.providers.cuda.products import CudaProducts
 from ranvier.providers.cuda.realise import CudaRealiser
 from ranvier.providers.cuda.steps import Env, NodeStep, Step
 
@@ -30,23 +34,10 @@ from ranvier.providers.cuda.steps import Env, NodeStep, Step
 _FAMILIES = frozenset(
     (
         *("activation", "elementwise", "fused_contrib", "losses", "movement", "narrow_cast", "normalization", "rotary"),
-        *("optimizers", "qlinear", "quantization", "reduction", "views"),
+        *("contraction", "convolution", "optimizers", "qlinear", "quantization", "reduction", "views"),
     )
 )
-
-
-class _NoProducts:
-    """Products are torch's."""
-
-    def matmul(
-        self, b: Definitions, x: Value, y: Value, shape: Sequence[int], out: Value | None = None, alpha: float = 1.0
-    ) -> Value:
-        raise Declined("a product")
-
-    def convolve(
-        self, b: Definitions, x: Value, w: Value, shape: Sequence[int], window: Window, out: Value | None = None
-    ) -> Value:
-        raise Declined("a convolution")
+_PRODUCTS = frozenset({"contraction", "convolution"})
 
 
 def problem(place: Place) -> str | None:
@@ -72,11 +63,12 @@ def specialiser(place: Place, wanted: bool | None) -> Specialiser | None:
 
 class Specialiser:
     """``specialise(steps, env, outputs)`` after a first run that left its tensors in ``env``. ``lone``: nodes get a
-    kernel even where it would be of that node alone."""
+    kernel even where it would be of that node alone. ``prefer``: the form of products, by the beginning of its name."""
 
-    def __init__(self, place: Place, *, lone: bool = False) -> None:
+    def __init__(self, place: Place, *, lone: bool = False, prefer: str | None = None) -> None:
         self._place = place
         self._lone = lone
+        self._chooser = Chooser(place, prefer)
 
     def __call__(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> list[Step]:
         try:
@@ -97,7 +89,10 @@ class Specialiser:
             made = _define(steps, env, inputs, alone)
         if not made.loops:
             return list(steps)
-        return CudaRealiser(made.program, inputs, outputs, env.tensors, self._place.device).run()
+        how: dict[str, Any] = {"held": made.held, "chooser": self._chooser}
+        found = CudaRealiser(made.program, inputs, outputs, env.tensors, self._place, **how).run()
+        self._chooser.start()
+        return found
 
 
 class _Defined:
@@ -107,10 +102,11 @@ class _Defined:
         self.program = program
         self.origin: dict[int, int] = {}  # of definitions, by identity
         self.loops: set[int] = set()  # steps that are defined in loops
+        self.held: dict[Value, Any] = {}  # constants in the form that steps want
 
 
 def _define(steps: Sequence[Step], env: Env, inputs: Sequence[Value], alone: set[int]) -> _Defined:
-    program = Definitions(_NoProducts())
+    program = Definitions(CudaProducts())
     made = _Defined(program)
     for value in inputs:
         program.types[value] = _type(value, env)
@@ -122,7 +118,7 @@ def _define(steps: Sequence[Step], env: Env, inputs: Sequence[Value], alone: set
             if value in env.tensors:
                 program.types[value] = _type(value, env)
         start = len(program.defs), len(program.checks), len(program.draws)
-        if k not in alone and isinstance(step, NodeStep) and _in_loops(step, program):
+        if k not in alone and isinstance(step, NodeStep) and _in_loops(step, program, made.held):
             made.loops.add(k)
         else:
             del program.defs[start[0] :], program.checks[start[1] :], program.draws[start[2] :]
@@ -136,17 +132,22 @@ def _type(value: Value, env: Env) -> TensorType:
     return TensorType(dtype, tuple(env.tensors[value].shape))
 
 
-def _in_loops(step: NodeStep, program: Definitions) -> bool:
+def _in_loops(step: NodeStep, program: Definitions, held: dict[Value, Any]) -> bool:
     node, drawn = step.node, len(program.draws)
-    if SHARED.modules.get((node.domain, node.op)) not in _FAMILIES or reason_against(node, SHARED) is not None:
+    family = SHARED.modules.get((node.domain, node.op))
+    if family not in _FAMILIES or reason_against(node, SHARED) is not None:
         return False
     if any(v not in program.types for v in node.outputs) or any(
         v is not None and v not in program.types and v.const is None for v in node.inputs
     ):
         return False
+    if family in _PRODUCTS and program.dtype(node.output) not in HALVES:
+        return False
     for value in node.inputs:
         if value is not None and value not in program.types and value.const is not None:
             program.types[value] = value.const.type
+    prepared = [(node.input(k), tensor) for k, tensor in step.prepared.items()]
+    held.update((v, t) for v, t in prepared if v is not None and tuple(t.shape) == program.shape(v))
     try:
         lower_node(node, program, SHARED)
     except (Declined, NeedsValue, RanvierError):
@@ -181,7 +182,8 @@ def _without_company(made: _Defined, outputs: Sequence[Value]) -> set[int]:
         elif not _is_view(each.defs):
             (k,) = from_steps
             kernels[k] = kernels.get(k, 0) + 1
-    return {k for k in kernels if k in made.loops and k not in accompanied}
+    products = {made.origin[id(d)] for d in made.program.defs if isinstance(d, Contraction)}
+    return {k for k in kernels if k in made.loops and k not in accompanied and k not in products}
 
 
 def _is_view(defs: Sequence[Def]) -> bool:

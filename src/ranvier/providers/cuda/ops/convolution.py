@@ -56,7 +56,7 @@ def convolved(call: Call, x: Any, w: Any, bias: Any = None, *, op: str = "Conv")
         within: Any = pads[:rank]
     else:
         x, within = padded(x, pads), (0,) * rank
-    if x.dtype in (torch.float16, torch.bfloat16) and x.device.type != "cpu" and rank == 2:
+    if x.dtype in (torch.float16, torch.bfloat16) and rank == 2:
         x = x.contiguous(memory_format=torch.channels_last)
         w = w.contiguous(memory_format=torch.channels_last)
     function = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
@@ -66,7 +66,7 @@ def convolved(call: Call, x: Any, w: Any, bias: Any = None, *, op: str = "Conv")
 def _filters(w: Any, node: Node) -> Any:
     """Filters of halves with their channels last, once."""
     halves = w.dtype in (torch.float16, torch.bfloat16)
-    return w.contiguous(memory_format=torch.channels_last) if halves and w.ndim == 4 and w.is_cuda else w
+    return w.contiguous(memory_format=torch.channels_last) if halves and w.ndim == 4 else w
 
 
 @lowers("Conv", refuses=_spatial(), prepares={1: _filters})

@@ -1,0 +1,180 @@
+"""Which form of a product is the fastest on this GPU: measured when one of its kind first runs, and kept.
+
+Generated kernels are compiled in threads as soon as a part is known to need them, while it runs by torch for the first
+time. Measuring ends after some seconds in all; what comes later has the form that is likely to be good.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from ranvier.codegen.triton import tune
+from ranvier.codegen.triton.library import Printed
+from ranvier.logs import logger
+from ranvier.providers.cuda.failures import is_lost
+from ranvier.providers.cuda.forms import LIBRARY, Form, Work
+from ranvier.providers.cuda.library import torch
+from ranvier.providers.cuda.place import Gpu, Place
+
+_SECONDS = 20.0  # of measuring and of waiting for compilers in a session: tens of products, each some milliseconds
+_TOLERANCE = {"float16": 1e-2, "bfloat16": 6e-2}  # of the largest element; the order of sums differs
+
+
+class Chooser:
+    """Decides once for products that are alike. ``prefer`` takes the first form whose name starts so, for tests."""
+
+    def __init__(self, place: Place, prefer: str | None = None) -> None:
+        self._place = place
+        self._prefer = prefer
+        self._measures = isinstance(place, Gpu) and prefer is None
+        self._chosen: dict[str, str] = {}  # names of forms by structure
+        self._expected: dict[str, list[Form]] = {}  # what may be chosen, by structure
+        self._waiting: dict[str, list[Future[None]]] = {}
+        self._pending: list[Printed] = []
+        self._spent = 0.0
+        self._lock = threading.RLock()
+
+    def known(self, work: Work) -> Form | None:
+        """The form of work whose like was decided before, here or by an earlier process."""
+        candidates = work.candidates()
+        if not self._measures:
+            return candidates[self._first(list(candidates))]()
+        structure = work.structure()
+        name = self._chosen.get(structure) or self._stored().get(structure)
+        return candidates[name]() if name in candidates else None
+
+    def compiles(self, printed: Printed) -> None:
+        """Have kernels compiled by the time that they are launched."""
+        with self._lock:
+            self._pending.append(printed)
+
+    def expect(self, work: Work) -> None:
+        """The same for all that may be chosen."""
+        structure = work.structure()
+        with self._lock:
+            if structure not in self._expected:
+                self._expected[structure] = [make() for make in work.candidates().values()]
+
+    def start(self) -> None:
+        """Begin to compile. Not before a part is ready: the compilers' threads would be in the way."""
+        if not isinstance(self._place, Gpu):
+            return
+        with self._lock:
+            for structure, forms in self._expected.items():
+                if structure not in self._waiting:
+                    found = [form.printed for form in forms if form.printed is not None]
+                    self._waiting[structure] = [compile_later(printed, self._place) for printed in found]
+            for printed in self._pending:
+                compile_later(printed, self._place)
+            self._pending.clear()
+
+    def choose(self, work: Work, run: Callable[[Form], Any]) -> Form:
+        """Measure the forms of a product on a run's own tensors. ``run`` returns the result; one that is not what the
+        library makes of it is never chosen."""
+        structure = work.structure()
+        with self._lock:
+            known = self.known(work)
+            if known is not None:
+                return known
+            forms = {name: make() for name, make in work.candidates().items()}
+            start = time.monotonic()
+            first = forms[self._first(list(forms))]
+            if self._spent > _SECONDS:
+                return first
+            for each in self._waiting.pop(structure, []):
+                each.exception()
+            wanted = run(forms[LIBRARY]).float()
+            times = {name: self._time(form, run, wanted) for name, form in forms.items()}
+            self._expected.pop(structure, None)
+            self._spent += time.monotonic() - start
+            best = min(times, key=lambda name: times[name])
+            if times[best] == math.inf:
+                return first
+            self._chosen[structure] = best
+            self._store(structure, best, times)
+            logger.debug("%s %s: %s of %s", work.sizes(), structure, best, times)
+            return forms[best]
+
+    def _time(self, form: Form, run: Callable[[Form], Any], wanted: Any) -> float:
+        try:
+            # where a form reads memory that nobody wrote, this is what it finds there
+            torch.full(wanted.shape, math.nan, dtype=torch.float16, device=wanted.device)
+            with _searching():
+                found = run(form)
+            off = float((found.float() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+            if not off <= _TOLERANCE[str(found.dtype).removeprefix("torch.")]:
+                logger.info("%s is off by %g and is not used", form.name, off)
+                return math.inf
+            return tune.on_gpu(lambda: run(form))
+        except Exception as error:
+            if is_lost(error):
+                raise
+            logger.debug("no %s here: %s", form.name, error)
+            return math.inf
+
+    def _first(self, names: list[str]) -> str:
+        if self._prefer is not None:
+            return next((name for name in names if name.startswith(self._prefer)), names[0])
+        return names[0]
+
+    def _stored(self) -> dict[str, str]:
+        return _stored(self._device())
+
+    def _store(self, structure: str, best: str, times: Mapping[str, float]) -> None:
+        from ranvier.codegen import tuning_store
+
+        device = self._device()
+        gain = times[LIBRARY] / times[best] if times[LIBRARY] < math.inf else 1.0
+        tuning_store.save(_table(device), 1, {structure: tuning_store.Entry(best, gain, times[best])})
+        _stored(device)[structure] = best
+
+    def _device(self) -> str:
+        return str(torch.cuda.get_device_name(self._place.device))
+
+
+def _table(device: str) -> str:
+    return f"products {device}"
+
+
+@functools.cache
+def _stored(device: str) -> dict[str, str]:
+    from ranvier.codegen import tuning_store
+
+    return {key: entry.chosen for key, entry in tuning_store.entries(_table(device), 1).items()}
+
+
+class _searching:
+    """cuDNN measures its own ways in between, and keeps what it finds for later calls of the same sizes."""
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+
+    def __exit__(self, *_: Any) -> None:
+        torch.backends.cudnn.benchmark = self._before
+
+
+@functools.cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, min(16, (os.cpu_count() or 2) - 1)), "ranvier-triton")
+
+
+def compile_later(printed: Printed, place: Place) -> Future[None]:
+    """Compile kernels in a thread; one that cannot be compiled says so when it is launched."""
+
+    def compile_now() -> None:
+        if isinstance(place, Gpu):
+            with torch.cuda.device(place.device):
+                printed.compile()
+
+    return _compilers().submit(compile_now)
+
+
+__all__ = ["Chooser", "compile_later"]
