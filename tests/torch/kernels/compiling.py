@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from ranvier.providers.cuda.kernels import (
     codes,
     decode_attention,
+    first,
     fp8,
     gemv,
     int4,
@@ -28,8 +29,8 @@ from ranvier.providers.cuda.kernels import (
     w8a8,
 )
 
-MODULES = (codes, decode_attention, fp8, gemv, norms, rope_append, swiglu, ternary, w4a16, w8a8)
-CALLED_BY_KERNELS = {"decode_attention._join"}
+MODULES = (codes, decode_attention, first, fp8, gemv, norms, rope_append, swiglu, ternary, w4a16, w8a8)
+CALLED_BY_KERNELS = {"decode_attention._join", "decode_attention._tile"}
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 
@@ -52,6 +53,9 @@ def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def launch_all() -> None:
     x, w, g = zeros(1, 256), zeros(64, 256), zeros(256)
+    tokens, fine = torch.zeros(2, dtype=torch.int64), zeros(1, dtype=torch.uint8)
+    first.look_up(w, tokens, zeros(2, 256), fine)
+    first.lengths_after(tokens, 16, torch.zeros(2, dtype=torch.int32), fine)
     gemv.gemv(x, (w, w, w), zeros(1, 192), norm=g, bias=zeros(192), residual=zeros(1, 192), activation="gelu", pdl=True)
     gemv.gated_gemv(x, w, w, zeros(1, 64), norm=g, pdl=True)
     q, k, cache = zeros(2, 8, 64), zeros(2, 2, 64), zeros(4, 16, 2, 64)

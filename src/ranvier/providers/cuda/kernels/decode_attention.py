@@ -1,13 +1,14 @@
 """Attention of one new token for each sequence over a cache of keys and values, contiguous or in pages.
 
 A step reads all keys and values once and computes next to nothing, so the context is cut into ``splits`` that separate
-programs read at the same time. A program holds all query heads that share a key head, so the cache is read once for
-them; from a group of four on, their products are matrix products with rows padded to 16. Each program leaves its
-largest score, its sum and its accumulated values; whoever of a sequence's programs ends last puts them together, which
-saves a launch (``fused=False`` uses a launch: for devices on which the order of memory is in doubt).
+programs read at the same time, each a tile ahead of what it computes. A program holds all query heads that share a key
+head, so the cache is read once for them; from a group of four on, their products are matrix products with rows padded
+to 16. Each program leaves its largest score, its sum and its accumulated values; whoever of a sequence's programs ends
+last puts them together, which saves a launch (``fused=False`` uses a launch: for devices on which the order of memory
+is in doubt).
 
 With ``new`` the token's key and value are not in the cache yet: queries and key are turned by their position here, and
-the program that holds the last split writes key and value, so a step has one launch for all of it.
+the program that holds the last split writes key and value and starts from them, so a step has one launch for all of it.
 
 Caches are ``[sequences, positions, heads, D]`` by their strides, or ``[pages, positions of a page, heads, D]`` with a
 ``table`` of each sequence's pages. Lengths are read from device memory and count the new token.
@@ -26,6 +27,7 @@ from ranvier.providers.cuda.kernels.jit import kernel, power_of_two
 from ranvier.providers.cuda.kernels.rotary import partner, turned
 
 NOTHING = tl.constexpr(-1e30)  # a score that adds nothing, without the arithmetic of infinities
+JOINED_AT_ONCE = 8192  # numbers of splits that 128 threads read together
 DOT_FROM = 4  # query heads of a key head from which on a padded matrix product is cheaper
 
 
@@ -34,34 +36,75 @@ def _join(
     partial: tl.tensor,
     stats: tl.tensor,
     out: tl.tensor,
-    row: tl.tensor,
-    row_mask: tl.tensor,
+    first: tl.tensor,
     to: tl.tensor,
-    d: tl.tensor,
+    out_head: tl.tensor,
     dim: tl.tensor,
-    SPLITS: tl.constexpr,
-    LANES: tl.constexpr,
     HEADS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Results of heads ``row`` (numbered over all sequences) out of what their splits left."""
-    split = tl.arange(0, LANES)
-    mask = row_mask[:, None] & (split[None, :] < SPLITS)
-    at = stats + (row[:, None] * SPLITS + split[None, :]) * 2
+    """Results of HEADS heads from ``first`` on (numbered over all sequences) out of what their splits left.
+
+    Splits are read AT_ONCE together: one after the other, each would wait for memory by itself.
+    """
+    member = tl.arange(0, MEMBERS)
+    mine = member < HEADS
+    row = first + member
+    lane = tl.arange(0, LANES)
+    at = stats + (row[:, None] * SPLITS + lane[None, :]) * 2
+    mask = mine[:, None] & (lane[None, :] < SPLITS)
     most = tl.load(at, mask=mask, other=NOTHING, cache_modifier=".cg")
     sums = tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg")
     top = tl.max(most, axis=1)
     total = tl.sum(sums * tl.exp2(most - top[:, None]), axis=1)
-    result = tl.zeros((HEADS, WIDTH), tl.float32)
-    mask_d = row_mask[:, None] & (d[None, :] < dim)
-    for s in range(SPLITS):
-        weight = tl.load(stats + (row * SPLITS + s) * 2, mask=row_mask, other=NOTHING, cache_modifier=".cg")
+    d = tl.arange(0, WIDTH)
+    result = tl.zeros((MEMBERS, WIDTH), tl.float32)
+    for begin in tl.static_range(0, LANES, AT_ONCE):
+        split = begin + tl.arange(0, AT_ONCE)
+        there = mine[:, None] & (split[None, :] < SPLITS)
+        place = row[:, None] * SPLITS + split[None, :]
+        weight = tl.load(stats + place * 2, mask=there, other=NOTHING, cache_modifier=".cg")
         share = tl.load(
-            partial + (row[:, None] * SPLITS + s) * dim + d[None, :], mask=mask_d, other=0.0, cache_modifier=".cg"
+            partial + place[:, :, None] * dim + d[None, None, :],
+            mask=there[:, :, None] & (d < dim)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
         )
-        result += share * tl.exp2(weight - top)[:, None]
+        result += tl.sum(share * tl.exp2(weight - top[:, None])[:, :, None], axis=1)
     result = tl.where(total[:, None] > 0.0, result / tl.where(total > 0.0, total, 1.0)[:, None], 0.0)
-    tl.store(out + to[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mask_d)
+    at_out = out + to + member[:, None] * out_head + d[None, :]
+    tl.store(at_out, result.to(out.dtype.element_ty), mask=mine[:, None] & (d < dim)[None, :])
+
+
+@kernel
+def _tile(
+    cache: tl.tensor,
+    table: tl.tensor,
+    batch: tl.tensor,
+    table_batch: tl.tensor,
+    page: tl.tensor,
+    step_batch: tl.tensor,
+    step_token: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    d: tl.tensor,
+    dim: tl.tensor,
+    TOKENS: tl.constexpr,
+) -> tl.tensor:
+    """Rows of one head from token ``first`` on, up to ``end``; ``cache`` points at the head."""
+    token = first + tl.arange(0, TOKENS)
+    there = token < end
+    if table is not None:
+        base = tl.load(table + batch * table_batch + token // page, mask=there, other=0).to(tl.int64)
+        inside = (token % page).to(tl.int64)
+        at = base * step_batch + inside * step_token
+    else:
+        at = batch * step_batch + token.to(tl.int64) * step_token
+    return tl.load(cache + at[:, None] + d[None, :], mask=there[:, None] & (d < dim)[None, :], other=0.0)
 
 
 @kernel
@@ -105,6 +148,8 @@ def _decode(
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
     SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    MEMBERS: tl.constexpr,
     LANES: tl.constexpr,
     DOT: tl.constexpr,
     APPEND: tl.constexpr,
@@ -126,8 +171,13 @@ def _decode(
     start = begin + split * piece
     end = tl.minimum(start + piece, length)
     newest = length - 1
+    stored = tl.minimum(end, newest) if APPEND else end  # the new token is not in the cache
 
     d = tl.arange(0, WIDTH)
+    of_keys = k_cache + head * k_head
+    of_values = v_cache + head * v_head
+    keys = _tile(of_keys, table, batch, table_batch, page, k_batch, k_token, start, stored, d, dim, TOKENS)
+    values = _tile(of_values, table, batch, table_batch, page, v_batch, v_token, start, stored, d, dim, TOKENS)
     in_head = d < dim
     member = tl.arange(0, HEADS)
     mine = member < GROUP
@@ -146,7 +196,8 @@ def _decode(
         key_here = key_here.to(k_cache.dtype.element_ty)
         value_here = tl.load(new_v + batch * new_v_batch + head * new_v_head + d, mask=in_head, other=0.0)
         value_here = value_here.to(v_cache.dtype.element_ty)
-        if (newest >= start) & (newest < end):
+        owner = (newest >= start) & (newest < end)
+        if owner:
             if table is not None:
                 where = tl.load(table + batch * table_batch + newest // page).to(tl.int64)
                 inside = newest % page
@@ -165,24 +216,19 @@ def _decode(
     most = tl.full((HEADS,), NOTHING, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     gathered = tl.zeros((HEADS, WIDTH), tl.float32)
-    for first in range(start, end, TOKENS):
+    if APPEND:
+        score = tl.sum(queries.to(tl.float32) * key_here.to(tl.float32)[None, :], axis=1) * scale
+        if cap is not None:
+            score = capped(score, cap)
+        most = tl.where(owner, score * 1.4426950408889634, NOTHING)
+        total = tl.where(owner, 1.0, total)
+        gathered = tl.where(owner, value_here.to(tl.float32)[None, :] + gathered, 0.0)
+    for first in range(start, stored, TOKENS):
         token = first + tl.arange(0, TOKENS)
-        there = token < end
-        if table is not None:
-            base = tl.load(table + batch * table_batch + token // page, mask=there, other=0).to(tl.int64)
-            inside_page = (token % page).to(tl.int64)
-        else:
-            base = batch + tl.zeros((TOKENS,), tl.int64)
-            inside_page = token.to(tl.int64)
-        tile_mask = there[:, None] & in_head[None, :]
-        k_at = k_cache + (base * k_batch + inside_page * k_token)[:, None] + head * k_head + d[None, :]
-        v_at = v_cache + (base * v_batch + inside_page * v_token)[:, None] + head * v_head + d[None, :]
-        keys = tl.load(k_at, mask=tile_mask, other=0.0)
-        values = tl.load(v_at, mask=tile_mask, other=0.0)
-        if APPEND:
-            is_new = (token == newest)[:, None]
-            keys = tl.where(is_new, key_here[None, :], keys)
-            values = tl.where(is_new, value_here[None, :], values)
+        there = token < stored
+        ahead = first + TOKENS
+        next_keys = _tile(of_keys, table, batch, table_batch, page, k_batch, k_token, ahead, stored, d, dim, TOKENS)
+        next_values = _tile(of_values, table, batch, table_batch, page, v_batch, v_token, ahead, stored, d, dim, TOKENS)
         if DOT:
             scores = matrix_product(queries, tl.trans(keys), tl.zeros((HEADS, TOKENS), tl.float32))
         else:
@@ -201,6 +247,8 @@ def _decode(
         else:
             gathered += tl.sum(weights[:, :, None] * values.to(tl.float32)[None, :, :], axis=1)
         most = higher
+        keys = next_keys
+        values = next_values
 
     to = batch * out_batch + (head * GROUP + member) * out_head
     if SPLITS == 1:
@@ -217,7 +265,12 @@ def _decode(
             counter = arrived + batch * kv_heads + head
             before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
             if before == SPLITS - 1:
-                _join(partial, stats, out, row, mine, to, d, dim, SPLITS, LANES, HEADS, WIDTH)
+                to_first = batch * out_batch + head * GROUP * out_head
+                first_row = (batch * kv_heads + head) * GROUP
+                _join(
+                    partial, stats, out, first_row, to_first, out_head, dim,
+                    GROUP, SPLITS, AT_ONCE, MEMBERS, LANES, WIDTH,
+                )  # fmt: skip
                 tl.store(counter, 0)  # as the next replay needs it
 
 
@@ -231,15 +284,16 @@ def _combine(
     out_batch: tl.tensor,
     out_head: tl.tensor,
     SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     let_next_start(PDL)
     wait_for_inputs(PDL)
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    row = tl.program_id(0).to(tl.int64)
     to = (row // heads) * out_batch + (row % heads) * out_head
-    _join(partial, stats, out, row, row >= 0, to, tl.arange(0, WIDTH), dim, SPLITS, LANES, 1, WIDTH)
+    _join(partial, stats, out, row, to, out_head, dim, 1, SPLITS, AT_ONCE, 1, LANES, WIDTH)
 
 
 @dataclass(frozen=True)
@@ -303,6 +357,7 @@ def decode_attention(
     width = max(16, power_of_two(dim))
     rows = max(16, power_of_two(group)) if dot else power_of_two(group)
     lanes = power_of_two(splits)
+    members = power_of_two(group)
     new_steps = (new.k.stride(0), new.k.stride(1), new.v.stride(0), new.v.stride(1)) if new else (0, 0, 0, 0)
     _decode[(splits, kv_heads, batch)](
         q,
@@ -337,6 +392,8 @@ def decode_attention(
         WIDTH=width,
         TOKENS=tokens,
         SPLITS=splits,
+        AT_ONCE=max(1, min(lanes, JOINED_AT_ONCE // (members * width))),
+        MEMBERS=members,
         LANES=lanes,
         DOT=dot,
         APPEND=new is not None,
@@ -357,6 +414,7 @@ def decode_attention(
             out.stride(0),
             out.stride(1),
             SPLITS=splits,
+            AT_ONCE=max(1, min(lanes, JOINED_AT_ONCE // 4 // width)),
             LANES=lanes,
             WIDTH=width,
             PDL=pdl,

@@ -1,9 +1,9 @@
 """4-bit weights in the order kernels read them.
 
 A chunk is 16 bytes of one row, 32 consecutive weights: four 32-bit words, nibbles i and i + 4 of word j being weights
-8 i + 2 j and 8 i + 2 j + 1. A thread reads one chunk at once, all of it under one scale (groups are multiples of 32). One
-shift and one mask leave a pair of weights in the two halves of a word, and for every shift the four words of a chunk
-meet eight neighbours of the token. Chunks of a row follow each other, rows follow each other.
+8 i + 2 j and 8 i + 2 j + 1. A thread reads one chunk at once, all of it under one scale (groups are multiples of 32).
+One shift and one mask leave a pair of weights in the two halves of a word, and for every shift the four words of a
+chunk meet eight neighbours of the token. Chunks of a row follow each other, rows follow each other.
 """
 
 from __future__ import annotations

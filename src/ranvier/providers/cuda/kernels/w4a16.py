@@ -2,9 +2,9 @@
 
 **GEMV.** A thread has 16 bytes of a few rows. At 4 bits the memory hands over 40 weights a cycle to a multiprocessor
 with 128 lanes, so three instructions a weight are all there is. A shift and a mask put two nibbles into the mantissas
-of two bfloat16 of 128.0; each half is a float32 by a shift, or as it stands. What the constants add depends on the token
-only, and so does what the lower half adds to the upper one: both are taken off once for all rows, without rounding.
-Scales are applied once for every 32 weights.
+of two bfloat16 of 128.0; each half is a float32 by a shift, or as it stands. What the constants add depends on the
+token only, and so does what the lower half adds to the upper one: both are taken off once for all rows. Scales
+are applied once for every 32 weights.
 
 **GEMM.** Nibbles of equal number make a plane, eight products of planes a step. Weights are the left operand, which
 the matrix unit takes from registers, so what was unpacked never goes through shared memory: results are computed
