@@ -23,9 +23,9 @@ from ranvier.providers.cuda.kernels import choose  # noqa: E402
 from ranvier.providers.cuda.kernels.jit import Tile  # noqa: E402
 
 Array = np.ndarray[Any, Any]
-SIZES = llama.Sizes(layers=2, width=64, heads=8, kv_heads=2, inside=64, vocabulary=40, context=72)
+SIZES = llama.Sizes(layers=2, width=64, heads=8, kv_heads=2, inside=64, vocabulary=32, context=72)
 CAPACITY = 70  # more than a tile of the attention kernel: its splits are joined
-TOKENS = np.random.default_rng(3).integers(0, SIZES.vocabulary, 8)
+TOKENS = np.random.default_rng(3).integers(0, SIZES.vocabulary, 7)
 PROMPT = 4
 
 
@@ -146,11 +146,10 @@ def made() -> Iterator[list[Counter[str]]]:
 LAUNCHES = Counter(LookUpStep=1, LengthsStep=1, ProductStep=4 * SIZES.layers + 1, DecodeStep=SIZES.layers)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_prompt_and_the_steps_after_it(path: Path, graphs: bool, made: list[Counter[str]]) -> None:
+def test_a_prompt_and_the_steps_after_it(path: Path, made: list[Counter[str]]) -> None:
     wanted, kept = Exact(path)(TOKENS)
     state = _caches()
-    with _load(path, cuda_graphs=graphs) as session:
+    with _load(path, cuda_graphs=True) as session:
         for repeated in range(2):  # the first run of some sizes is torch's
             found = session.run({**_inputs(TOKENS[None, :PROMPT], PROMPT), **state})
             assert _off(found["logits"][0], wanted[:PROMPT]) < 0.03, repeated
@@ -177,14 +176,14 @@ def test_steps_in_place(path: Path, made: list[Counter[str]]) -> None:
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         replaced = {name.replace("past_key_values", "present"): name for name in state}
         run = session.tied(tensors, replaced)
-        for at in range(PROMPT, len(TOKENS)):
+        for at in range(PROMPT, PROMPT + 2):
             tensors["input_ids"].fill_(int(TOKENS[at]))
             tensors["seqlens_k"].fill_(at)
             results = run()
             assert _off(results["logits"].float().numpy()[0, 0], wanted[at]) < 0.03, at
         for (present, past), exact in zip(replaced.items(), kept):
             assert results[present].data_ptr() == addresses[past]
-            assert _off(results[present].float().numpy()[0, :, : len(TOKENS)], exact) < 0.03
+            assert _off(results[present].float().numpy()[0, :, : at + 1], exact[:, : at + 1]) < 0.03
     assert made[-1] == LAUNCHES
 
 
@@ -209,13 +208,12 @@ def test_sequences_of_different_lengths(path: Path, made: list[Counter[str]]) ->
     assert made[0]["DecodeStep"] == SIZES.layers and made[0]["ProductStep"] == 4 * SIZES.layers + 1
 
 
-@pytest.mark.parametrize("wrong", [{"input_ids": 40}, {"input_ids": -41}, {"seqlens_k": CAPACITY}, {"seqlens_k": -1}])
-def test_inputs_that_are_wrong_are_told_and_touch_nothing(path: Path, wrong: dict[str, int]) -> None:
+def test_inputs_that_are_wrong_are_told_and_touch_nothing(tmp_path: Path) -> None:
     given = {**_inputs(TOKENS[None, :1], 3), **_caches()}
-    with _load(path) as session:
-        fine = session.run(given)["logits"]
+    with _load(llama.write(tmp_path, 16, SIZES)) as session:
         session.run(given)
-        bad = {**given, **{name: np.full_like(given[name], value) for name, value in wrong.items()}}
-        with pytest.raises(InvalidValue):
-            session.run(bad)
-        np.testing.assert_allclose(session.run(given)["logits"].astype(float), fine.astype(float), rtol=0.1, atol=0.2)
+        fine = session.run(given)["logits"]
+        for name, value in (("input_ids", 32), ("input_ids", -33), ("seqlens_k", CAPACITY), ("seqlens_k", -1)):
+            with pytest.raises(InvalidValue):
+                session.run({**given, name: np.full_like(given[name], value)})
+        np.testing.assert_array_equal(session.run(given)["logits"], fine)

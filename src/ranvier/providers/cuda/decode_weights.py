@@ -79,8 +79,6 @@ class Codes:
     def many(self, x: torch.Tensor) -> torch.Tensor:
         weights = self._weights
         choice = choose.product("int4", x.shape[0], x.shape[1])
-        if choice.kernel == choose.GEMV:
-            return self.few(x, x.new_empty(x.shape[0], self.n), Around())
         if choice.kernel == choose.GEMM and x.dtype != torch.float32:
             assert isinstance(choice.tile, MatrixTile)
             return w4a16.gemm(x, weights, x.new_empty(x.shape[0], self.n), bias=self._bias, tile=choice.tile)

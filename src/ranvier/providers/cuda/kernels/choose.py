@@ -35,12 +35,10 @@ class Row:
 
 _SMALL = MatrixTile(rows=64, columns=16, depth=256, warps=4, stages=2)
 _TABLE = (
-    Row("float", 1, 1024, Choice(GEMV, Tile(4, 1024, 4))),
-    Row("float", 1, 4096, Choice(GEMV, Tile(4, 2048, 8))),
     Row("float", 1, 0, Choice(GEMV, Tile(4, 1024, 4))),
     Row("float", 4, 0, Choice(GEMV, Tile(2, 1024, 4))),
     Row("float", 0, 0, Choice(LIBRARY)),
-    Row("gated", 1, 0, Choice(GEMV, Tile(2, 1024, 4))),
+    Row("gated", 1, 0, Choice(GEMV, Tile(8, 512, 2))),
     Row("gated", 4, 0, Choice(GEMV, Tile(1, 1024, 4))),
     Row("gated", 0, 0, Choice(LIBRARY)),
     Row("int4", 2, 2048, Choice(GEMV, Tile(4, 2048, 2))),
