@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ranvier.cli.explain_parts import show_declines, show_parts, show_precision, show_transfers
+from ranvier.cli.explain_parts import show_captures, show_declines, show_parts, show_precision, show_transfers
 from ranvier.cli.files import write_text
 from ranvier.cli.options import Setup, model_argument, session_options, with_output
 from ranvier.cli.render import Output, seconds_text, table
@@ -70,6 +70,7 @@ def _show(output: Output, report: Report, data: dict[str, Any], every_node: bool
         show_precision(output, report, every=single)
     show_parts(output, data, every=single)
     show_transfers(output, data, every=single)
+    show_captures(output, data)
     show_declines(output, data)
     _show_summary(output, report)
 

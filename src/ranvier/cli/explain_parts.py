@@ -71,6 +71,14 @@ def show_transfers(output: Output, data: Data, *, every: bool) -> None:
     _table(output, ["!memories", ">values", ">bytes", ">predicted", "names"], rows, every)
 
 
+def show_captures(output: Output, data: Data) -> None:
+    """Runs that a device launches as a whole, or what forbids that."""
+    if data["captures"]:
+        output.heading("captured runs")
+        rows = [(each["part"], each["provider"], each["text"]) for each in data["captures"]]
+        output.show(table([">part", "!provider", "sizes, and how they are launched"], rows))
+
+
 def show_declines(output: Output, data: Data) -> None:
     """Why providers did not take nodes, alike reasons together."""
     groups = data["declined"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.passes.manager import PassReport
 from ranvier.providers.base import TellsDecisions, TellsPrecision
+from ranvier.providers.own_memory import TellsCaptures
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
 from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
@@ -72,6 +74,16 @@ class TransferReport:
 
 
 @dataclass(frozen=True)
+class CaptureReport:
+    """A kind of run of a part, by the sizes of its inputs, that a device could launch as a whole: whether it does so,
+    and why not."""
+
+    part: int  # position among the parts
+    provider: str
+    text: str
+
+
+@dataclass(frozen=True)
 class DeclineReport:
     """A reason for which a provider did not take nodes."""
 
@@ -106,6 +118,7 @@ class Report:
     tuned: int = 0  # decisions of planners that were taken by measurement
     predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
+    captured: list[tuple[int, weakref.ref[Any]]] = field(default_factory=list, repr=False, compare=False)  # kernels
 
     def by_provider(self) -> Counter[str]:
         return Counter(node.provider for node in self.nodes)
@@ -119,6 +132,15 @@ class Report:
     def moved(self) -> list[TransferCount]:
         """What all runs of the session so far moved, by pair of memories."""
         return self.counts.snapshot()
+
+    def captures(self) -> list[CaptureReport]:
+        """What is launched as a whole by now, and why the rest is not; of parts whose kernels can do that."""
+        found: list[CaptureReport] = []
+        for part, kernel in self.captured:
+            told: TellsCaptures | None = kernel()
+            lines = () if told is None else told.graph_report()
+            found.extend(CaptureReport(part, self.parts[part].provider, line) for line in lines)
+        return found
 
     def declines(self) -> list[DeclineReport]:
         """Why providers declined nodes: alike reasons together, the most frequent first."""
@@ -166,11 +188,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in types JSON has."""
-        held = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "counts"}
+        live = ("counts", "captured")
+        held = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in live}
         more = {
             "by_provider": dict(self.by_provider()),
             "declined": self.declines(),
             "moved": self.moved(),
+            "captures": self.captures(),
             "together": self.together(),
         }
         return {**held, **{name: _plain(value) for name, value in more.items()}}
@@ -196,6 +220,7 @@ class Report:
         for transfer in self.transfers:
             size = "" if transfer.bytes is None else f" ({transfer.bytes} bytes)"
             lines.append(f"  transfer {', '.join(transfer.values)}: {transfer.source} → {transfer.target}{size}")
+        lines.extend(f"  part {each.part} on {each.provider}: {each.text}" for each in self.captures())
         lines.extend(f"  fallback: {text}" for text in self.fallbacks)
         return "\n".join(lines)
 
@@ -254,6 +279,8 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
         )
         for part in partitioning.parts
     ]
+    tellers = [(k, each.kernel) for k, each in enumerate(compiled.parts) if isinstance(each.kernel, TellsCaptures)]
+    report.captured = [(k, weakref.ref(kernel)) for k, kernel in tellers]
     report.inputs = {v.name: str(type_of(v)) for v in graph.inputs}
     report.outputs = {v.name: str(type_of(v)) for v in graph.outputs}
     report.transfers = []
@@ -335,6 +362,7 @@ def _plain(data: Any) -> Any:
 
 
 __all__ = [
+    "CaptureReport",
     "DeclineReport",
     "NodeReport",
     "PartReport",

@@ -13,6 +13,7 @@ from ranvier.providers.base import Configurable, ExecutionProvider
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.preferred import preferred
 from ranvier.runtime.program import provider_options
+from ranvier.runtime.transfer import HOST, space_of
 
 
 def effective(config: SessionConfig | ProviderConfig | None) -> SessionConfig:
@@ -28,8 +29,18 @@ def effective(config: SessionConfig | ProviderConfig | None) -> SessionConfig:
 def check_providers(config: SessionConfig, providers: Sequence[ExecutionProvider]) -> None:
     """Told before a model is loaded: options that a provider does not take, and a GPU that cannot be used."""
     _check_options(config.provider_options, {provider.name: provider for provider in providers})
+    _check_memories(providers)
     if "auto" in config.providers:
         warn_of_unusable_gpus()
+
+
+def _check_memories(providers: Sequence[ExecutionProvider]) -> None:
+    """Two providers of one device would each order what it launches by itself, and nothing between them."""
+    users: dict[str, str] = {}
+    for provider in providers:
+        space = space_of(provider)
+        if space != HOST and users.setdefault(space, provider.name) != provider.name:
+            raise InvalidConfig(f"providers {users[space]!r} and {provider.name!r} are both on {space}")
 
 
 def _check_options(given: Mapping[str, Mapping[str, Any]], used: Mapping[str, ExecutionProvider]) -> None:

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,6 +19,7 @@ from ranvier.providers.cuda.options import CudaOptions  # noqa: E402
 from ranvier.providers.cuda.provider import CudaProvider  # noqa: E402
 from ranvier.runtime.session import Session  # noqa: E402
 from tests.torch.cuda.models import expected, inputs, load, rows_graph  # noqa: E402
+from tests.torch.device import options  # noqa: E402
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -155,3 +157,26 @@ def test_torch_is_not_imported_before_the_provider_is_used() -> None:
         "assert 'torch' not in sys.modules and 'triton' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_report_says_what_is_captured_and_why_not() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        g (float[n, 3] x) => (float[n, 3] y) { r = RandomNormalLike(x) y = Add(x, r) }"""
+    )
+    given = options(cuda_graphs=True)
+    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=given) as session:
+        (before,) = session.report.captures()
+        assert (before.part, before.provider) == (0, "cuda") and before.text.startswith("any sizes: ")
+        for _ in range(4):
+            session.run({"x": np.zeros((2, 3), np.float32)})
+        (after,) = session.report.captures()
+        assert after.text.startswith("float32[2, 3]: ")
+        assert after.text.partition(": ")[2] == before.text.partition(": ")[2]  # the reason
+        assert after.text in str(session.report)
+        assert session.report.to_dict()["captures"] == [{"part": 0, "provider": "cuda", "text": after.text}]
+    with load(cuda_graphs=True) as session:
+        assert session.report.captures() == []
+        for _ in range(4):
+            session.run(inputs(2))
+        assert [each.text for each in session.report.captures()] == ["float32[2, 8], int64[2]: captured"]

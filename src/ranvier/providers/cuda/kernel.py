@@ -90,11 +90,14 @@ class CudaKernel(ForeignKernel):
         return "\n".join(f"{step.label}  # {type(step).__name__}" for step in listed)
 
     def graph_report(self) -> list[str]:
-        """For every variant that is kept: whether it is captured, and why not."""
+        """For every variant that is kept: whether it is captured, and why not. Before there is one: what forbids it."""
         with self._lock:
             found = list(self._variants.items())
-        told = [f"{_sizes(key)}: {'captured' if v.captured else v.refused or 'not yet'}" for key, v in found]
-        return [*told, *(f"tied: {v.refused or 'captured'}" for v in self._tied)]
+        if not found and not self._tied:
+            return [f"any sizes: {step.label}: {step.stops}" for step in self._steps if step.stops]
+        off = "" if self._graphs else "CUDA graphs are off"
+        told = [f"{_sizes(key)}: {'captured' if v.captured else v.refused or off or 'not yet'}" for key, v in found]
+        return [*told, *(f"tied: {v.refused or off or 'captured'}" for v in self._tied)]
 
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
