@@ -210,6 +210,10 @@ THIN = [
     Case((1, 4, 12, 12), 7, (3, 3), strides=(2, 1), dilations=(2, 2), pads=(1, 2, 1, 2)),
     Case((1, 2, 16, 16), 17, (4, 4), strides=(4, 4)),
     Case((1, 3, 5, 5), 8, (1, 1), pads=(1, 1, 1, 1)),
+    Case((2, 3, 41, 98), 16, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),  # tiles that end with a line
+    Case((1, 3, 4, 9000), 16, (3, 3), pads=(1, 1, 1, 1)),  # a line is more than a strip
+    Case((1, 2, 19, 60), 33, (3, 2), strides=(1, 2), dilations=(2, 1), pads=(0, 1, 2, 0)),
+    Case((1, 4, 45, 50), 20, (31, 31), pads=(3, 2, 0, 1)),  # a panel that is worked through in chunks
 ]
 NARROW = [
     Case((1, 64, 9, 10), 1, (3, 3), pads=(1, 1, 1, 1)),

@@ -36,6 +36,7 @@ class Slot(IntEnum):
     ROWS = 16
     REST = 17
     TILES = 18
+    SEGMENT_STEP = 19  # bytes between segments whose rows lie one stride apart
 
 
 SLOTS = len(Slot)

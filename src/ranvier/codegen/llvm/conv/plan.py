@@ -16,7 +16,7 @@ from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import NO_SHUFFLE, ConvShape, Numbering, Packed, Pixels, Shuffle, packed_constant
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.epilogue import Simple, place_of, simple_form
-from ranvier.codegen.llvm.gemm.micro import CLAMP, Micro, number_bits
+from ranvier.codegen.llvm.gemm.micro import CLAMP, Layout, Micro, number_bits
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -189,7 +189,7 @@ class Rows:
     """How a convolution finds its rows: the driver, its blocks, its arguments and the scratch it wants."""
 
     driver: type[Driver]
-    a: Literal["rows", "table"]
+    a: Literal["rows", "table", "lines"]
     blocks: Blocks
     used: set[int]  # row counts of micro-kernels
     table_at: int
@@ -299,6 +299,9 @@ def _cut(rows: Rows, chunk: int, deep: int) -> tuple[int, int, int]:
     return -(-segments // by_segments), k, by_segments
 
 
+_SEGMENT_STEPS = {"table": "a_step", "lines": "segment_step"}  # where bytes between segments stand
+
+
 def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) -> dict[str, int]:
     k, segments = rows.fields["k"], rows.fields["segments"]
     chunks, by_k, by_segments = tuning.choose(
@@ -311,7 +314,7 @@ def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) ->
     after = rows.tile_at + (tile.rows * cut.columns + cut.lanes) * item
     return {
         "chunks": chunks,
-        "chunk_a": by_k * item if rows.a == "rows" else by_segments * rows.fields["a_step"],
+        "chunk_a": by_k * item if rows.a == "rows" else by_segments * rows.fields[_SEGMENT_STEPS[rows.a]],
         "chunk_depth": by_k * by_segments,
         "chunk_k": by_k,
         "chunk_segments": by_segments,
@@ -322,15 +325,13 @@ def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) ->
     }
 
 
-def micro_codes(element: str, used: set[int], cut: Panels, a: Literal["rows", "table"]) -> tuple[CodeAt, ...]:
+def micro_codes(element: str, used: set[int], cut: Panels, a: Layout) -> tuple[CodeAt, ...]:
     """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
     return _micro_codes(element, frozenset(used), cut.vectors if cut.count > 1 else cut.rest, cut.rest, a)
 
 
 @functools.cache
-def _micro_codes(
-    element: str, used: frozenset[int], whole: int, rest: int, a: Literal["rows", "table"]
-) -> tuple[CodeAt, ...]:
+def _micro_codes(element: str, used: frozenset[int], whole: int, rest: int, a: Layout) -> tuple[CodeAt, ...]:
     found: list[CodeAt] = []
     for vectors in (whole, rest):
         for rows in range(1, MOST_ROWS + 1):
@@ -340,7 +341,7 @@ def _micro_codes(
 
 
 @functools.cache
-def _micro(element: str, rows: int, vectors: int, a: Literal["rows", "table"]) -> CodeAt:
+def _micro(element: str, rows: int, vectors: int, a: Layout) -> CodeAt:
     return CodeAt(Micro(element, rows, vectors, a).spec())
 
 

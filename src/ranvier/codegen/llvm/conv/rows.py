@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv.implicit import EvenRows, TableRows
+from ranvier.codegen.llvm.conv.lines import LineRows
 from ranvier.codegen.llvm.conv.narrow import NarrowRows, along_pixels
 from ranvier.codegen.llvm.conv.plan import (
     Blocks,
@@ -54,7 +55,9 @@ def gemm_conv(
     cut = panels_of(shape, packed.block, isa, item)
     require_channels_last(out, "the output")
     if is_thin(shape):
-        rows = _strip(x, out, shape, cut, tile, item, isa, threads)
+        by_lines = shape.dilations[2] == 1 and shape.out[2] >= tile.rows
+        tile = replace(tile, rows=tile.strided_rows) if by_lines else tile
+        rows = _strip(x, out, shape, cut, tile, item, isa, threads, by_lines)
     else:
         require_channels_last(x, "the input")
         pointwise = shape.taps == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
@@ -137,7 +140,17 @@ def narrow_conv(
     return [gemm_launch(x, packed, out, shape, isa, swapped, cut, tile, rows, numbering, shuffle)]
 
 
-def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: int, isa: Isa, threads: int) -> Rows:
+def _strip(
+    x: View,
+    out: View,
+    shape: ConvShape,
+    cut: Panels,
+    tile: Tile,
+    item: int,
+    isa: Isa,
+    threads: int,
+    by_lines: bool,
+) -> Rows:
     (_, height, width), (_, kh, kw) = shape.out, shape.kernel
     (_, sh, sw), (_, dh, dw) = shape.strides, shape.dilations
     across = 1 if dw == 1 else kw
@@ -149,7 +162,8 @@ def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: 
         line = ((columns - 1) * sw + (kw - 1) * dw + 1) * shape.cin
         line = -(-line // 16) * 16 + isa.lanes(item) * shape.cin
         strip = line * ((rows - 1) * sh + (kh - 1) * dh + 1) * item
-        return line, -(-strip // 64) * 64, -(-rows * columns // tile.rows) * segments * pitch * 8
+        table = 0 if by_lines else -(-rows * columns // tile.rows) * segments * pitch * 8
+        return line, -(-strip // 64) * 64, table
 
     def fits(rows: int, columns: int) -> bool:
         _, strip, table = bytes_for(rows, columns)
@@ -171,7 +185,8 @@ def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: 
     used: set[int] = set()
     for r in {rows, height - (down - 1) * rows}:
         for c in {columns, width - (cuts - 1) * columns}:
-            used |= rows_used(r * c, r * c, tile.rows)
+            pixels = c if by_lines else r * c
+            used |= rows_used(pixels, pixels, tile.rows)
     blocks = Blocks(rows * columns, down * cuts, cut.count, 1, False)
     n, _, h, w = x.strides[0], *_spatial(x)
     fields = {
@@ -201,6 +216,9 @@ def _strip(x: View, out: View, shape: ConvShape, cut: Panels, tile: Tile, item: 
         "segments": segments,
         "k": kw * shape.cin if dw == 1 else shape.cin,
     }
+    if by_lines:
+        fields |= {"a_step": sw * shape.cin * item, "segment_step": dh * line * item}
+        return Rows(LineRows, "lines", blocks, used, strip, strip, fields, shape.cin)
     return Rows(StripRows, "table", blocks, used, strip, strip + table, fields, shape.cin)
 
 

@@ -16,7 +16,7 @@ from ranvier.codegen.llvm.isa import Isa
 class StripRows(Driver):
     """Rows are windows of a strip in scratch; a segment is a kernel row (a tap, where the kernel is dilated)."""
 
-    fields = (
+    fields: tuple[str, ...] = (
         *("xn", "xc", "xh", "xw", "cin", "h", "w", "kh", "sh", "sw", "dh", "dw", "ph", "pw", "kw"),
         *("block_rows", "block_columns", "column_cuts", "strip_pitch", "pitch", "across"),
     )
@@ -41,14 +41,23 @@ class StripRows(Driver):
         rows = f.min_(at["oh"] - oh, at["block_rows"])
         columns = f.min_(at["ow"] - ow, at["block_columns"])
         self.first_pixel = oh * at["ow"] + ow
-        self.even_rows(rows * columns)
-        self.base = self.table
+        self.share(rows, columns)
+        self.base = self.first
         with self.apart("strip", self.places, image, oh, ow, rows, columns) as (places, *inside):
             self.places = places
-            self.even_rows(inside[3] * inside[4])
+            self.share(inside[3], inside[4])
             self.first_pixel = self.f.i64(0)  # tiles are counted within the strip
             self.fill(*inside)
-            self.pointers(inside[4])
+            self.point(inside[4])
+
+    @property
+    def first(self) -> Val:
+        """Where the rows of a block, or the pointers to them, begin."""
+        return self.table
+
+    def share(self, rows: Val, columns: Val) -> None:
+        """Cut a block into tiles."""
+        self.even_rows(rows * columns)
 
     def fill(self, image: Val, oh: Val, ow: Val, rows: Val, columns: Val) -> None:
         """Copy the input under the block into the strip."""
@@ -94,7 +103,8 @@ class StripRows(Driver):
             value = f.load(self.element, f.gep(start, w * at["xw"] + c * at["xc"], self.element))
             f.store(value, f.gep(line, w * at["cin"] + c, self.element))
 
-    def pointers(self, columns: Val) -> None:
+    def point(self, columns: Val) -> None:
+        """Work out the pointers to all rows."""
         f, at = self.f, self.at
         base = f.emit("i64", f"ptrtoint ptr {self.strip.name} to i64")
         row, column = f.var("i64", 0), f.var("i64", 0)

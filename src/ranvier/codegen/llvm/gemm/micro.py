@@ -12,6 +12,7 @@ where ``a`` is, by :attr:`Micro.a`:
     "columns"   the first column; consecutive k lie ``A_STEP`` bytes apart, rows are contiguous (one segment)
     "table"     a table of row pointers, ``SEGMENTS`` groups of them ``A_STEP`` bytes apart; each pointer leads to K
                 contiguous elements. Convolution points border rows at zeros.
+    "lines"     the first row; rows lie ``A_STEP`` bytes apart and segments ``SEGMENT_STEP``
 
 and ``b`` is a packed panel (``k`` after ``k``, ``vectors`` * lanes elements each, segments after each other, aligned
 to a vector), or, without :attr:`Micro.packed`, rows of a matrix ``B_STEP`` bytes apart with contiguous columns. By
@@ -68,7 +69,7 @@ __all__ = [
     "write_slot",
 ]
 
-Layout = Literal["rows", "columns", "table"]  # how A is given
+Layout = Literal["rows", "columns", "table", "lines"]  # how A is given
 Stored = Literal["", "half", "bfloat", "pairs"]  # how B is
 NARROW_STORED: dict[DType, Stored] = {DType.float16: "half", DType.bfloat16: "bfloat"}
 _FETCHING_ROWS = range(4, 9)
@@ -160,14 +161,22 @@ class _Emitter:
             with fn.loop(0, self.slot(Slot.SEGMENTS)) as s:
                 table = fn.gep(fn.args["a"], s * step)
                 self._along_k(count, [fn.load("ptr", fn.gep(table, r, "ptr")) for r in range(micro.rows)])
-        elif micro.a == "rows" and micro.rows > _POINTERS:
-            self._many_rows(count, step)
+        elif micro.a == "lines":
+            further = self.slot(Slot.SEGMENT_STEP)
+            with fn.loop(0, self.slot(Slot.SEGMENTS)) as s:
+                self._even_rows(count, step, fn.gep(fn.args["a"], s * further))
         elif micro.a == "rows":
-            self._along_k(count, [self._opaque(fn.gep(fn.args["a"], step * r)) for r in range(micro.rows)])
+            self._even_rows(count, step, fn.args["a"])
         else:
             self._along_k(count, [fn.args["a"]], step)
         self._finish()
         fn.ret()
+
+    def _even_rows(self, count: Val, step: Val, first: Val) -> None:
+        if self.micro.rows > _POINTERS:
+            self._many_rows(count, step, first)
+        else:
+            self._along_k(count, [self._opaque(self.fn.gep(first, step * r)) for r in range(self.micro.rows)])
 
     def _mask(self) -> Val:
         return self.fn.mask_below(self.lanes, self.slot(Slot.COLUMNS))
@@ -201,10 +210,10 @@ class _Emitter:
                 self._step(fn.gep(start, k * b_step), row_loader(k, None), 0)
         self.b.set(fn.gep(start, count * b_step))
 
-    def _many_rows(self, count: Val, step: Val) -> None:
+    def _many_rows(self, count: Val, step: Val, first: Val) -> None:
         """More rows than pointers fit the registers: every pointer serves three rows, one and two steps apart."""
         fn, element = self.fn, self.a_element
-        starts = [fn.gep(fn.args["a"], step * r) for r in range(0, self.micro.rows, 3)]
+        starts = [fn.gep(first, step * r) for r in range(0, self.micro.rows, 3)]
         groups = [fn.var("ptr", self._opaque(p)) for p in starts]
         b_step = self.b_step or fn.i64(self.panel)
 
