@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ class IOBinding:
     def __init__(self, session: InferenceSession) -> None:
         self._input_names = [arg.name for arg in [*session.get_inputs(), *session.get_overridable_initializers()]]
         self._output_names = [arg.name for arg in session.get_outputs()]
-        self._session = session
+        self._session = weakref.ref(session)
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, OrtValue | Device] = {}  # a device: in new memory there at every run
         self._results: dict[str, OrtValue] = {}
@@ -50,7 +51,7 @@ class IOBinding:
     @raises_ort
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         memory = ortvalue.memory if isinstance(ortvalue, OrtValue) else None
-        if memory is not None and memory_among(ortvalue.device, self._session.session.providers) is None:
+        if memory is not None and memory_among(ortvalue.device, self._memories()) is None:
             self._bind_input(name, ortvalue)  # which the session reads from the host, as it is when it runs
             return
         self._bind_input(name, unwrap(ortvalue))
@@ -99,7 +100,7 @@ class IOBinding:
         return OrtValue.of_device(memory.at(pointer, *described_at(pointer, element_type, shape, what)), memory)
 
     def _memory(self, device: Device) -> LendsMemory:
-        found = memory_among(device, self._session.session.providers)
+        found = memory_among(device, self._memories())
         if found is None:
             raise NotSupported(f"device '{device}': no provider of this session has its memory")
         return found
@@ -155,7 +156,9 @@ class IOBinding:
         return OrtValue(result)
 
     def _memories(self) -> list[LendsMemory]:
-        return [p for p in self._session.session.providers if isinstance(p, LendsMemory)]
+        """Those of the session, whose life does not depend on its bindings."""
+        session = self._session()
+        return [] if session is None else [p for p in session.session.providers if isinstance(p, LendsMemory)]
 
     # -- results ------------------------------------------------------------------------------------------------------
 
