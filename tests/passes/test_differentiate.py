@@ -2,92 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ranvier.config import SessionConfig
 from ranvier.dtypes import of
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.rewrite import GraphOps
-from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
-from ranvier.graph.verify import verify
 from ranvier.ops import complete
 from ranvier.ops.gradients import known_gradients
 from ranvier.passes.differentiate import differentiate
-from ranvier.runtime.session import Session
-
-Array = np.ndarray[Any, Any]
-REFERENCE = SessionConfig(providers=("reference",), optimization="none")
-STEP = 1e-6
-Build = Callable[..., Value]
-
-
-@dataclass
-class Case:
-    """``build(op, *inputs)`` makes the result; ``inputs`` are what is derived by, ``others`` what is not."""
-
-    build: Build
-    inputs: list[Array]
-    others: list[Array] = field(default_factory=list)
-    shape: tuple[int, ...] | None = None  # of the result, where the standard cannot tell
-
-
-def r(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> Array:
-    rng = np.random.default_rng(seed + sum(shape) * 31 + len(shape))
-    return rng.uniform(low, high, shape)
-
-
-def graph_of(case: Case) -> tuple[Graph, list[Value], Value, Value]:
-    graph = Graph("case", opsets={"": 26})
-    values = [graph.add_input(f"x{k}", TensorType(of(a), a.shape)) for k, a in enumerate(case.inputs)]
-    constants = [graph.add_constant(ConstTensor.of(a)) for a in case.others]
-    y = case.build(GraphOps(graph, None, "", complete), *values, *constants)
-    shape = case.shape or (y.type.shape if isinstance(y.type, TensorType) else None)
-    assert shape is not None
-    seed = graph.add_input("seed", TensorType(of(np.float64(0)), shape))
-    return graph, values, y, seed
-
-
-def run(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
-    with Session(graph, REFERENCE) as session:
-        return [np.asarray(x) for x in session.run(dict(feeds)).values()]
-
-
-def forward(case: Case, inputs: list[Array]) -> Array:
-    graph, _, y, seed = graph_of(case)
-    graph.inputs.remove(seed)
-    graph.outputs = [y]
-    return run(graph, {f"x{k}": a for k, a in enumerate(inputs)})[0]
-
-
-def check(case: Case, tolerance: float = 2e-5) -> None:
-    graph, values, y, seed = graph_of(case)
-    grads = differentiate(graph, [(y, seed)], values)
-    graph.outputs = [g for g in grads if g is not None]
-    verify(graph)
-    weights = r(*seed.type.shape, seed=9)  # type: ignore[union-attr, misc]
-    feeds = {f"x{k}": a for k, a in enumerate(case.inputs)}
-    found = iter(run(graph, {**feeds, "seed": weights}))
-    for k, grad in enumerate(grads):
-        array = case.inputs[k]
-        numeric = np.zeros_like(array)
-        for place in np.ndindex(array.shape):
-            moved = []
-            for sign in (1, -1):
-                changed = [a.copy() for a in case.inputs]
-                changed[k][place] += sign * STEP
-                moved.append(float((forward(case, changed) * weights).sum()))
-            numeric[place] = (moved[0] - moved[1]) / (2 * STEP)
-        exact = np.zeros_like(array) if grad is None else next(found)
-        assert exact.shape == array.shape
-        np.testing.assert_allclose(exact, numeric, rtol=tolerance, atol=tolerance, err_msg=f"input {k}")
-
+from tests.passes.gradient_tools import Case, check, op_of, r, run
+from tests.passes.test_differentiate_sampling import CASES as OTHER_CASES
 
 PLAIN = """Neg Abs Exp Sin Cos Tan Sinh Cosh Tanh Atan Asinh Erf Sigmoid Relu Softplus Softsign Identity"""
 BENT = """LeakyRelu ThresholdedRelu Elu Celu Selu HardSigmoid HardSwish Mish Gelu"""
@@ -101,10 +30,6 @@ UNARY = {
 FOLDS = "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare"
 REDUCTIONS = [f"Reduce{name}" for name in FOLDS.split()]
 I64 = np.int64
-
-
-def op_of(name: str, *operands: Any, **attrs: Any) -> Build:
-    return lambda op, *v: op.node(name, [*v, *operands], attrs).output
 
 
 CASES: dict[str, Case] = {name: Case(op_of(name), [r(7, low=low, high=high)]) for name, (low, high) in UNARY.items()}
@@ -303,7 +228,7 @@ def test_rule(name: str) -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    tried = {key.split(" ")[0] for key in CASES}
+    tried = {key.split(" ")[0] for key in [*CASES, *OTHER_CASES]}
     flat = {"Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "Shape", "Size"}
     untried = {op for domain, op in known_gradients() if not domain} - tried - flat
     assert untried <= {"CastLike", "Dropout", "Scatter", "Swish"}

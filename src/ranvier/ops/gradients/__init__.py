@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from ranvier.ops.gradients import contraction, elementwise, layers, lstm, movement, nn, recurrent, reductions, resample
+from ranvier.ops.gradients import (
+    contraction,
+    contrib,
+    elementwise,
+    layers,
+    lstm,
+    movement,
+    nn,
+    recurrent,
+    reductions,
+    resample,
+    sampling,
+    scatter,
+    signal,
+)
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of
 from ranvier.ops.gradients.nn import made_of, parts_of
 
 __all__ = [
     "Backward",
     "contraction",
+    "contrib",
     "elementwise",
     "gradient",
     "known_gradients",
@@ -23,4 +38,7 @@ __all__ = [
     "reductions",
     "resample",
     "rule_of",
+    "sampling",
+    "scatter",
+    "signal",
 ]

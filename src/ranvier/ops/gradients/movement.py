@@ -199,32 +199,6 @@ def _gather_nd(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     return [b.ScatterND(b.zeros(x), indices, grad, reduction="add"), None]
 
 
-@gradient("ScatterElements", "Scatter")
-def _scatter_elements(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
-    grad, (x, indices, updates) = grads[0], node.inputs
-    assert grad is not None and x is not None and updates is not None
-    axis, reduction = b.axis(node, 0, x), attribute(node, "reduction", "none")
-    taken = b.GatherElements(grad, indices, axis=axis)
-    if reduction in ("add", b"add"):
-        return [grad, None, taken]
-    if reduction not in ("none", b"none"):
-        raise NotSupported(f"the gradient of {node.op} with reduction {reduction!r} is not known")
-    return [b.ScatterElements(grad, indices, b.zeros(updates), axis=axis), None, taken]
-
-
-@gradient("ScatterND")
-def _scatter_nd(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
-    grad, (x, indices, updates) = grads[0], node.inputs
-    assert grad is not None and x is not None and updates is not None
-    reduction = attribute(node, "reduction", "none")
-    taken = b.GatherND(grad, indices)
-    if reduction in ("add", b"add"):
-        return [grad, None, taken]
-    if reduction not in ("none", b"none"):
-        raise NotSupported(f"the gradient of ScatterND with reduction {reduction!r} is not known")
-    return [b.ScatterND(grad, indices, b.zeros(updates)), None, taken]
-
-
 @gradient("DepthToSpace", "SpaceToDepth")
 def _depth(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     grad = grads[0]

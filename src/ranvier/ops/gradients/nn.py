@@ -14,15 +14,15 @@ from ranvier.ops.gradients.functions import has_definition, written_out
 
 _PLACES_COMPARED = 16
 Parts = Callable[[Backward, Node], Sequence[Value]]
-_PARTS: dict[str, Parts] = {}
+_PARTS: dict[tuple[str, str], Parts] = {}
 
 
-def made_of(*names: str) -> Callable[[Parts], Parts]:
+def made_of(*names: str, domain: str = "") -> Callable[[Parts], Parts]:
     """Declare an operator by plain ones: a function that makes them and gives their results, one for each output."""
 
     def register(parts: Parts) -> Parts:
         for name in names:
-            _PARTS[name] = parts
+            _PARTS[domain, name] = parts
         return parts
 
     return register
@@ -30,7 +30,9 @@ def made_of(*names: str) -> Callable[[Parts], Parts]:
 
 def parts_of(node: Node) -> Parts | None:
     """What makes a node of plain ones: our own way, or the standard's definition of its operator."""
-    found = None if node.domain not in ("", "com.microsoft") else _PARTS.get(node.op)
+    found = _PARTS.get((node.domain, node.op))
+    if found is None and node.domain == "com.microsoft":
+        found = _PARTS.get(("", node.op))  # as the standard's, before the standard had it
     return found or (written_out if has_definition(node) else None)
 
 
@@ -137,7 +139,7 @@ def _average_pool(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
 # -- normalization, by plain operators ------------------------------------------------------------------------------
 
 
-def _standard(b: Backward, x: Value, axes: Value, epsilon: float) -> tuple[Value, Value, Value]:
+def standard_score(b: Backward, x: Value, axes: Value, epsilon: float) -> tuple[Value, Value, Value]:
     """(x - mean) / deviation over some axes, the mean, and one over the deviation."""
     mean = b.ReduceMean(x, axes, keepdims=1)
     centred = b.Sub(x, mean)
@@ -146,12 +148,19 @@ def _standard(b: Backward, x: Value, axes: Value, epsilon: float) -> tuple[Value
     return b.Mul(centred, inverse), mean, inverse
 
 
+def rms_scaled(b: Backward, x: Value, axes: Value, epsilon: float) -> tuple[Value, Value]:
+    """x over the root of its mean square over some axes, and one over that root."""
+    square = b.ReduceMean(b.Mul(x, x), axes, keepdims=1)
+    inverse = b.Reciprocal(b.Sqrt(b.Add(square, b.number(epsilon, x))))
+    return b.Mul(x, inverse), inverse
+
+
 @made_of("LayerNormalization")
 def _layer_normalization(b: Backward, node: Node) -> Sequence[Value]:
     x, scale, bias = first(node), operand(node, 1), operand(node, 2)
     axis = b.axis(node, -1, x)
     axes = b.whole(*range(axis, b.rank(x)))
-    y, mean, inverse = _standard(b, x, axes, attribute(node, "epsilon", 1e-5))
+    y, mean, inverse = standard_score(b, x, axes, attribute(node, "epsilon", 1e-5))
     y = y if scale is None else b.Mul(y, scale)
     return [y if bias is None else b.Add(y, bias), mean, inverse]
 
@@ -161,9 +170,8 @@ def _rms(b: Backward, node: Node) -> Sequence[Value]:
     x, scale = first(node), operand(node, 1)
     assert scale is not None
     axis = b.axis(node, -1, x)
-    square = b.ReduceMean(b.Mul(x, x), b.whole(*range(axis, b.rank(x))), keepdims=1)
-    inverse = b.Reciprocal(b.Sqrt(b.Add(square, b.number(attribute(node, "epsilon", 1e-5), x))))
-    return [b.Mul(b.Mul(x, inverse), scale), inverse]
+    y, inverse = rms_scaled(b, x, b.whole(*range(axis, b.rank(x))), attribute(node, "epsilon", 1e-5))
+    return [b.Mul(y, scale), inverse]
 
 
 def _per_channel(b: Backward, value: Value, x: Value) -> Value:
@@ -176,7 +184,7 @@ def _instance(b: Backward, node: Node) -> Sequence[Value]:
     x, scale, bias = node.inputs
     assert x is not None and scale is not None and bias is not None
     axes = b.whole(*range(2, b.rank(x)))
-    y, _, _ = _standard(b, x, axes, attribute(node, "epsilon", 1e-5))
+    y, _, _ = standard_score(b, x, axes, attribute(node, "epsilon", 1e-5))
     return [b.Add(b.Mul(y, _per_channel(b, scale, x)), _per_channel(b, bias, x))]
 
 
@@ -187,7 +195,7 @@ def _group(b: Backward, node: Node) -> Sequence[Value]:
     if node.version < 21:
         raise NotSupported("the gradient of GroupNormalization is known from opset 21 on")
     apart = b.Reshape(x, b.whole(0, int(node.attrs["num_groups"]), -1))
-    y, _, _ = _standard(b, apart, b.whole(2), attribute(node, "epsilon", 1e-5))
+    y, _, _ = standard_score(b, apart, b.whole(2), attribute(node, "epsilon", 1e-5))
     return [b.Add(b.Mul(b.like(y, x), _per_channel(b, scale, x)), _per_channel(b, bias, x))]
 
 
@@ -202,7 +210,7 @@ def _batch(b: Backward, node: Node) -> Sequence[Value]:
         y = b.Mul(b.Sub(x, _per_channel(b, mean, x)), _per_channel(b, inverse, x))
         return [b.Add(b.Mul(y, gain), shift)]
     axes = b.whole(0, *range(2, b.rank(x)))
-    y, own_mean, _ = _standard(b, x, axes, epsilon)
+    y, own_mean, _ = standard_score(b, x, axes, epsilon)
     centred = b.Sub(x, own_mean)
     own_variance = b.ReduceMean(b.Mul(centred, centred), axes, keepdims=0)
     momentum = float(attribute(node, "momentum", 0.9))
@@ -226,7 +234,7 @@ def _lp(b: Backward, node: Node) -> Sequence[Value]:
 def _mean_variance(b: Backward, node: Node) -> Sequence[Value]:
     x = first(node)
     axes = [int(a) for a in attribute(node, "axes", [0, 2, 3])]
-    return [_standard(b, x, b.whole(*axes), 1e-9)[0]]
+    return [standard_score(b, x, b.whole(*axes), 1e-9)[0]]
 
 
 # -- losses ---------------------------------------------------------------------------------------------------------
