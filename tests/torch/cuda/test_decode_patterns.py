@@ -148,3 +148,17 @@ def test_weights_of_different_kinds_are_not_put_together() -> None:
     parts.append(g.coded("x", 16))
     g.node("Concat", *parts, axis=1, name="y")
     assert steps_of(g.model({"y": 80}), 1)["ProductStep"] == 5
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_biases_go_with_their_products(tokens: int) -> None:
+    """Two products of the same tokens, a third with a sum behind; each has a bias, as an operand or by an Add."""
+    g = Graph()
+    a, b = g.node("Add", g.drawn(16), g.coded("x", 16)), g.coded("x", 8, bias=True)
+    c = g.node("Add", g.coded(g.node("Concat", a, b, "x", axis=1), WIDTH, k=88), g.drawn(WIDTH))
+    g.node("Add", "x", c, name="y")
+    made = steps_of(g.model({"y": WIDTH}), tokens)
+    if tokens == 1:
+        assert made["ProductStep"] == 2 and sum(made.values()) == 3
+    else:
+        assert made["CodesStep"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ranvier.providers.cuda.decode_steps import (
     PromptStep,
     default_scale,
 )
-from ranvier.providers.cuda.decode_weights import Shelf, Weights
+from ranvier.providers.cuda.decode_weights import Codes, Floats, Shelf, Weights
 from ranvier.providers.cuda.kernels import choose
 from ranvier.providers.cuda.kernels.decode_attention import Workspace
 from ranvier.providers.cuda.kernels.int4 import CHUNK
@@ -46,20 +47,22 @@ class Matrix:
     n: int
     tokens: int
     k: int
+    bias: Value | None = None
+    added: int | None = None  # where a bias is added that is no operand of the product
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return (self.at,) if self.added is None else (self.at, self.added)
 
     @property
     def few(self) -> bool:
         return choose.product(self.kind, self.tokens, self.k).kernel == choose.GEMV
 
-    @property
-    def bias(self) -> bool:
-        return self.node.op == "MatMulNBits" and self.node.input(5) is not None
-
     def alike(self, other: Matrix) -> bool:
         """Can one launch multiply with both?"""
-        plain = self.kind == other.kind and not self.bias and not other.bias
-        if not plain or self.kind != "int4":
-            return plain
+        same = self.kind == other.kind and (self.bias is None) == (other.bias is None)
+        if not same or self.kind != "int4":
+            return same
         same_zeros = (self.node.input(3) is None) == (other.node.input(3) is None)
         return same_zeros and self.node.attrs["block_size"] == other.node.attrs["block_size"]
 
@@ -91,7 +94,7 @@ class Search:
         for k, step in enumerate(steps):
             for value in dict.fromkeys((*step.reads, *step.shaped_by)):
                 self._readers.setdefault(value, []).append(k)
-        self._matrices = {found.at: found for k in range(len(steps)) if (found := self._matrix(k)) is not None}
+        self._matrices = {k: self._biased(found) for k in range(len(steps)) if (found := self._matrix(k)) is not None}
         self._in_place_of: dict[int, list[Step]] = {}  # empty: nothing is left to do there
         self._plans: dict[int, _Plan] = {}
         self._norms: dict[Value, Norm] = {}
@@ -155,7 +158,18 @@ class Search:
         whole = zeros is None or self._env.tensors[zeros].dtype == torch.uint8
         four = node.attrs.get("bits", 4) == 4 and node.attrs["block_size"] % CHUNK == 0 and whole
         kind, n = "int4" if four else "float", int(node.attrs["N"])
-        return Matrix(k, node, node.inputs[0], node.outputs[0], kind, n, tokens, inner)
+        return Matrix(k, node, node.inputs[0], node.outputs[0], kind, n, tokens, inner, node.input(5))
+
+    def _biased(self, matrix: Matrix) -> Matrix:
+        """A product with the bias that is added to it."""
+        k = self._only_reader(matrix.y)
+        node = self._node(k, "Add")
+        if node is None or matrix.bias is not None:
+            return matrix
+        other = node.inputs[1] if node.inputs[0] is matrix.y else node.inputs[0]
+        if other is None or other.const is None or self._shape(other) != (matrix.n,):
+            return matrix
+        return replace(matrix, y=node.outputs[0], bias=other, added=k)
 
     def _activation(self, value: Value) -> tuple[str, Value, list[int]] | None:
         """The function a value is of another one, and the steps that compute it and nothing else."""
@@ -224,7 +238,7 @@ class Search:
             return []
         name, source, steps = activation
         gate = self._matrices.get(self._maker.get(source, -1))
-        if gate is None or gate.x is not up.x or gate.n != up.n or not gate.alike(up):
+        if gate is None or gate.x is not up.x or gate.n != up.n or not gate.alike(up) or gate.bias is not None:
             return []
         kind = "gated" if gate.kind == "float" else gate.kind
         if choose.product(kind, gate.tokens, gate.k).kernel != choose.GEMV:
@@ -255,9 +269,7 @@ class Search:
                     continue
                 total = node.outputs[3] if len(node.outputs) > 3 else self._new("total", other)
                 self._norms[node.outputs[0]] = Norm(total, weight, float(node.attrs.get("epsilon", 1e-12)))
-            weights = self._shelf.side_by_side([matrix.node], matrix.kind, self._env)
-            self._plans[reader] = _Plan(weights, matrix.x, ((total, matrix.n),), other)
-            self._in_place_of[k] = []
+            self._plans[reader] = _Plan(self._weights([matrix]), matrix.x, ((total, matrix.n),), other)
             yield k
 
     def _find_neighbours(self, taken: set[int]) -> None:
@@ -268,7 +280,8 @@ class Search:
                 continue
             if not matrix.few:
                 if matrix.node.op == "MatMulNBits":
-                    self._in_place_of[k] = [self._codes(matrix)]
+                    step = CodesStep(self._steps[k].label, self._weights([matrix]), matrix.x, matrix.y)
+                    self._in_place_of[k] = [step]
                 continue
             most = _SIDE_BY_SIDE if matrix.kind == "float" else len(self._steps)
             mine = groups.setdefault(matrix.x, [])
@@ -279,14 +292,14 @@ class Search:
             else:
                 mine.append([matrix])
         for group in (group for mine in groups.values() for group in mine):
-            weights = self._shelf.side_by_side([each.node for each in group], group[0].kind, self._env)
-            for each in group:
-                self._in_place_of[each.at] = []
-            self._plans[group[0].at] = _Plan(weights, group[0].x, tuple((each.y, each.n) for each in group))
+            results = tuple((each.y, each.n) for each in group)
+            self._plans[group[0].at] = _Plan(self._weights(group), group[0].x, results)
 
-    def _codes(self, matrix: Matrix) -> CodesStep:
-        weights = self._shelf.side_by_side([matrix.node], matrix.kind, self._env)
-        return CodesStep(self._steps[matrix.at].label, weights, matrix.x, matrix.y)
+    def _weights(self, matrices: Sequence[Matrix]) -> Floats | Codes:
+        """Of products whose steps have nothing left to do."""
+        self._in_place_of |= {k: [] for each in matrices for k in each.steps}
+        biases = [each.bias for each in matrices if each.bias is not None]
+        return self._shelf.side_by_side([each.node for each in matrices], biases, matrices[0].kind, self._env)
 
     def _planned(self, k: int, plan: _Plan) -> ProductStep:
         """Built when all norms are known."""

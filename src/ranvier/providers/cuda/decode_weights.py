@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ranvier.graph.ir import Node
+from ranvier.graph.ir import Node, Value
 from ranvier.providers.cuda.kernels import choose, int4, w4a16
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
 from ranvier.providers.cuda.kernels.jit import MatrixTile
@@ -95,10 +95,11 @@ class Shelf:
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
 
-    def side_by_side(self, nodes: Sequence[Node], kind: str, env: Env) -> Floats | Codes:
-        key = tuple(nodes)
+    def side_by_side(self, nodes: Sequence[Node], biases: Sequence[Value], kind: str, env: Env) -> Floats | Codes:
+        """``biases`` are as many as nodes, or none."""
+        key = (*nodes, *biases)
         if key not in self._made:
-            bias = _bias(nodes[0], env)
+            bias = torch.cat([env.tensors[value].reshape(-1) for value in biases]) if biases else None
             if kind == "int4":
                 parts = [self._codes(node, env) for node in nodes]
                 self._made[key] = Codes(int4.stacked(*parts) if len(parts) > 1 else parts[0], bias)
@@ -145,10 +146,3 @@ def _tensor(node: Node, position: int, env: Env) -> Any:
     value = node.input(position)
     assert value is not None
     return env.tensors[value]
-
-
-def _bias(node: Node, env: Env) -> torch.Tensor | None:
-    found: torch.Tensor | None = None
-    if node.op == "MatMulNBits" and node.input(5) is not None:
-        found = _tensor(node, 5, env)
-    return found
