@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_sample_images
+from sklearn.datasets import load_sample_images  # type: ignore[import-untyped]
 
 Array = np.ndarray[Any, Any]
 _ROWS, _COLUMNS = 2, 3  # squares of a board
@@ -42,9 +42,9 @@ def photograph(shape: tuple[int, ...], rng: np.random.Generator, *, unseen: bool
         elif rng.random() < 0.5:
             for _ in range(rng.integers(1, 4)):
                 _write(picture, rng, int(max(8, height * rng.uniform(0.04, 0.12))))
-        pixels = np.asarray(picture if channels == 3 else picture.convert("L"), np.float32) / 255
-        pixels = pixels.reshape(height, width, -1).transpose(2, 0, 1) * np.float32(rng.uniform(0.6, 1.2))
-        found[index] = np.clip(pixels, 0, 1)
+        pixels = np.asarray(picture if channels == 3 else picture.convert("L"), np.float32)
+        brighter = np.rint(pixels * rng.uniform(0.6, 1.2)).clip(0, 255) / 255  # a camera's pixels have 8 bits
+        found[index] = brighter.reshape(height, width, -1).transpose(2, 0, 1)
     return found
 
 

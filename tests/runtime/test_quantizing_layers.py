@@ -64,7 +64,7 @@ def test_codes_stand_behind_all_nodes_of_an_activation() -> None:
         "Mul",
         "Div",
     ]
-    made, report = Quantizer(graph, [{"x": X}], Quantization(slower=1e9), CONFIG).run()
+    made, report = Quantizer(graph, [{"x": X}], Quantization(slower=1e9, equalize=False), CONFIG).run()
     coded = {node.inputs[0].name for node in made if node.op == "QuantizeLinear" and node.inputs[0] is not None}
     assert coded == {"x", "swish"}
     assert not any(node.op == "Div" for node in made), "a division before a rounding to 8 bits is a product"
@@ -117,6 +117,29 @@ def test_scaled_channels_change_no_bit_and_keep_more_in_8_bits() -> None:
     assert errors[0] < errors[1] / 2
 
 
+def test_channels_behind_an_activation_are_scaled_by_a_row_of_factors() -> None:
+    sizes = np.logspace(-1.5, 1.5, 32).reshape(-1, 1, 1, 1)
+    weights = {"w1": RNG.standard_normal((32, 8, 3, 3)) * sizes, **NUMBERS}
+    weights["wd"] = RNG.standard_normal((32, 1, 3, 3)) / sizes
+    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, conv("swish", "wd", "y", group=32)], weights)
+    scaled, feeds = copied(graph), [{"x": X}]
+    assert equalize(scaled, feeds, CONFIG) > 8
+    np.testing.assert_array_equal(*(next(results(each, feeds, CONFIG))[0] for each in (scaled, graph)))
+    errors = [
+        Quantizer(graph, feeds, Quantization(slower=1e9, equalize=on), CONFIG).run()[1].difference.error
+        for on in (True, False)
+    ]
+    assert errors[0] < errors[1] / 2
+
+
+def test_rows_of_ones_do_not_stay() -> None:
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), **NUMBERS}
+    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, helper.make_node("Softmax", ["swish"], ["y"])], weights)
+    before = [node.op for node in graph]
+    assert equalize(graph, [{"x": X}], CONFIG) == 0
+    assert [node.op for node in graph] == before
+
+
 def test_results_of_the_model_are_not_scaled() -> None:
     weights = {"w1": RNG.standard_normal((16, 8, 3, 3)) * np.logspace(-2, 1, 16).reshape(-1, 1, 1, 1)}
     weights["w2"] = RNG.standard_normal((4, 16, 3, 3))
@@ -166,3 +189,47 @@ def test_the_best_ranges_are_those_with_the_least_error() -> None:
     }
     best = errors.pop("best")
     assert best == min(errors.values()) < errors["minmax"]
+
+
+def test_what_no_layer_reads_keeps_its_bits() -> None:
+    """Joins on the way to a layer are coded, joins on the way elsewhere are not."""
+    weights = {f"w{k}": RNG.standard_normal((16, 32 if k == 3 else 8, 3, 3)) for k in range(1, 6)}
+    nodes = [
+        *(
+            conv("x", "w1", "a"),
+            conv("x", "w2", "b"),
+            helper.make_node("Concat", ["a", "b"], ["ab"], "to_layer", axis=1),
+        ),
+        conv("ab", "w3", "c"),
+        *(conv("x", "w4", "d"), conv("x", "w5", "e"), helper.make_node("Concat", ["d", "e"], ["de"], "to_log", axis=1)),
+        *(helper.make_node("Abs", ["de"], ["size"]), helper.make_node("Log", ["size"], ["y"])),
+    ]
+    graph = graph_of(nodes, weights, ("y", "c"))
+    made = Quantizer(graph, [{"x": X}], Quantization(equalize=False), CONFIG).made()
+    readers = {node.name: [v.producer.op for v in node.inputs if v is not None and v.producer] for node in made}
+    assert readers["to_layer"] == ["DequantizeLinear"] * 2
+    assert readers["to_log"] == ["Conv"] * 2
+
+
+def test_of_two_layers_that_are_added_one_is_rounded() -> None:
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), "w2": RNG.standard_normal((16, 8, 3, 3))}
+    weights["w3"] = RNG.standard_normal((16, 16, 3, 3))
+    nodes = [conv("x", "w1", "a"), conv("x", "w2", "b"), helper.make_node("Add", ["b", "a"], ["s"], "sum")]
+    graph = graph_of([*nodes, conv("s", "w3", "y")], weights)
+    made = Quantizer(graph, [{"x": X}], Quantization(equalize=False), CONFIG).made()
+    total = next(node for node in made if node.name == "sum")
+    assert [v.producer.op for v in total.inputs if v is not None and v.producer] == ["Conv", "DequantizeLinear"]
+
+
+def test_weights_among_the_inputs_are_constants() -> None:
+    made = helper.make_graph(
+        [conv("x", "w", "y")],
+        "net",
+        [helper.make_tensor_value_info("x", 1, [4, 8, 12, 12]), helper.make_tensor_value_info("w", 1, [16, 8, 3, 3])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(RNG.standard_normal((16, 8, 3, 3)).astype(np.float32), "w")],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=3)
+    graph, report = Quantizer(prepared(read(model), CONFIG), [{"x": X}], Quantization(), CONFIG).run(force=True)
+    assert [value.name for value in graph.inputs] == ["x"] and not graph.defaults
+    assert report.difference.cosine > 0.99 and report.layers[0].scheme == "int8"

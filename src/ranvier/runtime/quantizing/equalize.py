@@ -5,12 +5,15 @@ joins let the factor pass. A channel far smaller than its neighbours would else 
 the one that balances what is lost in activations against what is lost in the weights that read them (Nagel et al.,
 "Data-free quantization through weight equalization and bias correction", 2019). Factors are powers of two: float
 results stay what they were, to the bit.
+
+Other activations do not let a factor pass, so a product with a row of factors goes behind those: a kernel that has the
+activation in registers multiplies once more before it rounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +22,10 @@ from ranvier.config import SessionConfig
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
-from ranvier.passes.edit import builder
+from ranvier.passes.edit import builder, bypass
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.samples import Feed, visit
+from ranvier.runtime.quantizing.tails import tail
 
 Array = np.ndarray[Any, Any]
 ORIGIN = "equalize"
@@ -31,7 +35,8 @@ _MOST = 6  # largest factor, as a power of two
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution: which of the numbered channels it makes, and reads; None where those cannot be scaled."""
+    """A convolution, or a product with a row of factors: which of the numbered channels it makes, and reads; None where
+    those cannot be scaled."""
 
     node: Node
     makes: Array
@@ -39,10 +44,12 @@ class _Layer:
 
     @property
     def weights(self) -> Array:
-        """[group, outputs of a group, inputs of a group, pixels of the kernel]."""
+        """[group, outputs of a group, inputs of a group, pixels of the kernel]; of a product the factors alone."""
         tensor = self.node.inputs[1]
         assert tensor is not None and tensor.const is not None
         numbers = tensor.const.numpy()
+        if self.node.op == "Mul":
+            return numbers.reshape(len(numbers), 1, 1, 1)
         groups = int(self.node.attrs.get("group", 1))
         return numbers.reshape(groups, numbers.shape[0] // groups, numbers.shape[1], -1)
 
@@ -83,7 +90,8 @@ class _Channels:
 def equalize(graph: Graph, feeds: Sequence[Feed], config: SessionConfig) -> int:
     """Scale channels in place; gives the number of those that were."""
     channels = _Channels()
-    layers = _trace(graph, channels)
+    rows = _rows_behind_activations(graph)
+    layers = _trace(graph, channels, {id(row) for row in rows})
     readers = [layer for layer in layers if layer.reads is not None]
     ranges: dict[str, Array] = {}
 
@@ -95,7 +103,35 @@ def equalize(graph: Graph, feeds: Sequence[Feed], config: SessionConfig) -> int:
     factors = _factors(channels, readers, ranges)
     for layer in layers:
         _scale(layer, factors, channels)
+    for row in rows:
+        data, factor = row.inputs
+        if data is not None and factor is not None and factor.const is not None and (factor.const.numpy() == 1).all():
+            bypass(row, data, ORIGIN)
     return len(factors)
+
+
+def _rows_behind_activations(graph: Graph) -> list[Node]:
+    """Products with ones behind activations that let no factor pass; those that stay ones go again later."""
+    found = []
+    order = {id(node): k for k, node in enumerate(graph)}
+    for node in list(graph):
+        if not _is_layer(node):
+            continue
+        behind, weights = tail(node), node.inputs[1]
+        value = behind.value
+        if all(each.op in _PASS for each in behind.nodes) or value.is_graph_output or not value.uses:
+            continue
+        assert weights is not None and weights.const is not None
+        uses = list(value.uses)
+        ops = builder(min((reader for reader, _ in uses), key=lambda reader: order[id(reader)]), ORIGIN)
+        ones = np.ones((weights.const.shape[0], *[1] * (len(weights.const.shape) - 2)), np.float32)
+        product = ops.Mul(value, ops.constant(ones, f"{value.name}.factors"))
+        product.name = f"{value.name}.even"
+        for reader, position in uses:
+            reader.set_input(position, product)
+        assert product.producer is not None
+        found.append(product.producer)
+    return found
 
 
 def _data(layer: _Layer) -> Value:
@@ -104,12 +140,18 @@ def _data(layer: _Layer) -> Value:
     return found
 
 
-def _trace(graph: Graph, channels: _Channels) -> list[_Layer]:
-    """The convolutions of a graph in order, with channels followed from one to the next."""
+def _trace(graph: Graph, channels: _Channels, rows: set[int]) -> list[_Layer]:
+    """The convolutions of a graph, and these products, in order, with channels followed from one to the next."""
     known: dict[int, Array] = {}
     layers: list[_Layer] = []
     for node in graph:
         inputs = [value for value in node.inputs if value is not None and value.const is None]
+        if id(node) in rows:
+            made = channels.new(node.inputs[1].const.shape[0])  # type: ignore[union-attr]
+            layers.append(_Layer(node, made, None))
+            known[id(node.output)] = made
+            _fix(inputs, known, channels)
+            continue
         if _is_layer(node):
             made = channels.new(node.inputs[1].const.shape[0])  # type: ignore[union-attr]
             layers.append(_Layer(node, made, known.get(id(node.inputs[0]))))
@@ -119,13 +161,15 @@ def _trace(graph: Graph, channels: _Channels) -> list[_Layer]:
         if passed is not None:
             known[id(node.output)] = passed
             continue
-        for value in node.dependencies():
-            if id(value) in known:
-                channels.fix(known[id(value)])
-    for value in graph.outputs:
+        _fix(node.dependencies(), known, channels)
+    _fix(graph.outputs, known, channels)
+    return layers
+
+
+def _fix(values: Iterable[Value], known: dict[int, Array], channels: _Channels) -> None:
+    for value in values:
         if id(value) in known:
             channels.fix(known[id(value)])
-    return layers
 
 
 def _is_layer(node: Node) -> bool:
@@ -137,6 +181,8 @@ def _is_layer(node: Node) -> bool:
 
 def _passed(node: Node, inputs: Sequence[Value], known: dict[int, Array], channels: _Channels) -> Array | None:
     """The channels of a node's result, where factors of its operands' pass through it."""
+    if not node.domain and node.op == "Mul" and len(inputs) == 2:
+        return _gated(node, inputs, known, channels)
     if node.domain or not inputs or id(inputs[0]) not in known:
         return None
     first = known[id(inputs[0])]
@@ -152,6 +198,15 @@ def _passed(node: Node, inputs: Sequence[Value], known: dict[int, Array], channe
         channels.join(first, known[id(inputs[1])])
         return first
     return None
+
+
+def _gated(node: Node, inputs: Sequence[Value], known: dict[int, Array], channels: _Channels) -> Array | None:
+    """A picture times one number for each of its channels: the picture's factors pass, and the others stay."""
+    picture = next((v for v in inputs if id(v) in known and v.type == node.output.type), None)
+    if picture is None or _count(picture) != len(known[id(picture)]):
+        return None
+    _fix([value for value in inputs if value is not picture], known, channels)
+    return None if all(value is picture for value in inputs) else known[id(picture)]
 
 
 def _count(value: Value) -> int | None:

@@ -13,6 +13,7 @@ from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats.onnx import read
 from ranvier.formats.onnx.retarget import retarget
+from ranvier.graph.defaults import can_settle, settle
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.graph.verify import verify
@@ -82,8 +83,12 @@ class Quantization(Checked):
 
 
 def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Graph:
-    """The graph with normalizations folded into layers, still of standard operators only."""
+    """The graph with normalizations folded into layers, still of standard operators only; weights that a file lists
+    among its inputs are constants."""
     graph = model if isinstance(model, Graph) else read(model, limits=config.limits)
+    for value in list(graph.inputs):
+        if can_settle(graph, value):
+            settle(graph, value)
     names: tuple[str, ...] = _PREPARE
     if graph.opsets.get("", OPSET) < LEAST_OPSET:
         names = ("modernise", *names)

@@ -2,17 +2,20 @@
 
 Weights have a scale for each output channel; activations one for the tensor, from samples. What lies between
 quantized layers stays in 8 bits where it can: the result of a layer is coded behind its activation, and sums,
-products, pools and joins of coded values are coded again.
+products, pools and joins of coded values are coded again. Where a layer's result is only added to another value, the
+sum alone is coded: the layer adds before it rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.types import TensorType
 from ranvier.passes.edit import builder
 from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
@@ -22,7 +25,9 @@ from ranvier.runtime.quantizing.tails import multiply_instead, tail
 ORIGIN = "quantize"
 Range = tuple[float, float]
 Array = np.ndarray[Any, Any]
+Use = tuple[Node, int]
 _JOINS = frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "MaxPool", "Resize"})
+_SUMS = frozenset({"Add", "Mul"})  # what a layer does to its result with another value before it rounds
 _MOVES = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "MaxPool", "Slice", "Split", "DepthToSpace"}
 )
@@ -33,6 +38,7 @@ def coded_values(graph: Graph, sites: Sequence[Site]) -> list[str]:
     layers = {id(site.node) for site in sites}
     found: dict[str, None] = {}
     coded: set[int] = set()
+    unrounded, staying = _unrounded(graph, sites), _staying(graph, layers)
     for site in sites:
         found[site.data.name] = None
         coded.add(id(site.data))
@@ -41,12 +47,29 @@ def coded_values(graph: Graph, sites: Sequence[Site]) -> list[str]:
             continue
         if id(node) in layers or (node.op in _JOINS and all(id(v) in coded for v in _operands(node))):
             value = tail(node).value
-            if not value.is_graph_output and _stays(value, layers):
+            if id(value) in unrounded:
+                coded.add(id(value))
+            elif id(value) in staying:
                 found[value.name] = None
                 coded.add(id(value))
         elif node.op in _MOVES and id(node.inputs[0]) in coded:
             coded.update(map(id, node.outputs))
     return list(found)
+
+
+def _unrounded(graph: Graph, sites: Sequence[Site]) -> set[int]:
+    """Results of layers that a layer adds to another value of its shape at once: of the operands of a sum the last."""
+    order = {id(node): k for k, node in enumerate(graph)}
+    last: dict[int, tuple[int, Value]] = {}
+    for site in sites:
+        value = tail(site.node).value
+        reader = only_use(value)
+        if reader is None or reader.op not in _SUMS or reader.domain or value.is_graph_output:
+            continue
+        shapes = {each.type.shape if isinstance(each.type, TensorType) else None for each in _operands(reader)}
+        if len(_operands(reader)) == 2 and len(shapes) == 1 and None not in shapes:
+            last[id(reader)] = max(last.get(id(reader), (-1, value)), (order[id(site.node)], value), key=itemgetter(0))
+    return {id(value) for _, value in last.values()}
 
 
 def _operands(node: Node) -> list[Value]:
@@ -55,15 +78,23 @@ def _operands(node: Node) -> list[Value]:
     return [value for value in given if value is not None and value.const is None]
 
 
-def _stays(value: Value, layers: set[int]) -> bool:
-    """Whether all who read a value can read codes; else a pair would only lose bits."""
-    return bool(value.uses) and all(_reads_codes(node, position, layers) for node, position in value.uses)
+def _staying(graph: Graph, layers: set[int]) -> set[int]:
+    """Values whose codes get to layers, whoever reads them; elsewhere a pair would only lose bits."""
+    found: set[int] = set()
 
+    def leads(node: Node, position: int) -> bool:
+        if id(node) in layers:
+            return position == 0
+        if node.domain or node.op not in (_JOINS | _MOVES):
+            return False
+        ends = [tail(node).value] if node.op in _JOINS else [value for value in node.outputs if value.uses]
+        return all(id(value) in found for value in ends)
 
-def _reads_codes(node: Node, position: int, layers: set[int]) -> bool:
-    if id(node) in layers and position == 0:
-        return True
-    return not node.domain and node.op in (_JOINS | _MOVES)
+    for node in reversed(list(graph)):
+        for value in node.outputs:
+            if value.uses and not value.is_graph_output and all(leads(*use) for use in value.uses):
+                found.add(id(value))
+    return found
 
 
 def quantize_static(
@@ -84,9 +115,12 @@ def quantize_static(
     scales: dict[str, np.float32] = {}
     names = {value.name: value for value in graph.values()}
     layers = {id(site.node) for site in sites}
+    staying = _staying(graph, layers)
     for name in coded_values(graph, sites):
         if name in ranges and name in names:
-            scales[name] = _pair(graph, names[name], ranges[name], activations, layers)
+            value = names[name]
+            read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
+            scales[name] = _pair(graph, value, read, ranges[name], activations)
     for site in sites:
         _layer(site, weights, scales, (means or {}).get(_source(site.data)))
         behind = tail(site.node)
@@ -95,11 +129,10 @@ def quantize_static(
                 multiply_instead(node, ORIGIN)
 
 
-def _pair(graph: Graph, value: Value, bounds: Range, scheme: Integers, layers: set[int]) -> np.float32:
-    """Put a pair behind a value, for layers alone where others who read it need all its bits; gives the scale."""
+def _pair(graph: Graph, value: Value, uses: Sequence[Use], bounds: Range, scheme: Integers) -> np.float32:
+    """Put a pair between a value and those who read codes; gives the scale."""
     low, high = min(0.0, bounds[0]), max(0.0, bounds[1])
     scale, zero = scheme.parameters(np.array(low), np.array(high))
-    uses = [use for use in value.uses if _stays(value, layers) or (id(use[0]) in layers and use[1] == 0)]
     first = min((node for node, _ in uses), key=_position(graph))
     ops = builder(first, ORIGIN)
     step = ops.constant(np.float32(scale), f"{value.name}.scale")
