@@ -238,6 +238,13 @@ class CudaRealiser(BaseRealiser):
         if value in self._outputs:
             self._outputs[value] = self._views[value]
 
+    def settled(self) -> None:
+        """A result that is a view of something may lie as it does: nobody says where results have to be."""
+        for value in self._outputs:
+            found = self._views.get(value)
+            if found is not None:
+                self._outputs[value] = found
+
     def run(self) -> list[Step]:
         self.realise()
         bound = [(v, self.view(v)) for v in self._outputs if v not in self._by_torch]

@@ -24,7 +24,10 @@ from ranvier.errors import RanvierError
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType
 from ranvier.logs import logger, warn_once
+from ranvier.providers.cuda.attending import attend
 from ranvier.providers.cuda.choosing import Chooser
+from ranvier.providers.cuda.merging import Shelf, merge, pass_on
+from ranvier.providers.cuda.patterns import Defines, Steps
 from ranvier.providers.cuda.place import Gpu, Place
 from ranvier.providers.cuda.products import CudaProducts
 from ranvier.providers.cuda.realise import CudaRealiser
@@ -38,6 +41,9 @@ _FAMILIES = frozenset(
     )
 )
 _PRODUCTS = frozenset({"contraction", "convolution"})
+_BETTER = frozenset({"normalization", "reduction"})  # than a library's kernels, without company too
+_LONGEST = 16384  # elements of a row for which that holds
+_MANY = 1024  # rows from which on a norm takes the sums behind a product with it for less than the product does
 
 
 def problem(place: Place) -> str | None:
@@ -69,6 +75,7 @@ class Specialiser:
         self._place = place
         self._lone = lone
         self._chooser = Chooser(place, prefer)
+        self._shelf = Shelf()
 
     def __call__(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> list[Step]:
         try:
@@ -78,13 +85,18 @@ class Specialiser:
             return list(steps)
 
     def _specialised(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> list[Step]:
+        rewritten = Steps(steps, env, outputs)
+        pass_on(rewritten)
+        merge(rewritten, self._shelf)
+        attend(rewritten)
+        steps = rewritten.left()
         written = {v for step in steps for v in step.writes}
         read = dict.fromkeys(v for step in steps for v in step.reads)
         inputs = [v for v in [*read, *outputs] if v not in written and v in env.tensors]
         inputs = list(dict.fromkeys(inputs))
-        alone: set[int] = set()
+        alone = _before_norms(rewritten, steps)
         made = _define(steps, env, inputs, alone)
-        while not self._lone and (more := _without_company(made, outputs)):
+        while not self._lone and (more := _without_company(made, steps, outputs)):
             alone |= more
             made = _define(steps, env, inputs, alone)
         if not made.loops:
@@ -118,7 +130,7 @@ def _define(steps: Sequence[Step], env: Env, inputs: Sequence[Value], alone: set
             if value in env.tensors:
                 program.types[value] = _type(value, env)
         start = len(program.defs), len(program.checks), len(program.draws)
-        if k not in alone and isinstance(step, NodeStep) and _in_loops(step, program, made.held):
+        if k not in alone and _defined(step, program, made.held):
             made.loops.add(k)
         else:
             del program.defs[start[0] :], program.checks[start[1] :], program.draws[start[2] :]
@@ -130,6 +142,22 @@ def _define(steps: Sequence[Step], env: Env, inputs: Sequence[Value], alone: set
 def _type(value: Value, env: Env) -> TensorType:
     dtype = value.type.dtype if isinstance(value.type, TensorType) else None
     return TensorType(dtype, tuple(env.tensors[value].shape))
+
+
+def _defined(step: Step, program: Definitions, held: dict[Value, Any]) -> bool:
+    if isinstance(step, NodeStep):
+        return _in_loops(step, program, held)
+    if not isinstance(step, Defines):
+        return False
+    held.update(step.held)
+    for value in step.held:
+        program.types[value] = value.type  # type: ignore[assignment]
+    program.label = step.label
+    try:
+        step.define(program)
+    except Declined:
+        return False
+    return True
 
 
 def _in_loops(step: NodeStep, program: Definitions, held: dict[Value, Any]) -> bool:
@@ -170,7 +198,7 @@ def _by_torch(step: Step, program: Definitions, env: Env) -> None:
     program.opaque(values, realise, outs, results, dense=False)
 
 
-def _without_company(made: _Defined, outputs: Sequence[Value]) -> set[int]:
+def _without_company(made: _Defined, steps: Sequence[Step], outputs: Sequence[Value]) -> set[int]:
     """Steps in loops none of which is computed together with another step's; views cost nothing and may stay."""
     flags = [check.flag for check in made.program.checks]
     accompanied: set[int] = set()
@@ -183,7 +211,34 @@ def _without_company(made: _Defined, outputs: Sequence[Value]) -> set[int]:
             (k,) = from_steps
             kernels[k] = kernels.get(k, 0) + 1
     products = {made.origin[id(d)] for d in made.program.defs if isinstance(d, Contraction)}
-    return {k for k in kernels if k in made.loops and k not in accompanied and k not in products}
+    alone = {k for k in kernels if k in made.loops and k not in accompanied and k not in products}
+    return {k for k in alone if not _is_better(steps[k], made.program)}
+
+
+def _is_better(step: Step, program: Definitions) -> bool:
+    if not isinstance(step, NodeStep):
+        return True
+    node = step.node
+    shape = program.shape(node.output)
+    in_family = SHARED.modules.get((node.domain, node.op)) in _BETTER
+    return in_family and bool(shape) and 1 < max(shape) <= _LONGEST and program.dtype(node.output) in HALVES
+
+
+def _before_norms(found: Steps, steps: Sequence[Step]) -> set[int]:
+    """Products of many rows with sums behind them that only a norm reads."""
+    alone: set[int] = set()
+    for k, step in enumerate(steps):
+        if not isinstance(step, NodeStep) or step.node.op not in ("MatMul", "Gemm") or step.node.domain:
+            continue
+        tensor = found.tensor(step.node.output)
+        if tensor is None or tensor.ndim < 2 or tensor.numel() < _MANY * tensor.shape[-1]:
+            continue
+        last = step.node.output
+        while (added := found.only_user(last, "Add")) is not None:
+            last = added.output
+        if last is not step.node.output and found.only_user(last, "LayerNormalization") is not None:
+            alone.add(k)
+    return alone
 
 
 def _is_view(defs: Sequence[Def]) -> bool:
