@@ -172,3 +172,20 @@ def test_wrong_bindings(session: rv.InferenceSession) -> None:
     binding.bind_ortvalue_output("y", there(np.zeros((3, 2), np.float32)))
     with pytest.raises(errors.ShapeMismatch, match=r"output 'y': expected shape \[3, 2\], got \[2, 3\]"):
         session.run_with_iobinding(binding)
+
+
+def test_options_by_the_names_of_onnx_runtime() -> None:
+    given = {
+        "device_id": options()["cuda"]["device"],
+        "gpu_mem_limit": str(2**64 - 1),
+        "enable_cuda_graph": "1",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "0",
+    }
+    session = rv.InferenceSession(MODEL, providers=[("CUDAExecutionProvider", given), "CPUExecutionProvider"])
+    (chosen,) = (p for p in session.session.providers if p.name == "cuda")
+    assert (chosen.options.cuda_graphs, chosen.options.memory_limit, chosen.options.precision) == (True, None, "f32")  # type: ignore[attr-defined]
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
+    np.testing.assert_array_equal(session.run(["y"], {"x": X, "b": B})[0], X + B)
+    with pytest.raises(errors.InvalidConfig, match="unknown option 'device_ids'"):
+        rv.InferenceSession(MODEL, providers=[("CUDAExecutionProvider", {**given, "device_ids": 1})])

@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,10 +85,8 @@ class CudaProvider(ForeignProvider):
 
     def available_with(self, options: Mapping[str, Any]) -> str | None:
         """As ``available``, for somebody who gives options: the twin is there where no GPU is."""
-        try:
-            return type(self)(self.Options(**options)).available()
-        except TypeError:
-            return self.available()  # an option that there is not: whoever makes them says which
+        known = {f.name for f in fields(self.Options)}  # whoever makes them tells of others
+        return type(self)(self.Options(**{k: v for k, v in options.items() if k in known})).available()
 
     # -- what it can do -----------------------------------------------------------------------------------------------
 

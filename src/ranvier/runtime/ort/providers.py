@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ranvier.errors import InvalidConfig, ProviderUnavailable
+from ranvier.logs import logger
 from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import FOREIGN, REGISTRY
 from ranvier.runtime.program import provider_options
@@ -48,6 +49,7 @@ def parse_providers(
         if own is not None and options is not None:
             raise InvalidConfig(f"provider {name!r}: options are given both beside its name and as provider_options")
         chosen = own if own is not None else options[position] if options is not None else {}
+        chosen = _translated(name, chosen)
         names.append(name)
         if name != "auto":
             given.setdefault(REGISTRY.resolve(name), {}).update(_checked(name, chosen))
@@ -64,6 +66,31 @@ def _entry(entry: Any) -> tuple[str, Mapping[str, Any] | None]:
         if isinstance(name, str) and isinstance(own, Mapping):
             return name, own
     raise InvalidConfig(f"a provider is a name or a pair of a name and its options, got {entry!r}")
+
+
+# options of ONNX Runtime's CUDA provider: those that have a name here, and those that say how, not what, it computes
+_CUDA_NAMES = {"device_id": "device", "gpu_mem_limit": "memory_limit", "enable_cuda_graph": "cuda_graphs"}
+_CUDA_IDLE = {
+    *("arena_extend_strategy", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d"),
+    *("do_copy_in_default_stream", "prefer_nhwc", "tunable_op_enable", "tunable_op_tuning_enable"),
+    *("tunable_op_max_tuning_duration_ms", "enable_skip_layer_norm_strict_mode", "fuse_conv_bias", "sdpa_kernel"),
+}
+_NO_LIMIT = str(2**64 - 1)
+
+
+def _translated(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options as the provider here calls them."""
+    if not options or name == "auto" or REGISTRY.resolve(name).partition(":")[0] != "cuda":
+        return options
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in _CUDA_IDLE:
+            logger.info("provider %r: the option %r changes nothing here", name, key)
+        elif key == "use_tf32":
+            found["precision"] = "tf32" if str(value).lower() in ("1", "true") else "f32"
+        elif key != "gpu_mem_limit" or str(value) != _NO_LIMIT:
+            found[_CUDA_NAMES.get(key, key)] = value
+    return found
 
 
 def _checked(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
