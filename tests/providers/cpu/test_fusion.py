@@ -60,6 +60,22 @@ def test_a_diamond_is_one_kernel() -> None:
     assert len(launches(made, {"x": random(50)})) == 1
 
 
+def test_results_on_the_way_are_stored_on_the_way() -> None:
+    """An optimizer's update: both means are results, and the weights follow from them."""
+    nodes = [node("Sub", "g m", "d"), node("Mul", "d c", "e"), node("Add", "m e", "mean")]
+    nodes += [node("Mul", "g g", "s"), node("Max", "v s", "square")]
+    nodes += [node("Mul", "mean square", "q"), node("Sub", "p q", "new")]
+    shapes: dict[str, tuple[int, ...]] = {"g": (9, 17), "m": (9, 17), "v": (9, 17), "p": (9, 17), "c": ()}
+    made = model(nodes, shapes, ["new", "mean", "square"])
+    assert len(launches(made, {name: random(*shape) for name, shape in shapes.items()})) == 1
+
+
+def test_a_result_on_the_way_to_a_sum_has_a_kernel_of_its_own() -> None:
+    nodes = [node("Add", "x x", "y"), node("Exp", "y", "e"), node("ReduceSum", "e", "z", keepdims=0)]
+    made = model(nodes, {"x": (6, 40)}, ["y", "z"])
+    assert len(launches(made, {"x": random(6, 40)})) == 2
+
+
 def test_a_result_that_is_needed_twice_is_computed_once() -> None:
     nodes = [node("Exp", "x", "e"), node("Neg", "e", "y"), node("ReduceSum", "e", "z", keepdims=0)]
     made = model(nodes, {"x": (8, 16)}, ["y", "z"])

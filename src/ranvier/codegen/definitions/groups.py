@@ -2,7 +2,9 @@
 
 A definition joins the one that follows it when everything its result flows into, up to that point, is pointwise work
 over the same shape: the region between a definition and its immediate post-dominator. So chains fuse, and so do
-diamonds (``x * sigmoid(x)``), and no intermediate result of a group is needed outside it.
+diamonds (``x * sigmoid(x)``), and no intermediate result of a group is needed outside it. Only results of the whole
+partition may stand in the midst of elementwise work: they are stored on the way (an optimizer's running means beside
+the weights that follow from them).
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ _DEAR = frozenset({"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "so
 
 @dataclass(eq=False)
 class Group:
-    """Definitions in order; the last one's result is the only one that others see (all of an anchor's, if alone)."""
+    """Definitions in order; the last one's result is the only one that other groups see (all of an anchor's, if
+    alone)."""
 
     defs: list[Def] = field(default_factory=list)
+    kept: list[Def] = field(default_factory=list)  # members of elementwise work that are results of the partition too
 
     @property
     def anchor(self) -> Contraction | Rows | None:
@@ -77,6 +81,8 @@ class _Grouping:
         groups: dict[int, Group] = {}
         for k, each in enumerate(self.defs):
             groups.setdefault(self._find(k), Group()).defs.append(each)
+        for found in groups.values():
+            found.kept = [d for d in found.defs[:-1] if self.escapes[self.index[id(d)]]]
         # a group runs where its last member stands: all its operands are there by then
         return sorted(groups.values(), key=lambda g: self.index[id(g.last)])
 
@@ -91,7 +97,7 @@ class _Grouping:
         count = len(self.defs)
         after = [-1] * count
         for k in range(count - 1, -1, -1):
-            if self.escapes[k] or not self.users[k]:
+            if not self.users[k] or (self.escapes[k] and not isinstance(self.defs[k], Pointwise)):
                 continue
             meet = self.users[k][0]
             for user in self.users[k][1:]:
@@ -210,10 +216,11 @@ class _Grouping:
         return sorted(seen)
 
     def _closed(self, members: Sequence[int], last: int) -> bool:
-        """No member but the last is needed outside."""
+        """No member but the last is needed outside, except as a result of the partition beside elementwise work."""
         inside = set(members)
+        stores = all(isinstance(self.defs[m], Pointwise) for m in members)
         return max(members) == last and all(
-            m == last or (not self.escapes[m] and all(u in inside for u in self.users[m])) for m in members
+            m == last or ((stores or not self.escapes[m]) and all(u in inside for u in self.users[m])) for m in members
         )
 
     def _moves_before(self, anchor: int, members: Sequence[int]) -> bool:

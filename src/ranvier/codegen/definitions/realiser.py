@@ -148,7 +148,7 @@ class BaseRealiser(ABC):
         elif isinstance(each.last, Opaque):
             self._opaque(each.last)
         else:
-            self._elementwise(each.defs)
+            self._elementwise(each.defs, each.kept)
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class BaseRealiser(ABC):
         assert seen is not None
         return seen
 
-    def _elementwise(self, defs: Sequence[Def]) -> None:
+    def _elementwise(self, defs: Sequence[Def], kept: Sequence[Def] = ()) -> None:
         result = defs[-1].out
         nest = NestBuilder(self.program.shape(result), self.label)
         made: dict[Value, Expr] = {}
@@ -373,10 +373,12 @@ class BaseRealiser(ABC):
                 assert isinstance(each, Moved)
                 made[each.out] = each.compute(nest, [self.view(v) for v in each.sources])
         reads = list(nest.operands)
-        target = self.destination(result, nest.order())
-        self._offer_reuse(target, reads, nest.domain)
-        stages = [Map(((nest.store(target), self.for_store(made[result], target)),))]
-        self.loops(nest.nest(stages))
+        stores = []
+        for value in (*(each.out for each in kept), result):
+            target = self.destination(value, nest.order())
+            self._offer_reuse(target, reads, nest.domain)
+            stores.append((nest.store(target), self.for_store(made[value], target)))
+        self.loops(nest.nest([Map(tuple(stores))]))
 
     def _offer_reuse(self, target: View, reads: Sequence[Operand], domain: Sequence[int]) -> None:
         """The result may take over the memory of an operand that is read exactly where it writes: temporaries do so by
