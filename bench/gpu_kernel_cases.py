@@ -81,7 +81,7 @@ def rms(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return functional.rms_norm(x, (x.shape[-1],), gain, EPS)
 
 
-def tiles(tiny: bool, *found: tuple[int, int, int]) -> list[Any]:
+def tiles(tiny: bool, *found: tuple[int, ...]) -> list[Any]:
     return [Tile(16, 256, 1)] if tiny else [Tile(*one) for one in found]
 
 
@@ -89,7 +89,8 @@ def matrix_tiles(tiny: bool, *found: tuple[int, int, int, int, int]) -> list[Any
     return [MatrixTile(32, 32, 128, 1, 1)] if tiny else [MatrixTile(*one) for one in found]
 
 
-FEW = ((1, 2048, 4), (2, 1024, 4), (2, 2048, 8), (4, 1024, 4), (4, 2048, 8), (4, 512, 2), (8, 512, 2))
+FEW = ((1, 2048, 4), (2, 1024, 4), (2, 1024, 4, 2), (2, 512, 2, 2), (4, 1024, 4), (4, 1024, 4, 2), (4, 512, 2),
+       (4, 512, 2, 2), (8, 512, 2))  # fmt: skip
 
 
 def float_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
@@ -166,11 +167,12 @@ def four_bits(n: int, k: int, device: str, group: int = 128) -> int4.Int4:
 
 
 def int4_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
-    few = ((2, 2048, 2), (4, 2048, 2), (8, 2048, 2), (2, 4096, 4), (4, 4096, 4), (2, 1024, 1), (4, 1024, 1))
+    few = ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (8, 4096, 4), (2, 8192, 8),
+           (4, 8192, 8))  # fmt: skip
     narrow = ((16, 16, 512, 2, 2), (32, 16, 512, 4, 2), (64, 16, 256, 4, 2), (64, 16, 512, 4, 2), (128, 16, 256, 4, 2))
     wide_tiles = ((32, 64, 256, 4, 2), (64, 64, 256, 4, 2), (128, 64, 256, 8, 2), (64, 64, 256, 4, 3))
-    for m, n, k in ((1, 2 * s.inner, s.width), (1, s.width, s.inner), (2, s.width, s.inner), (16, s.width, s.inner),
-                    (64, 2 * s.inner, s.width)):  # fmt: skip
+    for m, n, k in ((1, 2 * s.inner, s.width), (1, s.width, s.inner), (2, s.width, s.inner), (4, s.width, s.inner),
+                    (16, s.width, s.inner), (64, 2 * s.inner, s.width)):  # fmt: skip
         weights = [four_bits(n, k, device)]
         count = copies_for(weights[0].nbytes, tiny)
         weights += [four_bits(n, k, device) for _ in range(count - 1)]
@@ -178,7 +180,7 @@ def int4_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
         for one in wide:
             w4a16.unpack(weights[0], one)
         x, out = floats(m, k, device=device), poisoned(m, n, device=device)
-        product: Callable[..., torch.Tensor] = w4a16.gemv if m <= 2 else w4a16.gemm
+        product: Callable[..., torch.Tensor] = w4a16.gemv if m <= 4 else w4a16.gemm
 
         def launch(tile: Any, i: int, w: Any = weights, x: Any = x, out: Any = out, run: Any = product) -> torch.Tensor:
             return run(x, w[i], out, tile=tile)  # type: ignore[no-any-return]
@@ -193,7 +195,7 @@ def int4_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
 
         yield Case(
             f"w4a16 {m}x{n}x{k}", weights[0].nbytes, 2 * m * n * k,
-            tiles(tiny, *few) if m <= 2 else matrix_tiles(tiny, *(narrow if m <= 16 else wide_tiles)), launch, error,
+            tiles(tiny, *few) if m <= 4 else matrix_tiles(tiny, *(narrow if m <= 16 else wide_tiles)), launch, error,
             1e-2, count, {"torch, weights in bf16": library},
         )  # fmt: skip
 
@@ -359,10 +361,13 @@ def attentions(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
             return largest_off(found, exact[:, :, 0])
 
         ways: list[Any] = [(2, 32, 1, True), (2, 32, 1, False)]
-        if not tiny:
-            ways = [(16, 64, 4, True), (16, 64, 4, False), (16, 128, 4, True), (16, 32, 2, True), (32, 64, 4, True),
-                    (8, 64, 4, True), (2, 64, 4, True), (1, 64, 4, True), (1, 128, 4, True)]  # fmt: skip
-            ways = ways[:6] if batch == 1 else ways[5:]
+        if not tiny and batch > 1:
+            ways = [(8, 64, 4, True), (8, 64, 4, False), (4, 64, 4, True), (4, 128, 8, True), (16, 64, 4, True)]
+        elif not tiny and context > 8192:
+            ways = [(16, 128, 8, True), (32, 64, 4, True), (32, 128, 8, True), (64, 64, 4, True), (64, 128, 4, True)]
+        elif not tiny:
+            ways = [(16, 64, 4, True), (16, 64, 4, False), (16, 128, 8, True), (16, 128, 4, True), (32, 64, 4, True),
+                    (32, 64, 4, False)]  # fmt: skip
         yield Case(
             f"attention {batch}x{s.heads}/{s.kv_heads}x{s.dim}, context {context}" + ", pages" * paged
             + ", token appended" * appended,

@@ -32,10 +32,11 @@ from ranvier.providers.cuda.kernels.jit import Tile
 EPS = 1e-5
 GOALS = {"bf16": 0.80, "int4": 0.40}
 PRODUCTS = ("qkv", "o", "gate_up", "down", "head")
-FLOAT_TILES = [Tile(r, d, w) for r, d, w in ((1, 2048, 4), (2, 1024, 4), (2, 2048, 4), (2, 2048, 8), (4, 1024, 4),
-                                             (4, 2048, 8), (4, 512, 2), (8, 512, 2), (8, 1024, 4))]  # fmt: skip
-INT4_TILES = [Tile(r, d, w) for r, d, w in ((2, 2048, 2), (4, 2048, 2), (8, 2048, 2), (2, 1024, 1), (4, 1024, 1),
-                                            (2, 4096, 4), (4, 4096, 4))]  # fmt: skip
+FLOAT_TILES = [Tile(*one) for one in ((2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 512, 2), (8, 512, 2),
+                                      (2, 1024, 4, 2), (4, 1024, 4, 2), (2, 512, 2, 2))]  # fmt: skip
+INT4_TILES = [Tile(*one) for one in ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2))]
+LONG_INT4_TILES = [Tile(*one) for one in ((4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8))]
+ATTENTIONS = ((16, 64, 4, True), (16, 64, 4, False), (16, 128, 8, True), (32, 64, 4, True), (32, 64, 4, False))
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class Step:
     """The step out of our kernels; every buffer is there before the first launch."""
 
     def __init__(self, model: Model, weights: str, *, splits: int, pdl: bool, tiles: dict[str, Tile]) -> None:
-        self.model, self.kind, self.splits, self.pdl, self.tiles = model, weights, splits, pdl, tiles
+        self.model, self.kind, self.pdl, self.tiles = model, weights, pdl, tiles
+        self.how = (splits, 64, 4, True)  # splits of attention, tokens of a tile, warps, joined in the same launch
         shape, device = model.shape, model.device
 
         def buffer(n: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -167,9 +169,10 @@ class Step:
         shape, layer = self.model.shape, self.model.layers[index]
         q, k, v = self.qkv.view(-1, shape.dim).split((shape.heads, shape.kv_heads, shape.kv_heads))
         new = NewToken(k[None], v[None], self.model.cos, self.model.sin)
+        splits, tokens, warps, fused = self.how
         decode_attention(
             q[None], layer.k_cache, layer.v_cache, self.model.lengths, self.attended.view(1, shape.heads, shape.dim),
-            workspace=self.workspace, splits=self.splits, new=new, pdl=self.pdl,
+            workspace=self.workspace, splits=splits, new=new, tokens=tokens, warps=warps, fused=fused, pdl=self.pdl,
         )  # fmt: skip
 
     def __call__(self) -> torch.Tensor:
@@ -265,7 +268,8 @@ def tuned(step: Step, kind: str) -> dict[str, Tile]:
         def launch(tile: Tile, name: str = name, indices: Any = indices) -> Callable[[], None]:
             return lambda: [step.product(name, i, tile) for i in indices] and None
 
-        tile, took, seen = fastest(INT4_TILES if kind == "int4" else FLOAT_TILES, launch)
+        few_bits = LONG_INT4_TILES if name == "down" else INT4_TILES
+        tile, took, seen = fastest(few_bits if kind == "int4" else FLOAT_TILES, launch)
         print(f"  {name:8} {took * 1e3 / len(indices):7.2f} us each  {tile}", flush=True)
         for other, how in seen.items():
             print(f"      {other}: {how}")
@@ -279,7 +283,8 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
     splits = decode_splits(1, shape.kv_heads, model.context, processors)
     sizes = {"down": shape.inner}
     kinds = dict.fromkeys(PRODUCTS, "float") | {"gate_up": "gated"} if kind == "bf16" else dict.fromkeys(PRODUCTS, kind)
-    tiles = {name: gemv_tile(kinds[name], sizes.get(name, shape.width)) for name in PRODUCTS}
+    outputs = {"head": shape.vocabulary}
+    tiles = {n: gemv_tile(kinds[n], sizes.get(n, shape.width), n=outputs.get(n, shape.width)) for n in PRODUCTS}
     step = Step(model, kind, splits=splits, pdl=False, tiles=tiles)
     row: dict[str, Any] = {"weights": kind, "context": model.context, "goal_ms": GOALS[kind]}
     row["floor_ms"] = step.nbytes() / bandwidth * 1e3
@@ -289,19 +294,20 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
     step.tiles = tuned(step, kind)
     row["tiles"] = {name: str(tile) for name, tile in step.tiles.items()}
     row["tuned_ms"] = milliseconds(captured(step).replay)
-    for splits in (8, 16, 32):
-        step.splits = splits
-        step.workspace = Workspace.empty(1, shape.heads, shape.kv_heads, shape.dim, splits, model.device)
-        row[f"splits_{splits}_ms"] = milliseconds(captured(step).replay)
+    for how in ATTENTIONS:
+        step.how = how
+        step.workspace = Workspace.empty(1, shape.heads, shape.kv_heads, shape.dim, how[0], model.device)
+        name = f"splits_{how[0]}_tokens_{how[1]}" + "_apart" * (not how[3])
         try:
+            row[f"{name}_ms"] = milliseconds(captured(step).replay)
             step.pdl = True
             step.logits.fill_(float("nan"))
             graph = captured(step)
-            row[f"splits_{splits}_pdl_ms"] = milliseconds(graph.replay)
-            row[f"splits_{splits}_pdl_error"] = off(step.logits, exact)
-        except Exception as error:  # a driver without such edges in graphs
-            row[f"splits_{splits}_pdl_ms"] = None
-            row["pdl_failed"] = f"{type(error).__name__}: {error}"[:200]
+            row[f"{name}_pdl_ms"] = milliseconds(graph.replay)
+            row[f"{name}_pdl_error"] = off(step.logits, exact)
+        except Exception as error:  # a tile that does not fit, or a driver without such edges in graphs
+            torch.cuda.synchronize()
+            row[f"{name}_failed"] = f"{type(error).__name__}: {error}"[:200]
         step.pdl = False
     times = [v for name, v in row.items() if name.endswith("_ms") and name not in ("goal_ms", "floor_ms") and v]
     row["best_ms"] = min(times)

@@ -46,4 +46,10 @@ def test_what_is_unknown_is_said() -> None:
 def test_splits_fill_the_device_and_none_is_empty() -> None:
     assert decode_splits(1, 8, 2048, 132) == 16
     assert decode_splits(1, 8, 128, 132) == 2
-    assert decode_splits(64, 8, 2048, 132) == 1
+    assert decode_splits(64, 8, 2048, 132) == 4
+    assert decode_splits(1, 8, 32768, 132) == 64
+
+
+def test_many_rows_have_tiles_of_their_own() -> None:
+    assert gemv_tile("float", 2048, n=128256) != gemv_tile("float", 2048, n=2048)
+    assert product("float", 1, 2048) == product("float", 1, 2048, 1)

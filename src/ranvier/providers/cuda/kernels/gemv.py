@@ -50,6 +50,7 @@ def _gemv(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr,
     MATRICES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
@@ -84,19 +85,26 @@ def _gemv(
     token_mask = token[:, None, None] < m
     let_next_start(PDL)
     weight = tl.load(rows + at, mask=row_mask & (at < k), other=0.0, eviction_policy="evict_first")
+    if AHEAD > 1:
+        second = DEPTH + at
+        following = tl.load(rows + second, mask=row_mask & (second < k), other=0.0, eviction_policy="evict_first")
     wait_for_inputs(PDL)
     total = tl.zeros((TOKENS, ROWS, DEPTH), tl.float32)
     squares = tl.zeros((TOKENS, 1, DEPTH), tl.float32)
     for start in range(0, k, DEPTH):
-        ahead = start + DEPTH + at
-        following = tl.load(rows + ahead, mask=row_mask & (ahead < k), other=0.0, eviction_policy="evict_first")
+        ahead = start + AHEAD * DEPTH + at
+        newest = tl.load(rows + ahead, mask=row_mask & (ahead < k), other=0.0, eviction_policy="evict_first")
         here = start + at
         value = tl.load(tokens + here, mask=token_mask & (here < k), other=0.0).to(tl.float32)
         if norm is not None:
             squares += value * value
             value *= tl.load(norm + here, mask=here < k, other=0.0).to(tl.float32)
         total += weight.to(tl.float32) * value
-        weight = following
+        if AHEAD > 1:
+            weight = following
+            following = newest
+        else:
+            weight = newest
     result = tl.sum(total, axis=2)
     if norm is not None:
         result *= tl.rsqrt(tl.sum(squares, axis=2) / k + eps)
@@ -129,6 +137,7 @@ def _gated(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -143,12 +152,17 @@ def _gated(
     let_next_start(PDL)
     gate_weight = tl.load(gates + at, mask=row_mask & (at < k), other=0.0, eviction_policy="evict_first")
     up_weight = tl.load(ups + at, mask=row_mask & (at < k), other=0.0, eviction_policy="evict_first")
+    if AHEAD > 1:
+        second = DEPTH + at
+        second_mask = row_mask & (second < k)
+        second_gate = tl.load(gates + second, mask=second_mask, other=0.0, eviction_policy="evict_first")
+        second_up = tl.load(ups + second, mask=second_mask, other=0.0, eviction_policy="evict_first")
     wait_for_inputs(PDL)
     gate_total = tl.zeros((TOKENS, ROWS, DEPTH), tl.float32)
     up_total = tl.zeros((TOKENS, ROWS, DEPTH), tl.float32)
     squares = tl.zeros((TOKENS, 1, DEPTH), tl.float32)
     for start in range(0, k, DEPTH):
-        ahead = start + DEPTH + at
+        ahead = start + AHEAD * DEPTH + at
         ahead_mask = row_mask & (ahead < k)
         next_gate = tl.load(gates + ahead, mask=ahead_mask, other=0.0, eviction_policy="evict_first")
         next_up = tl.load(ups + ahead, mask=ahead_mask, other=0.0, eviction_policy="evict_first")
@@ -159,8 +173,14 @@ def _gated(
             value *= tl.load(norm + here, mask=here < k, other=0.0).to(tl.float32)
         gate_total += gate_weight.to(tl.float32) * value
         up_total += up_weight.to(tl.float32) * value
-        gate_weight = next_gate
-        up_weight = next_up
+        if AHEAD > 1:
+            gate_weight = second_gate
+            up_weight = second_up
+            second_gate = next_gate
+            second_up = next_up
+        else:
+            gate_weight = next_gate
+            up_weight = next_up
     gate_result = tl.sum(gate_total, axis=2)
     up_result = tl.sum(up_total, axis=2)
     if norm is not None:
@@ -210,6 +230,7 @@ def gemv(
         TOKENS=power_of_two(m),
         ROWS=tile.rows,
         DEPTH=tile.depth,
+        AHEAD=tile.ahead,
         MATRICES=len(weights),
         ACTIVATION=activation,
         PDL=pdl,
@@ -252,6 +273,7 @@ def gated_gemv(
         TOKENS=power_of_two(m),
         ROWS=tile.rows,
         DEPTH=tile.depth,
+        AHEAD=tile.ahead,
         ACTIVATION=activation,
         PDL=pdl,
         num_warps=tile.warps,

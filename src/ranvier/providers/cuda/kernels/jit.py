@@ -30,11 +30,15 @@ def power_of_two(size: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program of a matrix-vector product reads at a time: ``rows`` of the matrix, ``depth`` elements of each."""
+    """What a program of a matrix-vector product reads at a time: ``rows`` of the matrix, ``depth`` elements of each.
+
+    So much of it is asked for ``ahead`` times before it is used (1 or 2; products of float weights only).
+    """
 
     rows: int
     depth: int
     warps: int
+    ahead: int = 1
 
 
 @dataclass(frozen=True)
