@@ -12,6 +12,7 @@ interpreted kernels. What the time does not suffice for is counted as not run. T
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -63,14 +64,14 @@ def run_tests(kind: str, device: str, workers: int, seconds: float) -> Row:
                 command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
             running.append((process, told, log))
-        deadline = started + seconds
-        late = 0
-        for process, _, _ in running:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                late += 1
-                _stop(process)
+        processes = [process for process, _, _ in running]
+        late = len(_unfinished(processes, started + seconds))
+        # an interrupt lets pytest write down what it has seen; what does not listen is ended
+        for sign, patience in ((signal.SIGINT, 8), (signal.SIGKILL, 5)):
+            for process in _unfinished(processes, 0):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, sign)
+            _unfinished(processes, time.monotonic() + patience)
         found: Row = {"counts": Counter(), "failures": {}, "stopped": late}
         for process, told, log in running:
             _read_tests(told, found)
@@ -83,15 +84,11 @@ def run_tests(kind: str, device: str, workers: int, seconds: float) -> Row:
     return found
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """An interrupt lets pytest write down what it has seen; what does not listen is ended."""
-    for sign, patience in ((signal.SIGINT, 8), (signal.SIGKILL, 5)):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(patience)
-            return
-        except (subprocess.TimeoutExpired, ProcessLookupError):
-            continue
+def _unfinished(processes: list[subprocess.Popen[bytes]], deadline: float) -> list[subprocess.Popen[bytes]]:
+    """Those that have not ended by then."""
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [process for process in processes if process.poll() is None]
 
 
 def _read_tests(told: Path, found: Row) -> None:

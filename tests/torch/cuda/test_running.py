@@ -180,3 +180,18 @@ def test_the_report_says_what_is_captured_and_why_not() -> None:
         for _ in range(4):
             session.run(inputs(2))
         assert [each.text for each in session.report.captures()] == ["float32[2, 8], int64[2]: captured"]
+
+
+def test_random_numbers_with_a_seed_do_not_keep_a_run_from_being_captured() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        g (float[n, 3] x) => (float[n, 3] y) { r = RandomNormalLike<seed = 3.0>(x) y = Add(x, r) }"""
+    )
+    x = np.zeros((2, 3), np.float32)
+    with rv.load(model, optimization="none", providers=["reference"]) as oracle:
+        wanted = oracle.run({"x": x})["y"]
+    given = options(cuda_graphs=True)
+    with rv.load(model, optimization="none", providers=["cuda", "reference"], provider_options=given) as session:
+        for k in range(4):
+            np.testing.assert_allclose(session.run({"x": x + k})["y"], wanted + k, rtol=1e-6, atol=1e-6)
+        assert [each.text for each in session.report.captures()] == ["float32[2, 3]: captured"]

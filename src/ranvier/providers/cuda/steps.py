@@ -20,7 +20,7 @@ from ranvier.ops import registry
 from ranvier.providers.base import Array, Subgraph
 from ranvier.providers.cuda.failures import PROVIDER, is_lost, is_out_of_memory
 from ranvier.providers.cuda.library import as_bits, fitted, torch, torch_type, widened
-from ranvier.providers.cuda.table import Call, Lowering, lowering_of
+from ranvier.providers.cuda.table import Call, Lowering, draws_alike, lowering_of
 
 
 class Env:
@@ -58,7 +58,7 @@ class NodeStep:
     def __init__(self, node: Node, lowering: Lowering, prepared: Mapping[int, Any]) -> None:
         self.node = node
         self.label = node.name or node.op
-        self.stops = lowering.stops
+        self.stops = "" if draws_alike(node) and "seed" in node.attrs else lowering.stops  # those are drawn once
         self.writes = tuple(node.outputs)
         given = list(enumerate(node.inputs))
         self.reads = tuple(v for k, v in given if v is not None and k not in lowering.host and k not in prepared)
