@@ -5,22 +5,25 @@ Sums may be taken in another order, because blocks of other sizes are worked on 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ranvier.codegen.launch import At, Launch
+from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.conv import ConvShape, bands, chained, conv, pack_weights
+from ranvier.codegen.llvm.conv.pooling import pooling
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.loops.ir import Epilogue, Load, Op, Operand, Result
+from ranvier.codegen.loops.ir import Epilogue, Expr, Final, Index, Load, Nest, Op, Operand, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from tests.codegen import harness
 from tests.codegen.test_conv import execute
 
 Array = np.ndarray[Any, Any]
-F32, BF16 = DType.float32, DType.bfloat16
+F32, BF16, INT64 = DType.float32, DType.bfloat16, DType.int64
 LAST = (0, 2, 3, 1)
 
 
@@ -76,6 +79,30 @@ class Layers:
         channels = self.view.shape[1]
         return self.layer(channels, kernel, group=channels, **how)
 
+    def pool(self, kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, ...] = (0, 0, 0, 0)) -> Layers:
+        """Max pooling, as loops."""
+        x, (n, c, *size) = self.view, self.view.shape
+        spatial = [(i + pads[k] + pads[k + 2] - kernel[k]) // strides[k] + 1 for k, i in enumerate(size)]
+        out = View.temporary(self.dtype, (n, c, *spatial), LAST)
+        guard: Expr | None = None
+        for k in (0, 1) if any(pads) else ():
+            step = Op("mul", (Index(2 + k), Size(strides[k])), INT64)
+            place = Op("sub", (Op("add", (step, Index(4 + k)), INT64), Size(pads[k])), INT64)
+            inside = [Op("le", (Size(0), place), DType.bool), Op("lt", (place, Size(size[k])), DType.bool)]
+            for each in inside:
+                guard = each if guard is None else Op("and", (guard, each), DType.bool)
+        steps = (x.strides[2] * strides[0], x.strides[3] * strides[1], *x.strides[2:])
+        offset = -(pads[0] * x.strides[2] + pads[1] * x.strides[3])
+        source = Operand(x, (*x.strides[:2], *steps), offset, guard=guard, other=-math.inf)
+        stages = (Reduce("max", Load(0, self.dtype), self.dtype), Final(((1, Result(0, self.dtype)),)))
+        operands = (source, Operand(out, (*out.strides, 0, 0)))
+        nest = Nest((n, c, *spatial, *kernel), operands, stages, frozenset({4, 5}))
+        (launch,) = nests.launches(nest, self.isa)
+        launch.origin = pooling(nest)
+        self.launches.append(launch)
+        self.view = out
+        return self
+
     def check(self, wanted: list[int], split: int = 1) -> None:
         """Both ways give the same; ``wanted`` is the number of given launches in each that is left."""
         kept = {self.x.storage, self.view.storage}
@@ -118,6 +145,27 @@ def test_windows_that_reach_far(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> No
 def test_padding_on_one_side_only(isa: Isa) -> None:
     net = Layers(isa, (1, 20, 26, 17))
     net.layer(36).depthwise(pads=(0, 0, 1, 1), strides=(2, 1)).check([2])
+
+
+def test_pools_are_layers_too(isa: Isa) -> None:
+    net = Layers(isa, (2, 3, 60, 44))
+    net.layer(24, 3, pads=PAD).pool((2, 2), (2, 2)).layer(32).depthwise(pads=PAD).check([4])
+
+
+@pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 1, 1, 0), (1, 0, 0, 2)])
+def test_pools_with_pads(isa: Isa, pads: tuple[int, ...]) -> None:
+    net = Layers(isa, (1, 3, 58, 40))
+    net.layer(16, 5, pads=(2, 2, 2, 2), strides=(2, 1)).pool((3, 3), (2, 2), pads).layer(24).check([3])
+
+
+def test_a_chain_does_not_begin_with_a_pool(isa: Isa) -> None:
+    Layers(isa, (1, 16, 96, 40)).pool((2, 2), (2, 2)).layer(24).depthwise(pads=PAD).check([1, 2])
+
+
+def test_long_chains_take_turns_in_two_places(isa: Isa) -> None:
+    """A tensor is written over as soon as it was read, so bands may be higher."""
+    net = Layers(isa, (1, 16, 64, 32))
+    net.layer(24).depthwise(pads=PAD).layer(24).depthwise(pads=PAD).layer(8).check([5])
 
 
 def test_what_others_read_is_not_taken_away(isa: Isa) -> None:

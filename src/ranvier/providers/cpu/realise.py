@@ -87,7 +87,12 @@ class Realiser(BaseRealiser):
             self.done.launches.append(each if each.label == self.label else each.labelled(self.label))
 
     def loops(self, nest: Nest) -> None:
-        self.add(nests.launches(nest, self.isa, self.threads))
+        made = nests.launches(nest, self.isa, self.threads)
+        if nest.row and self.done.launches and self.done.launches[-1].origin is not None and len(made) == 1:
+            from ranvier.codegen.llvm.conv.pooling import pooling  # convolutions have been here
+
+            made[0].origin = pooling(nest)
+        self.add(made)
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         self.add(anchor.realise(self, views, target, epilogue))

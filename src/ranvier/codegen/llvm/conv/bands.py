@@ -1,4 +1,4 @@
-"""Convolutions that follow each other, computed band by band where the tensor between them is larger than a cache.
+"""Layers that follow each other, computed band by band where the tensor between them is larger than a cache.
 
 A band is some rows of the last result. Everything that leads to it is computed for these rows alone, and the few more
 that windows reach over, before the next band begins: what lies between two layers is written and read again while it
@@ -16,6 +16,7 @@ from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm.conv import front
 from ranvier.codegen.llvm.conv.band_driver import CALL, INSIDE, MOVING, Head, Record, driver_spec
 from ranvier.codegen.llvm.conv.origin import Origin
+from ranvier.codegen.llvm.conv.pooling import Pooling, pool
 from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Operand
@@ -33,6 +34,7 @@ _SURE = 1.2  # how much more than it costs a chain has to bring
 
 
 Rows = tuple[int, int]
+Layer = Origin | Pooling
 
 
 def _rows_before(shape: ConvShape, rows: Rows) -> Rows:
@@ -46,7 +48,7 @@ def _rows_before(shape: ConvShape, rows: Rows) -> Rows:
 class _Chain:
     """Layers that are taken together, in bands of ``height`` rows of the last."""
 
-    layers: Sequence[Origin]
+    layers: Sequence[Layer]
     height: int
     gain: float = 0.0  # nanoseconds
 
@@ -63,21 +65,30 @@ class _Chain:
         return found[::-1]
 
     def between(self) -> int:
-        """Bytes between the layers, in the band with the most of them."""
-        bands = {0, min(1, self.bands - 1)}
-        return max(sum(_line(o) * (b - a) for o, (a, b) in zip(self.layers, self.rows(k)[:-1])) for k in bands)
+        """Bytes that a layer reads and writes, in the band and the layer with the most of them: what is not of use any
+        more is written over."""
+        found = 0
+        for band in {0, min(1, self.bands - 1)}:
+            sizes = [_line(o) * (b - a) for o, (a, b) in zip(self.layers, self.rows(band)[:-1])]
+            found = max(found, *(a + b for a, b in zip([0, *sizes], sizes)))
+        return found
 
 
-def _line(layer: Origin) -> int:
+def _line(layer: Layer) -> int:
     """Bytes of a row of the result."""
     return layer.shape.out[2] * layer.shape.cout * layer.out.dtype.numpy.itemsize
 
 
-def _planned(layers: Sequence[Origin], threads: int) -> _Chain | None:
+def _weights(layers: Sequence[Layer]) -> int:
+    """Bytes of them."""
+    return sum(layer.packed.storage.nbytes for layer in layers if isinstance(layer, Origin))
+
+
+def _planned(layers: Sequence[Layer], threads: int) -> _Chain | None:
     """The chain with the highest bands that stay near, and what it gains; None where it gains nothing."""
     total = layers[-1].shape.out[1]
     saved = sum(_SAVED * nbytes for o in layers[:-1] if (nbytes := _line(o) * o.shape.out[1]) >= _FAR)
-    if not saved or sum(layer.packed.storage.nbytes for layer in layers) > _WEIGHTS:
+    if not saved or _weights(layers) > _WEIGHTS or isinstance(layers[0], Pooling):
         return None
     height = bisect.bisect_right(range(total + 1), _NEAR, 1, key=lambda h: _Chain(layers, h).between()) - 1
     if not height:
@@ -125,7 +136,7 @@ def chained(
 
 def _hands_on(a: Launch, b: Launch, users: Mapping[Storage, int], kept: Container[Storage]) -> bool:
     """Whether the result of ``a`` is read by ``b`` alone."""
-    if not isinstance(a.origin, Origin) or not isinstance(b.origin, Origin):
+    if not isinstance(a.origin, Layer) or not isinstance(b.origin, Layer):
         return False
     out, x = a.origin.out, b.origin.x
     if out.storage is not x.storage or out.storage.kind != "temp" or out.storage in kept or users[out.storage] != 2:
@@ -141,7 +152,7 @@ def _cut(launches: Sequence[Launch], threads: int) -> list[tuple[int, _Chain | N
         gain, pieces = best[end - 1]
         found = (gain, [*pieces, (1, None)])
         for start in range(max(0, end - _LONGEST), end - 1):
-            chain = _planned([o for o in layers[start:end] if isinstance(o, Origin)], threads)
+            chain = _planned([o for o in layers[start:end] if isinstance(o, Layer)], threads)
             if chain is not None and best[start][0] + chain.gain > found[0]:
                 found = (best[start][0] + chain.gain, [*best[start][1], (end - start, chain)])
         best.append(found)
@@ -166,7 +177,7 @@ class _Made:
     launches: list[Launch]
     steps: list[int]  # the layer each belongs to
     moving: list[list[tuple[int, int]]]  # per launch: position of a buffer, number among what moves of its layer
-    inside: list[list[tuple[int, Storage]]]  # per launch: position of a buffer, and its storage
+    inside: list[list[tuple[int, Storage, int]]]  # per launch: position of a buffer, its storage, its offset
     first: int = 0  # of its launches among all
 
 
@@ -229,8 +240,8 @@ class _Bands:
                 found.append(At(each.view.storage, (each.view.offset + each.offset) * item))
         return found
 
-    def _operands(self, layer: Origin, image: int, rows: Rows) -> list[Operand]:
-        if layer.epilogue is None:
+    def _operands(self, layer: Layer, image: int, rows: Rows) -> list[Operand]:
+        if isinstance(layer, Pooling) or layer.epilogue is None:
             return []
         first = rows[0] * layer.shape.out[2]
         return [_part_of_operand(each, image, first) for each in layer.epilogue.operands]
@@ -246,21 +257,27 @@ class _Bands:
                 size = (1, shape.cout, shape.out[1], shape.out[2])
                 out = View.temporary(layer.out.dtype, size, (0, 2, 3, 1))
                 out.storage.stands_for = layer.out.storage.stands_for
-                self.regions[out.storage] = ("between", k)
-            epilogue = layer.epilogue
-            if epilogue is not None:
-                epilogue = Epilogue(epilogue.value, tuple(self._operands(layer, image, rows[k])))
+                self.regions[out.storage] = ("between", k % 2)
             begins = self._moving(k, image, rows)
-            for number, launch in enumerate(front.conv(x, layer.packed, out, shape, self.isa, epilogue=epilogue)):
+            for number, launch in enumerate(self._parts(layer, x, out, shape, self._operands(layer, image, rows[k]))):
                 if launch.rounds > 1 or not self._sort(made, launch, k, number, begins):
                     return None
             x = out
         return made
 
+    def _parts(
+        self, layer: Layer, x: View, out: View, shape: ConvShape, operands: Sequence[Operand]
+    ) -> Sequence[Launch]:
+        """The launches of a layer for a band."""
+        if isinstance(layer, Pooling):
+            return pool(x, out, shape, self.isa)
+        epilogue = None if layer.epilogue is None else Epilogue(layer.epilogue.value, tuple(operands))
+        return front.conv(x, layer.packed, out, shape, self.isa, epilogue=epilogue)
+
     def _sort(self, made: _Made, launch: Launch, k: int, number: int, begins: Sequence[At]) -> bool:
         """Note which buffers of a launch move and which lie in scratch; False where that is not clear."""
         moving: list[tuple[int, int]] = []
-        inside: list[tuple[int, Storage]] = []
+        inside: list[tuple[int, Storage, int]] = []
         for position, buffer in enumerate(launch.buffers):
             if isinstance(buffer, Code):
                 continue
@@ -269,10 +286,10 @@ class _Bands:
                     return False
                 moving.append((position, begins.index(buffer)))
             elif buffer.storage.kind == "temp":
-                if buffer.storage is self.chain.layers[0].x.storage or buffer.offset:
+                if buffer.storage is self.chain.layers[0].x.storage:
                     return False
                 self.regions.setdefault(buffer.storage, ("beside", k, number, position))
-                inside.append((position, buffer.storage))
+                inside.append((position, buffer.storage, buffer.offset))
             elif buffer.storage.kind != "const":
                 return False
         made.launches.append(launch)
@@ -312,12 +329,12 @@ class _Bands:
         ahead = len(Head) + len(launches) * Record.SIZE + len(calls)
         for k, launch in enumerate(launches):
             positions = [position for position, _ in moving[k]]
-            pairs = [n for position, s in inside[k] for n in (position, regions[self.regions[s]])]
+            pairs = [n for position, s, first in inside[k] for n in (position, regions[self.regions[s]] + first)]
             records += [k, len(buffers), len(launch.buffers), pointers[k], ahead + len(dims), launch.tiles, own]
             records += [len(positions), len(pairs) // 2, *positions, *(0,) * (MOVING - len(positions))]
             records += [*pairs, *(0,) * (2 * INSIDE - len(pairs))]
             dims += launch.dims
-            hidden = {position for position, _ in inside[k]}
+            hidden = {position for position, _, _ in inside[k]}
             for position, buffer in enumerate(launch.buffers):
                 if position in hidden:
                     buffers.append(Code(launch.spec))  # the driver puts another address there
@@ -328,7 +345,7 @@ class _Bands:
         head = [len(launches), len(Head), len(order[0].launches), len(Head) + len(records)]
         assert len(calls) % (CALL * len(order[0].launches)) == 0
         first, last = self.chain.layers[0], self.chain.layers[-1]
-        weights = sum(layer.packed.storage.nbytes for layer in self.chain.layers)
+        weights = _weights(self.chain.layers)
         return Launch(
             driver_spec(),
             tuple(buffers),
