@@ -14,7 +14,7 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
 from ranvier.ops import annotate
-from ranvier.ops.gradients import Backward, needs, parts_of, rule_of
+from ranvier.ops.gradients import Backward, needs, parts_of, rule_of, stands_for_numbers
 from ranvier.passes.differentiate_control import CONTROL, Kept, control_gradients, prepared
 from ranvier.passes.edit import sharpen
 
@@ -39,7 +39,8 @@ def differentiate(
             continue
         for value, grad in _handed_on(backward, node, found, kept.get(node)):
             if value is not None and grad is not None and needs(value):
-                sharpen(grad, value)  # a gradient has the shape of what it is the gradient of
+                if not stands_for_numbers(value):
+                    sharpen(grad, value)  # a gradient has the shape of what it is the gradient of
                 grads.setdefault(value, []).append(grad)
     return [_total(backward, grads, now.get(value, value)) for value in wanted]
 

@@ -41,6 +41,7 @@ from ranvier.tensor.expr import (
 
 _KEPT = 256  # recipes
 _ENDS = (STOP, INPUT)
+_CODES = "QuantizeLinear"  # whose integers stand for floating-point numbers
 _Step = tuple[Spec, tuple[int, ...], Any, tuple[int, ...]]  # operator, where its operands are, type and shape
 
 
@@ -97,7 +98,7 @@ def derives(expr: Expr) -> bool:
         expr.spec is not None
         and expr.trace is not None
         and expr.spec[0] not in _ENDS
-        and expr.dtype.is_float
+        and (expr.dtype.is_float or expr.spec[0] == _CODES)
         and not is_variable(expr)
     )
 

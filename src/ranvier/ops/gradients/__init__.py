@@ -10,6 +10,7 @@ from ranvier.ops.gradients import (
     lstm,
     movement,
     nn,
+    quantized,
     recurrent,
     reductions,
     resample,
@@ -17,7 +18,7 @@ from ranvier.ops.gradients import (
     scatter,
     signal,
 )
-from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of
+from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of, stands_for_numbers
 from ranvier.ops.gradients.nn import made_of, parts_of
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "needs",
     "nn",
     "parts_of",
+    "quantized",
     "recurrent",
     "reductions",
     "resample",
@@ -41,4 +43,5 @@ __all__ = [
     "sampling",
     "scatter",
     "signal",
+    "stands_for_numbers",
 ]

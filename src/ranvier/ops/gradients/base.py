@@ -142,12 +142,18 @@ class Backward(GraphOps):
 
 
 def needs(value: Value | None) -> bool:
-    """Whether a value can have a gradient at all: floating-point numbers can, and what is not known might be some."""
+    """Whether a value can have a gradient at all: floating-point numbers can, and what is not known might be some.
+    Codes can where they stand for such numbers, which is how models learn to be quantized."""
     if value is None:
         return False
     if not isinstance(value.type, TensorType):
         return value.type is None
-    return value.type.dtype is None or value.type.dtype.is_float
+    return value.type.dtype is None or value.type.dtype.is_float or stands_for_numbers(value)
+
+
+def stands_for_numbers(value: Value) -> bool:
+    """Whether a value is codes of floating-point numbers. Their gradient is one of floating-point numbers, too."""
+    return value.producer is not None and value.producer.op == "QuantizeLinear"
 
 
 def first(node: Node) -> Value:

@@ -59,7 +59,9 @@ def _linear(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
         return [b.Neg(grad)]
     if node.op == "Dropout":
         return _dropout(b, node, grad)
-    return [b.cast(grad, b.dtype(first(node))) if needs(first(node)) else None]
+    if not b.dtype(first(node)).is_float:  # codes keep a gradient of numbers
+        return [grad if needs(first(node)) else None]
+    return [b.cast(grad, b.dtype(first(node)))]
 
 
 def _dropout(b: Backward, node: Node, grad: Value) -> Grads:

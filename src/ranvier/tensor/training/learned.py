@@ -20,7 +20,8 @@ FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 _WEIGHED = frozenset(
     "Conv ConvTranspose Gemm MatMul BatchNormalization InstanceNormalization LayerNormalization GroupNormalization "  # noqa: SIM905
     "RMSNormalization PRelu LSTM GRU RNN Attention SkipLayerNormalization EmbedLayerNormalization "
-    "SimplifiedLayerNormalization SkipSimplifiedLayerNormalization FusedMatMul BiasGelu FastGelu DeformConv".split()
+    "SimplifiedLayerNormalization SkipSimplifiedLayerNormalization FusedMatMul FusedGemm FusedConv GemmFastGelu "
+    "MultiHeadAttention BiasAdd BiasGelu FastGelu BiasSplitGelu DeformConv".split()
 )
 # operators whose constant operands are part of what they do
 _SETTLED = frozenset(
@@ -57,7 +58,9 @@ def _learned(value: Value) -> bool:
     const = value.const
     if const is None or const.dtype not in FLOATS or not value.uses or const.size == 0:
         return False
-    users = list(value.uses)
+    users = [use for use in value.uses if not (use[0].op == "QuantizeLinear" and use[0].inputs[0] is value)]
+    if not users:
+        return True  # numbers that are rounded before anybody uses them: weights that learn to be quantized
     if any(node.op in _SETTLED or node.graph is not value.graph for node, _ in users):
         return False
     if any(node.op in _WEIGHED for node, _ in users):
