@@ -233,7 +233,7 @@ def int8_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
 
 def fp8_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
     many = ((128, 128, 128, 8, 3), (128, 256, 128, 8, 3), (64, 128, 128, 4, 4), (128, 128, 64, 8, 4))
-    few = ((1, 2048, 4), (2, 1024, 2), (2, 2048, 4), (4, 1024, 2), (4, 512, 1))
+    few = ((1, 2048, 4), (2, 1024, 2), (1, 8192, 16), (2, 8192, 16), (1, 8192, 8), (1, 4096, 8))
     one, all_of_them = (1, s.width, s.inner), (s.tokens, s.inner, s.width)
     for (m, n, k), blocks in ((one, False), (one, True), (all_of_them, False), (all_of_them, True)):
         count = copies_for(n * k, tiny)
@@ -275,7 +275,7 @@ def fp8_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
 
 
 def ternary_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:
-    few = ((2, 2048, 1), (4, 2048, 1), (8, 2048, 1), (4, 4096, 2), (2, 4096, 2), (4, 8192, 4))
+    few = ((2, 2048, 1), (4, 2048, 1), (8, 2048, 1), (2, 4096, 2), (2, 8192, 4), (4, 8192, 4), (8, 8192, 4))
     many = ((64, 64, 256, 4, 3), (128, 64, 256, 8, 3), (64, 32, 256, 4, 3), (128, 128, 256, 8, 2))
     for m, n, k in ((1, 2 * s.inner, s.width), (1, s.width, s.inner), (s.tokens // 4, s.inner, s.width)):
         count = copies_for(n * k / 4, tiny)

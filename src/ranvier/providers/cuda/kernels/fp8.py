@@ -35,6 +35,7 @@ def _gemv(
     out_step: tl.tensor,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
+    ONCE: tl.constexpr,
     X_SCALES: tl.constexpr,
     W_SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -52,9 +53,10 @@ def _gemv(
     weight = tl.load(rows + at, mask=row_mask & (at < k), other=0.0, eviction_policy="evict_first")
     wait_for_inputs(PDL)
     total = tl.zeros((ROWS, CHUNKS, 16), tl.float32)
-    for first in range(0, k, CHUNKS * 16):
-        ahead = first + CHUNKS * 16 + at
-        following = tl.load(rows + ahead, mask=row_mask & (ahead < k), other=0.0, eviction_policy="evict_first")
+    for first in range(0, CHUNKS * 16 if ONCE else k, CHUNKS * 16):
+        if not ONCE:
+            ahead = first + CHUNKS * 16 + at
+            following = tl.load(rows + ahead, mask=row_mask & (ahead < k), other=0.0, eviction_policy="evict_first")
         here = first + at
         value = tl.load(x + token * x_step + here, mask=here < k, other=0.0).to(tl.float32)
         if X_SCALES == "blocks":
@@ -66,7 +68,8 @@ def _gemv(
             scale = tl.load(w_scale + (row3 // 128) * pieces + place, mask=row_mask & (place < pieces), other=0.0)
             product *= scale.to(tl.float32)
         total += product
-        weight = following
+        if not ONCE:
+            weight = following
     result = tl.sum(tl.sum(total, axis=2), axis=1)
     if X_SCALES == "tokens":
         result *= tl.load(x_scale + token)
@@ -190,6 +193,7 @@ def gemv(
         out.stride(0),
         ROWS=tile.rows,
         CHUNKS=chunks,
+        ONCE=k <= chunks * CHUNK,
         X_SCALES=_token_scales(x_scale),
         W_SCALES=_weight_scales(w_scale, n, k),
         ACTIVATION=activation,

@@ -64,6 +64,7 @@ def _gemv(
     out_step: tl.tensor,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
+    ONCE: tl.constexpr,
     SCALES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
@@ -80,17 +81,19 @@ def _gemv(
     wait_for_inputs(PDL)
     total = tl.zeros((ROWS, CHUNKS, 4), tl.int32)
     added = tl.zeros((1, CHUNKS, 4), tl.int32)
-    for first in range(0, chunks, CHUNKS):
-        ahead = first + CHUNKS
-        following = tl.load(
-            from_words + ahead * 4, mask=row_mask & (ahead + chunk < chunks), other=0, eviction_policy="evict_first"
-        )
+    for first in range(0, CHUNKS if ONCE else chunks, CHUNKS):
+        if not ONCE:
+            ahead = first + CHUNKS
+            following = tl.load(
+                from_words + ahead * 4, mask=row_mask & (ahead + chunk < chunks), other=0, eviction_policy="evict_first"
+            )
         for i in tl.static_range(4):
             at = (first + chunk) * 16 + 4 * i + four
             value = tl.load(x + token * x_step + at, mask=at < x_words, other=0)
             added = dot4(value, tl.full((1, CHUNKS, 4), ONES, tl.int32), added)
             total = dot4((word >> (2 * i)) & MASK, tl.broadcast_to(value, (ROWS, CHUNKS, 4)), total)
-        word = following
+        if not ONCE:
+            word = following
     whole = tl.sum(tl.sum(total, axis=2), axis=1) - tl.sum(added)
     factor = tl.load(by + token)
     if SCALES:
@@ -188,6 +191,7 @@ def gemv(
         out.stride(0),
         ROWS=tile.rows,
         CHUNKS=chunks,
+        ONCE=weights.words.shape[1] <= chunks,
         SCALES=weights.scale.numel() > 1,
         ACTIVATION=activation,
         PDL=pdl,
