@@ -5,7 +5,7 @@
 
 A step is everything: gradients set back, forward, loss, backward, the optimizer. All begin with the same numbers and
 learn the same batch in turns, several steps a turn; the shortest step counts, because others use the machine too.
-PyTorch's optimizers are its fused ones. Each number of threads has a process of its own that is allowed so many cores.
+PyTorch's optimizers are its fused ones. Each number of threads has a process of its own that steps on so many cores.
 Losses of the first steps are compared. ``compile`` needs a C++ compiler; tinygrad needs clang (``CC=`` says which), and
 runs its steps under TinyJit. Peers that are not installed are left out.
 """
@@ -110,26 +110,34 @@ def shortest(steps: dict[str, Step], seconds: float) -> dict[str, float]:
     return found
 
 
-def measured(case: Case, peers: list[str], seconds: float) -> dict[str, Any]:
+def measured(case: Case, threads: int, peers: list[str], seconds: float) -> dict[str, Any]:
+    cores = os.sched_getaffinity(0)
     x, t = case.batch(np.random.default_rng(0))
     steps: dict[str, Step] = {}
-    begun = time.perf_counter()
-    steps["ranvier"], first = ours(case, x, t)
-    losses = {"ranvier": [steps["ranvier"]() for _ in range(_LOSSES)]}
-    ready = {"ranvier": time.perf_counter() - begun}
-    for peer in peers:
+    own, first = ours(case, x, t)  # compiled by its first call
+    losses: dict[str, list[float]] = {}
+    ready: dict[str, float] = {}
+
+    def begin(name: str, step: Callable[[], Step]) -> None:
         begun = time.perf_counter()
+        steps[name] = step()
+        losses[name] = [steps[name]() for _ in range(_LOSSES)]
+        ready[name] = time.perf_counter() - begun
+
+    for peer in peers:  # with all cores, because compilers of peers take long
         if peer == "tinygrad":
             from bench.models.training_tinygrad import tinygrad_steps
 
-            steps[peer] = tinygrad_steps(case, x, t, first)
+            begin(peer, lambda: tinygrad_steps(case, x, t, first))
         else:
-            steps[peer] = torch_steps(case, x, t, first, peer == "compile")
-        losses[peer] = [steps[peer]() for _ in range(_LOSSES)]
-        ready[peer] = time.perf_counter() - begun
+            begin(peer, lambda peer=peer: torch_steps(case, x, t, first, peer == "compile"))  # type: ignore[misc]
+    os.sched_setaffinity(0, sorted(cores)[:threads])
+    begin("ranvier", lambda: own)
+    times = shortest(dict(sorted(steps.items(), key=lambda each: each[0] != "ranvier")), seconds)
+    os.sched_setaffinity(0, cores)
     off = {p: float(np.max(np.abs(np.subtract(losses[p], losses["ranvier"])))) for p in peers}
     return {
-        "milliseconds": shortest(steps, seconds),
+        "milliseconds": times,
         "losses": losses["ranvier"],
         "losses_differ_by": off,
         "seconds_until_ready": ready,
@@ -138,7 +146,6 @@ def measured(case: Case, peers: list[str], seconds: float) -> dict[str, Any]:
 
 def child(threads: int, names: list[str], peers: list[str], seconds: float) -> dict[str, Any]:
     """The cases with so many threads, in this process."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     if importlib.util.find_spec("torch"):
         import torch
 
@@ -147,7 +154,7 @@ def child(threads: int, names: list[str], peers: list[str], seconds: float) -> d
     for case in CASES:
         if case.name in names:
             print(f"{case.name}, {threads} threads", file=sys.stderr, flush=True)
-            found[case.name] = measured(case, peers, seconds)
+            found[case.name] = measured(case, threads, peers, seconds)
     return found
 
 

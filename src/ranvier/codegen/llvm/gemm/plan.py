@@ -30,6 +30,7 @@ _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cach
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
 _FAR_BYTES = 16 << 10  # rows of B this far apart cost more to reach than to read
 _LONG_VECTORS = 16  # vectors of such a row that one pass takes
+_APART_BYTES, _APART_COLUMNS = 2 << 10, 256  # columns of A so far apart and so many are lost before the next rows come
 _WIDENED_ROWS = 48  # with more, a B of 16 bits is widened once and not by every use
 _WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
 
@@ -156,8 +157,10 @@ class Plan:
         p = self.p
         a = Matrix(At(p.a.storage, p.a.offset * self.a_item), *p.a_strides, tuple(x.a for x in p.batch))
         self.by_rows = a.column == 1 or p.k <= 1
-        # columns do as well as rows where they stay near, or are read but once or twice
-        near = self.panels.cut.count <= 2 or abs(a.column) * p.k * self.a_item <= _NEAR_BYTES
+        # columns do as well as rows where they stay near, or are read but once or twice and not from pages far apart
+        step = abs(a.column) * self.a_item
+        read_along = step < _APART_BYTES or p.k <= _APART_COLUMNS
+        near = (self.panels.cut.count <= 2 and read_along) or step * p.k <= _NEAR_BYTES
         if self.by_rows or ((a.row == 1 or p.m == 1) and near):
             return a
         self.by_rows = True
