@@ -77,6 +77,14 @@ CASES = {
     "Attention present": Case(
         fused("Attention", 1, 2, num_heads=2), [r(1, 2, 4), r(4, 12, seed=1), r(12, seed=2)], shape=(2, 1, 2, 2, 2)
     ),
+    "Attention after others": Case(
+        fused("Attention", outputs=2, num_heads=2, unidirectional=1, order=(0, 1, None, None, 2)),
+        [r(1, 2, 4), r(4, 12), r(2, 1, 2, 3, 2)],
+    ),
+    "MultiHeadAttention after others": Case(
+        fused("MultiHeadAttention", num_heads=2, order=(0, 1, 2, None, None, None, 3, 4)),
+        [r(1, 2, 4), r(1, 2, 4, seed=1), r(1, 2, 4, seed=2), r(1, 2, 3, 2), r(1, 2, 3, 2, seed=1)],
+    ),
     "MultiHeadAttention": Case(fused("MultiHeadAttention", num_heads=2), [QUERY, KEY, VALUE]),
     "MultiHeadAttention with all": Case(
         fused("MultiHeadAttention", num_heads=2, order=(0, 1, 2, 3, 5, 4)),
@@ -92,10 +100,8 @@ def test_rule(name: str) -> None:
     check(CASES[name])
 
 
-def test_a_decoders_cache_is_refused() -> None:
-    past = r(2, 1, 2, 2, 2)
-    case = Case(
-        fused("Attention", num_heads=2, order=(0, 1, None, None, 2)), [r(1, 2, 4), r(4, 12)], [past], shape=(1, 2, 4)
-    )
-    with pytest.raises(NotSupported, match="past keys"):
+def test_a_shared_buffer_is_refused() -> None:
+    build = fused("Attention", outputs=2, num_heads=2, order=(0, 1, None, None, 2), past_present_share_buffer=1)
+    case = Case(build, [r(1, 2, 4), r(4, 12)], [r(2, 1, 2, 2, 2)], shape=(1, 2, 4))
+    with pytest.raises(NotSupported, match="shared buffer"):
         check(case)

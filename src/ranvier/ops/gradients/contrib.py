@@ -225,20 +225,24 @@ def _allowed(b: Backward, mask: Value, batch: int, length: int, total: int) -> V
 
 
 def _without(node: Node, places: Sequence[int], *attributes: str) -> None:
-    """Refuse what only a decoder's cache uses."""
+    """Refuse what only a decoder's fixed buffers and their like use."""
     if any(operand(node, k) is not None for k in places) or any(attribute(node, name, 0) for name in attributes):
-        raise NotSupported(f"the gradient of {node.op} with past keys, or with rotation, is not known")
+        raise NotSupported(f"the gradient of {node.op} with a shared buffer, or with rotation, is not known")
 
 
 @made_of("Attention", domain=MICROSOFT)
 def _attention(b: Backward, node: Node) -> Sequence[Value]:
     x, weight = _two(node)
-    _without(node, (4, 6), "do_rotary", "past_present_share_buffer")
+    _without(node, (6,), "do_rotary", "past_present_share_buffer")
     heads, width = int(node.attrs["num_heads"]), b.sizes(weight)[1]
     sizes = [int(n) for n in attribute(node, "qkv_hidden_sizes", None) or [width // 3] * 3]
     joined = _added(b, b.MatMul(x, weight), operand(node, 2))
     parts = b.node("Split", [joined, b.whole(*sizes)], {"axis": 2}, outputs=3).outputs
     q, k, v = (_heads(b, part, heads) for part in parts)
+    past = operand(node, 4)
+    if past is not None:
+        before = b.node("Split", [past], {"axis": 0, "num_outputs": 2}, outputs=2).outputs
+        k, v = (_behind(b, b.Squeeze(old, b.whole(0)), new) for old, new in zip(before, (k, v)))
     y, _ = _attended(b, node, q, k, v, operand(node, 3), operand(node, 5))
     if len(node.outputs) < 2 or sizes[1] != sizes[2]:
         return [y]
@@ -249,7 +253,7 @@ def _attention(b: Backward, node: Node) -> Sequence[Value]:
 @made_of("MultiHeadAttention", domain=MICROSOFT)
 def _multi_head_attention(b: Backward, node: Node) -> Sequence[Value]:
     query, key, value = first(node), operand(node, 1), operand(node, 2)
-    _without(node, (6, 7, 8, 9))
+    _without(node, (8, 9))
     heads = int(node.attrs["num_heads"])
     if key is None:  # [batch, length, heads, 3, size]
         q, k, v = _unpacked(b, query, 3)
@@ -266,8 +270,14 @@ def _multi_head_attention(b: Backward, node: Node) -> Sequence[Value]:
         q = b.Add(q, own[0])
         if key is None or b.rank(key) != 4:  # what comes as heads has its bias already
             k, v = b.Add(k, own[1]), b.Add(v, own[2])
+    k, v = (_behind(b, operand(node, 6 + place), new) for place, new in enumerate((k, v)))
     y, scores = _attended(b, node, q, k, v, operand(node, 4), operand(node, 5))
     return [y, k, v, scores]
+
+
+def _behind(b: Backward, past: Value | None, new: Value) -> Value:
+    """Rows after those of calls before."""
+    return new if past is None else b.node("Concat", [past, new], {"axis": 2}).output
 
 
 def _unpacked(b: Backward, packed: Value, count: int) -> list[Value]:
