@@ -151,11 +151,6 @@ class Printed:
         for call in self.calls:
             call.launch(memory)
 
-    def compile(self) -> None:
-        """As :meth:`Call.compile`, for a GPU that is the current device."""
-        for call in self.calls:
-            call.compile()
-
     def bound(self, memory: Memory) -> Callable[[], None]:
         launches = [call.bound(memory) for call in self.calls]
         if len(launches) == 1:

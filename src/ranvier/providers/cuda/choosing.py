@@ -6,24 +6,26 @@ time. Measuring ends after some seconds in all; what comes later has the form th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ranvier.codegen.triton import tune
-from ranvier.codegen.triton.library import Printed
+from ranvier.codegen.triton.library import Call, Printed
 from ranvier.logs import logger
 from ranvier.providers.cuda.failures import is_lost
 from ranvier.providers.cuda.forms import LIBRARY, Form, Work
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.place import Gpu, Place
 
-_SECONDS = 20.0  # of measuring and of waiting for compilers in a session: tens of products, each some milliseconds
+_SECONDS = 6.0  # of measuring and of waiting for compilers in a session: tens of products, each some milliseconds
+_WAYS = 4  # of a library's own that it measures
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 6e-2}  # of the largest element; the order of sums differs
 
 
@@ -68,11 +70,12 @@ class Chooser:
             return
         with self._lock:
             for structure, forms in self._expected.items():
-                if structure not in self._waiting:
-                    found = [form.printed for form in forms if form.printed is not None]
-                    self._waiting[structure] = [compile_later(printed, self._place) for printed in found]
+                if structure not in self._waiting and structure not in self._chosen:
+                    calls = [call for form in forms if form.printed is not None for call in form.printed.calls]
+                    self._waiting[structure] = [compile_later(call, self._place) for call in calls]
             for printed in self._pending:
-                compile_later(printed, self._place)
+                for call in printed.calls:
+                    compile_later(call, self._place)
             self._pending.clear()
 
     def choose(self, work: Work, run: Callable[[Form], Any]) -> Form:
@@ -88,9 +91,9 @@ class Chooser:
             first = forms[self._first(list(forms))]
             if self._spent > _SECONDS:
                 return first
-            for each in self._waiting.pop(structure, []):
-                each.exception()
-            wanted = run(forms[LIBRARY]).float()
+            self._wait(structure, start)
+            with _searching():
+                wanted = run(forms[LIBRARY]).float()
             times = {name: self._time(form, run, wanted) for name, form in forms.items()}
             self._expected.pop(structure, None)
             self._spent += time.monotonic() - start
@@ -102,12 +105,17 @@ class Chooser:
             logger.debug("%s %s: %s of %s", work.sizes(), structure, best, times)
             return forms[best]
 
+    def _wait(self, structure: str, start: float) -> None:
+        """For the compilers, as long as there is time."""
+        for each in self._waiting.pop(structure, []):
+            with contextlib.suppress(TimeoutError):
+                each.exception(max(0.1, _SECONDS - self._spent - (time.monotonic() - start)))
+
     def _time(self, form: Form, run: Callable[[Form], Any], wanted: Any) -> float:
         try:
             # where a form reads memory that nobody wrote, this is what it finds there
             torch.full(wanted.shape, math.nan, dtype=torch.float16, device=wanted.device)
-            with _searching():
-                found = run(form)
+            found = run(form)
             off = float((found.float() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
             if not off <= _TOLERANCE[str(found.dtype).removeprefix("torch.")]:
                 logger.info("%s is off by %g and is not used", form.name, off)
@@ -122,7 +130,7 @@ class Chooser:
     def _first(self, names: list[str]) -> str:
         if self._prefer is not None:
             return next((name for name in names if name.startswith(self._prefer)), names[0])
-        return names[0]
+        return LIBRARY if self._measures else names[0]
 
     def _stored(self) -> dict[str, str]:
         return _stored(self._device())
@@ -150,15 +158,16 @@ def _stored(device: str) -> dict[str, str]:
     return {key: entry.chosen for key, entry in tuning_store.entries(_table(device), 1).items()}
 
 
-class _searching:
-    """cuDNN measures its own ways in between, and keeps what it finds for later calls of the same sizes."""
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-
-    def __exit__(self, *_: Any) -> None:
-        torch.backends.cudnn.benchmark = self._before
+@contextlib.contextmanager
+def _searching() -> Iterator[None]:
+    """cuDNN measures some of its own ways in between, and keeps what it finds for later calls of the same sizes."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, _WAYS
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 @functools.cache
@@ -166,15 +175,23 @@ def _compilers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, min(16, (os.cpu_count() or 2) - 1)), "ranvier-triton")
 
 
-def compile_later(printed: Printed, place: Place) -> Future[None]:
-    """Compile kernels in a thread; one that cannot be compiled says so when it is launched."""
+_begun: dict[Any, Future[None]] = {}  # by what Triton compiles apart
+
+
+def compile_later(call: Call, place: Place) -> Future[None]:
+    """Compile a kernel in a thread; one that cannot be compiled says so when it is launched."""
 
     def compile_now() -> None:
-        if isinstance(place, Gpu):
-            with torch.cuda.device(place.device):
-                printed.compile()
+        with torch.cuda.device(place.device):
+            call.compile()
 
-    return _compilers().submit(compile_now)
+    source = call.source
+    numbers = tuple((n == 1, n % 16 == 0, n >= 1 << 31) for n in source.numbers)
+    key = (str(place.device), source.text, source.constants, source.warps, source.stages, numbers)
+    found = _begun.get(key)
+    if found is None:
+        found = _begun[key] = _compilers().submit(compile_now)
+    return found
 
 
 __all__ = ["Chooser", "compile_later"]
