@@ -89,8 +89,8 @@ def matrix_tiles(tiny: bool, *found: tuple[int, int, int, int, int]) -> list[Any
     return [MatrixTile(32, 32, 128, 1, 1)] if tiny else [MatrixTile(*one) for one in found]
 
 
-FEW = ((1, 2048, 4), (2, 1024, 4), (2, 1024, 4, 2), (2, 512, 2, 2), (4, 1024, 4), (4, 1024, 4, 2), (4, 512, 2),
-       (4, 512, 2, 2), (8, 512, 2))  # fmt: skip
+FEW = ((1, 2048, 4), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8), (2, 1024, 4), (2, 1024, 4, 2), (2, 512, 2, 2),
+       (4, 1024, 4), (4, 512, 2), (8, 512, 2))  # fmt: skip
 
 
 def float_products(s: Sizes, device: str, tiny: bool) -> Iterator[Case]:

@@ -51,6 +51,7 @@ def _gemv(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     AHEAD: tl.constexpr,
+    ONCE: tl.constexpr,
     MATRICES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
@@ -91,9 +92,10 @@ def _gemv(
     wait_for_inputs(PDL)
     total = tl.zeros((TOKENS, ROWS, DEPTH), tl.float32)
     squares = tl.zeros((TOKENS, 1, DEPTH), tl.float32)
-    for start in range(0, k, DEPTH):
-        ahead = start + AHEAD * DEPTH + at
-        newest = tl.load(rows + ahead, mask=row_mask & (ahead < k), other=0.0, eviction_policy="evict_first")
+    for start in range(0, DEPTH if ONCE else k, DEPTH):
+        if not ONCE:
+            ahead = start + AHEAD * DEPTH + at
+            newest = tl.load(rows + ahead, mask=row_mask & (ahead < k), other=0.0, eviction_policy="evict_first")
         here = start + at
         value = tl.load(tokens + here, mask=token_mask & (here < k), other=0.0).to(tl.float32)
         if norm is not None:
@@ -103,7 +105,7 @@ def _gemv(
         if AHEAD > 1:
             weight = following
             following = newest
-        else:
+        elif not ONCE:
             weight = newest
     result = tl.sum(total, axis=2)
     if norm is not None:
@@ -138,6 +140,7 @@ def _gated(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     AHEAD: tl.constexpr,
+    ONCE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -161,11 +164,12 @@ def _gated(
     gate_total = tl.zeros((TOKENS, ROWS, DEPTH), tl.float32)
     up_total = tl.zeros((TOKENS, ROWS, DEPTH), tl.float32)
     squares = tl.zeros((TOKENS, 1, DEPTH), tl.float32)
-    for start in range(0, k, DEPTH):
-        ahead = start + AHEAD * DEPTH + at
-        ahead_mask = row_mask & (ahead < k)
-        next_gate = tl.load(gates + ahead, mask=ahead_mask, other=0.0, eviction_policy="evict_first")
-        next_up = tl.load(ups + ahead, mask=ahead_mask, other=0.0, eviction_policy="evict_first")
+    for start in range(0, DEPTH if ONCE else k, DEPTH):
+        if not ONCE:
+            ahead = start + AHEAD * DEPTH + at
+            ahead_mask = row_mask & (ahead < k)
+            next_gate = tl.load(gates + ahead, mask=ahead_mask, other=0.0, eviction_policy="evict_first")
+            next_up = tl.load(ups + ahead, mask=ahead_mask, other=0.0, eviction_policy="evict_first")
         here = start + at
         value = tl.load(tokens + here, mask=token_mask & (here < k), other=0.0).to(tl.float32)
         if norm is not None:
@@ -178,7 +182,7 @@ def _gated(
             up_weight = second_up
             second_gate = next_gate
             second_up = next_up
-        else:
+        elif not ONCE:
             gate_weight = next_gate
             up_weight = next_up
     gate_result = tl.sum(gate_total, axis=2)
@@ -230,7 +234,8 @@ def gemv(
         TOKENS=power_of_two(m),
         ROWS=tile.rows,
         DEPTH=tile.depth,
-        AHEAD=tile.ahead,
+        AHEAD=1 if k <= tile.depth else tile.ahead,
+        ONCE=k <= tile.depth,
         MATRICES=len(weights),
         ACTIVATION=activation,
         PDL=pdl,
@@ -273,7 +278,8 @@ def gated_gemv(
         TOKENS=power_of_two(m),
         ROWS=tile.rows,
         DEPTH=tile.depth,
-        AHEAD=tile.ahead,
+        AHEAD=1 if k <= tile.depth else tile.ahead,
+        ONCE=k <= tile.depth,
         ACTIVATION=activation,
         PDL=pdl,
         num_warps=tile.warps,
