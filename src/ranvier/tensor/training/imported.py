@@ -77,6 +77,7 @@ class Imported(Module):
 
     def __init__(self, graph: Graph, *, logits: bool = False) -> None:
         super().__init__()
+        self.head: list[str] = []  # the weights that replace_head made; set before a weight may be called so
         self.graph = graph
         self._segments = Setting(1)
         self._logits = logits
@@ -91,7 +92,6 @@ class Imported(Module):
                 self._learn(name)
         for name in roles.followed:
             self._buffers[name] = State(_array(graph, name), name=name)
-        self.head: list[str] = []  # the weights that replace_head made
         self._adapters: list[adapters.Adapter] = []
         self._lowered: dict[Any, Steps] = {}
         self.input_names = [value.name for value in graph.inputs]
@@ -236,7 +236,7 @@ class Imported(Module):
         """Give a classifier another number of classes: a new last product, its weights drawn as PyTorch's ``Linear``
         does. A softmax behind it goes unless it is to be kept: losses take scores."""
         self._write_back()
-        self.head = adapters.replace_head(self.graph, classes, _uniform(seed, 0), keep_softmax)
+        self.head[:] = adapters.replace_head(self.graph, classes, _uniform(seed, 0), keep_softmax)
         for name in self.head:
             self._learn(name)
         for name in [n for n in self._parameters if n not in self.graph.constants]:
