@@ -8,7 +8,6 @@ is what it costs; :func:`chained` weighs that against what memory would have tak
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import field, replace
 
@@ -64,15 +63,6 @@ class _Chain:
             found.append(_rows_before(layer.shape, found[-1]))
         return found[::-1]
 
-    def between(self) -> int:
-        """Bytes that a layer reads and writes, in the band and the layer with the most of them: what is not of use any
-        more is written over."""
-        found = 0
-        for band in {0, min(1, self.bands - 1)}:
-            sizes = [_line(o) * (b - a) for o, (a, b) in zip(self.layers, self.rows(band)[:-1])]
-            found = max(found, *(a + b for a, b in zip([0, *sizes], sizes)))
-        return found
-
 
 def _line(layer: Layer) -> int:
     """Bytes of a row of the result."""
@@ -84,23 +74,44 @@ def _weights(layers: Sequence[Layer]) -> int:
     return sum(layer.packed.storage.nbytes for layer in layers if isinstance(layer, Origin))
 
 
+def _highest(layers: Sequence[Layer]) -> int:
+    """How many rows of the last result are made of tensors that stay near.
+
+    Away from the borders a layer has ``each`` rows for every one of the last, and ``more``. Two tensors are there at a
+    time, the one a layer reads and the one it writes: what is of no use any more is written over.
+    """
+    each, more = 1, 0
+    after_each = after_more = 0
+    found = layers[-1].shape.out[1]
+    for layer, reader in zip(layers[-2::-1], layers[:0:-1]):
+        shape = reader.shape
+        more = shape.strides[1] * (more - 1) + (shape.kernel[1] - 1) * shape.dilations[1] + 1
+        each *= shape.strides[1]
+        line = _line(layer)
+        left = _NEAR - line * more - after_more
+        found = min(found, left // (line * each + after_each))
+        after_each, after_more = line * each, line * more
+    return found
+
+
 def _planned(layers: Sequence[Layer], threads: int) -> _Chain | None:
     """The chain with the highest bands that stay near, and what it gains; None where it gains nothing."""
     total = layers[-1].shape.out[1]
     saved = sum(_SAVED * nbytes for o in layers[:-1] if (nbytes := _line(o) * o.shape.out[1]) >= _FAR)
     if not saved or _weights(layers) > _WEIGHTS or isinstance(layers[0], Pooling):
         return None
-    height = bisect.bisect_right(range(total + 1), _NEAR, 1, key=lambda h: _Chain(layers, h).between()) - 1
-    if not height:
+    height = _highest(layers)
+    if height < 1:
         return None
     count = max(-(-total // height), min(3 * threads, total // 4) if threads > 1 else 1)
     chain = _Chain(layers, -(-total // count))
     if chain.bands < 2:
         return None
     cost = _CALL_NS * chain.bands * len(layers)
-    made = [chain.rows(band) for band in range(chain.bands)]
+    # those between the first and the last band are alike
+    made = [(chain.rows(0), 1), (chain.rows(1), chain.bands - 2), (chain.rows(chain.bands - 1), 1)]
     for k, layer in enumerate(layers[:-1]):
-        again = sum(rows[k][1] - rows[k][0] for rows in made) / layer.shape.out[1] - 1
+        again = sum(count * (rows[k][1] - rows[k][0]) for rows, count in made) / layer.shape.out[1] - 1
         rate = _FLOPS_DEPTHWISE if layer.shape.is_depthwise else _FLOPS
         cost += again * layer.shape.flops / layer.shape.n / rate
     chain.gain = saved - _SURE * cost
@@ -166,8 +177,14 @@ def _part(view: View, image: int, rows: Rows) -> View:
     return View(view.storage, view.dtype, shape, view.strides, offset)
 
 
-def _part_of_operand(each: Operand, image: int, pixel: int) -> Operand:
-    return replace(each, offset=each.offset + image * each.strides[0] + pixel * each.strides[1])
+def _begin(view: View, image: int, row: int) -> At:
+    """Where a row of an image lies."""
+    offset = view.offset + image * view.strides[0] + row * view.strides[2]
+    return At(view.storage, offset * view.dtype.numpy.itemsize)
+
+
+def _offset(each: Operand, image: int, pixel: int) -> int:
+    return each.offset + image * each.strides[0] + pixel * each.strides[1]
 
 
 @dataclass
@@ -199,10 +216,9 @@ class _Bands:
         for image in range(layers[0].shape.n):
             for band in range(chain.bands):
                 rows = chain.rows(band)
-                shapes = [self._shape(k, rows) for k in range(len(layers))]
-                kind = tuple(shapes)
+                kind = tuple([self._sizes(k, rows) for k in range(len(layers))])
                 if kind not in kinds:
-                    made = self._make(shapes, image, rows)
+                    made = self._make([self._shape(k, sizes) for k, sizes in enumerate(kind)], image, rows)
                     if made is None or (order and made.steps != order[0].steps):
                         return None
                     made.first = sum(len(m.launches) for m in order)
@@ -211,17 +227,23 @@ class _Bands:
                 calls += self._calls(kinds[kind], image, rows)
         return self._assembled(order, calls)
 
-    def _shape(self, k: int, rows: Sequence[Rows]) -> ConvShape:
-        """The layer as the convolution of a band."""
+    def _sizes(self, k: int, rows: Sequence[Rows]) -> tuple[int, int, int]:
+        """Rows that a layer reads and makes in a band, and those of its first window that lie before the image."""
         shape = self.chain.layers[k].shape
         out = rows[k]
         before = rows[k - 1] if k else _rows_before(shape, out)
         missing = before[0] - (out[0] * shape.strides[1] - shape.begin[1])
+        return before[1] - before[0], out[1] - out[0], missing
+
+    def _shape(self, k: int, sizes: tuple[int, int, int]) -> ConvShape:
+        """The layer as the convolution of a band."""
+        shape = self.chain.layers[k].shape
+        before, out, missing = sizes
         return replace(
             shape,
             n=1,
-            size=(1, before[1] - before[0], shape.size[2]),
-            out=(1, out[1] - out[0], shape.out[2]),
+            size=(1, before, shape.size[2]),
+            out=(1, out, shape.out[2]),
             begin=(0, missing, shape.begin[2]),
         )
 
@@ -230,21 +252,22 @@ class _Bands:
         layer = self.chain.layers[k]
         found: list[At] = []
         if k == 0:
-            part = _part(layer.x, image, _rows_before(layer.shape, rows[0]))
-            found.append(At.of(part))
+            found.append(_begin(layer.x, image, _rows_before(layer.shape, rows[0])[0]))
         if k == len(self.chain.layers) - 1:
-            found.append(At.of(_part(layer.out, image, rows[k])))
-        for each in self._operands(layer, image, rows[k]):
-            if each.strides[0] or each.strides[1]:
-                item = each.dtype.numpy.itemsize
-                found.append(At(each.view.storage, (each.view.offset + each.offset) * item))
+            found.append(_begin(layer.out, image, rows[k][0]))
+        if isinstance(layer, Origin) and layer.epilogue is not None:
+            pixel = rows[k][0] * layer.shape.out[2]
+            for each in layer.epilogue.operands:
+                if each.strides[0] or each.strides[1]:
+                    offset = each.view.offset + _offset(each, image, pixel)
+                    found.append(At(each.view.storage, offset * each.dtype.numpy.itemsize))
         return found
 
     def _operands(self, layer: Layer, image: int, rows: Rows) -> list[Operand]:
         if isinstance(layer, Pooling) or layer.epilogue is None:
             return []
         first = rows[0] * layer.shape.out[2]
-        return [_part_of_operand(each, image, first) for each in layer.epilogue.operands]
+        return [replace(each, offset=_offset(each, image, first)) for each in layer.epilogue.operands]
 
     def _make(self, shapes: Sequence[ConvShape], image: int, rows: Sequence[Rows]) -> _Made | None:
         layers = self.chain.layers
