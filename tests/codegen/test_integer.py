@@ -315,7 +315,9 @@ def test_convolution(isa: Isa, left: type) -> None:
 
 @pytest.mark.parametrize("isa", PATHS, ids=path_name)
 @pytest.mark.parametrize("left", [np.uint8, np.int8])
-def test_depthwise(isa: Isa, left: type) -> None:
+@pytest.mark.parametrize("bytes_", [False, True], ids=["words", "bytes"])
+def test_depthwise(isa: Isa, left: type, bytes_: bool) -> None:
+    """Filters less their zero points are words in general, and bytes with zero points in the middle."""
     for channels, size, kernel, strides, dilations, pads in (
         (40, (9, 13), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
         (16, (8, 8), (3, 3), (2, 2), (1, 1), (0, 0, 1, 1)),
@@ -326,7 +328,7 @@ def test_depthwise(isa: Isa, left: type) -> None:
         (20, (9, 11), (7, 7), (1, 1), (1, 1), (3, 3, 3, 3)),
     ):
         x, w, zero = last(codes(left, 2, channels, *size)), codes(np.uint8, channels, 1, *kernel), codes(left, 1)
-        w_zero = codes(np.uint8, channels)
+        w_zero = np.full(channels, 128, np.uint8) if bytes_ else codes(np.uint8, channels)
         shape = ConvShape.conv(x.shape, w.shape, strides=strides, dilations=dilations, pads=pads, group=channels)
         out = last(np.full((2, channels, *shape.out[1:]), -7, np.int32))
         views = [view_of(x), view_of(zero), view_of(out, "output")]

@@ -1,8 +1,10 @@
-"""Depthwise convolutions of 8-bit codes: a vector of channels at a time, 16-bit products, int32 sums.
+"""Depthwise convolutions of 8-bit codes: a vector of channels at a time, int32 sums.
 
-Filters are stored less their zero points, one 16-bit number per 32-bit lane, so that a widened code times a filter is
-one instruction. Where a window leaves the image the zero point of ``x`` is multiplied instead: sums are those of all
-taps everywhere, and what the zero point adds is the same for all pixels of a channel.
+Filters are stored less their zero points. Where that leaves 8 bits, and the processor multiplies four bytes of a lane
+at once, codes of up to four rows of a window are brought together, channel by channel, by one permutation: a column of
+a window is then one instruction instead of four. Elsewhere filters are one 16-bit number per 32-bit lane, so that a
+widened code times a filter is one instruction. Where a window leaves the image the zero point of ``x`` is multiplied
+instead: sums are those of all taps everywhere, and what the zero point adds is the same for all pixels of a channel.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import grain
-from ranvier.codegen.llvm.integer.dots import multiply_words
+from ranvier.codegen.llvm.integer.dots import multiply_add, multiply_words
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -30,19 +32,43 @@ _NAMES = (
 )
 _UNROLLED = 25  # taps of a kernel at most for which code is unrolled; of more than 9 some filters are read again
 _TOGETHER = 4  # pixels that share a load of the filter
+_ROWS = 4  # of a window that are multiplied at once, as bytes
 _SUMS_BYTES = 16 << 10
 _GOPS = 40.0
 
 
 def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage:
-    """Filters [channels, 1, *kernel] less their zero points, as [tap][channel] of 32-bit lanes."""
+    """Filters [channels, 1, *kernel] less their zero points: words, as [tap][channel] of 32-bit lanes, or bytes.
+
+    Bytes stand as [rows of four][column][channel][row], then for each channel what codes that are moved up to unsigned
+    ones add too much, then the order that brings rows together.
+    """
     lanes = isa.lanes(4)
     room = -(-shape.cout // lanes) * lanes
-    packed = aligned_empty((shape.taps, room), np.dtype(np.int32))
-    packed[...] = 0
     centred = w.astype(np.int32).reshape(shape.cout, shape.taps) - zero.astype(np.int32).reshape(-1, 1)
-    packed[:, : shape.cout] = centred.T & 0xFFFF
-    return Storage.constant(packed)
+    if not _fits_bytes(centred, isa, shape):
+        packed = aligned_empty((shape.taps, room), np.dtype(np.int32))
+        packed[...] = 0
+        packed[:, : shape.cout] = centred.T & 0xFFFF
+        return Storage.constant(packed)
+    _, height, width = shape.kernel
+    groups = -(-height // _ROWS)
+    taps = np.zeros((groups * _ROWS, width, room), np.int8)
+    taps[:height, :, : shape.cout] = centred.T.reshape(height, width, shape.cout)
+    coded = aligned_empty((groups * width + 2, room * 4), np.dtype(np.int8))
+    coded[:-2] = taps.reshape(groups, _ROWS, width, room).transpose(0, 2, 3, 1).reshape(groups * width, -1)
+    coded[-2:] = 0
+    coded[-2].view(np.int32)[: shape.cout] = -128 * centred.sum(axis=1)
+    coded[-1, : _ROWS * lanes] = np.arange(_ROWS * lanes).reshape(_ROWS, lanes).T.reshape(-1)
+    return Storage.constant(coded)
+
+
+def _fits_bytes(centred: Array, isa: Isa, shape: ConvShape) -> bool:
+    """Whether filters are bytes, of windows that code is unrolled for, and there is a whole vector of channels."""
+    wide = isa.vector_bytes == 64 and isa.has("avx512vnni") and isa.has("avx512vbmi")
+    if not wide or _structure(shape) is None or shape.cout < isa.lanes(4) or shape.kernel[1] < 2:
+        return False
+    return bool(centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127)
 
 
 def integer_depthwise(
@@ -67,7 +93,8 @@ def integer_depthwise(
     first = min(width, -(-shape.begin[2] // step))
     reach = shape.size[2] + shape.begin[2] - (kernel - 1) * shape.dilations[2] - 1
     last = max(first, min(width, reach // step + 1 if reach >= 0 else 0))
-    block = max(_TOGETHER, min(-(-width // _TOGETHER) * _TOGETHER, _SUMS_BYTES // (4 * room)))
+    runs = min(-(-width // _TOGETHER), max(2, _SUMS_BYTES // (4 * room * _TOGETHER)))
+    block = runs * _TOGETHER
     numbers = {
         **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
         "yn": target.n * out.dtype.numpy.itemsize,
@@ -83,11 +110,13 @@ def integer_depthwise(
         "first": first,
         "last": last,
     }
+    assert filters.array is not None
+    in_bytes = filters.array.dtype == np.int8
     done = finish_of(epilogue, out)
     tiles = shape.n * shape.out[0] * shape.out[1]
     return [
         Launch(
-            _spec(x.dtype, _structure(shape)),
+            _spec(x.dtype, _structure(shape), in_bytes),
             (At.of(x), At(filters), At.of(out), At.of(zero), Code(done.spec), *done.buffers),
             (*in_order(_NAMES, numbers), *done.dims),
             tiles=tiles,
@@ -110,19 +139,20 @@ def _structure(shape: ConvShape) -> Structure | None:
     return shape.kernel[1], shape.kernel[2], shape.strides[2]
 
 
-def _spec(dtype: DType, structure: Structure | None) -> KernelSpec:
+def _spec(dtype: DType, structure: Structure | None, in_bytes: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype, structure).emit()
+        _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype, structure, in_bytes).emit()
 
     size = "{}x{} stride {}".format(*structure) if structure else "any"
-    return KernelSpec(f"integer depthwise {dtype.name} {size}", ("integer depthwise", dtype.name, structure), emit)
+    key = ("integer depthwise", dtype.name, structure, in_bytes)
+    return KernelSpec(f"integer depthwise {dtype.name} {size}{' bytes' * in_bytes}", key, emit)
 
 
 class _Kernel:
     """A tile is a row of output pixels."""
 
-    def __init__(self, frame: Frame, dtype: DType, structure: Structure | None) -> None:
-        self.structure = structure
+    def __init__(self, frame: Frame, dtype: DType, structure: Structure | None, in_bytes: bool) -> None:
+        self.structure, self.in_bytes = structure, in_bytes
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
         self.signed = dtype is DType.int8
         self.filters = frame.buf(_W)
@@ -165,7 +195,7 @@ class _Kernel:
                 self.sums(ow, start, c, 1)
 
     def pixels(self, start: Val, stop: Val, c: Val, lanes: int) -> None:
-        """Pixels at the borders one by one, those between several at a time (of kernels that code is unrolled for)."""
+        """Several pixels at a time, of kernels that code is unrolled for; of others one by one."""
         f, at = self.f, self.at
         inner = f.min_(f.max_(at["first"], start), stop)
         outer = f.max_(f.min_(at["last"], stop), inner)
@@ -181,40 +211,58 @@ class _Kernel:
         nothing = f.gep(self.nothing, c)
         kind = vector("i32", lanes)
         rows: list[tuple[Val, Val]] = []
-        filters: list[list[Val]] = []
         for i in range(height):
             y = self.y0 + i
             exists = f.cmp("ult", y, at["h"])
             line = f.gep(self.x, y * at["xh"] + c)
             rows.append((f.select(exists, line, nothing), f.select(exists, at["xw"], f.i64(0))))
-            places = [f.gep(self.filters, at["room"] * (i * width + j) + c, "i32") for j in range(width)]
-            filters.append([f.load(kind, place) for place in places])
+        size = _ROWS if self.in_bytes else 1
+        groups = [rows[i : i + size] for i in range(0, height, size)]
+
+        def numbers(row: int) -> Val:
+            return f.load(kind, f.gep(self.filters, at["room"] * row + c, "i32"))
+
+        filters = [[numbers(i * width + j) for j in range(width)] for i in range(len(groups))]
+        start_sum = f.const(kind, 0)
+        if self.in_bytes:
+            end = len(groups) * width
+            start_sum = numbers(end) if self.signed else start_sum
+            order = f.gep(self.filters, at["room"] * (end + 1), "i32")
+            self.order = f.load(vector("i8", _ROWS * lanes), order)
 
         def pixels(ow: Val, count: int, *, border: bool = False) -> None:
-            acc = [f.const(kind, 0) for _ in range(count)]
+            acc = [start_sum for _ in range(count)]
             x0 = ow * stride - at["pw"]
-            for (line, step), taps in zip(rows, filters):
-                here = f.gep(line, x0 * step)
+            for group, taps in zip(groups, filters):
+                here = [(f.gep(line, x0 * step), step) for line, step in group]
                 codes: dict[int, Val] = {}
                 for p in range(count):
                     for j, tap in enumerate(taps):
                         k = p * stride + j
                         if k not in codes:
-                            place = f.gep(here, step * k)
+                            places = [f.gep(line, step * k) for line, step in here]
                             if border:
-                                place = f.select(f.cmp("ult", x0 + k, at["w"]), place, nothing)
-                            codes[k] = self.load(place, lanes)
-                        acc[p] = self.product(acc[p], codes[k], tap)
+                                inside = f.cmp("ult", x0 + k, at["w"])
+                                places = [f.select(inside, place, nothing) for place in places]
+                            codes[k] = self.column(places, lanes)
+                        acc[p] = (multiply_add if self.in_bytes else multiply_words)(f, self.isa, acc[p], codes[k], tap)
             for p, total in enumerate(acc):
                 f.store(total, f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32"))
 
-        with f.loop(start, first) as ow:
-            pixels(ow, 1, border=True)
-        together = first + f.and_(last - first, -_TOGETHER)
-        with f.loop(first, together, _TOGETHER) as ow:
-            pixels(ow, _TOGETHER)
-        with f.loop(together, stop) as ow:
-            pixels(ow, 1, border=True)
+        with f.if_else(f.cmp("sge", stop - start, _TOGETHER)) as few:
+            # runs at the borders end with the last pixel at the latest, and may do some pixels again
+            final = stop - _TOGETHER
+            with f.loop(start, first, _TOGETHER) as ow:
+                pixels(f.min_(ow, final), _TOGETHER, border=True)
+            inside = start + f.and_(first - start + (_TOGETHER - 1), -_TOGETHER)
+            outside = inside + f.and_(f.max_(last - inside, 0), -_TOGETHER)
+            with f.loop(inside, outside, _TOGETHER) as ow:
+                pixels(ow, _TOGETHER)
+            with f.loop(outside, stop, _TOGETHER) as ow:
+                pixels(f.min_(ow, final), _TOGETHER, border=True)
+            few()
+            with f.loop(start, stop) as ow:
+                pixels(ow, 1, border=True)
 
     def sums(self, ow: Val, start: Val, c: Val, lanes: int) -> None:
         """One pixel anywhere."""
@@ -238,6 +286,24 @@ class _Kernel:
                     total.set(self.product(total.get(), code.get(), f.load(kind, weights.get())))
                     weights.set(f.gep(weights.get(), at["room"], "i32"))
         f.store(total.get(), f.gep(f.args["scratch"], (ow - start) * at["room"] + c, "i32"))
+
+    def column(self, places: list[Val], lanes: int) -> Val:
+        """Codes of a column of a window for its products: a widened one, or the bytes of up to four rows."""
+        if not self.in_bytes:
+            return self.load(places[0], lanes)
+        f = self.f
+        parts = [f.load(vector("i8", lanes), place, 1) for place in places]
+        if len(parts) == 1:
+            found = f.cast(parts[0], "i32", signed=False)
+        else:
+            parts += [parts[-1]] * (_ROWS - len(parts))  # their filters are zero
+            halves = [f.shuffle(parts[k], parts[k + 1], range(2 * lanes)) for k in (0, 2)]
+            rows = f.shuffle(halves[0], halves[1], range(_ROWS * lanes))
+            # as text, because the compiler would make several cheaper-looking instructions of it
+            operands = f"{rows.type} {rows.name}, {rows.type} {self.order.name}"
+            together = f.emit(rows.type, f'call {rows.type} asm "vpermb $1, $2, $0", "=v,v,v"({operands})')
+            found = f.bitcast(together, vector("i32", lanes))
+        return f.xor(found, f.const(found.type, -0x7F7F7F80)) if self.signed else found
 
     def load(self, at: Val, lanes: int) -> Val:
         return self.widened(self.f.load(vector("i8", lanes), at, 1))
