@@ -52,6 +52,24 @@ CASES = {
 }
 CASES |= {
     "GridSample volume": Case(op_of("GridSample"), [r(1, 2, 2, 3, 2), r(1, 1, 2, 2, 3, low=-0.9, high=0.9)]),
+    **{
+        f"AveragePool up {counted}": Case(
+            op_of(
+                "AveragePool",
+                kernel_shape=[3, 2],
+                strides=[2, 2],
+                pads=[1, 0, 1, 1],
+                ceil_mode=1,
+                count_include_pad=counted,
+            ),
+            [r(1, 2, 4, 4)],
+        )
+        for counted in (0, 1)
+    },
+    "AveragePool up long": Case(op_of("AveragePool", kernel_shape=[3], strides=[3], ceil_mode=1), [r(1, 2, 7)]),
+    "LpPool up": Case(
+        op_of("LpPool", kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 0, 1], ceil_mode=1), [r(1, 2, 5, 4)]
+    ),
     "Col2Im": Case(op_of("Col2Im", np.array([4, 5], I64), np.array([2, 3], I64)), [r(1, 12, 9)]),
     "Col2Im in steps": Case(
         op_of(

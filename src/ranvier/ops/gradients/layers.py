@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
+from ranvier.ops.gradients.contraction import window_of
 from ranvier.ops.gradients.nn import made_of
 
 _LARGEST = 32  # matrices whose determinants are derived by those of their parts
@@ -56,14 +58,28 @@ def _local_response(b: Backward, node: Node) -> Sequence[Value]:
 @made_of("LpPool")
 def _norm_pool(b: Backward, node: Node) -> Sequence[Value]:
     x = first(node)
-    if attribute(node, "ceil_mode", 0):
-        raise NotSupported("the gradient of LpPool with ceil_mode is not known")
     p = float(attribute(node, "p", 2))
     attrs = {key: value for key, value in node.attrs.items() if key not in ("p", "ceil_mode")}
     powers = b.Pow(b.Abs(x), b.number(p, x))
+    if attribute(node, "ceil_mode", 0):  # the last windows reach over zeros that no mean would count
+        powers, attrs = _reached(b, node, x, powers, attrs)
     mean = b.node("AveragePool", [powers], {**attrs, "count_include_pad": 1}).output
     total = b.Mul(mean, b.number(float(math.prod(node.attrs["kernel_shape"])), x))
     return [b.Pow(total, b.number(1.0 / p, x))]
+
+
+def _reached(b: Backward, node: Node, x: Value, powers: Value, attrs: dict[str, Any]) -> tuple[Value, dict[str, Any]]:
+    """The operand of a pool with zeros as far as its windows reach, and attributes without them."""
+    kernel = [int(k) for k in node.attrs["kernel_shape"]]
+    rank = len(kernel)
+    strides, dilations, pads, _ = window_of(b, node, x, b.constant(np.ones((1, 1, *kernel), b.dtype(x).numpy)))
+    sizes, results = b.sizes(x)[2:], b.sizes(node.output)[2:]
+    ends = [
+        max(pads[rank + k], (results[k] - 1) * strides[k] + (kernel[k] - 1) * dilations[k] + 1 - sizes[k] - pads[k])
+        for k in range(rank)
+    ]
+    wide = b.Pad(powers, b.whole(0, 0, *pads[:rank], 0, 0, *ends), b.number(0.0, powers))
+    return wide, {**{k: v for k, v in attrs.items() if k != "auto_pad"}, "pads": [0] * 2 * rank}
 
 
 @made_of("GlobalLpPool")

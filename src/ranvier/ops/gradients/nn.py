@@ -114,20 +114,28 @@ def _average_pool(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     """A transposed convolution with a window of ones, of the gradient over how many each window held."""
     x, grad = first(node), grads[0]
     assert grad is not None
-    if attribute(node, "ceil_mode", 0):
-        raise NotSupported("the gradient of AveragePool with ceil_mode is not known")
     n, c, *sizes = b.sizes(x)
     kernel = [int(k) for k in node.attrs["kernel_shape"]]
     rank = len(kernel)
     ones = b.constant(np.ones((1, 1, *kernel), b.dtype(x).numpy))
     strides, dilations, pads, _ = window_of(b, node, x, ones)
-    window = {"strides": strides, "dilations": dilations, "pads": pads}
     results = b.sizes(node.output)[2:]
-    count: Value
+    beyond = [  # what windows of ceil_mode reach over, which never counts
+        max(0, (results[k] - 1) * strides[k] + (kernel[k] - 1) * dilations[k] + 1 - sizes[k] - pads[k] - pads[rank + k])
+        for k in range(rank)
+    ]
+    held, around = sizes, [*pads[:rank], *(pad + more for pad, more in zip(pads[rank:], beyond))]
+    pads = around
+    window = {"strides": strides, "dilations": dilations, "pads": pads}
     if attribute(node, "count_include_pad", 0):
+        held = [sizes[k] + pads[k] + pads[rank + k] - beyond[k] for k in range(rank)]
+        around = [*[0] * rank, *beyond]
+    count: Value
+    if attribute(node, "count_include_pad", 0) and not any(beyond):
         count = b.number(float(np.prod(kernel)), grad)
     else:
-        count = b.Conv(b.constant(np.ones((1, 1, *sizes), b.dtype(x).numpy)), ones, **window)
+        ones_held = b.constant(np.ones((1, 1, *held), b.dtype(x).numpy))
+        count = b.Conv(ones_held, ones, **{**window, "pads": around})
     rest = [
         sizes[k] + pads[k] + pads[rank + k] - ((results[k] - 1) * strides[k] + (kernel[k] - 1) * dilations[k] + 1)
         for k in range(rank)
