@@ -162,3 +162,13 @@ def test_layers_that_only_know_matrices_take_what_is_behind_them() -> None:
     )
     assert len(inner(made, ContractionStep)) == 1 and not inner(made, LoopStep)
     assert not any(getattr(getattr(step, "node", None), "op", "") == "Concat" for step in made)
+
+
+def test_a_matrix_with_rows_of_an_odd_length_lies_the_other_way_round() -> None:
+    made = run(
+        "g (float16[3,8] x) => (float16[3,1025] y) { y = MatMul(x, w) }",
+        {"w": halves(8, 1025, seed=1)},
+        {"x": halves(3, 8)},
+    )
+    (step,) = inner(made, ContractionStep)
+    assert step.work.right.strides[1:] == (1, 8)

@@ -17,6 +17,9 @@ from ranvier.providers.cuda.patterns import Steps
 from ranvier.providers.cuda.steps import Env, NodeStep
 from ranvier.records import dataclass
 
+_ALIGNED = 8  # halves in 16 bytes
+_LARGE = 1024  # elements of a row, for the copy to be worth it
+
 
 @dataclass(frozen=True)
 class Member:
@@ -42,6 +45,8 @@ class Shelf:
         if key not in self._kept:
             tensors = [env.tensors[v].mT if turned else env.tensors[v] for v, turned in parts]
             tensor = torch.cat(tensors, dim=-1).contiguous()
+            if tensor.ndim == 2 and tensor.shape[1] % _ALIGNED:  # rows that begin anywhere are read element by element
+                tensor = tensor.mT.contiguous().mT
             kind = parts[0][0].type
             assert isinstance(kind, TensorType)
             self._kept[key] = Value(f"{parts[0][0].name} …", TensorType(kind.dtype, tuple(tensor.shape))), tensor
@@ -112,7 +117,7 @@ def merge(steps: Steps, shelf: Shelf) -> None:
                 lead = tuple(steps.tensor(member.out).shape[:-1])
                 found.setdefault((x, member.bias is not None, lead), []).append(member)
     for (x, _, _), members in found.items():
-        if len(members) > 1 or members[0].reshaped:
+        if len(members) > 1 or members[0].reshaped or _is_odd(steps, members[0]):
             made = MergedStep(x, members, shelf, steps.env)
             places = [steps.place(v) for m in members for v in (m.out, *m.inside)]
             steps.put(made, min(places), [v for m in members for v in (m.out, *m.inside)])
@@ -141,6 +146,12 @@ def _member(steps: Steps, node: Node) -> Member | None:
     if seen is not None and steps.tensor(seen.output).ndim > 2 and steps.tensor(seen.output).shape[-1] == size:
         return Member(weight, turned, bias, seen.output, (out,), reshaped=True)
     return Member(weight, turned, bias, out, ())
+
+
+def _is_odd(steps: Steps, member: Member) -> bool:
+    """Whether the matrix had better lie the other way round."""
+    rows, columns = steps.tensor(member.weight).stride()
+    return (rows if columns == 1 else columns) % _ALIGNED != 0 and rows * columns >= _LARGE
 
 
 def _plain(node: Node) -> bool:

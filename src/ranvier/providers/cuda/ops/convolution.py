@@ -96,7 +96,7 @@ def nhwc_conv(call: Call, x: Any, w: Any, bias: Any = None) -> Any:
     return convolved(call, x.movedim(-1, 1), w.movedim(-1, 1), bias).movedim(1, -1)
 
 
-@lowers("ConvTranspose", refuses=_spatial())
+@lowers("ConvTranspose", refuses=_spatial(), prepares={1: _filters})
 def conv_transpose(call: Call, x: Any, w: Any, bias: Any = None) -> Any:
     rank = x.ndim - 2
     strides = per_axis(call.attr("strides"), rank, "strides", "ConvTranspose")
