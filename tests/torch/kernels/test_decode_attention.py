@@ -72,6 +72,15 @@ def test_softcap_scale_and_heads_first() -> None:
     close(out, wanted(q, k, v, [33], softcap=5.0, scale=0.7))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_more_splits_than_are_read_at_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranvier.providers.cuda.kernels.decode_attention.JOINED_AT_ONCE", 128)
+    q, k, v = random(1, 1, 4, 16), random(2, 1, 90, 1, 16), random(3, 1, 90, 1, 16)
+    out = poisoned(1, 4, 16)
+    decode_attention(q, k, v, on_device([90]), out, splits=5, fused=fused, tokens=TOKENS)
+    close(out, wanted(q, k, v, [90]))
+
+
 @pytest.mark.parametrize("group", [1, 4])
 def test_pages(group: int) -> None:
     lengths, page = [37, 5, 48], 8

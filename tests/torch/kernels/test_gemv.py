@@ -22,6 +22,15 @@ def test_product(m: int, dtype: torch.dtype) -> None:
     close(found, exact(x) @ exact(w).T)
 
 
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("tile", [Tile(4, 32, 1, ahead=2), Tile(4, 128, 1), Tile(4, 128, 1, ahead=2)])
+def test_how_far_ahead_weights_are_read(m: int, tile: Tile) -> None:
+    x, w, up = random(1, m, 100), random(2, 13, 100), random(3, 13, 100)
+    close(gemv(x, (w,), poisoned(m, 13), tile=tile), exact(x) @ exact(w).T)
+    wanted = np.maximum(exact(x) @ exact(w).T, 0) * (exact(x) @ exact(up).T)
+    close(gated_gemv(x, w, up, poisoned(m, 13), activation="relu", tile=tile), wanted)
+
+
 def test_epilogue_and_norm() -> None:
     x, w, g = random(1, 2, 64), random(2, 12, 64), random(3, 64)
     bias, residual = random(4, 12), random(5, 2, 12)
