@@ -15,9 +15,9 @@ when they are stored. Where there is no kernel for them (:func:`takes_bfloat`) t
 
 from __future__ import annotations
 
-from ranvier.codegen.llvm.conv.bands import chained
-from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
-from ranvier.codegen.llvm.conv.few_outputs import conv_few_outputs, has_few_outputs
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, panel_width, takes_any_layout, takes_bfloat
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
 from ranvier.codegen.llvm.conv.side_by_side import (
@@ -27,12 +27,34 @@ from ranvier.codegen.llvm.conv.side_by_side import (
     joined_weights,
     pixels_together,
 )
-from ranvier.codegen.llvm.conv.transpose import (
-    conv_transpose,
-    conv_transpose_dynamic,
-    pack_transposed,
-    transposed_takes_bfloat,
-)
+
+if TYPE_CHECKING:
+    from ranvier.codegen.llvm.conv.bands import chained
+    from ranvier.codegen.llvm.conv.dynamic import conv_dynamic
+    from ranvier.codegen.llvm.conv.few_outputs import conv_few_outputs, has_few_outputs
+    from ranvier.codegen.llvm.conv.transpose import (
+        conv_transpose,
+        conv_transpose_dynamic,
+        pack_transposed,
+        transposed_takes_bfloat,
+    )
+
+# what few models need is imported when somebody first does
+_HOMES = {
+    "bands": "chained",
+    "dynamic": "conv_dynamic",
+    "few_outputs": "conv_few_outputs has_few_outputs",
+    "transpose": "conv_transpose conv_transpose_dynamic pack_transposed transposed_takes_bfloat",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value
+
 
 __all__ = [
     "ConvShape",

@@ -9,7 +9,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.conv import bfloat, depthwise, narrow, plan, rows
+from ranvier.codegen.llvm.conv import depthwise, narrow, plan, rows
 from ranvier.codegen.llvm.conv import winograd as winograd_kernels
 from ranvier.codegen.llvm.conv.origin import origin
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
@@ -27,7 +27,13 @@ def takes_any_layout(shape: ConvShape) -> bool:
 
 def takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
     """Whether bfloat16 inputs are multiplied as they are, and not widened first."""
-    return shape.is_depthwise or bfloat.kind_of(shape, isa) is not None
+    return shape.is_depthwise or _bfloat_kind(shape, isa) is not None
+
+
+def _bfloat_kind(shape: ConvShape, isa: Isa) -> str | None:
+    from ranvier.codegen.llvm.conv.bfloat import kind_of  # here and below: most sessions have none of them
+
+    return kind_of(shape, isa)
 
 
 def packing(
@@ -45,7 +51,7 @@ def packing(
     for them the weights stay as they are, for one that widens its input. ``packed_at_run``: the weights are a tensor of
     the graph, and packing them counts.
     """
-    if dtype is DType.bfloat16 and (kind := bfloat.kind_of(shape, isa)) is not None:
+    if dtype is DType.bfloat16 and (kind := _bfloat_kind(shape, isa)) is not None:
         return kind
     if shape.is_depthwise:
         return "depthwise"
@@ -112,7 +118,9 @@ def pack_weights(
     """Weights [cout, cin/group, *kernel] in the order the kernel for this shape reads them; ``dtype`` as above."""
     kind = packing(shape, isa, item=max(4, w.itemsize), winograd=winograd, dtype=dtype)
     if kind.startswith("bfloat"):
-        return bfloat.pack(w, isa, shape)
+        from ranvier.codegen.llvm.conv.bfloat import pack
+
+        return pack(w, isa, shape)
     if dtypes.of(w) is DType.bfloat16:  # kernels that widen their input have float32 weights
         w = w.astype(np.float32)
     dtype = dtypes.of(w)
@@ -162,7 +170,9 @@ def _launches(
     if shape.is_empty:
         return []
     if packed.kind.startswith("bfloat"):
-        return bfloat.bfloat_conv(x, packed, out, shape, isa, epilogue, threads, numbering)
+        from ranvier.codegen.llvm.conv.bfloat import bfloat_conv
+
+        return bfloat_conv(x, packed, out, shape, isa, epilogue, threads, numbering)
     if packed.kind == "depthwise":
         return depthwise.depthwise(x, packed, out, shape, isa, epilogue, threads, numbering)
     before: list[Launch] = []
