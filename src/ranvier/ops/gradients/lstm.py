@@ -70,17 +70,22 @@ class _Way:
         hidden, cell = self.own(5) or zero, self.own(6) or zero
         x = self.turned(self.x)
         before = self.shifted(hidden, self.turned(self.outputs()))
-        rows, states = self.flat(x, self.width), self.flat(before, size)
-        summed = b.Add(b.Gemm(rows, weight, self.bias(), transB=1), b.Gemm(states, recurrence, transB=1))
+        # inputs and states side by side, as their weights: one product instead of two
+        rows = self.flat(_joined(b, [x, before], 2), self.width + size)
+        summed = b.Gemm(rows, _joined(b, [weight, recurrence], 1), self.bias(), transB=1)
         holes = self.split(self.own(7), 3, 0) if operand(self.node, 7) is not None else None
         slopes, last_hidden, last_cell, holes_found = self.back(summed, cell, recurrence, holes, grads)
         flat = self.flat(slopes, 4 * size)
         to_x = b.Reshape(b.MatMul(flat, weight), b.whole(self.length, self.batch, self.width))
         to_bias = b.ReduceSum(flat, b.whole(0), keepdims=0)
+        to_weights = b.Gemm(flat, rows, transA=1)
+        to_weight, to_recurrence = b.node(
+            "Split", [to_weights, b.whole(self.width, size)], {"axis": 1}, outputs=2
+        ).outputs
         return [
             self.turned(to_x),
-            b.Gemm(flat, rows, transA=1),
-            b.Gemm(flat, states, transA=1),
+            to_weight,
+            to_recurrence,
             _joined(b, [to_bias, to_bias], 0),
             None,
             last_hidden,
