@@ -85,8 +85,8 @@ class _Convolution(Product):
         super().__init__(x, w, operands, value, shape, tile, "ieee")
         self._places, self._sliding = places, sliding
 
-    def even_depth(self) -> bool:
-        return self.a.shape[1] % self.tile.depth == 0
+    def even(self) -> dict[str, bool]:
+        return {"EVEN_K": self.a.shape[1] % self.tile.depth == 0}
 
     def multiply(self) -> None:
         _, channels, high, wide = self.a.shape

@@ -223,8 +223,7 @@ class Product(Access):
 
     def source(self) -> Source:
         a, b, tile = self.a, self.b, self.tile
-        _, m, n = self.nest.extents
-        even = {"EVEN_X": m % tile.rows == 0, "EVEN_R": n % tile.columns == 0, "EVEN_K": self.even_depth()}
+        even = self.even()
         self.begin()
         self.multiply()
         value = self.typed(self.final)
@@ -270,9 +269,11 @@ class Product(Access):
         self._flat["b"] = Value("batch", 0)
         self._bind_row("r")
 
-    def even_depth(self) -> bool:
-        """Whether all steps are whole."""
-        return self.a.shape[2] % (self.tile.depth * self.tile.parts) == 0
+    def even(self) -> dict[str, bool]:
+        """Along which axes all tiles are whole; kernels are compiled apart by it."""
+        (_, m, n), tile = self.nest.extents, self.tile
+        whole = self.a.shape[2] % (tile.depth * tile.parts) == 0
+        return {"EVEN_X": m % tile.rows == 0, "EVEN_R": n % tile.columns == 0, "EVEN_K": whole}
 
     def multiply(self) -> None:
         k = self.a.shape[2]

@@ -151,7 +151,7 @@ def _member(steps: Steps, node: Node) -> Member | None:
 def _is_odd(steps: Steps, member: Member) -> bool:
     """Whether the matrix had better lie the other way round."""
     rows, columns = steps.tensor(member.weight).stride()
-    return (rows if columns == 1 else columns) % _ALIGNED != 0 and rows * columns >= _LARGE
+    return bool((rows if columns == 1 else columns) % _ALIGNED != 0 and rows * columns >= _LARGE)
 
 
 def _plain(node: Node) -> bool:
