@@ -92,7 +92,7 @@ def _build(net: _Large, bits: int, sizes: Sizes) -> None:
     ids = net.input("input_ids", ["batch", "sequence"], TensorProto.INT64)
     lengths = net.input("seqlens_k", ["batch"], TensorProto.INT32)
     total = net.input("total_sequence_length", [], TensorProto.INT32)
-    cache = ["batch", kv_heads, "cache", sizes.depth]
+    cache: list[int | str] = ["batch", kv_heads, "cache", sizes.depth]
     past = [
         (net.input(f"past_key_values.{k}.key", cache, BF16), net.input(f"past_key_values.{k}.value", cache, BF16))
         for k in range(sizes.layers)
@@ -182,7 +182,8 @@ def _packed(net: _Large, x: str, rows: Array) -> str:
 def weights(path: Path) -> dict[str, Any]:
     """Arrays by name, without copying them: for a twin in another framework."""
     model = onnx.load(path, load_external_data=False)
-    data = np.memmap(path.with_suffix(".data"), np.uint8, "r")
+    beside = path.with_suffix(".data")  # empty where all weights are small
+    data: Array = np.memmap(beside, np.uint8, "r") if beside.stat().st_size else np.empty(0, np.uint8)
     found: dict[str, Any] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL:

@@ -23,7 +23,7 @@ from ranvier.providers.cuda.kernels import choose  # noqa: E402
 from ranvier.providers.cuda.kernels.jit import Tile  # noqa: E402
 
 Array = np.ndarray[Any, Any]
-SIZES = llama.Sizes(layers=2, width=64, heads=8, kv_heads=2, inside=64, vocabulary=32, context=72)
+SIZES = llama.Sizes(layers=2, width=32, heads=8, kv_heads=2, inside=32, vocabulary=16, context=72)
 CAPACITY = 70  # more than a tile of the attention kernel: its splits are joined
 TOKENS = np.random.default_rng(3).integers(0, SIZES.vocabulary, 7)
 PROMPT = 4
@@ -213,7 +213,7 @@ def test_inputs_that_are_wrong_are_told_and_touch_nothing(tmp_path: Path) -> Non
     with _load(llama.write(tmp_path, 16, SIZES)) as session:
         session.run(given)
         fine = session.run(given)["logits"]
-        for name, value in (("input_ids", 32), ("input_ids", -33), ("seqlens_k", CAPACITY), ("seqlens_k", -1)):
+        for name, value in (("input_ids", 16), ("input_ids", -17), ("seqlens_k", CAPACITY), ("seqlens_k", -1)):
             with pytest.raises(InvalidValue):
                 session.run({**given, name: np.full_like(given[name], value)})
         np.testing.assert_array_equal(session.run(given)["logits"], fine)

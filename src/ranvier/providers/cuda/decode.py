@@ -35,9 +35,12 @@ class Decoding:
         self._attends = any(node.op == ATTENTION and node.domain == CONTRIB for node in nodes)
         self._coded = any(node.op == "MatMulNBits" and node.domain == CONTRIB for node in nodes)
         self._shelf: Any = None
+        self._fixed: dict[Value, Any] = {}
 
     def lay_out(self, fixed: dict[Value, Any]) -> None:
-        """Weights that nothing but products read: rows of the output together, seen as they were."""
+        """Weights that nothing but products read: rows of the output together, seen as they were. ``fixed`` is kept:
+        codes are taken out of it when they are there in another form."""
+        self._fixed = fixed
         if not self._attends:
             return
         for value, tensor in fixed.items():
@@ -64,7 +67,11 @@ class Decoding:
             processors = facts.multi_processor_count
             # with 4-bit weights launches that begin early were slower
             pdl = (facts.major, facts.minor) >= _PDL_SINCE and not self._coded
-        return Search(steps, env, outputs, self._shelf, processors, pdl=pdl).run()
+        search = Search(steps, env, outputs, self._shelf, processors, pdl=pdl)
+        found = search.run()
+        for value in search.let_go():
+            self._fixed.pop(value, None)
+        return found
 
 
 def _only_multiplies(value: Value) -> bool:

@@ -22,7 +22,7 @@ from ranvier.providers.cuda.decode_steps import (
     PromptStep,
     default_scale,
 )
-from ranvier.providers.cuda.decode_weights import Codes, Floats, Shelf, Weights
+from ranvier.providers.cuda.decode_weights import Borrowed, Codes, Floats, GatedFloats, Shelf, Weights
 from ranvier.providers.cuda.kernels import choose
 from ranvier.providers.cuda.kernels.decode_attention import Workspace
 from ranvier.providers.cuda.kernels.int4 import CHUNK
@@ -75,6 +75,7 @@ class _Plan:
     x: Value
     outputs: tuple[tuple[Value, int], ...]
     residual: Value | None = None
+    few: bool = True
 
 
 class Search:
@@ -114,6 +115,19 @@ class Search:
             self._find_tables()
         return [new for k, step in enumerate(self._steps) for new in self._in_place_of.get(k, [step])]
 
+    def let_go(self) -> list[Value]:
+        """Codes that are on the shelf and that nothing reads any more; nodes that did find them there from now on."""
+        found: list[Value] = []
+        for k, matrix in self._matrices.items():
+            step, codes = self._steps[k], matrix.node.inputs[1]
+            if matrix.node.op != "MatMulNBits" or codes is None or not isinstance(step, NodeStep):
+                continue
+            if 1 not in step.prepared and self._readers.get(codes) == [k] and codes not in self._outputs:
+                step.prepared[1] = Borrowed(self._shelf, matrix.node)
+                step.reads = tuple(v for v in step.reads if v is not codes)
+                found.append(codes)
+        return found
+
     # -- what is what -------------------------------------------------------------------------------------------------
 
     def _node(self, k: int | None, *ops: str) -> Node | None:
@@ -152,7 +166,8 @@ class Search:
         if node.domain != CONTRIB or node.input(4) is not None:
             return None
         fixed = [v for v in node.inputs[1:] if v is not None]
-        if any(v.const is None or v not in self._env.tensors for v in fixed):
+        held = fixed[:1] if self._shelf.holds(node) else []
+        if any(v.const is None or (v not in self._env.tensors and v not in held) for v in fixed):
             return None
         zeros = node.input(3)
         whole = zeros is None or self._env.tensors[zeros].dtype == torch.uint8
@@ -240,14 +255,12 @@ class Search:
         gate = self._matrices.get(self._maker.get(source, -1))
         if gate is None or gate.x is not up.x or gate.n != up.n or not gate.alike(up) or gate.bias is not None:
             return []
-        kind = "gated" if gate.kind == "float" else gate.kind
-        if choose.product(kind, gate.tokens, gate.k).kernel != choose.GEMV:
+        if gate.kind == "float" and choose.product("gated", gate.tokens, gate.k).kernel != choose.GEMV:
             return []
         weights = self._shelf.gated(gate.node, up.node, gate.kind, name, self._env)
-        output = self._steps[k].writes[0]
-        self._plans[k] = _Plan(weights, gate.x, ((output, gate.n),))
         for each in (*steps, gate.at, up.at):
             self._in_place_of[each] = []
+        self._plans[k] = _Plan(weights, gate.x, ((self._steps[k].writes[0], gate.n),), few=gate.few)
         return [gate.at, up.at]
 
     def _find_sums(self, taken: set[int]) -> Iterator[int]:
@@ -273,17 +286,12 @@ class Search:
             yield k
 
     def _find_neighbours(self, taken: set[int]) -> None:
-        """Products that read the same, as far as one launch can do them; of many tokens each by itself."""
+        """Products that read the same, as far as one launch can do them; the library's do each by itself."""
         groups: dict[Value, list[list[Matrix]]] = {}
         for k, matrix in self._matrices.items():
-            if k in taken:
+            if k in taken or not (matrix.few or matrix.node.op == "MatMulNBits"):
                 continue
-            if not matrix.few:
-                if matrix.node.op == "MatMulNBits":
-                    step = CodesStep(self._steps[k].label, self._weights([matrix]), matrix.x, matrix.y)
-                    self._in_place_of[k] = [step]
-                continue
-            most = _SIDE_BY_SIDE if matrix.kind == "float" else len(self._steps)
+            most = len(self._steps) if matrix.kind == "int4" else _SIDE_BY_SIDE if matrix.few else 1
             mine = groups.setdefault(matrix.x, [])
             last = mine[-1] if mine else []
             joins = matrix.y not in self._outputs and last and last[0].y not in self._outputs
@@ -293,7 +301,7 @@ class Search:
                 mine.append([matrix])
         for group in (group for mine in groups.values() for group in mine):
             results = tuple((each.y, each.n) for each in group)
-            self._plans[group[0].at] = _Plan(self._weights(group), group[0].x, results)
+            self._plans[group[0].at] = _Plan(self._weights(group), group[0].x, results, few=group[0].few)
 
     def _weights(self, matrices: Sequence[Matrix]) -> Floats | Codes:
         """Of products whose steps have nothing left to do."""
@@ -301,8 +309,11 @@ class Search:
         biases = [each.bias for each in matrices if each.bias is not None]
         return self._shelf.side_by_side([each.node for each in matrices], biases, matrices[0].kind, self._env)
 
-    def _planned(self, k: int, plan: _Plan) -> ProductStep:
+    def _planned(self, k: int, plan: _Plan) -> Step:
         """Built when all norms are known."""
+        if not plan.few:
+            assert not isinstance(plan.weights, GatedFloats)
+            return CodesStep(self._steps[k].label, plan.weights, plan.x, plan.outputs)
         x, label = self._norms.get(plan.x, plan.x), self._steps[k].label
         return ProductStep(label, plan.weights, x, plan.outputs, residual=plan.residual, pdl=self._pdl)
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cuda.decode_weights import Around, Weights
+from ranvier.providers.cuda.decode_weights import Around, Codes, Floats, Weights
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from ranvier.providers.cuda.kernels.first import lengths_after, look_up
 from ranvier.providers.cuda.kernels.rope_append import rope_append
@@ -75,15 +74,16 @@ class ProductStep(_Step):
 
 
 class CodesStep(_Step):
-    """A product with weights of few bits alone, of however many tokens."""
+    """Products with weights of few bits, of many tokens."""
 
-    def __init__(self, label: str, weights: Any, x: Value, output: Value) -> None:
-        super().__init__(label, [x], [output])
-        self._weights, self._x, self._output = weights, x, output
+    def __init__(self, label: str, weights: Floats | Codes, x: Value, outputs: Sequence[tuple[Value, int]]) -> None:
+        super().__init__(label, [x], [value for value, _ in outputs])
+        self._weights, self._x, self._widths = weights, x, [n for _, n in outputs]
 
     def run(self, env: Env) -> None:
         given = env.tensors[self._x]
-        env.tensors[self._output] = self._weights.many(rows_of(given)).view(*given.shape[:-1], -1)
+        parts = self._weights.many(rows_of(given)).split(self._widths, dim=1)
+        env.tensors.update((v, part.view(*given.shape[:-1], -1)) for v, part in zip(self.writes, parts))
 
 
 class LookUpStep(_Step):

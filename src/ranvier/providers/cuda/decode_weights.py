@@ -6,7 +6,8 @@ with the other order. Codes of 4 bits are put into the kernels' own order; those
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,10 +63,10 @@ class GatedFloats:
 
 
 class Codes:
-    """4-bit weights; with ``activation`` gate and up projections in turn."""
+    """4-bit weights of one or several matrices; with ``activation`` rows of gate and up in turn."""
 
     def __init__(self, weights: int4.Int4, bias: torch.Tensor | None, activation: str = "") -> None:
-        self._weights = weights
+        self.weights = weights
         self._bias = bias
         self._activation = activation
         self.n = weights.n // 2 if activation else weights.n
@@ -74,26 +75,46 @@ class Codes:
         how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
         how |= {"gated": bool(self._activation), "activation": self._activation}
         tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
-        return w4a16.gemv(x, self._weights, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
+        return w4a16.gemv(x, self.weights, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
-        weights = self._weights
+        y = self.rows_times(x, self._bias)
+        return _ACTIVATIONS[self._activation](y[:, 0::2]) * y[:, 1::2] if self._activation else y
+
+    def rows_times(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """A result for every row of the weights."""
+        weights = self.weights
         choice = choose.product("int4", x.shape[0], x.shape[1])
+        if choice.kernel == choose.GEMV:
+            tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
+            return w4a16.gemv(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias, tile=tile)
         if choice.kernel == choose.GEMM and x.dtype != torch.float32:
             assert isinstance(choice.tile, MatrixTile)
-            return w4a16.gemm(x, weights, x.new_empty(x.shape[0], self.n), bias=self._bias, tile=choice.tile)
+            return w4a16.gemm(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias, tile=choice.tile)
         rows = x.new_empty(weights.n, weights.k)
-        return functional.linear(x, w4a16.unpack(weights, rows), self._bias)
+        return functional.linear(x, w4a16.unpack(weights, rows), bias)
 
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
 Weights = Floats | GatedFloats | Codes
 
 
 class Shelf:
-    """Weights of a part, by the nodes that multiply with them."""
+    """Weights of a part, by the nodes that multiply with them. Codes of 4 bits are here once, in the form in which few
+    tokens want them; what reads them by themselves finds them in it."""
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
+        self._places: dict[Node, tuple[Codes, slice]] = {}  # rows in which codes of 4 bits are
+
+    def holds(self, node: Node) -> bool:
+        """Are the weights of a node here, whatever becomes of its operands?"""
+        return node in self._places or node in self._made
 
     def side_by_side(self, nodes: Sequence[Node], biases: Sequence[Value], kind: str, env: Env) -> Floats | Codes:
         """``biases`` are as many as nodes, or none."""
@@ -102,7 +123,10 @@ class Shelf:
             bias = torch.cat([env.tensors[value].reshape(-1) for value in biases]) if biases else None
             if kind == "int4":
                 parts = [self._codes(node, env) for node in nodes]
-                self._made[key] = Codes(int4.stacked(*parts) if len(parts) > 1 else parts[0], bias)
+                made = self._made[key] = Codes(int4.stacked(*parts) if len(parts) > 1 else parts[0], bias)
+                ends = list(itertools.accumulate(part.n for part in parts))
+                for node, part, end in zip(nodes, parts, ends):
+                    self._places.setdefault(node, (made, slice(end - part.n, end)))
             else:
                 self._made[key] = Floats([self._rows(node, env) for node in nodes], bias)
         found: Floats | Codes = self._made[key]
@@ -113,11 +137,23 @@ class Shelf:
         if key not in self._made:
             if kind == "int4":
                 codes = int4.interleaved(self._codes(gate, env), self._codes(up, env))
-                self._made[key] = Codes(codes, None, activation)
+                made = self._made[key] = Codes(codes, None, activation)
+                for first, node in enumerate((gate, up)):
+                    self._places.setdefault(node, (made, slice(first, None, 2)))
             else:
                 self._made[key] = GatedFloats(self._rows(gate, env), self._rows(up, env), activation)
         found: GatedFloats | Codes = self._made[key]
         return found
+
+    def times(self, node: Node, x: torch.Tensor) -> torch.Tensor:
+        """The product of a node that is here, and nothing else."""
+        rows = x.reshape(-1, x.shape[-1])
+        if node in self._places:
+            codes, mine = self._places[node]
+            y = codes.rows_times(rows)[:, mine]
+        else:
+            y = functional.linear(rows, self._made[node])
+        return y.reshape(*x.shape[:-1], -1)
 
     def _rows(self, node: Node, env: Env) -> torch.Tensor:
         """Floats ``[N, K]``; those of a MatMul lie so since they were loaded."""
@@ -135,11 +171,27 @@ class Shelf:
         return kept
 
     def _codes(self, node: Node, env: Env) -> int4.Int4:
+        if node in self._places:
+            codes, mine = self._places[node]
+            whole = codes.weights
+            own = None if whole.zeros is None else whole.zeros[mine].contiguous()
+            return int4.Int4(whole.words[mine].contiguous(), whole.scales[mine].contiguous(), own, whole.k, whole.group)
         zeros = None if node.input(3) is None else _tensor(node, 3, env)
         k, n, group = (node.attrs[name] for name in ("K", "N", "block_size"))
         groups = -(-k // group)
-        codes, scales = _tensor(node, 1, env).reshape(n, groups, -1), _tensor(node, 2, env).reshape(n, groups)
-        return int4.pack(codes, scales, k, group, zeros)
+        packed, scales = _tensor(node, 1, env).reshape(n, groups, -1), _tensor(node, 2, env).reshape(n, groups)
+        return int4.pack(packed, scales, k, group, zeros)
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """Stands for the codes of a node, which are on a shelf."""
+
+    shelf: Shelf
+    node: Node
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shelf.times(self.node, x)
 
 
 def _tensor(node: Node, position: int, env: Env) -> Any:

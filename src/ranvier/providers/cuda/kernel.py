@@ -69,7 +69,9 @@ class CudaKernel(ForeignKernel):
                 self._lay_out(there)
             self._steps, on_host = part_steps(part, ctx.opsets, there)
             read = {v for step in self._steps for v in step.reads} | set(part.outputs)
-            self._fixed = {v: t for v, t in there.items() if v in read}
+            for value in [v for v in there if v not in read]:
+                del there[value]
+            self._fixed = there  # also whoever lays out has it
         self._fixed_on_host = {v: c.numpy() for v, c in fixed if v in on_host}
         sized = {v for step in self._steps for v in getattr(step, "sizes_of", ())}
         self._given = [(v, k) for v, k in given if v in read or v in sized]

@@ -61,6 +61,10 @@ def numbers_of(node: Node, b: Any, scales: Any, zeros: Any = None, groups: Any =
 def matmul_nbits(
     call: Call, a: Any, b: Any, scales: Any, zeros: Any = None, groups: Any = None, bias: Any = None
 ) -> Any:
+    times = getattr(b, "times", None)
+    if times is not None:  # it stands for weights in the order of kernels of ours
+        y = times(a)
+        return y if bias is None else y + bias
     if groups is not None:
         blocks = -(-call.attr("K") // call.attr("block_size"))
         groups = groups.reshape(-1)[: call.attr("K")].to(torch.int64)
