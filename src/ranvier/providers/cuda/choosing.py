@@ -1,7 +1,7 @@
 """Which form of a product is the fastest on this GPU: measured when one of its kind first runs, and kept.
 
 Generated kernels are compiled in threads as soon as a part is known to need them, while it runs by torch for the first
-time. Measuring ends after some seconds in all; what comes later has the form that is likely to be good.
+time. Measuring ends after some seconds for a part; what comes later has the library's form.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ranvier.providers.cuda.forms import LIBRARY, Form, Work
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.place import Gpu, Place
 
-_SECONDS = 6.0  # of measuring and of waiting for compilers in a session: tens of products, each some milliseconds
+_SECONDS = 6.0  # of measuring and of waiting for compilers for a part: tens of products, each some milliseconds
 _WAYS = 4  # of a library's own that it measures
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 6e-2}  # of the largest element; the order of sums differs
 
