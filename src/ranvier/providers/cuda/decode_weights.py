@@ -41,7 +41,7 @@ class Floats:
         self.n = sum(matrix.shape[0] for matrix in matrices)
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
-        tile = choose.gemv_tile("float", x.shape[1], x.shape[0])
+        tile = choose.gemv_tile("float", x.shape[1], x.shape[0], self.n)
         how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
         return gemv(x, self._matrices, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
 
@@ -57,7 +57,7 @@ class GatedFloats:
         self.n = int(gate.shape[0])
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
-        tile = choose.gemv_tile("gated", x.shape[1], x.shape[0])
+        tile = choose.gemv_tile("gated", x.shape[1], x.shape[0], self.n)
         how: dict[str, Any] = {"norm": around.norm, "eps": around.eps, "pdl": around.pdl}
         return gated_gemv(x, self._gate, self._up, out, activation=self._activation, tile=tile, **how)
 
