@@ -1,6 +1,6 @@
 """Which kernels a run of the suite's models is made of, and what each takes.
 
-    PYTHONPATH=src python -m bench.gpu.kernels_of [resnet50_b1 bert* …]
+PYTHONPATH=src python -m bench.gpu.kernels_of [resnet50_b1 bert* …]
 """
 
 from __future__ import annotations

@@ -5,7 +5,10 @@ Without a GPU the same code runs on the processor, by the clock: that shows that
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +18,7 @@ import numpy as np
 import torch
 
 import ranvier as rv
-from bench.gpu.cases import Case, weights_of
+from bench.gpu.cases import Case, cases, weights_of
 from bench.gpu.twins import tensor
 
 OURS, EAGER, COMPILED = "ranvier", "torch", "torch.compile"
@@ -26,8 +29,11 @@ Call = Callable[[], Any]
 class Ceilings:
     """What the device was seen to do: bytes a second of a large copy, operations a second of a large product."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, known: Mapping[str, float] | None = None) -> None:
         self.bandwidth, self.rate = 0.0, 0.0
+        if known is not None:
+            self.bandwidth, self.rate = known["bytes_per_second"], known["flops_per_second"]
+            return
         if device.type != "cuda":
             return
         size = 1 << 31
@@ -201,3 +207,21 @@ def _wait(device: torch.device) -> None:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
+
+
+def main() -> None:
+    """``python -m bench.gpu.measure NAME OPTIONS``: the entry of one case as the last line."""
+    name, how = sys.argv[1], json.loads(sys.argv[2])
+    device = torch.device(how["device"])
+    ceilings = Ceilings(device, how["ceilings"])
+    (case,) = [each for each in cases() if each.name == name]
+    try:
+        entry = measure(case, Path(how["folder"]), ceilings, device, seconds=how["seconds"], compiled=how["compiled"])
+    except Exception as problem:  # told like every other failure
+        entry = {"name": name, "kind": case.kind, "failed": {"case": f"{type(problem).__name__}: {problem}"[:1000]}}
+    print(json.dumps(entry), flush=True)
+    os._exit(0)  # what torch and the driver do at the end has nothing to do with the result
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import json
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import click
 
+import ranvier
 from ranvier.cli import exit_codes
 from ranvier.cli.options import with_output
 from ranvier.cli.render import Output, table
@@ -65,14 +68,10 @@ def command(
     data: dict[str, Any] = {"suite": suite, **_facts(torch, place), "cases": []}
     data["ceilings"] = {"bytes_per_second": ceilings.bandwidth, "flops_per_second": ceilings.rate}
     folder = built or cases.default_folder()
+    how = {"device": device, "seconds": seconds, "compiled": compiled, "folder": str(folder)}
     for case in chosen:
-        try:
-            entry = measure.measure(case, folder, ceilings, place, seconds=seconds, compiled=compiled)
-        except Exception as problem:  # the other models are wanted all the same
-            entry = {"name": case.name, "kind": case.kind, "failed": {"case": f"{type(problem).__name__}: {problem}"}}
+        entry = _apart(case, {**how, "ceilings": data["ceilings"]})
         data["cases"].append(entry)
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
         output.note(_line(entry))
         if target is not None:
             target.write_text(json.dumps(data, indent=1) + "\n")
@@ -89,6 +88,24 @@ def command(
         _show(output, data)
     if data["summary"]["wrong"] or data["summary"]["failed"]:
         raise SystemExit(exit_codes.CHECK_FAILED)
+
+
+def _apart(case: Any, how: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a case, from a process of its own: what a fault leaves of a GPU's context is no place for others."""
+    root = builder()
+    assert root is not None
+    command = [sys.executable, "-m", "bench.gpu.measure", case.name, json.dumps(how)]
+    path = os.pathsep.join([str(Path(ranvier.__file__).parents[1]), str(root), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    why = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("frame #")]
+    told = "; ".join(why[-3:])[-1000:] or f"its process ended with {done.returncode}"
+    return {"name": case.name, "kind": case.kind, "failed": {"case": told}}
 
 
 def _parts() -> tuple[Any, Any]:
