@@ -106,7 +106,10 @@ class Gpu:
         self.compute.synchronize()
         pool = None if apart else self._pool
         # errors of other threads' calls are theirs: only what this thread does counts
-        with torch.cuda.graph(graph, pool=pool, stream=self.compute, capture_error_mode="thread_local"):
+        with (
+            _own_workspaces(),
+            torch.cuda.graph(graph, pool=pool, stream=self.compute, capture_error_mode="thread_local"),
+        ):
             run()
         replay: Replay = graph.replay
         return replay
@@ -125,6 +128,20 @@ class Gpu:
             int(told.get("reserved_bytes.all.current", 0)),
             int(told.get("num_ooms", 0)),
         )
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """cuBLAS works in memory that torch keeps for each stream, and gives back whenever somebody asks it to: a captured
+    run would go on using it. So it makes its own, which lies in the memory of the run."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    try:
+        yield
+    finally:
+        if clear is not None:
+            clear()
 
 
 def make_place(device: int | str, index: int = 0) -> Twin | Gpu:
