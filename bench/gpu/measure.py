@@ -159,7 +159,10 @@ def _prepare_torch(
     entry: dict[str, Any],
     wanted: list[torch.Tensor],
 ) -> None:
-    arguments = case.arguments({k: v.clone() for k, v in given.items()})
+    copies = {k: v.clone() for k, v in given.items()}
+    for name in case.in_place.values():  # else a step that writes into what it is given is not captured
+        torch._dynamo.mark_static_address(copies[name])
+    arguments = case.arguments(copies)
     forms = {EAGER: module}
     if compiled:
         forms[COMPILED] = torch.compile(module, mode="reduce-overhead")
