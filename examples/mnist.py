@@ -4,7 +4,7 @@ The folder must have the four files of the data set, packed (.gz) or not:
     train-images-idx3-ubyte   train-labels-idx1-ubyte   t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte
 They are not part of this repository; any mirror of MNIST has them.
 
-Three epochs tell 99.16 % of the test pictures right; a step takes 47 ms of processor time.
+Three epochs tell 99.2 % of the test pictures right; with two cores that takes 18 seconds.
 """
 
 from __future__ import annotations
