@@ -18,6 +18,7 @@ from ranvier.passes.loop_invariants import LoopInvariants
 from ranvier.passes.loop_products import LoopProducts
 from ranvier.passes.manager import PassManager, PassReport, passes_for
 from ranvier.passes.modernise import Modernise
+from ranvier.passes.parallel_layers import ParallelLayers
 
 
 def default_passes() -> list[OptimizationPass]:
@@ -35,6 +36,7 @@ def default_passes() -> list[OptimizationPass]:
         CommonSubexpressions(),
         FoldAffine(),
         LoopProducts(),
+        ParallelLayers(),
         DeadCode(),
         *fusion_passes(),
         FoldConstants(),
@@ -55,6 +57,7 @@ __all__ = [
     "LoopProducts",
     "Modernise",
     "OptimizationPass",
+    "ParallelLayers",
     "PassContext",
     "PassManager",
     "PassReport",
