@@ -51,5 +51,5 @@ def test_splits_fill_the_device_and_none_is_empty() -> None:
 
 
 def test_many_rows_have_tiles_of_their_own() -> None:
-    assert gemv_tile("float", 2048, n=128256) != gemv_tile("float", 2048, n=2048)
+    assert gemv_tile("float", 4096, n=128256) != gemv_tile("float", 4096, n=2048)
     assert product("float", 1, 2048) == product("float", 1, 2048, 1)

@@ -202,6 +202,7 @@ class DecodeStep(_Step):
             scale=how.scale,
             softcap=how.softcap,
             window=how.window,
+            fused=not self._pdl,  # launches that begin early cost less than waiting for the last split
             pdl=self._pdl,
         )
         how.hand_on(env, out.view(out.shape[0], 1, -1), caches)

@@ -35,17 +35,17 @@ class Row:
 
 
 _TABLE = (
+    Row("float", 1, 2048, Choice(GEMV, Tile(4, 2048, 8))),
     Row("float", 1, 4096, Choice(GEMV, Tile(4, 512, 2)), n=32768),
     Row("float", 1, 0, Choice(GEMV, Tile(4, 1024, 4)), n=2560),
     Row("float", 1, 0, Choice(GEMV, Tile(2, 1024, 4))),
     Row("float", 4, 0, Choice(GEMV, Tile(2, 1024, 4))),
     Row("float", 0, 0, Choice(LIBRARY)),
+    Row("gated", 1, 2048, Choice(GEMV, Tile(4, 2048, 8))),
     Row("gated", 1, 0, Choice(GEMV, Tile(8, 512, 2))),
     Row("gated", 4, 0, Choice(GEMV, Tile(1, 1024, 4))),
     Row("gated", 0, 0, Choice(LIBRARY)),
-    Row("int4", 1, 2048, Choice(GEMV, Tile(8, 2048, 2))),
-    Row("int4", 1, 4096, Choice(GEMV, Tile(4, 4096, 4))),
-    Row("int4", 1, 0, Choice(GEMV, Tile(4, 8192, 8))),
+    Row("int4", 1, 2048, Choice(GEMV, Tile(4, 1024, 1))),
     Row("int4", 8, 0, Choice(GEMV, Tile(4, 2048, 2))),
     Row("int4", 0, 0, Choice(UNPACKED)),
     Row("int8", 4, 0, Choice(GEMV, Tile(1, 2048, 4))),
