@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ranvier.errors import IntegrityError, ResourceLimit, WeightError
 from ranvier.weights import Missing, NotCached, Slice, Unreachable, UrlSource, WeightLoader, save_safetensors
+from ranvier.weights.cache import WeightCache, digest
+from ranvier.weights.sources.kept import fetched
 from tests.weights.server import Served, serving, status
 
 PATH = "/model.safetensors"
@@ -250,3 +254,23 @@ def test_the_least_used_goes_first(tmp_path: Path) -> None:
         small.preload(f"{server.url}/c.raw")
         off = loader(tmp_path, offline=True)
         assert [off.available(f"{server.url}/{name}.raw") for name in "abc"] == [True, False, True]
+
+
+def test_what_somebody_else_has_fetched_meanwhile_is_taken(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path)
+
+    def download(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        tell("1")
+        part.write_bytes(b"numbers")
+        return "1", digest(part)
+
+    def again(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        raise AssertionError("it is there already")
+
+    first = cache.get("there", download)
+    context = cast(Any, SimpleNamespace(cache=cache))
+    assert fetched(context, "there", "", again) == first
+    cache.drop(replace(first, etag="0"))  # another version than the one that is there
+    assert cache.find("there") == first
+    cache.drop(first)
+    assert cache.find("there") is None

@@ -120,6 +120,7 @@ class WeightCache:
                 raise IntegrityError(f"{address}: the checksum is {actual}, {sha256} was expected")
             size = part.stat().st_size
             data = place / "data"
+            (place / "facts.json").unlink(missing_ok=True)  # nobody takes the new bytes for the old file
             os.replace(part, data)
             _write(place / "facts.json", {"address": address, "etag": etag, "size": size, "sha256": actual})
         except IntegrityError:
@@ -136,6 +137,13 @@ class WeightCache:
 
     def remove(self, address: str) -> None:
         _remove(self._place(address))
+
+    def drop(self, entry: Entry, patience: float = 3600.0) -> None:
+        """Remove an entry that is outdated, unless another has taken its place by now."""
+        place = self._place(entry.address)
+        with _held(place / "lock", patience, entry.address):
+            if _entry(place) == entry:
+                _remove(place)
 
     def entries(self) -> list[Entry]:
         """All files, the least recently used first."""

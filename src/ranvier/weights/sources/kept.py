@@ -27,13 +27,14 @@ def cached(context: Context, address: str, sha256: str, current: Callable[[], Ve
     except Unreachable as error:
         warn_once(f"weights {address}", f"{error}; the copy in the cache is used")
         return entry
-    return entry if etag == entry.etag and size in (None, entry.size) else None
+    if etag == entry.etag and size in (None, entry.size):
+        return entry
+    context.cache.drop(entry)
+    return None
 
 
 def fetched(context: Context, address: str, sha256: str, download: Download) -> Entry:
-    """The file, downloaded now; what the cache had is outdated."""
-    if context.cache.find(address) is not None:
-        context.cache.remove(address)
+    """The file, downloaded now unless somebody else has done so in the meantime."""
     return context.cache.get(address, download, sha256=sha256)
 
 
