@@ -12,17 +12,14 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.tensor.composed import log1p
-from ranvier.tensor.core import Tensor, call, wrapped
+from ranvier.tensor.core import Tensor
 from ranvier.tensor.elementwise import cos, less, minimum, sin, sqrt
-from ranvier.tensor.expr import Array, known, spec
+from ranvier.tensor.expr import Array
 from ranvier.tensor.manipulate import astype, concat, reshape, stack
-from ranvier.tensor.shapes import broadcast, count
+from ranvier.tensor.philox import LEFT, RIGHT, constant, shifted
+from ranvier.tensor.philox import words as philox_words
+from ranvier.tensor.shapes import count
 from ranvier.tensor.tracing import now
-
-_RIGHT, _LEFT = (spec("BitShift", (("direction", way),)) for way in ("RIGHT", "LEFT"))
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
 
 
 def is_traced(key: object) -> bool:
@@ -34,12 +31,12 @@ def words(key: Tensor, number: int, purpose: int) -> Tensor:
     """As many words of 32 bits, in 64."""
     blocks = np.arange((number + 3) // 4, dtype=np.uint64)
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    return reshape(_philox((blocks & mask, blocks >> half, purpose, 0), key), (-1,))[:number]
+    return reshape(_drawn((blocks & mask, blocks >> half, purpose, 0), key), (-1,))[:number]
 
 
 def folded(key: Tensor, data: int, purpose: int) -> Tensor:
     """A new key from a key and a number."""
-    drawn = _philox((np.array([data & 0xFFFFFFFF], np.uint64), data >> 32 & 0xFFFFFFFF, purpose, 0), key)
+    drawn = _drawn((np.array([data & 0xFFFFFFFF], np.uint64), data >> 32 & 0xFFFFFFFF, purpose, 0), key)
     return astype(reshape(drawn, (-1,))[:2], DType.uint32)
 
 
@@ -47,9 +44,9 @@ def unit(key: Tensor, number: int, kind: DType, purpose: int) -> Tensor:
     """Numbers in [0, 1) in float64: 24 bits for float32 and smaller ones, 53 for float64."""
     if kind is DType.float64:
         pairs = reshape(words(key, 2 * number, purpose), (number, 2))
-        wide = _shifted(_LEFT, pairs[:, 0], 32) | pairs[:, 1]
-        return astype(_shifted(_RIGHT, wide, 11), DType.float64) * 2.0**-53
-    return astype(_shifted(_RIGHT, words(key, number, purpose), 8), DType.float64) * 2.0**-24
+        wide = shifted(LEFT, pairs[:, 0], 32) | pairs[:, 1]
+        return astype(shifted(RIGHT, wide, 11), DType.float64) * 2.0**-53
+    return astype(shifted(RIGHT, words(key, number, purpose), 8), DType.float64) * 2.0**-24
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], low: float, high: float, kind: DType, purpose: int) -> Tensor:
@@ -71,34 +68,18 @@ def bernoulli(key: Tensor, p: float, shape: tuple[int, ...], purpose: int) -> Te
     return reshape(less(unit(key, count(shape), DType.float64, purpose), p), shape)
 
 
-def _number(value: int | Array) -> Tensor:
-    array = np.asarray(value, np.uint64)
-    array.flags.writeable = False
-    return wrapped(known(array, DType.uint64))
-
-
-def _shifted(way: tuple[object, ...], x: Tensor, by: int) -> Tensor:
-    other = _number(by)
-    return call(way, (x, other), DType.uint64, broadcast(x.shape, other.shape))  # type: ignore[arg-type]
-
-
-def _philox(counter: tuple[int | Array, ...], key: Tensor) -> Tensor:
+def _drawn(counter: tuple[Array, Array | int, int, int], key: Tensor) -> Tensor:
     """Four words (the last axis) for each counter of four."""
-    low = _number(0xFFFFFFFF)
     parts = astype(key, DType.uint64)
     keys = parts[0:1], parts[1:2]
-    c0, c1, c2, c3 = (_number(each) for each in counter)
-    for turn in range(_ROUNDS):
-        k0, k1 = ((own + _number(turn * step)) & low for own, step in zip(keys, _WEYL))
-        left, right = _number(_MULTIPLIERS[0]) * c0, _number(_MULTIPLIERS[1]) * c2
-        c0, c1 = _shifted(_RIGHT, right, 32) ^ c1 ^ k0, right & low
-        c2, c3 = _shifted(_RIGHT, left, 32) ^ c3 ^ k1, left & low
-    whole = c0.shape
-    return stack([_spread(each, whole) for each in (c0, c1, c2, c3)], axis=-1)
+    c0, c1, c2, c3 = (constant(each, parts) for each in counter)
+    found = philox_words((c0, c1, c2, c3), keys)
+    whole = found[0].shape
+    return stack([_spread(each, whole) for each in found], axis=-1)
 
 
 def _spread(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return x if x.shape == shape else x + _number(np.zeros(shape, np.uint64))
+    return x if x.shape == shape else x + constant(np.zeros(shape, np.uint64), x)
 
 
 _OF_TENSORS = True

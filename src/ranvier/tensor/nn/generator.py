@@ -1,8 +1,9 @@
 """Random numbers for layers: a key and a count of draws, held as a state.
 
 ``ranvier.numpy.random`` takes a key for each draw and makes its words on the host; a layer inside a compiled step needs
-new ones at every call of the same program. So the same generator (Philox-4x32-10) is written here in operators of the
-graph: the state goes in, the words are computed with everything else, and the state goes out with its count raised.
+new ones at every call of the same program. So the same generator is here in operators of the
+graph (``philox``): the state goes in, the words are computed with everything else, and the state goes out, its count
+raised.
 """
 
 from __future__ import annotations
@@ -12,21 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.dtypes import DType
 from ranvier.errors import DeviceMismatch, InvalidInput
-from ranvier.tensor import random
+from ranvier.tensor import philox, random
 from ranvier.tensor.autodiff import stop_gradient
-from ranvier.tensor.core import Tensor, call, wrapped
+from ranvier.tensor.core import Tensor
 from ranvier.tensor.elementwise import greater_equal
-from ranvier.tensor.expr import known, spec
 from ranvier.tensor.manipulate import concat, reshape
 from ranvier.tensor.shapes import count
 from ranvier.tensor.state import State
 from ranvier.tensor.tracing import now
 
-_ROUNDS = 10
 _LAYERS = 3  # what these counters are used for; ``random`` has smaller ones
-_RIGHT = spec("BitShift", (("direction", "RIGHT"),))
 
 
 class Generator:
@@ -67,7 +64,7 @@ class Generator:
                 raise DeviceMismatch(f"numbers are drawn on {self.state.device} for use on {device}; see to_device")
             self.to_device(device)
         drawn = self._drawn(shape)
-        bound = _constant(min(int(p * 2.0**32), 2**32), drawn[0])
+        bound = philox.constant(min(int(p * 2.0**32), 2**32), drawn[0])
         return _joined([greater_equal(words, bound) for words in drawn], shape)
 
     def _drawn(self, shape: Sequence[int]) -> tuple[Tensor, ...]:
@@ -77,7 +74,7 @@ class Generator:
         return found
 
     def _advance(self) -> None:
-        self.state.assign(self.state + _constant((0, 0, 1), self.state))
+        self.state.assign(self.state + philox.constant((0, 0, 1), self.state))
 
 
 def _start(seed: int) -> Any:
@@ -85,39 +82,17 @@ def _start(seed: int) -> Any:
     return np.array([number >> 32, number & 0xFFFFFFFF, 0], np.uint64)
 
 
-def _constant(numbers: Any, beside: Tensor) -> Tensor:
-    """Words that are known, where another tensor is."""
-    array = np.array(numbers, np.uint64)
-    array.flags.writeable = False
-    return wrapped(known(array, DType.uint64, beside._expr.device))
-
-
 def _joined(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """As many elements of the parts, one part after the other, as a shape has."""
     return reshape(concat(parts, axis=0)[: count(tuple(shape))], tuple(shape))
 
 
-def _philox(state: Tensor, blocks: int) -> tuple[Tensor, ...]:
+def _philox(state: Tensor, blocks: int) -> philox.Words:
     """Four words for each block: the first ones of all blocks, the second ones and so on."""
-
-    def word(number: int) -> Tensor:
-        return _constant(number, state)
-
-    low, half = word(0xFFFFFFFF), word(32)
-    multipliers = word(0xD2511F53), word(0xCD9E8D57)
-    keys = state[0:1], state[1:2]
-    steps = 0x9E3779B9, 0xBB67AE85
-
-    def upper(x: Tensor) -> Tensor:
-        return call(_RIGHT, (x, half), DType.uint64, x.shape)
-
-    whole = _constant(np.arange(blocks), state)
-    c0, c1, c2, c3 = whole & low, upper(whole), _constant((_LAYERS,), state), state[2:3] & low
-    for turn in range(_ROUNDS):
-        k0, k1 = ((key + word(turn * step)) & low for key, step in zip(keys, steps))
-        left, right = multipliers[0] * c0, multipliers[1] * c2
-        c0, c1, c2, c3 = upper(right) ^ c1 ^ k0, right & low, upper(left) ^ c3 ^ k1, left & low
-    return c0, c1, c2, c3
+    whole, low = philox.constant(np.arange(blocks), state), philox.constant(0xFFFFFFFF, state)
+    upper = philox.shifted(philox.RIGHT, whole, 32)
+    counter = whole & low, upper, philox.constant((_LAYERS,), state), state[2:3] & low
+    return philox.words(counter, (state[0:1], state[1:2]))
 
 
 default_generator = Generator(0)
