@@ -16,7 +16,6 @@ from torch.nn import functional
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cuda.kernels import choose, int4, w4a16
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
-from ranvier.providers.cuda.kernels.jit import MatrixTile
 from ranvier.providers.cuda.ops.weight_only import numbers_of
 from ranvier.providers.cuda.steps import Env
 from ranvier.records import dataclass
@@ -88,9 +87,6 @@ class Codes:
         if choice.kernel == choose.GEMV:
             tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
             return w4a16.gemv(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias, tile=tile)
-        if choice.kernel == choose.GEMM and x.dtype != torch.float32:
-            assert isinstance(choice.tile, MatrixTile)
-            return w4a16.gemm(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias, tile=choice.tile)
         rows = x.new_empty(weights.n, weights.k)
         return functional.linear(x, w4a16.unpack(weights, rows), bias)
 

@@ -41,6 +41,28 @@ def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
 
 
 @kernel
+def finish_rows(
+    result: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    out: tl.tensor,
+    token: tl.tensor,
+    row: tl.tensor,
+    n: tl.tensor,
+    residual_step: tl.tensor,
+    out_step: tl.tensor,
+    ACTIVATION: tl.constexpr,
+) -> None:
+    """Sums of one token's rows: what is added to them before and after the activation, and where they go."""
+    if bias is not None:
+        result += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
+    result = activated(result, ACTIVATION)
+    if residual is not None:
+        result += tl.load(residual + token * residual_step + row, mask=row < n, other=0.0).to(tl.float32)
+    tl.store(out + token * out_step + row, result.to(out.dtype.element_ty), mask=row < n)
+
+
+@kernel
 def capped(x: tl.tensor, cap: tl.tensor) -> tl.tensor:
     """cap * tanh(x / cap), by the function that cannot overflow."""
     return cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)

@@ -9,7 +9,13 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from ranvier.providers.cuda.kernels.device import activated, let_next_start, matrix_product, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import (
+    activated,
+    finish_rows,
+    let_next_start,
+    matrix_product,
+    wait_for_inputs,
+)
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
 
 BLOCK = 128  # of scales that come in blocks
@@ -77,12 +83,7 @@ def _gemv(
         result *= tl.load(w_scale + row, mask=row < n, other=0.0).to(tl.float32)
     elif W_SCALES == "one":
         result *= tl.load(w_scale).to(tl.float32)
-    if bias is not None:
-        result += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
-    result = activated(result, ACTIVATION)
-    if residual is not None:
-        result += tl.load(residual + token * residual_step + row, mask=row < n, other=0.0).to(tl.float32)
-    tl.store(out + token * out_step + row, result.to(out.dtype.element_ty), mask=row < n)
+    finish_rows(result, bias, residual, out, token, row, n, residual_step, out_step, ACTIVATION)
 
 
 @kernel

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from ranvier.providers.cuda.kernels.device import ONES, activated, dot4, let_next_start, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import ONES, activated, dot4, finish_rows, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel, power_of_two
 
 CHUNK = 64  # weights
@@ -101,12 +101,7 @@ def _gemv(
     else:
         step = tl.load(scale) + tl.zeros((ROWS,), tl.float32)
     result = whole.to(tl.float32) * tl.div_rn(step, factor + tl.zeros((ROWS,), tl.float32))
-    if bias is not None:
-        result += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
-    result = activated(result, ACTIVATION)
-    if residual is not None:
-        result += tl.load(residual + token * residual_step + row, mask=row < n, other=0.0).to(tl.float32)
-    tl.store(out + token * out_step + row, result.to(out.dtype.element_ty), mask=row < n)
+    finish_rows(result, bias, residual, out, token, row, n, residual_step, out_step, ACTIVATION)
 
 
 @kernel

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from ranvier.providers.cuda.kernels.device import activated, dot4, let_next_start, wait_for_inputs
+from ranvier.providers.cuda.kernels.device import activated, dot4, finish_rows, let_next_start, wait_for_inputs
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, blocks, kernel
 
 TILE = Tile(rows=4, depth=2048, warps=4)
@@ -55,12 +55,7 @@ def _gemv(
         weight = following
     result = tl.sum(total, axis=1).to(tl.float32)
     result *= tl.load(x_scale + token) * tl.load(w_scale + row, mask=row < n, other=0.0).to(tl.float32)
-    if bias is not None:
-        result += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
-    result = activated(result, ACTIVATION)
-    if residual is not None:
-        result += tl.load(residual + token * residual_step + row, mask=row < n, other=0.0).to(tl.float32)
-    tl.store(out + token * out_step + row, result.to(out.dtype.element_ty), mask=row < n)
+    finish_rows(result, bias, residual, out, token, row, n, residual_step, out_step, ACTIVATION)
 
 
 @kernel
