@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Protocol
 
-from ranvier.graph.ir import Node
+from ranvier.graph.ir import Node, Value
+from ranvier.graph.types import TensorType
 from ranvier.providers.base import Claim, Decline, GraphView, KernelStats, MemoryUsage
 from ranvier.providers.memory import PoolAllocator
 from ranvier.providers.part_model import reason_against_moving
@@ -60,3 +61,41 @@ class ForeignKernel:
     def stats(self) -> KernelStats:
         with self._counting:
             return KernelStats(self._calls, self._seconds)
+
+
+# -- libraries with a function for each node ------------------------------------------------------------------------
+
+
+class Lowering(Protocol):
+    """What is asked of an entry of a provider's table."""
+
+    @property
+    def host(self) -> tuple[int, ...]:
+        """Operands whose content shapes the result."""
+        ...
+
+    @property
+    def numpy(self) -> bool:
+        """Only sizes are looked at, so the operator's own body does it."""
+        ...
+
+
+def needed_on_host(lowerings: Sequence[tuple[Node, Lowering]]) -> set[Value]:
+    """Values whose content shapes others, and everything they are made from."""
+    needed: set[Value] = set()
+    for node, lowering in reversed(lowerings):
+        if lowering.numpy:
+            continue
+        all_of_them = any(v in needed for v in node.outputs)
+        needed.update(v for k, v in enumerate(node.inputs) if v is not None and (all_of_them or k in lowering.host))
+    return needed
+
+
+def is_used(value: Value) -> bool:
+    return value.producer is None or bool(value.uses) or value.is_graph_output
+
+
+def rank_of(node: Node, position: int) -> int | None:
+    """The rank of an operand, where it is known."""
+    value = node.input(position)
+    return value.type.rank if value is not None and isinstance(value.type, TensorType) else None

@@ -8,7 +8,7 @@ nodes puts a step of its own in their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from ranvier.providers.base import Array, Subgraph
 from ranvier.providers.cuda.failures import PROVIDER, is_lost, is_out_of_memory
 from ranvier.providers.cuda.library import as_bits, fitted, torch, torch_type, widened
 from ranvier.providers.cuda.table import Call, Lowering, draws_alike, lowering_of
+from ranvier.providers.foreign import needed_on_host
 
 
 class Env:
@@ -140,7 +141,7 @@ def part_steps(
     """The steps of a part, one for each node, and the values whose content the host needs. ``fixed`` are the constants
     as tensors; those that a function wants in another form are put into it here, once."""
     lowerings = [(node, _known(node)) for node in part.nodes]
-    on_host = _needed_on_host(lowerings)
+    on_host = needed_on_host(lowerings)
     steps: list[NodeStep | HostStep] = []
     for node, lowering in lowerings:
         if lowering.numpy or any(v in on_host for v in node.outputs):
@@ -178,17 +179,6 @@ def _known(node: Node) -> Lowering:
     if found is None:
         raise KernelError("it is not lowered to torch", node=node.name, op=node.op, provider=PROVIDER)
     return found
-
-
-def _needed_on_host(lowerings: Sequence[tuple[Node, Lowering]]) -> set[Value]:
-    """Values whose content shapes others, and everything they are made from."""
-    needed: set[Value] = set()
-    for node, lowering in reversed(lowerings):
-        if lowering.numpy:
-            continue
-        all_of_them = any(v in needed for v in node.outputs)
-        needed.update(v for k, v in enumerate(node.inputs) if v is not None and (all_of_them or k in lowering.host))
-    return needed
 
 
 __all__ = ["Env", "HostStep", "NodeStep", "Step", "adapted", "part_steps"]

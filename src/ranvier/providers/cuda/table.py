@@ -12,6 +12,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.cuda.library import TORCH_NAMES, tensor_over, torch_type
+from ranvier.providers.foreign import is_used
 from ranvier.records import dataclass
 
 HALVES = frozenset({DType.float16, DType.bfloat16})
@@ -193,16 +194,6 @@ def unknown_types(node: Node) -> str | None:
         if value.type.dtype not in TORCH_NAMES:
             return f"{value.name!r} is of {value.type.dtype}"
     return None
-
-
-def is_used(value: Value) -> bool:
-    return value.producer is None or bool(value.uses) or value.is_graph_output
-
-
-def rank_of(node: Node, position: int) -> int | None:
-    """The rank of an operand, where it is known."""
-    value = node.input(position)
-    return value.type.rank if value is not None and isinstance(value.type, TensorType) else None
 
 
 def only_first_result(node: Node) -> str | None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ranvier.graph.ir import Node
+from ranvier.providers.foreign import is_used
 from ranvier.providers.mlx.library import mx, to_mlx
-from ranvier.providers.mlx.table import BOOL, FLOATS, INTEGERS, Call, is_used, lowers
+from ranvier.providers.mlx.table import BOOL, FLOATS, INTEGERS, Call, lowers
 
 
 def _split_heads(x: Any, heads: int | None) -> Any:

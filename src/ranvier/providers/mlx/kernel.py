@@ -15,7 +15,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
 from ranvier.providers.base import Array, CompileContext, Subgraph
-from ranvier.providers.foreign import ForeignKernel
+from ranvier.providers.foreign import ForeignKernel, needed_on_host
 from ranvier.providers.mlx.library import dtype_of, mx, to_mlx, to_numpy
 from ranvier.providers.mlx.table import Call, Lowering, lowering_of
 from ranvier.providers.part_model import check_results
@@ -37,7 +37,7 @@ class MlxKernel(ForeignKernel):
         self._types = tuple(value.type for value in part.outputs)
         self._outputs = part.outputs
         self._lowerings = [(node, _known(node)) for node in part.nodes]
-        self._on_host = _needed_on_host(self._lowerings)
+        self._on_host = needed_on_host(self._lowerings)
         on_device = {v for node, low in self._lowerings for v in self._read_on_device(node, low)} | set(part.outputs)
         fixed = [v for v in part.inputs if v.const is not None and v.producer is None]
         given = [(v, k) for k, v in enumerate(part.inputs) if v.const is None or v.producer is not None]
@@ -177,17 +177,6 @@ def _known(node: Node) -> Lowering:
     if found is None:
         raise KernelError("mlx: it is not lowered", node=node.name, op=node.op, provider="mlx")
     return found
-
-
-def _needed_on_host(lowerings: Sequence[tuple[Node, Lowering]]) -> set[Value]:
-    """Values whose content shapes others, and everything they are made from."""
-    needed: set[Value] = set()
-    for node, lowering in reversed(lowerings):
-        if lowering.numpy:
-            continue
-        all_of_them = any(v in needed for v in node.outputs)
-        needed.update(v for k, v in enumerate(node.inputs) if v is not None and (all_of_them or k in lowering.host))
-    return needed
 
 
 def _lazy(value: Value, lazy: dict[Value, Any], host: Mapping[Value, Array]) -> Any:

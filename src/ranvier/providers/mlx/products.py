@@ -8,8 +8,9 @@ from typing import Any
 from ranvier.graph.ir import Node
 from ranvier.ops.nn.conv import transposed_frame
 from ranvier.ops.nn.window import extents, per_axis, resolve_pads
+from ranvier.providers.foreign import rank_of
 from ranvier.providers.mlx.library import mx
-from ranvier.providers.mlx.table import Call, lowers, rank_of
+from ranvier.providers.mlx.table import Call, lowers
 
 _SPATIAL = (1, 2, 3)  # axes that mlx convolves over
 

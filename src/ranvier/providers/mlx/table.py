@@ -7,8 +7,9 @@ from dataclasses import field
 from typing import Any
 
 from ranvier.dtypes import DType
-from ranvier.graph.ir import Node, Value
+from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
+from ranvier.providers.foreign import is_used
 from ranvier.records import dataclass
 
 FLOATS = frozenset({DType.float32, DType.float16, DType.bfloat16})
@@ -108,16 +109,6 @@ def refusal(node: Node) -> str | None:
         if 0 in (value.type.shape or ()) and not found.numpy:
             return f"{value.name!r} is empty"
     return found.refuses(node) if found.refuses is not None else None
-
-
-def is_used(value: Value) -> bool:
-    return value.producer is None or bool(value.uses) or value.is_graph_output
-
-
-def rank_of(node: Node, position: int) -> int | None:
-    """The rank of an operand, where it is known."""
-    value = node.input(position)
-    return value.type.rank if value is not None and isinstance(value.type, TensorType) else None
 
 
 def only_first_result(node: Node) -> str | None:

@@ -13,7 +13,8 @@ from ranvier.ops.nn.window import extents, per_axis, resolve_pads
 from ranvier.providers.base import Array
 from ranvier.providers.cuda.library import functional, torch
 from ranvier.providers.cuda.ops.products import activated, unknown_activation
-from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers, rank_of
+from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
+from ranvier.providers.foreign import rank_of
 
 _AXES = (1, 2, 3)  # spatial, that torch has convolutions for
 
