@@ -11,25 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from ranvier.dtypes import DType
-from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
-
-_LONGEST = 512
+from ranvier.ops.gradients.base import Backward, Grads, first, gradient, operand
+from ranvier.ops.gradients.recurrent import direction_of
 
 
 @gradient("LSTM")
 def _lstm(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     x = first(node)
     length = b.sizes(x)[0]
-    if length > _LONGEST:
-        raise NotSupported(f"the gradient of {node.op} is known for up to {_LONGEST} steps; this one has {length}")
-    if attribute(node, "layout", 0) or operand(node, 4) is not None:
-        raise NotSupported(f"the gradient of {node.op} with layout=1 or sequence_lens is not known")
-    if attribute(node, "clip", None) or attribute(node, "input_forget", 0) or attribute(node, "activations", None):
-        raise NotSupported(f"the gradient of {node.op} with activations of one's own, or clip, is not known")
-    direction = attribute(node, "direction", "forward")
-    direction = direction.decode() if isinstance(direction, bytes) else direction
+    direction = direction_of(node, length)
     ways = 2 if direction == "bidirectional" else 1
     found: list[list[Value | None]] = []
     for way in range(ways):

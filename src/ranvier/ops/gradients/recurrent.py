@@ -16,10 +16,8 @@ State = tuple[Value, ...]
 Step = Callable[[Value, State], State]  # the input's part of the gates and the state, to the next state
 
 
-@made_of("RNN", "GRU")
-def _recurrent(b: Backward, node: Node) -> Sequence[Value]:
-    x = first(node)
-    length, batch, _ = b.sizes(x)
+def direction_of(node: Node, length: int) -> str:
+    """Which way a recurrent layer runs; NotSupported for those whose gradient is not known."""
     if length > _LONGEST:
         raise NotSupported(f"the gradient of {node.op} is known for up to {_LONGEST} steps; this one has {length}")
     if attribute(node, "layout", 0) or operand(node, 4) is not None:
@@ -27,7 +25,14 @@ def _recurrent(b: Backward, node: Node) -> Sequence[Value]:
     if attribute(node, "clip", None) or attribute(node, "input_forget", 0) or attribute(node, "activations", None):
         raise NotSupported(f"the gradient of {node.op} with activations of one's own, or clip, is not known")
     direction = attribute(node, "direction", "forward")
-    direction = direction.decode() if isinstance(direction, bytes) else direction
+    return direction.decode() if isinstance(direction, bytes) else str(direction)
+
+
+@made_of("RNN", "GRU")
+def _recurrent(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    length, batch, _ = b.sizes(x)
+    direction = direction_of(node, length)
     size = int(node.attrs["hidden_size"])
     ways = 2 if direction == "bidirectional" else 1
     steps = b.node("Split", [x], {"axis": 0, "num_outputs": length}, outputs=length).outputs if length > 1 else [x]

@@ -124,10 +124,7 @@ def layer_norm(n: NodeView, b: Definitions) -> None:
     )
 
 
-@lowers("RMSNormalization", dtypes=FLOATS)
-def rms_norm(n: NodeView, b: Definitions) -> None:
-    if n.dtype(0) is not n.dtype(1):
-        raise Declined("RMSNormalization: scale of another type")
+def _by_root_mean_square(n: NodeView, b: Definitions) -> None:
     normalized(
         b,
         n.input(0),
@@ -140,6 +137,13 @@ def rms_norm(n: NodeView, b: Definitions) -> None:
         dtype=n.dtype(0),
         centred=False,
     )
+
+
+@lowers("RMSNormalization", dtypes=FLOATS)
+def rms_norm(n: NodeView, b: Definitions) -> None:
+    if n.dtype(0) is not n.dtype(1):
+        raise Declined("RMSNormalization: scale of another type")
+    _by_root_mean_square(n, b)
 
 
 @lowers("SimplifiedLayerNormalization", domain=MICROSOFT, dtypes=FLOATS)
@@ -147,18 +151,7 @@ def rms_norm(n: NodeView, b: Definitions) -> None:
 def simplified_layer_norm(n: NodeView, b: Definitions) -> None:
     if n.wants(1):
         raise Declined("SimplifiedLayerNormalization: the inverse deviation is asked for")
-    normalized(
-        b,
-        n.input(0),
-        _suffix_axes(n),
-        n.attr("epsilon", 1e-5),
-        n.input(1),
-        None,
-        n.outputs[0],
-        domain=n.shape(0),
-        dtype=n.dtype(0),
-        centred=False,
-    )
+    _by_root_mean_square(n, b)
 
 
 def _plain_skip(node: Node) -> str | None:
