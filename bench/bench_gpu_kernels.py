@@ -23,16 +23,7 @@ import torch
 import triton
 
 from bench.gpu_kernel_cases import FAMILIES, TINY, Case, Sizes
-from bench.gpu_timing import milliseconds, replayed
-
-
-def ceilings() -> tuple[float, float]:
-    """Bytes a second of a large copy, operations a second of a large product."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    speed = 2 * source.numel() / (milliseconds(lambda: target.copy_(source)) / 1e3)
-    x, y = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return speed, 2 * 8192**3 / (milliseconds(lambda: x @ y) / 1e3)
+from bench.gpu_timing import ceilings, replayed
 
 
 def over_copies(launch: Callable[[int], object], copies: int) -> Callable[[], None]:

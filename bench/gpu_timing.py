@@ -46,6 +46,15 @@ def milliseconds(call: Launch, *, least: float = 40.0, groups: int = 9) -> float
     return statistics.median(group(count) for _ in range(groups))
 
 
+def ceilings() -> tuple[float, float]:
+    """Bytes a second of a large copy, read and written, and operations a second of a large bf16 product."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    speed = 2 * source.numel() / (milliseconds(lambda: target.copy_(source)) / 1e3)
+    x, y = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return speed, 2 * 8192**3 / (milliseconds(lambda: x @ y) / 1e3)
+
+
 def replayed(launch: Launch, *, least: float = 40.0) -> float:
     """Milliseconds of one replay of the launches as a graph."""
     graph = captured(launch)

@@ -20,6 +20,7 @@ import torch
 import ranvier as rv
 from bench.gpu.cases import Case, cases, weights_of
 from bench.gpu.twins import tensor
+from bench.gpu_timing import ceilings
 
 OURS, EAGER, COMPILED = "ranvier", "torch", "torch.compile"
 _GROUP_SECONDS = 8e-3  # of back-to-back calls that are timed together
@@ -34,14 +35,9 @@ class Ceilings:
         if known is not None:
             self.bandwidth, self.rate = known["bytes_per_second"], known["flops_per_second"]
             return
-        if device.type != "cuda":
-            return
-        size = 1 << 31
-        source = torch.empty(size, dtype=torch.uint8, device=device).random_()
-        target = torch.empty_like(source)
-        self.bandwidth = 2 * size / _least(lambda: target.copy_(source), device)
-        x, y = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
-        self.rate = 2 * 8192**3 / _least(lambda: x @ y, device)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                self.bandwidth, self.rate = ceilings()
 
     def floor(self, nbytes: float, flops: float) -> float | None:
         """Seconds that no version can be much below; None where nothing was measured."""
@@ -64,11 +60,6 @@ def timed(call: Call, count: int, device: torch.device) -> float:
     return before.elapsed_time(after) / 1e3 / count
 
 
-def _least(call: Call, device: torch.device) -> float:
-    call()
-    return min(timed(call, 3, device) for _ in range(5))
-
-
 def prepare_ours(path: Path, case: Case, inputs: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Call, Any]:
     """A call of our session on tensors that stay on the device, and the session."""
     options = {"device": "cpu"} if device.type == "cpu" else {"device": device.index or 0}
@@ -76,7 +67,7 @@ def prepare_ours(path: Path, case: Case, inputs: Mapping[str, torch.Tensor], dev
     return session.tied(inputs, dict(case.in_place)), session
 
 
-def prepare_twin(path: Path, case: Case, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Any:
+def prepare_twin(path: Path, case: Case, device: torch.device) -> Any:
     """The module on the device, or None where PyTorch has no such model."""
     if case.twin is None:
         return None
@@ -102,7 +93,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def measure(
-    case: Case, folder: Path, ceilings: Ceilings, device: torch.device, *, seconds: float, compiled: bool
+    case: Case, folder: Path, limits: Ceilings, device: torch.device, *, seconds: float, compiled: bool
 ) -> dict[str, Any]:
     """The entry of one case: times of every runner, errors against float64, floor and goal."""
     path = case.model(folder)
@@ -113,7 +104,7 @@ def measure(
     beside = path.with_suffix(".data")
     nbytes = (nbytes + (beside.stat().st_size if beside.exists() else 0)) * case.reread
     nbytes += sum(x.nbytes for name, x in given.items() if name in case.in_place.values())
-    entry |= {"bytes": nbytes, "flops": case.flops, "floor_ms": _ms(ceilings.floor(nbytes, case.flops))}
+    entry |= {"bytes": nbytes, "flops": case.flops, "floor_ms": _ms(limits.floor(nbytes, case.flops))}
     wanted = _wanted(path, case, given, device, entry)
     start = time.perf_counter()
     try:
@@ -121,13 +112,13 @@ def measure(
         found = call()
         _wait(device)
         entry["first_result_seconds"] = time.perf_counter() - start
-        entry["report"] = session.report.summary() if hasattr(session.report, "summary") else str(session.report)[:2000]
+        entry["captures"] = [each.text for each in session.report.captures()]
         calls[OURS] = call
         if wanted:
             entry["runners"][OURS] = {"error": max(error(found[n], w) for n, w in zip(case.compared, wanted))}
     except Exception as problem:
         entry["failed"][OURS] = f"{type(problem).__name__}: {problem}"[:2000]
-    module = prepare_twin(path, case, given, device)
+    module = prepare_twin(path, case, device)
     if module is not None:
         _prepare_torch(module, case, given, device, compiled, calls, entry, wanted)
     for name, times in _turns(calls, device, seconds).items():
@@ -139,7 +130,7 @@ def measure(
 def _wanted(
     path: Path, case: Case, given: Mapping[str, torch.Tensor], device: torch.device, entry: dict[str, Any]
 ) -> list[torch.Tensor]:
-    module = prepare_twin(path, case, given, device)
+    module = prepare_twin(path, case, device)
     if module is None:
         return []
     try:
@@ -216,10 +207,10 @@ def main() -> None:
     """``python -m bench.gpu.measure NAME OPTIONS``: the entry of one case as the last line."""
     name, how = sys.argv[1], json.loads(sys.argv[2])
     device = torch.device(how["device"])
-    ceilings = Ceilings(device, how["ceilings"])
+    limits = Ceilings(device, how["ceilings"])
     (case,) = [each for each in cases() if each.name == name]
     try:
-        entry = measure(case, Path(how["folder"]), ceilings, device, seconds=how["seconds"], compiled=how["compiled"])
+        entry = measure(case, Path(how["folder"]), limits, device, seconds=how["seconds"], compiled=how["compiled"])
     except Exception as problem:  # told like every other failure
         entry = {"name": name, "kind": case.kind, "failed": {"case": f"{type(problem).__name__}: {problem}"[:1000]}}
     print(json.dumps(entry), flush=True)

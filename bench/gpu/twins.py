@@ -7,7 +7,6 @@ drift apart unnoticed: a different order gives a different result, and shapes ar
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -307,7 +306,3 @@ class Llama(nn.Module):
         for layer, (keys, values) in zip(self.layers, cache):
             x, y = layer(x, y, cos, sin, keys, values, place, seen)
         return self.head(y)
-
-
-def parameters_of(module: nn.Module) -> int:
-    return sum(math.prod(p.shape) * p.element_size() for p in module.parameters())

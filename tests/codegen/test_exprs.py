@@ -18,6 +18,7 @@ from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
 from tests.codegen import harness
+from tests.codegen.expr_samples import divided, op, samples
 
 INTS = [DType[f"{u}int{n}"] for u in ("", "u") for n in (8, 16, 32, 64)]
 FLOATS = [DType.float32, DType.float64]
@@ -59,29 +60,6 @@ def evaluate(exprs: list[Expr], arrays: list[Array], isa: Isa, lanes: int = 0) -
     return outs
 
 
-def op(name: str, *dtype: DType, result: DType | None = None) -> Op:
-    return Op(name, tuple(Load(k, d) for k, d in enumerate(dtype)), result or dtype[0])
-
-
-def samples(dtype: DType, seed: int) -> Array:
-    """64 values, the awkward ones among them."""
-    rng = np.random.default_rng(seed)
-    if dtype is DType.bool:
-        return rng.integers(0, 2, 64).astype(bool)
-    if dtype.is_float:
-        found = np.concatenate([rng.normal(size=40) * 4, rng.normal(size=24) * 100]).astype(np.float32)
-        found[:8] = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5]
-        return rng.permutation(found).astype(dtype.numpy)
-    info = np.iinfo(dtype.numpy)
-    found = rng.integers(info.min, info.max, 64, dtype=dtype.numpy, endpoint=True)
-    small = rng.integers(0 if info.min == 0 else -9, 10, 64).astype(dtype.numpy)
-    found = np.where(rng.random(64) < 0.5, found, small)
-    found[:5] = [info.min, info.max, 0, 1, 2]
-    if info.min < 0:
-        found[5] = -1
-    return rng.permutation(found)
-
-
 def same(got: Array, want: Array, tolerance: float = 0.0, what: str = "") -> None:
     assert got.dtype == want.dtype
     if dtypes.of(got).is_float:
@@ -92,22 +70,12 @@ def same(got: Array, want: Array, tolerance: float = 0.0, what: str = "") -> Non
         np.testing.assert_array_equal(got, want, err_msg=what)
 
 
-def trunc_divide(a: Array, b: Array) -> tuple[Array, Array]:
-    info = np.iinfo(a.dtype)
-    quotient = [
-        0 if y == 0 else (abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1) for x, y in zip(a.tolist(), b.tolist())
-    ]
-    rest = [0 if y == 0 else x - q * y for x, y, q in zip(a.tolist(), b.tolist(), quotient)]
-    wrapped = [info.min if q > info.max else q for q in quotient]
-    return np.array(wrapped, a.dtype), np.array(rest, a.dtype)
-
-
 @ISAS
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_integers(isa: Isa, dtype: DType) -> None:
     a, b = samples(dtype, 1), samples(dtype, 2)
     shift = (np.arange(64) % (dtype.bits + 3)).astype(dtype.numpy)
-    quotient, rest = trunc_divide(a, b)
+    quotient, rest = divided(a, b)
     with np.errstate(all="ignore"):
         # NumPy's % by 0 is 0, and the smallest number by -1 as well
         want = {

@@ -14,6 +14,7 @@ from ranvier.codegen.loops.ir import OPERATIONS, Const, Expr, Load, Map, Nest, O
 from ranvier.codegen.storage import View
 from ranvier.codegen.triton.library import kernel
 from ranvier.dtypes import DType
+from tests.codegen.expr_samples import divided, op, samples
 from tests.torch.codegen.checking import run
 
 INTS = [DType[f"{u}int{n}"] for u in ("", "u") for n in (8, 16, 32, 64)]
@@ -37,29 +38,6 @@ def evaluate(exprs: list[Expr], arrays: list[Array]) -> list[Array]:
     return [found[v.storage].view(v.dtype.numpy) for v in outs]
 
 
-def op(name: str, *operands: DType, result: DType | None = None) -> Op:
-    return Op(name, tuple(Load(k, d) for k, d in enumerate(operands)), result or operands[0])
-
-
-def samples(dtype: DType, seed: int) -> Array:
-    """64 values, the awkward ones among them."""
-    rng = np.random.default_rng(seed)
-    if dtype is DType.bool:
-        return rng.integers(0, 2, 64).astype(bool)
-    if dtype.is_float:
-        found = np.concatenate([rng.normal(size=40) * 4, rng.normal(size=24) * 100]).astype(np.float32)
-        found[:8] = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5]
-        return rng.permutation(found).astype(dtype.numpy)
-    info = np.iinfo(dtype.numpy)
-    found = rng.integers(info.min, info.max, 64, dtype=dtype.numpy, endpoint=True)
-    small = rng.integers(0 if info.min == 0 else -9, 10, 64).astype(dtype.numpy)
-    found = np.where(rng.random(64) < 0.5, found, small)
-    found[:5] = [info.min, info.max, 0, 1, 2]
-    if info.min < 0:
-        found[5] = -1
-    return rng.permutation(found)
-
-
 def same(got: Array, want: Array, tolerance: float = 0.0, what: str = "") -> None:
     assert got.dtype == want.dtype
     if dtypes.of(got).is_float:
@@ -68,15 +46,6 @@ def same(got: Array, want: Array, tolerance: float = 0.0, what: str = "") -> Non
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * 1e-2, err_msg=what)
     else:
         np.testing.assert_array_equal(got, want, err_msg=what)
-
-
-def divided(a: Array, b: Array) -> tuple[Array, Array]:
-    """Quotients toward zero and remainders, by Python's own integers; 0 where the divisor is."""
-    info = np.iinfo(a.dtype)
-    pairs = list(zip(a.tolist(), b.tolist()))
-    quotient = [0 if y == 0 else (abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1) for x, y in pairs]
-    rest = [0 if y == 0 else x - q * y for (x, y), q in zip(pairs, quotient)]
-    return np.array([info.min if q > info.max else q for q in quotient], a.dtype), np.array(rest, a.dtype)
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
