@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ranvier.codegen.llvm import cache
@@ -59,3 +61,26 @@ def no_flaws() -> Iterator[None]:
     finally:
         logging.getLogger("ranvier").removeHandler(handler)
     assert not handler.found
+
+
+_DRAWN: dict[int, tuple[np.random.Generator, dict[str, object]]] = {}
+"""Generators that modules of the tests hold, with the states they had when all of them were imported."""
+
+
+def _generators(module: object) -> list[np.random.Generator]:
+    return [value for value in vars(module).values() if isinstance(value, np.random.Generator)]
+
+
+def pytest_collection_finish() -> None:
+    here = str(Path(__file__).parent)
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__file__", None) or "").startswith(here):
+            _DRAWN.update((id(each), (each, each.bit_generator.state)) for each in _generators(module))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(request: pytest.FixtureRequest) -> None:
+    """A test draws the same numbers whichever tests ran before it in its process: the workers of a parallel run share
+    the tests out anew each time, and what fails once must fail again."""
+    for each in _generators(request.module):
+        each.bit_generator.state = _DRAWN[id(each)][1]
