@@ -14,7 +14,7 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
 from ranvier.ops import annotate
-from ranvier.ops.gradients import Backward, needs, parts_of, rule_of, stands_for_numbers
+from ranvier.ops.gradients import Backward, comes_apart, needs, parts_of, reason_against, rule_of, stands_for_numbers
 from ranvier.passes.differentiate_control import CONTROL, Kept, control_gradients, prepared
 from ranvier.passes.edit import sharpen
 
@@ -87,7 +87,7 @@ def _written_out(
             now = {**{old: replaced.get(new, new) for old, new in now.items()}, **replaced}
         if loops:
             continue
-        disguised = [n for n in between if rule_of(n.domain, n.op) is None and parts_of(n) is not None]
+        disguised = [n for n in between if comes_apart(n)]
         if not disguised:
             break
         for node in disguised:
@@ -95,10 +95,16 @@ def _written_out(
         annotate(graph)  # definitions compute shapes, which only a walk through the whole graph follows
     missing = [n for n in between if rule_of(n.domain, n.op) is None and n.op not in CONTROL]
     if missing:
-        error = NotSupported(f"no gradient is known of {', '.join(sorted({n.op for n in missing}))}")
-        error.node = missing[0].name or missing[0].op
-        raise error
+        raise _unknown(missing)
     return between, now, kept
+
+
+def _unknown(missing: Sequence[Node]) -> NotSupported:
+    """All that has no gradient at once, with the reasons there are."""
+    kinds = sorted({(n.op, reason_against(n.domain, n.op)) for n in missing}, key=lambda kind: kind[0])
+    error = NotSupported("no gradient is known of " + ", ".join(op if not why else f"{op} ({why})" for op, why in kinds))
+    error.node = missing[0].name or missing[0].op
+    return error
 
 
 def _replace(graph: Graph, node: Node) -> dict[Value, Value]:

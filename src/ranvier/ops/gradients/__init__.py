@@ -19,14 +19,17 @@ from ranvier.ops.gradients import (
     signal,
 )
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of, stands_for_numbers
-from ranvier.ops.gradients.nn import made_of, parts_of
+from ranvier.ops.gradients.parts import comes_apart, has_parts, made_of, parts_of
+from ranvier.ops.gradients.without import reason_against, without_gradient
 
 __all__ = [
     "Backward",
+    "comes_apart",
     "contraction",
     "contrib",
     "elementwise",
     "gradient",
+    "has_parts",
     "known_gradients",
     "layers",
     "lstm",
@@ -36,6 +39,7 @@ __all__ = [
     "nn",
     "parts_of",
     "quantized",
+    "reason_against",
     "recurrent",
     "reductions",
     "resample",
@@ -44,4 +48,5 @@ __all__ = [
     "scatter",
     "signal",
     "stands_for_numbers",
+    "without_gradient",
 ]

@@ -11,7 +11,8 @@ from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, attribute, first, operand
-from ranvier.ops.gradients.nn import made_of, rms_scaled, standard_score
+from ranvier.ops.gradients.nn import rms_scaled, standard_score
+from ranvier.ops.gradients.parts import made_of
 
 MICROSOFT = "com.microsoft"
 _KEPT_AS_IT_IS = ("", "Identity")

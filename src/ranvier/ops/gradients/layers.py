@@ -13,7 +13,7 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
 from ranvier.ops.gradients.contraction import window_of
-from ranvier.ops.gradients.nn import made_of
+from ranvier.ops.gradients.parts import made_of
 
 _LARGEST = 32  # matrices whose determinants are derived by those of their parts
 

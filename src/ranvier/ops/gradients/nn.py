@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,30 +10,9 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
 from ranvier.ops.gradients.contraction import window_of
-from ranvier.ops.gradients.functions import has_definition, written_out
+from ranvier.ops.gradients.parts import made_of
 
 _PLACES_COMPARED = 16
-Parts = Callable[[Backward, Node], Sequence[Value]]
-_PARTS: dict[tuple[str, str], Parts] = {}
-
-
-def made_of(*names: str, domain: str = "") -> Callable[[Parts], Parts]:
-    """Declare an operator by plain ones: a function that makes them and gives their results, one for each output."""
-
-    def register(parts: Parts) -> Parts:
-        for name in names:
-            _PARTS[domain, name] = parts
-        return parts
-
-    return register
-
-
-def parts_of(node: Node) -> Parts | None:
-    """What makes a node of plain ones: our own way, or the standard's definition of its operator."""
-    found = _PARTS.get((node.domain, node.op))
-    if found is None and node.domain == "com.microsoft":
-        found = _PARTS.get(("", node.op))  # as the standard's, before the standard had it
-    return found or (written_out if has_definition(node) else None)
 
 
 # -- pooling --------------------------------------------------------------------------------------------------------

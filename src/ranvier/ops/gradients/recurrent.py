@@ -9,7 +9,7 @@ import numpy as np
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, attribute, first, operand
-from ranvier.ops.gradients.nn import made_of
+from ranvier.ops.gradients.parts import made_of
 
 _LONGEST = 512
 State = tuple[Value, ...]

@@ -10,7 +10,7 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops import registry
 from ranvier.ops.gradients.base import Backward, attribute, first
-from ranvier.ops.gradients.nn import made_of
+from ranvier.ops.gradients.parts import made_of
 
 
 @made_of("Resize", "Upsample")

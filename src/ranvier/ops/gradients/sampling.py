@@ -11,7 +11,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
-from ranvier.ops.gradients.nn import made_of
+from ranvier.ops.gradients.parts import made_of
 
 _SHARPNESS = -0.75  # of the cubic, as the operator has it
 _Tap = tuple[Value, Value | None, Value | None]  # along one axis: element, whether it exists, weight

@@ -8,7 +8,7 @@ import numpy as np
 
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
-from ranvier.ops.gradients.nn import made_of
+from ranvier.ops.gradients.parts import made_of
 
 
 @gradient("DFT")
