@@ -149,6 +149,11 @@ def test_bnb4(kind: int, k: int, block: int) -> None:
     attrs = {"K": k, "N": 30, "block_size": block, "quant_type": kind}
     for m in (1, 5, 40):
         check("MatMulBnb4", [rows(m, k), codes, largest], attrs, domain=MICROSOFT, constant=[1, 2], **CLOSE)
+        operands = [rows(m, 30), codes, largest]
+        check("MatMulBnb4", operands, {**attrs, "transB": 0}, domain=MICROSOFT, constant=[1, 2], **CLOSE)
+    operands = [rows(30, dtype=np.float16), codes, largest.astype(np.float16)]
+    half = {"domain": MICROSOFT, "constant": [1, 2], "rtol": 2e-3, "atol": 2e-2}
+    check("MatMulBnb4", operands, {**attrs, "transB": 0}, **half)
 
 
 @pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])

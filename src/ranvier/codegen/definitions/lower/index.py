@@ -16,6 +16,7 @@ _OPERATORS = {
     "contraction": """
         Gemm MatMul com.microsoft::FusedGemm com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
     """,
+    "coded_table": "com.microsoft::GatherBlockQuantized",
     "convolution": "Conv ConvTranspose com.microsoft::FusedConv",
     "einsum": "Einsum",
     "elementwise": """

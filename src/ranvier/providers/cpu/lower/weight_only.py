@@ -11,6 +11,7 @@ import numpy as np
 
 from ranvier.codegen.definitions.defs import Declined
 from ranvier.codegen.definitions.exprs import add, cast
+from ranvier.codegen.definitions.lower.contraction import matmul_of
 from ranvier.codegen.definitions.lower.quantization import DERIVED
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.products import folded_stride
@@ -144,34 +145,51 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
     product(n, b, columns, pack, key, accuracy, bias)
 
 
-def _bnb4(node: Node) -> str | None:
-    return _computed(node, (1, 2)) if node.attrs.get("transB", 1) else "transB = 0: blocks run along columns"
-
-
-@lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=_bnb4)
+@lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2)))
 def matmul_bnb4(n: NodeView, b: Definitions) -> None:
-    k, columns, block, kind = (int(n.attr(name, 0)) for name in ("K", "N", "block_size", "quant_type"))
-    codes, largest = n.need(1), n.need(2)
-    fits = kind in (0, 1) and block >= 1 and k > 0 and n.shape(0)[-1:] == (k,)
-    if not fits or codes.size != -(-columns * k // 2) or largest.size != -(-columns * k // block):
+    """The weight is stored as N rows of K, block after block, and multiplied by turned or (transB = 0) as it is."""
+    k, rows, block, kind = (int(n.attr(name, 0)) for name in ("K", "N", "block_size", "quant_type"))
+    codes, largest, turned = n.need(1), n.need(2), bool(n.attr("transB", 1))
+    fits = kind in (0, 1) and block >= 1 and k > 0 and rows > 0 and n.shape(0)[-1:] == (k if turned else rows,)
+    if not fits or codes.size != -(-rows * k // 2) or largest.size != -(-rows * k // block):
         raise Declined("sizes of its operands do not fit")
+    levels = NF4_LEVELS if kind else FP4_LEVELS
+
+    def some(first: int, last: int) -> Array:
+        at = np.arange(first * k, last * k)
+        found = codes.reshape(-1)[at // 2]
+        return np.where(at % 2, found & 15, found >> 4).reshape(last - first, k)
+
+    if not turned:
+        # blocks run along columns: kept as codes, each k of a column would need a scale of its own
+        def make() -> Array:
+            factors = np.repeat(largest.reshape(-1).astype(np.float32), block)[: rows * k]
+            return np.asarray(levels[some(0, rows)] * factors.reshape(rows, k))
+
+        weight = DERIVED.get([codes, largest], ("bnb4", k, block, kind), make)
+        _as_it_is(n, b, b.constant(weight))
+        return
     # blocks run over the flattened weight: what divides them and rows has one scale
     group = math.gcd(block, k)
 
     def pack(r: Realiser) -> CodedB:
-        coding = Coding(4, "levels", tuple(float(x) for x in (NF4_LEVELS if kind else FP4_LEVELS)))
-        flat = codes.reshape(-1)
-        starts = np.arange(0, columns * k, group) // block
-        scales = largest.reshape(-1).astype(np.float32)[starts].reshape(columns, k // group)
+        coding = Coding(4, "levels", tuple(float(x) for x in levels))
+        starts = np.arange(0, rows * k, group) // block
+        scales = largest.reshape(-1).astype(np.float32)[starts].reshape(rows, k // group)
+        return pack_coded(some, coding, rows, Groups.even(k, group, coding), scales, None, r.isa)
 
-        def some(first: int, last: int) -> Array:
-            at = np.arange(first * k, last * k)
-            found = flat[at // 2]
-            return np.where(at % 2, found & 15, found >> 4).reshape(last - first, k)
+    product(n, b, rows, pack, (Same(codes), Same(largest), k, block, kind), "float32")
 
-        return pack_coded(some, coding, columns, Groups.even(k, group, coding), scales, None, r.isa)
 
-    product(n, b, columns, pack, (Same(codes), Same(largest), k, block, kind), "float32")
+def _as_it_is(n: NodeView, b: Definitions, weight: Value) -> None:
+    """The product with a weight of float32, rounded once to the type of the activation."""
+    x, dtype, shape = n.input(0), n.out_dtype(), n.out_shape()
+    if dtype is DType.float32:
+        matmul_of(n, b, x, weight, shape, n.outputs[0])
+        return
+    wide = b.pointwise([x], lambda e: cast(e[0], DType.float32), DType.float32, shape=b.shape(x))
+    made = matmul_of(n, b, wide, weight, shape, None)
+    b.pointwise([made], lambda e: cast(e[0], dtype), dtype, shape=shape, out=n.outputs[0])
 
 
 _CODINGS = {DType.float8_e4m3fn: Coding(8, "e4m3"), DType.float8_e5m2: Coding(8, "e5m2")}
