@@ -84,14 +84,14 @@ def _written_out(
             loop, replaced, keeps = prepared(graph, node)
             assert keeps is not None
             kept[loop] = keeps
-            now = {**{old: replaced.get(new, new) for old, new in now.items()}, **replaced}
+            now = _followed(now, replaced)
         if loops:
             continue
         disguised = [n for n in between if comes_apart(n)]
         if not disguised:
             break
         for node in disguised:
-            now.update(_replace(graph, node))
+            now = _followed(now, _replace(graph, node))
         annotate(graph)  # definitions compute shapes, which only a walk through the whole graph follows
     missing = [n for n in between if rule_of(n.domain, n.op) is None and n.op not in CONTROL]
     if missing:
@@ -99,10 +99,17 @@ def _written_out(
     return between, now, kept
 
 
+def _followed(now: dict[Value, Value], replaced: dict[Value, Value]) -> dict[Value, Value]:
+    """What took whose place, after more has: a part can itself be made of parts."""
+    return {**{old: replaced.get(new, new) for old, new in now.items()}, **replaced}
+
+
 def _unknown(missing: Sequence[Node]) -> NotSupported:
     """All that has no gradient at once, with the reasons there are."""
     kinds = sorted({(n.op, reason_against(n.domain, n.op)) for n in missing}, key=lambda kind: kind[0])
-    error = NotSupported("no gradient is known of " + ", ".join(op if not why else f"{op} ({why})" for op, why in kinds))
+    error = NotSupported(
+        "no gradient is known of " + ", ".join(op if not why else f"{op} ({why})" for op, why in kinds)
+    )
     error.node = missing[0].name or missing[0].op
     return error
 

@@ -18,18 +18,18 @@ MICROSOFT = "com.microsoft"
 _KEPT_AS_IT_IS = ("", "Identity")
 
 
-def _two(node: Node) -> tuple[Value, Value]:
+def two(node: Node) -> tuple[Value, Value]:
     x, y = node.inputs[:2]
     assert x is not None and y is not None
     return x, y
 
 
-def _text(node: Node, name: str) -> str:
+def text(node: Node, name: str) -> str:
     found = attribute(node, name, "")
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-def _added(b: Backward, x: Value, *others: Value | None) -> Value:
+def added(b: Backward, x: Value, *others: Value | None) -> Value:
     return b.add_all([x, *(each for each in others if each is not None)])
 
 
@@ -38,12 +38,12 @@ def _added(b: Backward, x: Value, *others: Value | None) -> Value:
 
 @made_of("Gelu", "BiasGelu", domain=MICROSOFT)
 def _gelu(b: Backward, node: Node) -> Sequence[Value]:
-    return [b.Gelu(_added(b, first(node), operand(node, 1)))]
+    return [b.Gelu(added(b, first(node), operand(node, 1)))]
 
 
 @made_of("FastGelu", domain=MICROSOFT)
 def _fast_gelu(b: Backward, node: Node) -> Sequence[Value]:
-    return [b.Gelu(_added(b, first(node), operand(node, 1)), approximate="tanh")]
+    return [b.Gelu(added(b, first(node), operand(node, 1)), approximate="tanh")]
 
 
 @made_of("QuickGelu", domain=MICROSOFT)
@@ -54,7 +54,7 @@ def _quick_gelu(b: Backward, node: Node) -> Sequence[Value]:
 
 @made_of("BiasSplitGelu", domain=MICROSOFT)
 def _bias_split_gelu(b: Backward, node: Node) -> Sequence[Value]:
-    x, bias = _two(node)
+    x, bias = two(node)
     last = b.rank(x) - 1
     left, right = b.node("Split", [b.Add(x, bias)], {"axis": last, "num_outputs": 2}, outputs=2).outputs
     return [b.Mul(left, b.Gelu(right))]
@@ -62,17 +62,17 @@ def _bias_split_gelu(b: Backward, node: Node) -> Sequence[Value]:
 
 @made_of("BiasAdd", domain=MICROSOFT)
 def _bias_add(b: Backward, node: Node) -> Sequence[Value]:
-    return [_added(b, first(node), *node.inputs[1:])]
+    return [added(b, first(node), *node.inputs[1:])]
 
 
 @made_of("GatedAdd", domain=MICROSOFT)
 def _gated_add(b: Backward, node: Node) -> Sequence[Value]:
-    x, y = _two(node)
+    x, y = two(node)
     return [b.Add(x, b.Mul(y, node.inputs[2]))]
 
 
 def _activated(b: Backward, node: Node, y: Value, parameters: dict[str, float]) -> Value:
-    name = _text(node, "activation")
+    name = text(node, "activation")
     if name in _KEPT_AS_IT_IS:
         return y
     if name == "Clip":
@@ -95,7 +95,7 @@ def _turned(b: Backward, x: Value, last_two: int, batch: int) -> Value:
 
 @made_of("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", domain=MICROSOFT)
 def _fused_matmul(b: Backward, node: Node) -> Sequence[Value]:
-    x, y = _two(node)
+    x, y = two(node)
     left = _turned(b, x, attribute(node, "transA", 0), attribute(node, "transBatchA", 0))
     right = _turned(b, y, attribute(node, "transB", 0), attribute(node, "transBatchB", 0))
     made, alpha = b.MatMul(left, right), float(attribute(node, "alpha", 1.0))
@@ -116,17 +116,22 @@ def _fused_gemm(b: Backward, node: Node) -> Sequence[Value]:
 
 @made_of("GemmFastGelu", domain=MICROSOFT)
 def _gemm_fast_gelu(b: Backward, node: Node) -> Sequence[Value]:
-    x, weight = _two(node)
-    return [b.Gelu(_added(b, b.MatMul(x, weight), operand(node, 2)), approximate="tanh")]
+    x, weight = two(node)
+    return [b.Gelu(added(b, b.MatMul(x, weight), operand(node, 2)), approximate="tanh")]
 
 
 @made_of("FusedConv", domain=MICROSOFT)
 def _fused_conv(b: Backward, node: Node) -> Sequence[Value]:
+    return [fused_conv(b, node, list(node.inputs))]
+
+
+def fused_conv(b: Backward, node: Node, operands: Sequence[Value | None]) -> Value:
+    """A convolution, a sum and an activation; the operands are those of FusedConv."""
     attrs = {k: v for k, v in node.attrs.items() if not k.startswith("activation")}
-    made = _added(b, b.node("Conv", list(node.inputs[:3]), attrs).output, operand(node, 3))
+    made = added(b, b.node("Conv", operands[:3], attrs).output, *operands[3:])
     counts = {"LeakyRelu": 1, "Clip": 2, "HardSigmoid": 2}
-    given = list(attribute(node, "activation_params", None) or [])[: counts.get(_text(node, "activation"), 0)]
-    return [_activated(b, node, made, dict(zip(("alpha", "beta"), map(float, given))))]
+    given = list(attribute(node, "activation_params", None) or [])[: counts.get(text(node, "activation"), 0)]
+    return _activated(b, node, made, dict(zip(("alpha", "beta"), map(float, given))))
 
 
 # -- normalization --------------------------------------------------------------------------------------------------
@@ -134,17 +139,17 @@ def _fused_conv(b: Backward, node: Node) -> Sequence[Value]:
 
 @made_of("SkipLayerNormalization", domain=MICROSOFT)
 def _skip_layer_normalization(b: Backward, node: Node) -> Sequence[Value]:
-    x, skip = _two(node)
-    total = _added(b, x, skip, operand(node, 4))
+    x, skip = two(node)
+    total = added(b, x, skip, operand(node, 4))
     y, mean, inverse = standard_score(b, total, b.whole(b.rank(x) - 1), attribute(node, "epsilon", 1e-12))
-    y = _added(b, b.Mul(y, node.inputs[2]), operand(node, 3))
+    y = added(b, b.Mul(y, node.inputs[2]), operand(node, 3))
     return [y, b.cast(mean, DType.float32), b.cast(inverse, DType.float32), total]
 
 
 @made_of("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def _skip_rms(b: Backward, node: Node) -> Sequence[Value]:
-    x, skip = _two(node)
-    total = _added(b, x, skip, operand(node, 3))
+    x, skip = two(node)
+    total = added(b, x, skip, operand(node, 3))
     y, inverse = rms_scaled(b, total, b.whole(b.rank(x) - 1), attribute(node, "epsilon", 1e-12))
     kept = b.cast(inverse, DType.float32)
     return [b.Mul(y, node.inputs[2]), kept, kept, total]  # the second is never computed: nobody can be reading it
@@ -169,13 +174,13 @@ def _embed(b: Backward, node: Node) -> Sequence[Value]:
     else:
         ones = b.Equal(mask, b.constant(np.ones((), b.dtype(mask).numpy)))
         counts = b.ReduceSum(b.Cast(ones, to=DType.int32.onnx), b.whole(1), keepdims=0)
-    return [_added(b, b.Mul(y, node.inputs[5]), operand(node, 6)), counts, total]
+    return [added(b, b.Mul(y, node.inputs[5]), operand(node, 6)), counts, total]
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
 
 
-def _heads(b: Backward, x: Value, heads: int) -> Value:
+def heads_of(b: Backward, x: Value, heads: int) -> Value:
     """``[batch, sequence, heads * size]`` as ``[batch, heads, sequence, size]``."""
     return b.Transpose(b.Reshape(x, b.whole(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
@@ -188,7 +193,7 @@ def _attended(
     total = b.sizes(k)[2]
     scale = float(attribute(node, "scale", 0.0)) or 1.0 / math.sqrt(size)
     scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), b.number(scale, q))
-    scores = _added(b, scores, bias)
+    scores = added(b, scores, bias)
     allowed = None if mask is None else _allowed(b, mask, batch, length, total)
     if allowed is not None:
         lowered = b.number(float(attribute(node, "mask_filter_value", -10000.0)), scores)
@@ -233,13 +238,13 @@ def _without(node: Node, places: Sequence[int], *attributes: str) -> None:
 
 @made_of("Attention", domain=MICROSOFT)
 def _attention(b: Backward, node: Node) -> Sequence[Value]:
-    x, weight = _two(node)
+    x, weight = two(node)
     _without(node, (6,), "do_rotary", "past_present_share_buffer")
     heads, width = int(node.attrs["num_heads"]), b.sizes(weight)[1]
     sizes = [int(n) for n in attribute(node, "qkv_hidden_sizes", None) or [width // 3] * 3]
-    joined = _added(b, b.MatMul(x, weight), operand(node, 2))
+    joined = added(b, b.MatMul(x, weight), operand(node, 2))
     parts = b.node("Split", [joined, b.whole(*sizes)], {"axis": 2}, outputs=3).outputs
-    q, k, v = (_heads(b, part, heads) for part in parts)
+    q, k, v = (heads_of(b, part, heads) for part in parts)
     past = operand(node, 4)
     if past is not None:
         before = b.node("Split", [past], {"axis": 0, "num_outputs": 2}, outputs=2).outputs
@@ -259,10 +264,10 @@ def _multi_head_attention(b: Backward, node: Node) -> Sequence[Value]:
     if key is None:  # [batch, length, heads, 3, size]
         q, k, v = _unpacked(b, query, 3)
     elif value is None:
-        q, (k, v) = _heads(b, query, heads), _unpacked(b, key, 2)
+        q, (k, v) = heads_of(b, query, heads), _unpacked(b, key, 2)
     else:
-        q = _heads(b, query, heads)
-        k, v = (each if b.rank(each) == 4 else _heads(b, each, heads) for each in (key, value))
+        q = heads_of(b, query, heads)
+        k, v = (each if b.rank(each) == 4 else heads_of(b, each, heads) for each in (key, value))
     bias = operand(node, 3)
     if bias is not None:
         widths = [heads * b.sizes(each)[3] for each in (q, k, v)]
