@@ -11,7 +11,7 @@ import pytest
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.isa import Isa, named
-from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, lower, recurrent, supported
+from ranvier.codegen.llvm.recurrent import Layer, Operands, Results, recurrent, supported, work
 from ranvier.codegen.llvm.recurrent.cells import GATES, Kind
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -208,10 +208,10 @@ def test_threads_that_share_every_step_change_nothing(
         arrays["lengths"] = lengths
         alone = computed(isa, layer, arrays)
         with monkeypatch.context() as patched:
-            patched.setattr(lower, "_SHARED_NS", 0)
+            patched.setattr(work, "_SHARED_NS", 0)
             shared = [computed(isa, layer, arrays, threads=5, split=split) for split in (1, 64)]
         with monkeypatch.context() as patched:
-            patched.setattr(lower, "_ROUND_NS", 0)
+            patched.setattr(work, "_ROUND_NS", 0)
             by_rounds = computed(isa, layer, arrays, split=2)
         for found in (*shared, by_rounds):
             for have, want in zip(found, alone):

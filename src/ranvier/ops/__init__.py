@@ -17,7 +17,7 @@ FAMILIES = {
     "ml": "features labels linear maps trees",
     "contrib": "activation attention fused grouped_attention moe normalization packed_attention position qlinear"
     " quantization tensor weight_only",
-    "own": "after bitlinear",
+    "own": "after bitlinear lstm",
 }
 for _folder, _modules in FAMILIES.items():
     for _module in _modules.split():

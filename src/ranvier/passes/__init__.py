@@ -14,6 +14,7 @@ from ranvier.passes.fold_affine import FoldAffine
 from ranvier.passes.fold_constants import FoldConstants
 from ranvier.passes.fold_shapes import FoldShapes
 from ranvier.passes.fuse import fusion_passes
+from ranvier.passes.kept_gates import KeptGates
 from ranvier.passes.loop_invariants import LoopInvariants
 from ranvier.passes.loop_products import LoopProducts
 from ranvier.passes.manager import PassManager, PassReport, passes_for
@@ -34,6 +35,7 @@ def default_passes() -> list[OptimizationPass]:
         FoldConstants(),
         Cancel(),
         CommonSubexpressions(),
+        KeptGates(),
         FoldAffine(),
         LoopProducts(),
         ParallelLayers(),
@@ -53,6 +55,7 @@ __all__ = [
     "FoldAffine",
     "FoldConstants",
     "FoldShapes",
+    "KeptGates",
     "LoopInvariants",
     "LoopProducts",
     "Modernise",

@@ -292,8 +292,9 @@ def _matmul_integer(n: NodeView) -> bool:
 
 
 @_rule("LSTM", "GRU", "RNN")
+@_rule("LSTMTraining", domain="ranvier")
 def _recurrent(n: NodeView) -> bool:
-    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[n.op]
+    gates = {"GRU": 3, "RNN": 1}.get(n.op, 4)
     if not all(n.rank(k) == 3 for k in range(3)):
         return False
     directions = 2 if _text(n.attr("direction", "forward")) == "bidirectional" else 1
@@ -308,6 +309,21 @@ def _recurrent(n: NodeView) -> bool:
         and _is(n, 5, *state)
         and _is(n, 6, *state)
         and _is(n, 7, directions, 3 * hidden)
+    )
+
+
+@_rule("LSTMSlopes", domain="ranvier")
+def _lstm_slopes(n: NodeView) -> bool:
+    if n.rank(2) != 4:
+        return False
+    steps, directions, batch, hidden = n.shape(2)
+    return (
+        directions == (2 if _text(n.attr("direction", "forward")) == "bidirectional" else 1)
+        and n.shape(0) == (directions, 4 * hidden, hidden)
+        and n.shape(1) == (steps, directions, batch, 4 * hidden)
+        and _is(n, 4, directions, 3 * hidden)
+        and _is(n, 5, *n.shape(2))
+        and all(_is(n, k, directions, batch, hidden) for k in (3, 6, 7))
     )
 
 

@@ -105,11 +105,12 @@ class Cell:
     linear_before_reset: bool = False
     lengths: bool = False  # sequences end at different steps
     paired: bool = False  # recurrent weights are bfloat16, two in 32 bits
+    kept: bool = False  # LSTM: gates and cells of all steps are wanted
 
     @property
     def key(self) -> tuple[object, ...]:
         functions = tuple((a.name, a.alpha, a.beta) for a in self.activations)
-        flags = (self.coupled, self.peepholes, self.linear_before_reset, self.lengths, self.paired)
+        flags = (self.coupled, self.peepholes, self.linear_before_reset, self.lengths, self.paired, self.kept)
         return (self.kind, self.element, functions, self.clip, *flags)
 
     @property
@@ -140,6 +141,7 @@ class Units:
     reset: Val  # GRU: the hidden state after the reset gate
     extra: Sequence[Val]  # LSTM: peepholes; GRU: the hidden gate's recurrent bias
     running: Val | None  # i1 per lane: the sequence has not ended
+    keep: Callable[[Sequence[Val], Val], None] | None = None  # LSTM: takes gates after their functions, and the cell
 
 
 def emit_units(cell: Cell, phase: int, f: Fn, at: Units, isa: Isa) -> None:
@@ -184,9 +186,13 @@ def _lstm(cell: Cell, f: Fn, at: Units, isa: Isa) -> Val:
         forget = f.fma(_load(f, into, at.extra[2]), memory, forget)
     opened = gate(f, cell.limited(f, into), isa)
     kept = f.sub(f.const(opened.type, 1.0), opened) if cell.coupled else gate(f, cell.limited(f, forget), isa)
-    changed = kept * memory + opened * fresh(f, cell.limited(f, proposed), isa)
+    candidate = fresh(f, cell.limited(f, proposed), isa)
+    changed = kept * memory + opened * candidate
     if cell.peepholes:
         out = f.fma(_load(f, out, at.extra[1]), changed, out)
-    new = gate(f, cell.limited(f, out), isa) * shown(f, changed, isa)
+    released = gate(f, cell.limited(f, out), isa)
+    new = released * shown(f, changed, isa)
+    if at.keep is not None:
+        at.keep([opened, released, kept, candidate], changed)
     f.store(changed if at.running is None else f.select(at.running, changed, memory), at.memory)
     return new

@@ -15,17 +15,12 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent import steps
 from ranvier.codegen.llvm.recurrent.cells import DEFAULTS, GATES, PARAMETERS, Cell, Kind, activations_of, phases_of
 from ranvier.codegen.llvm.recurrent.weights import Arrangement, Placed, place
+from ranvier.codegen.llvm.recurrent.work import FEW_ROWS, batch_parts, moment_ns, moments_at_once, shares_steps
 from ranvier.codegen.loops.ir import Epilogue, Load, Op, Operand, Result
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-# What one core does in a step, roughly: recurrent weights mostly come from its second cache.
-_FLOPS_PER_NS = 60.0
-_BYTES_PER_NS = 40.0
-_SHARED_NS = 6_000  # phases shorter than this are not worth the meeting of threads after each
-_ROUND_NS = 2e6  # a run can be aborted about this often
-_FEW_ROWS = 4  # fewer sequences than this are not worth reading the weights for
 _BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -87,6 +82,9 @@ class Results:
     y: View | None = None
     y_h: View | None = None
     y_c: View | None = None
+    # LSTM, both or none, dense: [steps, directions, batch, hidden], and four times as wide
+    cells: View | None = None
+    gates: View | None = None
 
 
 def supported(kind: Kind, attrs: Mapping[str, Any], dtype: DType = DType.float32) -> str | None:
@@ -147,10 +145,9 @@ class _Plan:
         weights = directions * GATES[layer.kind] * hidden * hidden
         paired = narrow and given.r.storage.array is not None and given.x.dtype is DType.float32
         item = dtype.itemsize // 2 if paired else dtype.itemsize
-        step_ns = max(2.0 * weights * batch / _FLOPS_PER_NS, weights * item / _BYTES_PER_NS)
-        shared = threads > directions and step_ns / len(phases) >= _SHARED_NS
-        # whole sequences are split over threads as far as directions leave some idle; few share the weights better
-        tiles = 1 if shared else max(1, min(threads // directions, batch // _FEW_ROWS))
+        lasts = moment_ns(weights, batch, item) / len(phases)
+        shared = shares_steps(lasts, directions, batch, threads)
+        tiles = 1 if shared else batch_parts(directions, batch, threads)
         tile_rows = -(-max(batch, 1) // tiles)
         most = most_vectors(min(tile_rows, 6), isa)
         unit_vectors = max(1, min(most // gates, -(-hidden // lanes)))
@@ -159,14 +156,14 @@ class _Plan:
             unit_vectors -= unit_vectors % 2 if paired else 0
         arrangement = Arrangement(hidden, lanes, unit_vectors, phases)
         if shared:  # few units and many sequences: both are split
-            parts = max(1, min(-(-2 * threads // max(1, directions * arrangement.panels)), batch // _FEW_ROWS))
+            parts = max(1, min(-(-2 * threads // max(1, directions * arrangement.panels)), batch // FEW_ROWS))
             tile_rows = -(-batch // parts)
         block = most_rows(unit_vectors * gates, isa)
         block = -(-tile_rows // -(-tile_rows // block))
         if tile_rows < batch:  # only the last tile may leave rows over
             tile_rows = -(-tile_rows // block) * block
         sizes = (steps_, batch, hidden, block, tile_rows)
-        return cls(layer, given, wanted, isa, threads, *sizes, arrangement, paired, shared, step_ns / len(phases))
+        return cls(layer, given, wanted, isa, threads, *sizes, arrangement, paired, shared, lasts)
 
     @property
     def directions(self) -> int:
@@ -290,6 +287,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
         layer.linear_before_reset and layer.kind == "GRU",
         given.lengths is not None and plan.steps > 0,
         plan.paired,
+        wanted.gates is not None,
     )
     y = wanted.y
     y_strides = (0, 0, 0, 1) if y is None else y.strides
@@ -298,7 +296,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
     batch_tiles = -(-plan.batch // plan.tile_rows)
     parts, part_panels = (arrangement.panels, 1) if plan.shared else (1, arrangement.panels)
     moments = plan.steps * len(arrangement.phases) + 2
-    span = 1 if plan.shared else max(1, round(_ROUND_NS / max(1.0, plan.moment_ns)))
+    span = 1 if plan.shared else moments_at_once(plan.moment_ns)
     numbers = {
         "steps": plan.steps,
         "hidden": plan.hidden,
@@ -328,6 +326,8 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
         "y_step": y_step,
         "y_direction": y_direction,
         "y_row": y_row,
+        "kept_step": plan.directions * plan.batch * plan.hidden,
+        "kept_direction": plan.batch * plan.hidden,
     }
     outside = (given.lengths, given.initial_h, given.initial_c, y, wanted.y_h, wanted.y_c)
     buffers: list[At | Code] = [At(inputs.storage), At(weights), At(extra)]
@@ -336,6 +336,8 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
     group_bytes = steps.STATES * plan.tile_rows * arrangement.padded * item
     state = Storage.temporary(plan.directions * batch_tiles * group_bytes)
     buffers += [At(state), *_codes(plan, cell)]
+    kept = [v for v in (wanted.gates, wanted.cells) if v is not None]
+    buffers += [At.of(v) for v in kept] or [At(inputs.storage)] * 2
     widest = max(arrangement.width(p) for p in range(len(arrangement.phases)))
     scratch = plan.tile_rows * widest * item
     # directions with different functions are different code
@@ -349,7 +351,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
                 tuple(buffers),
                 tuple(numbers[n] for n in steps.DIMS),
                 tiles=count * batch_tiles * parts,
-                writes=(state, *(v.storage for v in (y, wanted.y_h, wanted.y_c) if v is not None)),
+                writes=(state, *(v.storage for v in (y, wanted.y_h, wanted.y_c, *kept) if v is not None)),
                 scratch=scratch,
                 flops=2.0 * count * plan.steps * plan.batch * arrangement.columns * plan.hidden,
                 traffic=float(count * plan.steps * per_direction * item),

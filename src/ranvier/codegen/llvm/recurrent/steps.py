@@ -12,16 +12,19 @@ share, a tile is a whole group, and a round lasts many moments, only so that a r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import call_product
-from ranvier.codegen.llvm.builder import Module, Val
+from ranvier.codegen.llvm.builder import Fn, Module, Val
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent.cells import Cell, Units, emit_units
 
 BUFFERS = (
     *("inputs", "weights", "extra", "lengths", "first_hidden", "first_memory", "y", "y_hidden", "y_memory"),
-    *("state", "product_0", "last_product_0", "product_1", "last_product_1"),
+    *("state", "product_0", "last_product_0", "product_1", "last_product_1", "gates", "cells"),
 )
 DIMS = (
     *("steps", "hidden", "padded", "panels", "unit_vectors", "row_block"),
@@ -31,6 +34,7 @@ DIMS = (
     *("has_first_hidden", "has_first_memory", "has_y", "has_y_hidden", "has_y_memory"),
     *("first_hidden_direction", "first_hidden_row", "first_memory_direction", "first_memory_row"),
     *("y_step", "y_direction", "y_row", "y_hidden_direction", "y_hidden_row", "y_memory_direction", "y_memory_row"),
+    *("kept_step", "kept_direction"),
 )
 STATES = 4  # hidden state now and next, memory, and what the reset gate left
 
@@ -39,7 +43,18 @@ def spec(cell: Cell) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         _Steps(module, symbol, isa, cell).emit()
 
-    return KernelSpec(f"{cell.kind.lower()} {cell.element}", ("recurrent", 2, *cell.key), emit)
+    return KernelSpec(f"{cell.kind.lower()} {cell.element}", ("recurrent", 3, *cell.key), emit)
+
+
+def in_vectors(f: Fn, isa: Isa, lanes: int, left: Val, emit: Callable[[Val | None], None]) -> None:
+    """Code for one vector where so many units are left: with a mask where masks cost nothing, else only at the end."""
+    if isa.masks:
+        emit(f.mask_below(lanes, left))
+        return
+    with f.if_else(f.cmp("sge", left, lanes)) as otherwise:
+        emit(None)
+        otherwise()
+        emit(f.mask_below(lanes, left))
 
 
 class _Steps:
@@ -241,5 +256,25 @@ class _Steps:
                     reset=reset,
                     extra=[frame.at(self.extra, (frame["padded"], k), (unit, 1)) for k in range(3)],
                     running=running,
+                    keep=partial(self._keep, step, row, unit) if self.cell.kept else None,
                 )
                 emit_units(self.cell, phase, f, units, self.isa)
+
+    def _keep(self, step: Val, row: Val, unit: Val, gates: Sequence[Val], cell: Val) -> None:
+        """Gates and cells of one vector of units to where they stand outside: ``[step, direction, batch, …]``."""
+        frame, f = self.frame, self.f
+        hidden = frame["hidden"]
+        place = step * frame["kept_step"] + self.direction * frame["kept_direction"] + row * hidden
+        cells = frame.at(frame.buffer("cells"), (place + unit, 1))
+        # of each gate as many as there are cells
+        gates_row = frame.at(frame.buffer("gates"), (place, len(gates)), (unit, 1))
+        places = [*(frame.at(gates_row, (hidden, g)) for g in range(len(gates))), cells]
+
+        def store(mask: Val | None) -> None:
+            for value, place in zip((*gates, cell), places):
+                if mask is None:
+                    f.store(value, place)
+                else:
+                    f.masked_store(value, place, mask)
+
+        in_vectors(f, self.isa, self.lanes, hidden - unit, store)

@@ -27,7 +27,7 @@ _OPERATORS = {
     "multinomial": "Multinomial",
     "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
     "ranking": "TopK",
-    "recurrent": "DFT GRU LSTM RNN STFT",
+    "recurrent": "DFT GRU LSTM RNN STFT ranvier::LSTMSlopes ranvier::LSTMTraining",
     "scatter": "Scatter ScatterElements ScatterND TensorScatter",
     "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",
     "unpool": "MaxUnpool",
