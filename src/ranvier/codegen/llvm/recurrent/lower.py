@@ -191,7 +191,7 @@ def _projected(plan: _Plan) -> tuple[View, list[Launch]]:
     parts = [
         Placed(_direction(given.w, d), table, None, columns, 0, total, d * columns) for d in range(plan.directions)
     ]
-    storage, launches = place(parts, max(1, width * total), plan.dtype)
+    storage, launches = place(parts, max(1, width * total), plan.dtype, plan.isa)
     out = View.temporary(plan.dtype, (*given.x.shape[:2], total))
     weights: View | gemm.PackedB = View.dense(storage, plan.dtype, (width, total))
     if storage.array is not None and width:
@@ -218,7 +218,7 @@ def _bias(plan: _Plan, table: np.ndarray[Any, Any]) -> tuple[View, list[Launch]]
         Placed(_direction(plan.given.bias, d), table, second, columns, 0, 1, d * columns)
         for d in range(plan.directions)
     ]
-    storage, launches = place(parts, plan.directions * columns, plan.dtype)
+    storage, launches = place(parts, plan.directions * columns, plan.dtype, plan.isa)
     return View.dense(storage, plan.dtype, (plan.directions * columns,)), launches
 
 
@@ -235,7 +235,7 @@ def _recurrent_weights(plan: _Plan) -> tuple[Storage, list[Launch], int, int]:
             matrix = _direction(plan.given.r, d)
             offset = d * per_direction + starts[p]
             parts.append(Placed(matrix, arrangement.table(p), None, width, width * hidden, width, offset))
-    storage, launches = place(parts, plan.directions * per_direction, plan.dtype)
+    storage, launches = place(parts, plan.directions * per_direction, plan.dtype, plan.isa)
     if plan.paired:
         assert storage.array is not None
         return Storage.packed(pairs(storage.array, arrangement.lanes)), launches, per_direction // 2, starts[-1] // 2
@@ -257,7 +257,7 @@ def _extra(plan: _Plan) -> tuple[Storage, list[Launch], int]:
     table = np.concatenate([arrangement.unit_table(s) for s in starts])
     each = len(table)
     parts = [Placed(_direction(source, d), table, None, each, 0, 1, d * each) for d in range(plan.directions)]
-    storage, launches = place(parts, plan.directions * each, plan.dtype)
+    storage, launches = place(parts, plan.directions * each, plan.dtype, plan.isa)
     return storage, launches, each
 
 

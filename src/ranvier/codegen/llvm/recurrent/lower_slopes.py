@@ -58,8 +58,8 @@ def lstm_slopes(given: Kept, wanted: Slopes, backwards: Sequence[bool], isa: Isa
     if tile_rows < batch:  # only the last tile may leave rows over
         tile_rows = -(-tile_rows // block) * block
     batch_tiles = -(-batch // tile_rows)
-    panels, launches = _panels(given.r, arrangement)
-    holes, more = _holes(given.peepholes, arrangement, dtype.numpy)
+    panels, launches = _panels(given.r, arrangement, isa)
+    holes, more = _holes(given.peepholes, arrangement, isa)
     parts, part_panels = (arrangement.panels, 1) if shared else (1, arrangement.panels)
     span = 1 if shared else moments_at_once(lasts)
     optional = {
@@ -117,7 +117,7 @@ def lstm_slopes(given: Kept, wanted: Slopes, backwards: Sequence[bool], isa: Isa
     return [*launches, *more, loop]
 
 
-def _panels(r: View, arrangement: Arrangement) -> tuple[Storage, list[Launch]]:
+def _panels(r: View, arrangement: Arrangement, isa: Isa) -> tuple[Storage, list[Launch]]:
     """All rows of R, in panels of columns."""
     ways, depth, _ = r.shape
     width = arrangement.width(0)
@@ -126,15 +126,13 @@ def _panels(r: View, arrangement: Arrangement) -> tuple[Storage, list[Launch]]:
         turned = View(r.storage, r.dtype, r.shape[:0:-1], r.strides[:0:-1], r.offset + d * r.strides[0])
         offset = d * arrangement.padded * depth
         parts.append(Placed(turned, arrangement.table(0), None, width, width * depth, width, offset))
-    return place(parts, ways * arrangement.padded * depth, r.dtype)
+    return place(parts, ways * arrangement.padded * depth, r.dtype, isa)
 
 
-def _holes(
-    peepholes: View | None, arrangement: Arrangement, dtype: np.dtype[np.generic]
-) -> tuple[Storage, list[Launch]]:
+def _holes(peepholes: View | None, arrangement: Arrangement, isa: Isa) -> tuple[Storage, list[Launch]]:
     """Peepholes of all directions, each filled up to whole panels."""
     if peepholes is None:
-        return Storage.packed(np.zeros(1, dtype)), []
+        return Storage.packed(np.zeros(1, np.float64)), []
     ways = peepholes.shape[0]
     hidden = arrangement.hidden
     table = np.concatenate([arrangement.unit_table(start) for start in (0, hidden, 2 * hidden)])
@@ -148,4 +146,4 @@ def _holes(
             peepholes.offset + d * peepholes.strides[0],
         )
         parts.append(Placed(column, table, None, len(table), 0, 1, d * len(table)))
-    return place(parts, ways * len(table), peepholes.dtype)
+    return place(parts, ways * len(table), peepholes.dtype, isa)

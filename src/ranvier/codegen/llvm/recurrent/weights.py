@@ -12,8 +12,8 @@ import numpy as np
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.attention.frame import Frame
-from ranvier.codegen.llvm.attention.micro import ELEMENTS
-from ranvier.codegen.llvm.builder import Module
+from ranvier.codegen.llvm.attention.micro import ELEMENTS, transposed
+from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -89,7 +89,7 @@ class Placed:
     offset: int  # in the target
 
 
-def place(parts: list[Placed], size: int, dtype: DType) -> tuple[Storage, list[Launch]]:
+def place(parts: list[Placed], size: int, dtype: DType, isa: Isa) -> tuple[Storage, list[Launch]]:
     """All parts in one storage: a constant where all matrices are, otherwise a temporary and what fills it."""
     arrays = [array_of(p.matrix) for p in parts]
     if all(a is not None for a in arrays):
@@ -107,7 +107,7 @@ def place(parts: list[Placed], size: int, dtype: DType) -> tuple[Storage, list[L
             out[...] = values.reshape(shape[0], part.width, depth).swapaxes(1, 2)
         return Storage.packed(target), []
     storage = Storage.temporary(size * dtype.numpy.itemsize)
-    return storage, [_place_launch(part, storage) for part in parts]
+    return storage, [_place_launch(part, storage, isa) for part in parts]
 
 
 def _rows(array: Array, table: Array) -> Array:
@@ -117,19 +117,74 @@ def _rows(array: Array, table: Array) -> Array:
 _DIMS = ("depth", "row_stride", "column_stride", "width", "panel", "step")
 
 
-def _place_launch(part: Placed, target: Storage) -> Launch:
+def _place_launch(part: Placed, target: Storage, isa: Isa) -> Launch:
     matrix, item = part.matrix, part.matrix.dtype.numpy.itemsize
     second = np.full_like(part.table, -1) if part.second is None else part.second
-    table = Storage.constant(np.stack([part.table, second], axis=1).astype(np.int64))
+    spec, table = _place_spec(ELEMENTS[matrix.dtype]), np.stack([part.table, second], axis=1)
+    groups = _groups(part, isa.lanes(item))
+    if groups is not None and 1 in matrix.strides:
+        spec, table = _group_spec(ELEMENTS[matrix.dtype], turned=matrix.strides[1] == 1), groups
     return Launch(
-        _place_spec(ELEMENTS[matrix.dtype]),
-        (At(matrix.storage, matrix.offset * item), At(table), At(target, part.offset * item)),
+        spec,
+        (At(matrix.storage, matrix.offset * item), At(Storage.constant(table)), At(target, part.offset * item)),
         (matrix.shape[1], *matrix.strides, part.width, part.panel, part.step),
-        tiles=len(part.table),
+        tiles=len(table),
         writes=(target,),
         traffic=2.0 * len(part.table) * matrix.shape[1] * item,
         label="arrange weights",
     )
+
+
+def _groups(part: Placed, lanes: int) -> Array | None:
+    """Of every vector of columns the first row behind it and how many follow each other, the rest being nothing; None
+    where rows come in another order."""
+    if part.second is not None or part.width % lanes or part.matrix.shape[1] < lanes:
+        return None
+    table = part.table.reshape(-1, lanes)
+    count = (table >= 0).sum(axis=1)
+    if not (table == np.where(np.arange(lanes) < count[:, None], table[:, :1] + np.arange(lanes), -1)).all():
+        return None
+    return np.stack([table[:, 0], count], axis=1).astype(np.int64)
+
+
+def _group_spec(element: str, *, turned: bool) -> KernelSpec:
+    """A vector of columns at a time: of rows that are ``turned`` by squares in registers, of others as they lie."""
+
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        frame = Frame(module, symbol, isa, element, ("matrix", "table", "target"), _DIMS)
+        f, lanes = frame.f, frame.lanes
+        with f.loop(frame.begin, frame.end) as tile:
+            row, count = (f.load("i64", f.gep(frame.buffer("table"), tile * 2 + k, "i64")) for k in range(2))
+            panel = f.div(tile * lanes, frame["width"], signed=False)
+            target = frame.at(frame.buffer("target"), (panel, frame["panel"]))
+            target = frame.at(target, (tile * lanes - panel * frame["width"], 1))
+            source = frame.at(frame.buffer("matrix"), (f.max_(row, 0), frame["row_stride"]))
+            (_turned if turned else _as_they_lie)(frame, source, count, target)
+        f.ret()
+
+    how = "turned" if turned else "as they lie"
+    return KernelSpec(f"arrange {element} {how}", ("arrange weights by vectors", element, turned), emit)
+
+
+def _as_they_lie(frame: Frame, source: Val, count: Val, target: Val) -> None:
+    f = frame.f
+    present = f.mask_below(frame.lanes, count)
+    with f.loop(0, frame["depth"]) as k:
+        found = f.masked_load(frame.kind, frame.at(source, (k, frame["column_stride"])), present)
+        f.store(found, frame.at(target, (k, frame["step"])))
+
+
+def _turned(frame: Frame, source: Val, count: Val, target: Val) -> None:
+    f, lanes = frame.f, frame.lanes
+    present, nothing = f.mask_below(lanes, count), f.zero(frame.kind)
+    last = f.max_(count - 1, 0)  # rows past it are read from it, and then left out
+    rows = [frame.at(source, (f.min_(f.i64(r), last), frame["row_stride"])) for r in range(lanes)]
+    # the last square lies over the one before where the depth is no multiple
+    with f.loop(0, frame["depth"], lanes) as start:
+        k = f.min_(start, frame["depth"] - lanes)
+        columns = transposed(f, [f.load(frame.kind, frame.at(each, (k, 1))) for each in rows])
+        for j, column in enumerate(columns):
+            f.store(f.select(present, column, nothing), frame.at(target, (k + j, frame["step"])))
 
 
 def _place_spec(element: str) -> KernelSpec:
