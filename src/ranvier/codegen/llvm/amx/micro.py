@@ -38,8 +38,8 @@ from ranvier.records import dataclass
 
 STEP = 16  # groups of K that one tile holds
 VECTORS = 2  # of the widest panels
-_LINES = 8  # of the panel that comes next, brought near in every step
-FETCHED = _LINES * tiles.LINE // STEP
+LINES = 8  # of the panel that comes next, brought near in every step: all of it while four blocks of rows pass
+_ASKED = 2  # rows of the output that are asked for in every step
 Layout = Literal["rows", "blocks", "starts", "table"]
 INSTRUCTIONS = {
     (DType.bfloat16, DType.bfloat16): "tdpbf16ps",
@@ -54,6 +54,11 @@ _NEEDS = {DType.bfloat16: "amx-bf16", DType.int8: "amx-int8", DType.uint8: "amx-
 def suits(isa: Isa, left: DType, right: DType) -> bool:
     """Whether the machine multiplies these types by tiles."""
     return (left, right) in INSTRUCTIONS and isa.has("amx-tile") and isa.has(_NEEDS[left])
+
+
+def fetched_bytes(lines: int) -> int:
+    """Bytes of the next panel per group of K, where so many lines come near in every step."""
+    return lines * tiles.LINE // STEP
 
 
 def padded_groups(groups: int) -> int:
@@ -74,10 +79,11 @@ class TileMicro:
     right: DType
     vectors: int
     a: Layout = "rows"
-    fetches: bool = True  # brings FETCHED bytes per group near, from FETCH on
+    lines: int = LINES  # brought near in every step, from FETCH on
+    passing: bool = False  # rows of A come and go, and leave the nearest cache to the panel of B
 
     def spec(self) -> KernelSpec:
-        key = ("amx micro", self.left.name, self.right.name, self.vectors, self.a, self.fetches)
+        key = ("amx micro", self.left.name, self.right.name, self.vectors, self.a, self.lines, self.passing)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -113,11 +119,13 @@ class _Emitter:
         self.rest = self.slot(Slot.REST)
         self.short = f.cmp("ne", self.rest, 0)
         self.whole = self.steps - f.cast(self.short, "i64")
-        self.fetch = self.slot(Slot.FETCH, "ptr") if self.micro.fetches else None
+        self.fetch = self.slot(Slot.FETCH, "ptr") if self.micro.lines else None
+        self.out, self.out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
         self._begin()
-        self._ask_for_output()
-        if self.micro.a in ("rows", "blocks"):
-            self._segment(f.args["a"])
+        single = self.micro.a in ("rows", "blocks")
+        self._ask_for_output(self.whole * _ASKED if single else f.i64(0))
+        if single:
+            self._segment(f.args["a"], asks=True)
         else:
             with f.loop(0, self.slot(Slot.SEGMENTS)) as s:
                 if self.micro.a == "table":
@@ -142,13 +150,17 @@ class _Emitter:
             otherwise()
             self._each(lambda tile, r, v: tiles.zero(f, tile))
 
-    def _ask_for_output(self) -> None:
-        """Lines that will be written, on their way here while the product is made: stores wait for nothing then."""
+    def _ask_for_output(self, first: Val) -> None:
+        """Lines that will be written, on their way here while the product is made: stores wait for nothing then.
+
+        Those of the first rows are asked for step by step, because many at once keep A waiting."""
+        with self.fn.loop(first, self.rows) as r:
+            self._ask_for_row(r)
+
+    def _ask_for_row(self, r: Val) -> None:
         f = self.fn
-        out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
-        with f.loop(0, self.rows) as r:
-            for v in range(self.micro.vectors):
-                f.prefetch(f.gep(out, r * step + v * tiles.LINE), write=True)
+        for v in range(self.micro.vectors):
+            f.prefetch(f.gep(self.out, r * self.out_step + v * tiles.LINE), write=True)
 
     def _in(self, base: Val, block: int, column: int) -> Val:
         """Where a tile of sums lies in a dense block."""
@@ -162,17 +174,19 @@ class _Emitter:
             for v in range(self.micro.vectors):
                 what(tiles.sums(1, v), 1, v)
 
-    def _segment(self, a: Val) -> None:
+    def _segment(self, a: Val, *, asks: bool = False) -> None:
         f, blocks = self.fn, self.micro.a == "blocks"
         step = self.line if blocks else self.slot(Slot.A_STEP)
         along = tiles.ROWS * tiles.LINE if blocks else tiles.LINE
         start, apart = self.b.get(), STEP * self.width
         with f.if_else(self.two) as otherwise:
             with f.loop(0, self.whole) as s:
-                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 2, s)
+                self._meanwhile(s, asks)
+                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 2)
             otherwise()
             with f.loop(0, self.whole) as s:
-                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 1, s)
+                self._meanwhile(s, asks)
+                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 1)
         if blocks:
             self.b.set(f.gep(start, self.steps * apart))
             return
@@ -205,24 +219,32 @@ class _Emitter:
             otherwise()
             self._step(block, self.line, b, 1)
 
-    def _step(self, a: Val, step: Val, b: Val, blocks: int, s: Val | None = None) -> None:
+    def _meanwhile(self, s: Val, asks: bool) -> None:
+        """What is asked for in step ``s``, to be there later."""
+        f = self.fn
+        if self.fetch is not None:
+            for k in range(self.micro.lines):
+                f.prefetch(f.gep(self.fetch, s * (self.micro.lines * tiles.LINE) + k * tiles.LINE), locality=2)
+        if asks:
+            for k in range(_ASKED):
+                self._ask_for_row(f.min_(s * _ASKED + k, self.rows - 1))
+
+    def _step(self, a: Val, step: Val, b: Val, blocks: int) -> None:
         """One tile of K: rows at ``a`` against the panel at ``b``."""
         f, wide = self.fn, self.fn.i64(self.width)
-        if s is not None and self.fetch is not None:
-            for k in range(_LINES):
-                f.prefetch(f.gep(self.fetch, s * (_LINES * 64) + k * 64), locality=2)
         for v in range(self.micro.vectors):
             tiles.load(f, tiles.b_tile(v), f.gep(b, v * tiles.LINE), wide)
             for r in range(blocks):
                 if v == 0:
-                    tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
+                    at = f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a
+                    tiles.load(f, tiles.a_tile(r), at, step, passing=self.micro.passing)
                 tiles.multiply(f, self.instruction, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
 
     # -- what happens to the sums -----------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         f = self.fn
-        out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+        out, step = self.out, self.out_step
         columns = self.slot(Slot.COLUMNS)
         none = f.zero("ptr")
         plain = f.cmp("eq", columns, tiles.TILE_ROWS)

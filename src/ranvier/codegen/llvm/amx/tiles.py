@@ -71,9 +71,9 @@ def zero(f: Fn, tile: int) -> None:
     f.line(f"call void @llvm.x86.tilezero(i8 {tile})")
 
 
-def load(f: Fn, tile: int, address: Val, step: Val) -> None:
-    """Rows of 64 bytes, ``step`` bytes apart."""
-    _move(f, "tileloadd64", tile, address, step)
+def load(f: Fn, tile: int, address: Val, step: Val, *, passing: bool = False) -> None:
+    """Rows of 64 bytes, ``step`` bytes apart; ``passing`` ones do not push others out of the nearest cache."""
+    _move(f, "tileloaddt164" if passing else "tileloadd64", tile, address, step)
 
 
 def store(f: Fn, tile: int, address: Val, step: Val) -> None:

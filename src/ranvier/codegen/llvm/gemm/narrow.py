@@ -18,7 +18,9 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 _BF16 = DType.bfloat16
-_K_BLOCK = 512  # pairs: as many bytes as the float kernels take
+_K_BLOCK = 320  # pairs: a panel of so many stays in the nearest cache, if the rows of A only pass through it
+_A_BYTES = 512 << 10  # rows of A in the second-level cache, beside as many bytes of sums that wait
+_MANY_BLOCKS, _FEW_LINES = 8, 2  # with more blocks of rows, so few lines in every step bring the next panel near
 _WAITING_BYTES = 512 << 10
 _BLOCK_PANELS = 4  # panels of B from which on copying A pays
 
@@ -77,12 +79,12 @@ class PairPlan(Plan):
 class TilePlan(PairPlan):
     """The matrix unit: 32 x 32 sums at a time."""
 
-    fetched = amx.FETCHED
-
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
         super().__init__(problem, isa, threads)
         self.rate = 8.0
-        self.k_block, self.waiting_bytes = _K_BLOCK, _WAITING_BYTES
+        self.k_block, self.a_bytes, self.waiting_bytes = _K_BLOCK, _A_BYTES, _WAITING_BYTES
+        self.lines = _FEW_LINES if -(-problem.m // ROWS) > _MANY_BLOCKS else amx.LINES
+        self.fetched = amx.fetched_bytes(self.lines)
         self.rest = amx.rest_bytes(2 * self.p.k)
 
     def with_rows(self, p: Problem) -> Problem:
@@ -118,5 +120,6 @@ class TilePlan(PairPlan):
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
         cut = self.panels.cut
         layout: amx.Layout = "blocks" if self.blocks else "rows"
-        wide, narrow = (amx.TileMicro(_BF16, _BF16, v, layout).spec() for v in (cut.size, max(1, cut.size - 1)))
+        widths = cut.size, max(1, cut.size - 1)
+        wide, narrow = (amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.blocks).spec() for v in widths)
         return wide, wide, narrow, narrow

@@ -6,7 +6,7 @@ import math
 
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.amx.micro import TileMicro, rest_bytes
+from ranvier.codegen.llvm.amx.micro import LINES, TileMicro, rest_bytes
 from ranvier.codegen.llvm.amx.tiles import ROWS
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
@@ -98,8 +98,8 @@ def micro_kernels(rows: Cut, vectors: Cut, packed: PackedCodes, left: DType) -> 
     heights = [rows.size, rows.size - 1 if rows.large < rows.count else rows.size]
     widths = [vectors.size, vectors.size - 1 if vectors.large < vectors.count else vectors.size]
     if packed.dot is TILES:
-        far = packed.nbytes > NEAR_BYTES  # then panels are fetched ahead
-        return tuple(TileMicro(left, packed.dot.right, v, fetches=far).spec() for v in widths for _ in heights)
+        lines = LINES if packed.nbytes > NEAR_BYTES else 0  # of panels that are fetched ahead
+        return tuple(TileMicro(left, packed.dot.right, v, lines=lines).spec() for v in widths for _ in heights)
     return tuple(IntegerMicro(r, v).spec() for v in widths for r in heights)
 
 

@@ -76,7 +76,7 @@ def by_tiles(
         "panels": packed.panels,
         "panel_group": panel_group,
     }
-    micro = TileMicro(DType.int8, DType.uint8, VECTORS, fetches=False)
+    micro = TileMicro(DType.int8, DType.uint8, VECTORS, lines=0)
     return Launch(
         KernelSpec("ternary tiles", ("ternary tiles",), _emit),
         (At.of(codes), At(packed.storage), At.of(out), Code(micro.spec()), Code(done.spec), *done.buffers),
