@@ -8,6 +8,7 @@ from ranvier.errors import ShapeMismatch
 from ranvier.tensor.core import Tensor, common_device, wrapped
 from ranvier.tensor.expr import results, spec
 from ranvier.tensor.manipulate import concat, expand_dims, permute_dims, reshape
+from ranvier.tensor.nn.functional.shape import parts
 
 # PyTorch's gates in the order in which the operator has them: i f g o as i o f c, and r z n as z r h
 _ORDER = {"RNN": (0,), "LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2)}
@@ -19,8 +20,8 @@ def _gates(mode: str, weight: Tensor) -> Tensor:
     order = _ORDER[mode]
     if len(order) == 1:
         return weight
-    size = weight.shape[0] // len(order)
-    return concat([weight[k * size : (k + 1) * size] for k in order], axis=0)
+    gates = parts(weight, len(order), axis=0)
+    return concat([gates[k] for k in order], axis=0)
 
 
 def recurrent_layer(
