@@ -14,7 +14,7 @@ from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints
 from ranvier.ops.gradients.parts import made_of
 
 _SHARPNESS = -0.75  # of the cubic, as the operator has it
-_Tap = tuple[Value, Value | None, Value | None]  # along one axis: element, whether it exists, weight
+Tap = tuple[Value, Value | None, Value | None]  # along one axis: element, whether it exists, weight
 
 
 # -- GridSample -----------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def _grid_sample(b: Backward, node: Node) -> Sequence[Value]:
     pixels = b.Reshape(x, b.whole(batch, channels, math.prod(spatial)))
     parts = []
     for chosen in itertools.product(*taps):
-        index, exists, weight = _combined(b, chosen, spatial)
+        index, exists, weight = combined(b, chosen, spatial)
         wide = b.Expand(b.Unsqueeze(index, b.whole(1)), b.whole(batch, channels, points))
         found = b.GatherElements(pixels, wide, axis=2)
         if weight is not None:
@@ -54,7 +54,7 @@ def _text(node: Node, name: str, default: str) -> str:
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-def _axis_taps(b: Backward, points: Value, length: int, align: bool, method: str, padding: str) -> list[_Tap]:
+def _axis_taps(b: Backward, points: Value, length: int, align: bool, method: str, padding: str) -> list[Tap]:
     """The elements one axis contributes to each point, whose coordinates run from -1 to 1."""
 
     def number(value: float) -> Value:
@@ -89,7 +89,7 @@ def _axis_taps(b: Backward, points: Value, length: int, align: bool, method: str
             ]
         start = 0 if method == "linear" else -1
         neighbours = [(b.Add(floor, number(float(start + k))), weight) for k, weight in enumerate(weights)]
-    taps: list[_Tap] = []
+    taps: list[Tap] = []
     for place, weight in neighbours:
         if padding == "reflection":
             place = _reflected(b, place, low, high)
@@ -135,7 +135,7 @@ def _reflected(b: Backward, at: Value, low: float, high: float) -> Value:
     return b.Where(inside, at, thrown)
 
 
-def _combined(b: Backward, taps: Sequence[_Tap], spatial: Sequence[int]) -> _Tap:
+def combined(b: Backward, taps: Sequence[Tap], spatial: Sequence[int]) -> Tap:
     """One tap per axis as a single one into the flattened image."""
     index, exists, weight = taps[0]
     for (place, there, factor), length in zip(taps[1:], spatial[1:]):
