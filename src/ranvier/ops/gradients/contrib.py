@@ -185,6 +185,10 @@ def heads_of(b: Backward, x: Value, heads: int) -> Value:
     return b.Transpose(b.Reshape(x, b.whole(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
 
+def merged_heads(b: Backward, x: Value) -> Value:
+    return b.Reshape(b.Transpose(x, perm=[0, 2, 1, 3]), b.whole(0, 0, -1))
+
+
 def _attended(
     b: Backward, node: Node, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None
 ) -> tuple[Value, Value]:
@@ -202,7 +206,7 @@ def _attended(
         future = np.arange(total) > total - length + np.arange(length)[:, None]
         scores = b.Where(b.constant(future), b.number(float(np.finfo(np.float32).min), scores), scores)
     y = b.MatMul(b.Softmax(scores, axis=-1), v)
-    return b.Reshape(b.Transpose(y, perm=[0, 2, 1, 3]), b.whole(0, 0, -1)), scores
+    return merged_heads(b, y), scores
 
 
 def _allowed(b: Backward, mask: Value, batch: int, length: int, total: int) -> Value | None:

@@ -133,7 +133,7 @@ def _largest_samples(
 ) -> Value:
     """The largest weighted neighbour of any sample."""
     own = b.Gather(x, images, axis=0)
-    _, channels, height, width = b.sizes(x)
+    _, channels, _, width = b.sizes(x)
     best: list[Value] = []
     for row, row_weight in rows.neighbours():
         lines = _picked(b, own, row, 2, width)
