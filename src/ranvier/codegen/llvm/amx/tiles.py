@@ -21,6 +21,8 @@ LINE = 64  # bytes of a row of a tile
 ROWS = 2 * TILE_ROWS  # the most rows of A at once
 COLUMNS = 2 * TILE_ROWS
 
+PASSING_BYTES = 32 << 10  # of a panel of B that leaves little of the nearest cache to others
+
 _SUMS, _A, _B = 0, 4, 6
 _TILES = 8
 

@@ -84,7 +84,8 @@ def bfloat_conv(
     numbers = _numbers(x, out, shape, plan, numbering)
     vectors = -(-shape.width // _COLUMNS)
     short = plan.depth.kind == "strip"
-    wide = Code(micro_spec(isa, 2 if vectors > 1 else 1, short=short))
+    panel_bytes = numbers["panel_bytes"]
+    wide = Code(micro_spec(isa, 2 if vectors > 1 else 1, short=short, panel_bytes=panel_bytes))
     return [
         Launch(
             spec,
@@ -94,7 +95,7 @@ def bfloat_conv(
                 At.of(out),
                 At(_offsets(plan.offsets)),
                 wide,
-                Code(micro_spec(isa, 1, short=short)) if vectors % 2 else wide,
+                Code(micro_spec(isa, 1, short=short, panel_bytes=panel_bytes)) if vectors % 2 else wide,
                 Code(finish_spec(tail, out.dtype, single=shape.width == 1)),
                 *tail.buffers,
             ),

@@ -41,14 +41,21 @@ def suits(isa: Isa) -> bool:
     return has_tiles(isa) or (isa.has("avx512bf16") and not isa.has("avx512fp16"))
 
 
-def micro_spec(isa: Isa, vectors: int, *, short: bool) -> KernelSpec:
-    """``short``: segments are no longer than a line, but need not be whole ones; else they are whole lines."""
+def micro_spec(isa: Isa, vectors: int, *, short: bool, panel_bytes: int) -> KernelSpec:
+    """``short``: segments are no longer than a line, but need not be whole ones; else they are whole lines.
+
+    Weights of which a panel fills most of the nearest cache pass by it: it serves pixels then, which are read once for
+    every tap.
+    """
     tiled = has_tiles(isa)
+    passing = tiled and panel_bytes >= tiles.PASSING_BYTES
     name = ("short tiles" if short else "tiles") if tiled else "dots"
+    if passing:
+        name = f"{name} passing"
 
     def emit(module: Module, symbol: str, _: Isa) -> None:
         f = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
-        (_Tiles(f, vectors, short) if tiled else _Dots(f, vectors)).emit()
+        (_Tiles(f, vectors, short, passing) if tiled else _Dots(f, vectors)).emit()
 
     units: Units = "bfloat16 tiles" if tiled else ""
     return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 1, vectors), emit, units)
@@ -60,8 +67,8 @@ class _Tiles:
     While a panel is worked on, half as much of what FETCH points at, if anything, is asked for to be near.
     """
 
-    def __init__(self, f: Fn, vectors: int, short: bool) -> None:
-        self.f, self.vectors, self.short = f, vectors, short
+    def __init__(self, f: Fn, vectors: int, short: bool, passing: bool) -> None:
+        self.f, self.vectors, self.short, self.passing = f, vectors, short, passing
 
     def slot(self, slot: Slot, kind: str = "i64") -> Val:
         return read_slot(self.f, self.f.args["control"], slot, kind)
@@ -108,7 +115,7 @@ class _Tiles:
     def step(self, a: Val, b: Val, sums: list[tuple[int, int]]) -> None:
         f, step, line = self.f, self.slot(Slot.A_STEP), self.f.i64(self.vectors * _LINE)
         for v in range(self.vectors):
-            tiles.load(f, tiles.b_tile(v), f.gep(b, v * _LINE), line)
+            tiles.load(f, tiles.b_tile(v), f.gep(b, v * _LINE), line, passing=self.passing)
         for r, v in sums:
             if v == 0:
                 tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)

@@ -172,7 +172,7 @@ def padded_conv(
     }
     done = finish_of(epilogue, out)
     micro = [
-        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=shape.depth == _PIXEL))
+        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=shape.depth == _PIXEL, groups=packed.k))
         for vectors in (cut.size, cut.size - 1 if cut.large < cut.count else cut.size)
     ]
     count = shape.n * blocks * panel_groups

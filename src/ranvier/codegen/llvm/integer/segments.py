@@ -24,19 +24,22 @@ def put(f: Fn, control: Val, name: str, value: Val) -> None:
     f.store(value, f.gep(control, CONTROL.index(name), "i64"))
 
 
-def segments_spec(left: DType, right: DType, vectors: int, *, short: bool) -> KernelSpec:
+def segments_spec(left: DType, right: DType, vectors: int, *, short: bool, groups: int) -> KernelSpec:
+    """``groups`` of a whole panel: a large one passes by the nearest cache, which serves pixels then."""
+    passing = groups * vectors * tiles.LINE >= tiles.PASSING_BYTES
+
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         f = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
-        _Emitter(f, INSTRUCTIONS[left, right], vectors, short).emit()
+        _Emitter(f, INSTRUCTIONS[left, right], vectors, short, passing).emit()
 
-    key = ("amx segments", left.name, right.name, vectors, short)
+    key = ("amx segments", left.name, right.name, vectors, short, passing)
     name = f"amx {left.name} {right.name} x{vectors} {'short ' if short else ''}segments"
     return KernelSpec(name, key, emit, "int8 tiles")
 
 
 class _Emitter:
-    def __init__(self, f: Fn, instruction: str, vectors: int, short: bool) -> None:
-        self.f, self.instruction, self.vectors, self.short = f, instruction, vectors, short
+    def __init__(self, f: Fn, instruction: str, vectors: int, short: bool, passing: bool) -> None:
+        self.f, self.instruction, self.vectors, self.short, self.passing = f, instruction, vectors, short, passing
         self.line = f.i64(vectors * tiles.LINE)
 
     def number(self, name: str, kind: str = "i64") -> Val:
@@ -88,7 +91,7 @@ class _Emitter:
     def step(self, a: Val, b: Val, step: Val, sums: list[tuple[int, int]]) -> None:
         f = self.f
         for v in range(self.vectors):
-            tiles.load(f, tiles.b_tile(v), f.gep(b, v * tiles.LINE), self.line)
+            tiles.load(f, tiles.b_tile(v), f.gep(b, v * tiles.LINE), self.line, passing=self.passing)
         for r, v in sums:
             if v == 0:
                 tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
