@@ -221,14 +221,16 @@ def test_threads_that_share_every_step_change_nothing(
 
 
 def test_large_steps_are_shared_and_long_loops_have_rounds() -> None:
-    def loop(hidden: int, steps: int, threads: int) -> Launch:
-        given = {name: view_of(a) for name, a in weights(23, "LSTM", 1, steps, 1, 4, hidden).items()}
+    def loop(hidden: int, steps: int, threads: int, batch: int = 1) -> Launch:
+        given = {name: view_of(a) for name, a in weights(23, "LSTM", 1, steps, batch, 4, hidden).items()}
         return recurrent(Layer("LSTM"), Operands(**given), Results(), ISAS[0], threads=threads)[-1]
 
     assert (loop(16, 9, 4).tiles, loop(16, 9, 4).rounds) == (1, 1)
     assert (loop(256, 9, 1).tiles, loop(256, 9, 1).rounds) == (1, 1)
     assert loop(256, 9, 4).tiles >= 8 and loop(256, 9, 4).rounds == 11
     assert loop(256, 4000, 1).rounds >= 10  # a run can be aborted
+    assert (loop(256, 9, 4, 32).tiles, loop(256, 9, 4, 32).rounds) == (4, 1)  # sequences apart, nobody waits
+    assert loop(512, 9, 4, 32).rounds == 11  # weights that no core keeps near are shared
 
 
 @each_isa

@@ -146,7 +146,7 @@ class _Plan:
         paired = narrow and given.r.storage.array is not None and given.x.dtype is DType.float32
         item = dtype.itemsize // 2 if paired else dtype.itemsize
         lasts = moment_ns(weights, batch, item) / len(phases)
-        shared = shares_steps(lasts, directions, batch, threads)
+        shared = shares_steps(lasts, weights * item // directions, directions, batch, threads)
         tiles = 1 if shared else batch_parts(directions, batch, threads)
         tile_rows = -(-max(batch, 1) // tiles)
         most = most_vectors(min(tile_rows, 6), isa)

@@ -49,7 +49,7 @@ def lstm_slopes(given: Kept, wanted: Slopes, backwards: Sequence[bool], isa: Isa
     lanes = isa.lanes(item)
     weights = ways * slopes.GATES * hidden * hidden
     lasts = moment_ns(weights, batch, item)
-    shared = shares_steps(lasts, ways, batch, threads)
+    shared = shares_steps(lasts, weights * item // ways, ways, batch, threads)
     tile_rows = batch if shared else -(-batch // batch_parts(ways, batch, threads))
     unit_vectors = min(most_vectors(min(tile_rows, 6), isa), -(-hidden // lanes))
     arrangement = Arrangement(hidden, lanes, unit_vectors, ((0,),))
