@@ -296,7 +296,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
     batch_tiles = -(-plan.batch // plan.tile_rows)
     parts, part_panels = (arrangement.panels, 1) if plan.shared else (1, arrangement.panels)
     moments = plan.steps * len(arrangement.phases) + 2
-    span = 1 if plan.shared else moments_at_once(plan.moment_ns)
+    span = 1 if plan.shared else moments_at_once(plan.moment_ns * plan.tile_rows / plan.batch)
     numbers = {
         "steps": plan.steps,
         "hidden": plan.hidden,

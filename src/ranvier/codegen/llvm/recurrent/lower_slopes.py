@@ -61,7 +61,7 @@ def lstm_slopes(given: Kept, wanted: Slopes, backwards: Sequence[bool], isa: Isa
     panels, launches = _panels(given.r, arrangement, isa)
     holes, more = _holes(given.peepholes, arrangement, isa)
     parts, part_panels = (arrangement.panels, 1) if shared else (1, arrangement.panels)
-    span = 1 if shared else moments_at_once(lasts)
+    span = 1 if shared else moments_at_once(lasts * tile_rows / batch)
     optional = {
         "first_memory": given.initial_c,
         "grad_y": given.grad_y,

@@ -32,5 +32,5 @@ def batch_parts(directions: int, batch: int, threads: int) -> int:
 
 
 def moments_at_once(lasts: float) -> int:
-    """Moments between which nobody looks whether a run is aborted."""
+    """Moments, each so long for a thread, between which nobody looks whether a run is aborted."""
     return max(1, round(_ROUND_NS / max(1.0, lasts)))
