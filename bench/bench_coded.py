@@ -1,6 +1,8 @@
 """Products with weights of few bits: ours against ONNX Runtime's MatMulNBits and OpenVINO's compressed weights.
 
-    python bench/bench_coded.py [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32] [--seconds 4] [--json]
+    python -m bench.bench_coded [--all] [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32] [--json]
+
+The products of 4-bit Llama layers by default, about a minute and a half; a line for each as soon as it is measured.
 
 Activations are taken as they are ("exact": accuracy level 0 there, dynamic quantization off), or as codes of 8 bits
 ("int8": accuracy level 4, dynamic quantization in groups of the weights' size). Ours and the peers run in turn, and the
@@ -12,9 +14,10 @@ all are out of the near caches whenever they are used, because the others ran in
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +25,6 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
-from rich.console import Console
-from rich.table import Table
 
 import ranvier as rv
 from ranvier.codegen.llvm import peaks
@@ -31,8 +32,12 @@ from ranvier.codegen.llvm.isa import available
 from ranvier.ops.contrib.weight_only import packed
 
 Array = np.ndarray[Any, Any]
-SHAPES = ("2048x2048", "4096x4096", "4096x11008", "11008x4096")
-CODES = ("int4/32", "int4/128", "int8/128", "int2/64", "nf4/64")
+SHAPES = ("4096x4096", "4096x11008")
+CODES = ("int4/32", "int4/128")
+ALL_SHAPES = ("2048x2048", *SHAPES, "11008x4096")
+ALL_CODES = (*CODES, "int8/128", "int2/64", "nf4/64")
+COLUMNS = ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "error")
+WIDTHS = (-48, 9, 7, 11, 12, 10, 8)
 MICROSOFT = "com.microsoft"
 
 
@@ -176,48 +181,46 @@ def ratio(case: Case, name: str) -> float:
     return case.seconds[name] / case.seconds["ours"]
 
 
-def shown(cases: list[Case]) -> Table:
-    table = Table(title="weights of few bits (ratios: how many times as fast ours is)")
-    for title in ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "error"):
-        table.add_column(title, justify="left" if title == "product" else "right")
-    for case in cases:
-        least = case.seconds["ours"]
-        peers = [f"{ratio(case, name):.2f} x" if name in case.seconds else "-" for name in ("onnxruntime", "openvino")]
-        table.add_row(
-            case.name,
-            f"{least * 1e6:.0f}",
-            f"{case.nbytes / least / 1e9:.1f}",
-            f"{100 * ratio(case, 'reading'):.0f} %",
-            *peers,
-            f"{case.errors['ours']:.0e}",
-        )
-    return table
+def line(cells: Sequence[str]) -> str:
+    return " ".join(f"{cell:<{-w}}" if w < 0 else f"{cell:>{w}}" for cell, w in zip(cells, WIDTHS))
+
+
+def row(case: Case) -> str:
+    least = case.seconds["ours"]
+    peers = [f"{ratio(case, name):.2f} x" if name in case.seconds else "-" for name in ("onnxruntime", "openvino")]
+    rate, read = f"{case.nbytes / least / 1e9:.1f}", f"{100 * ratio(case, 'reading'):.0f} %"
+    return line((case.name, f"{least * 1e6:.0f}", rate, read, *peers, f"{case.errors['ours']:.0e}"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="K x N")
-    parser.add_argument("--codes", nargs="+", default=list(CODES), help="int2, int4, int8 or nf4, / group")
+    parser.add_argument("--all", action="store_true", help="more shapes and codes; several minutes")
+    parser.add_argument("--shapes", nargs="+", help="K x N")
+    parser.add_argument("--codes", nargs="+", help="int2, int4, int8 or nf4, / group")
     parser.add_argument("--only", choices=("exact", "int8"))
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each product")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each product")
+    parser.add_argument("--json", action="store_true", help="at the end, instead of lines")
     given = parser.parse_args()
+    shapes = given.shapes or (ALL_SHAPES if given.all else SHAPES)
+    codes = given.codes or (ALL_CODES if given.all else CODES)
     cases = []
-    for threads in given.threads:
-        for rows in given.rows:
-            for shape in given.shapes:
-                k, n = (int(x) for x in shape.split("x"))
-                for coded in given.codes:
-                    code, group = coded.split("/")
-                    for exact in (True, False):
-                        skipped = given.only and exact != (given.only == "exact")
-                        if skipped or (code == "nf4" and not exact):
-                            continue
-                        case = Case(k, n, rows, code, int(group), exact, threads)
-                        measure(case, given.seconds)
-                        cases.append(case)
+    if not given.json:
+        print("weights of few bits; peers: how many times as long as ours they take")
+        print(line(COLUMNS), flush=True)
+    for threads, rows, shape, coded in itertools.product(given.threads, given.rows, shapes, codes):
+        k, n = (int(x) for x in shape.split("x"))
+        code, group = coded.split("/")
+        for exact in (True, False):
+            skipped = given.only and exact != (given.only == "exact")
+            if skipped or (code == "nf4" and not exact):
+                continue
+            case = Case(k, n, rows, code, int(group), exact, threads)
+            measure(case, given.seconds)
+            cases.append(case)
+            if not given.json:
+                print(row(case), flush=True)
     if given.json:
         found = [
             {
@@ -229,8 +232,6 @@ def main() -> None:
             for c in cases
         ]
         print(json.dumps(found, indent=1))
-    else:
-        Console(width=140).print(shown(cases))
 
 
 if __name__ == "__main__":
