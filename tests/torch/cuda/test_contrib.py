@@ -138,6 +138,30 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
         {"K": 8, "N": 5},
         1,
     ),
+    "ranvier.LSTMTraining": (
+        "LSTMTraining",
+        [f(4, 2, 3), f(2, 20, 3), f(2, 20, 5), f(2, 40), None, f(2, 2, 5), f(2, 2, 5), f(2, 15)],
+        {"hidden_size": 5, "direction": "bidirectional"},
+        5,
+    ),
+    "ranvier.LSTMTraining, without what may be absent": (
+        "LSTMTraining",
+        [f(4, 2, 3), f(1, 20, 3), f(1, 20, 5)],
+        {"hidden_size": 5},
+        5,
+    ),
+    "ranvier.LSTMSlopes": (
+        "LSTMSlopes",
+        [f(2, 20, 5), f(4, 2, 3, 20), f(4, 2, 3, 5), f(2, 3, 5), f(2, 15), f(4, 2, 3, 5), f(2, 3, 5), f(2, 3, 5)],
+        {"direction": "bidirectional"},
+        3,
+    ),
+    "ranvier.LSTMSlopes, without what may be absent": (
+        "LSTMSlopes",
+        [f(1, 20, 5), f(4, 1, 3, 20), f(4, 1, 3, 5), None, None, f(4, 1, 3, 5)],
+        {"direction": "reverse"},
+        3,
+    ),
 }
 
 

@@ -23,6 +23,7 @@ FAMILIES = (
     "quantization",
     "randomness",
     "recurrent",
+    "recurrent_training",
     "reductions",
     "resample",
     "sampling",
