@@ -1,48 +1,54 @@
-"""Many tokens times ternary weights by the matrix unit: codes of a panel become bytes once, for all rows of a tile.
+"""Many tokens times ternary weights by the matrix unit, whose codes become bytes a few steps of K ahead of it.
 
-A tile of the launch is some panels times a group of rows. K goes in blocks whose bytes stay in the first-level cache: a
-block of a panel is unpacked into scratch, then every block of rows meets it, adding to sums that lie in scratch too.
-Codes are unsigned there (0, 1, 2), the tokens signed. At the end blocks of rows are finished panel by panel: rows of
-the result lie in pages of their own, and are written further while those are at hand.
+A tile of the launch is some panels times a group of rows. For a block of rows the panels follow each other, each over
+the whole of K with its sums in registers. The vector units have nothing else to do meanwhile: between the
+multiplications of one step they unpack the codes of a later one into a ring in the first-level cache, again for every
+block of rows. That costs less than sums which come and go, or bytes which are unpacked once and have to be fetched from
+the second-level cache. Codes are unsigned there (0, 1, 2), the tokens signed. What follows the product is done for all
+columns of a block of rows at once: rows of the result lie in pages of their own.
 """
 
 from __future__ import annotations
 
+import itertools
+
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.amx.micro import TileMicro, suits
-from ranvier.codegen.llvm.amx.tiles import LINE, ROWS, release
+from ranvier.codegen.llvm.amx import tiles
+from ranvier.codegen.llvm.amx.micro import INSTRUCTIONS, suits
+from ranvier.codegen.llvm.amx.tiles import LINE, ROWS
 from ranvier.codegen.llvm.builder import Module, Val, vector
-from ranvier.codegen.llvm.control import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.gemm.blocks import Cut, grain
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.frame import Frame, in_order
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import LOW
-from ranvier.codegen.llvm.ternary.pack import DEPTH, VECTORS, PackedTernary
+from ranvier.codegen.llvm.ternary.pack import DEPTH, STEP, VECTORS, PackedTernary
 from ranvier.codegen.llvm.ternary.tokens import row_bytes
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
-_X, _W, _OUT, _MICRO, _FINISH = range(5)
+_X, _W, _OUT, _FINISH = range(4)
 _NAMES = (
     "m",
     "n",
-    "words",
-    "block",
+    "steps",
     "row_bytes",
     "panel_bytes",
     "row_group",
     "row_groups",
-    "unpacked",
     "panels",
     "panel_group",
+    "out_bytes",
 )
-_BLOCK = 32  # words of K that are unpacked at a time: 512 codes of 32 columns are 16 KiB, and so are 32 rows of tokens
 _ROW_GROUP = 256
 _PANEL_GROUP = 8
-_GOPS = 1500.0
+_GOPS = 2000.0
 _WIDTH = VECTORS * LINE
+_WORDS = STEP // DEPTH  # of a step, in every column
+_STEP_BYTES = STEP * _WIDTH // 4  # of a step as bytes
+_RING, _AHEAD = 8, 4  # steps
+_MULTIPLY = INSTRUCTIONS[DType.int8, DType.uint8]
 
 
 def suits_tiles(isa: Isa) -> bool:
@@ -59,32 +65,28 @@ def by_tiles(
     row_groups = -(-m // row_group)
     wanted = 4 * threads if threads > 1 else 1
     panel_group = max(1, min(_PANEL_GROUP, packed.panels * row_groups // wanted))
-    tiles = -(-packed.panels // panel_group) * row_groups
+    count = -(-packed.panels // panel_group) * row_groups
     done = integer_finish(epilogue, out.dtype, strides)
-    block = min(packed.words, _BLOCK)
-    unpacked = block * 4 * _WIDTH
     numbers = {
         "m": m,
         "n": packed.n,
-        "words": packed.words,
-        "block": block,
+        "steps": packed.words // _WORDS,
         "row_bytes": row_bytes(packed.k),
         "panel_bytes": packed.words * packed.width * 4,
         "row_group": row_group,
         "row_groups": row_groups,
-        "unpacked": unpacked,
         "panels": packed.panels,
         "panel_group": panel_group,
+        "out_bytes": strides[0] * out.dtype.numpy.itemsize,
     }
-    micro = TileMicro(DType.int8, DType.uint8, VECTORS, lines=0)
     return Launch(
-        KernelSpec("ternary tiles", ("ternary tiles",), _emit),
-        (At.of(codes), At(packed.storage), At.of(out), Code(micro.spec()), Code(done.spec), *done.buffers),
+        KernelSpec("ternary tiles", ("ternary tiles",), _emit, "int8 tiles"),
+        (At.of(codes), At(packed.storage), At.of(out), Code(done.spec), *done.buffers),
         (*in_order(_NAMES, numbers), *done.dims),
-        tiles=tiles,
+        tiles=count,
         writes=(out.storage,),
-        grain=grain(tiles, flops / _GOPS / 1e3, threads),
-        scratch=unpacked + panel_group * row_group * _WIDTH,
+        grain=grain(count, flops / _GOPS / 1e3, threads),
+        scratch=_RING * _STEP_BYTES + panel_group * ROWS * _WIDTH,
         flops=flops,
         traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
         label="ternary matmul",
@@ -95,56 +97,91 @@ def by_tiles(
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
     frame = Frame(module, symbol, isa, _NAMES, _FINISH)
     f, at = frame.f, frame.at
-    control = f.stack("i64", SLOTS)
-    room = f.args["scratch"]
-    sums = f.gep(room, at["unpacked"])
-    for slot, value in (
-        (Slot.A_STEP, at["row_bytes"]),
-        (Slot.OUT_STEP, f.i64(_WIDTH)),
-        (Slot.COLUMNS, f.i64(LINE // 4)),
-        (Slot.FLAGS, f.i64(0)),
-        (Slot.REST, f.i64(0)),
-        (Slot.TILES, f.i64(0)),
-    ):
-        write_slot(f, control, slot, value)
+    loaded = f.var("i64", 0)  # rows that the unit is configured for
+    sums = f.gep(f.args["scratch"], _RING * _STEP_BYTES)
     with f.loop(f.args["begin"], f.args["end"]) as tile:
         part, group = f.div(tile, at["row_groups"]), f.rem(tile, at["row_groups"])
         first = group * at["row_group"]
-        rows = f.min_(at["m"] - first, at["row_group"])
+        last = f.min_(first + at["row_group"], at["m"])
         panel = part * at["panel_group"]
         panels = f.min_(at["panels"] - panel, at["panel_group"])
-        apart = rows * _WIDTH  # from the sums of one panel to those of the next
-        tokens = f.gep(frame.buf(_X), first * at["row_bytes"])
-        with f.loop(0, panels) as p:
-            weights = f.gep(frame.buf(_W), (panel + p) * at["panel_bytes"])
-            with f.loop(0, at["words"], at["block"]) as word:
-                count = f.min_(at["words"] - word, at["block"])
-                _unpack(frame, f.gep(weights, word * _WIDTH), room, count)
-                write_slot(f, control, Slot.K, count * 4)
-                along = f.gep(tokens, word * DEPTH)
-                begins = f.cmp("eq", word, 0)
-                with f.loop(0, rows, ROWS) as row:
-                    here = f.gep(sums, p * apart + row * _WIDTH)
-                    write_slot(f, control, Slot.OUT, here)
-                    write_slot(f, control, Slot.PARTIAL, f.select(begins, f.zero("ptr"), here))
-                    write_slot(f, control, Slot.ROWS, f.min_(rows - row, ROWS))
-                    f.call_pointer(frame.buf(_MICRO), "void", [f.gep(along, row * at["row_bytes"]), room, control])
-        with f.loop(0, rows, ROWS) as row, f.loop(0, panels) as p:
-            column = (panel + p) * (_WIDTH // 4)
-            columns = f.min_(at["n"] - column, _WIDTH // 4)
-            place = (0, first + row, column, f.min_(rows - row, ROWS), columns, _WIDTH)
-            frame.finish(frame.buf(_OUT), f.gep(sums, p * apart + row * _WIDTH), place)
-    release(f)
+        column = panel * (_WIDTH // 4)
+        with f.loop(first, last, ROWS) as row:
+            rows = f.min_(last - row, ROWS)
+            with f.if_(f.cmp("ne", rows, loaded.get())):
+                tiles.configure(f, rows)
+                loaded.set(rows)
+            with f.if_else(f.cmp("sgt", rows, tiles.TILE_ROWS)) as otherwise:
+                _Block(frame, 2, row, rows, panel, panels, sums).emit()
+                otherwise()
+                _Block(frame, 1, row, rows, panel, panels, sums).emit()
+            columns = f.min_(at["n"] - column, panels * (_WIDTH // 4))
+            frame.finish(frame.buf(_OUT), sums, (0, row, column, rows, columns, panels * _WIDTH))
+    tiles.release(f)
     f.ret()
 
 
-def _unpack(frame: Frame, packed: Val, target: Val, words: Val) -> None:
-    """Words of a panel as groups of four bytes along K."""
-    f = frame.f
-    kind = vector("i32", LINE // 4)
-    with f.loop(0, words) as word:
+class _Block:
+    """Sums of up to 32 rows and some panels; ``blocks``: how many tiles the rows take."""
+
+    def __init__(
+        self, frame: Frame, blocks: int, row: Val, rows: Val, panel: Val, panels: Val, sums: Val
+    ) -> None:  # fmt: skip
+        self.frame, self.f, self.at, self.blocks = frame, frame.f, frame.at, blocks
+        self.rows, self.panels, self.sums = rows, panels, sums
+        f, at = self.f, self.at
+        self.tokens = f.gep(frame.buf(_X), row * at["row_bytes"])
+        self.weights = f.gep(frame.buf(_W), panel * at["panel_bytes"])
+        self.out = f.gep(frame.buf(_OUT), row * at["out_bytes"] + panel * _WIDTH)
+        self.last = panels * at["steps"] - 1
+
+    def emit(self) -> None:
+        f, at = self.f, self.at
+        for k in range(_AHEAD):
+            for word in range(_WORDS):
+                self.unpack(f.i64(k), word)
+        done = f.var("i64", 0)  # steps of all panels
+        with f.loop(0, self.panels) as p:
+            each = [(r, v) for r in range(self.blocks) for v in range(VECTORS)]
+            for r, v in each:
+                tiles.zero(f, tiles.sums(r, v))
+            target = f.gep(self.out, p * _WIDTH)
+            with f.loop(0, at["steps"]) as step:
+                line = f.gep(target, f.min_(step, self.rows - 1) * at["out_bytes"])
+                for v in range(VECTORS):  # nobody waits for the lines of the result later
+                    f.prefetch(f.gep(line, v * LINE), write=True)
+                self.step(done.get(), f.gep(self.tokens, step * STEP))
+                done.set(done.get() + 1)
+            apart = self.panels * _WIDTH
+            for r, v in each:
+                to = f.gep(self.sums, p * _WIDTH + apart * (r * tiles.TILE_ROWS) + v * LINE)
+                tiles.store(f, tiles.sums(r, v), to, apart)
+
+    def step(self, number: Val, tokens: Val) -> None:
+        f, row_bytes = self.f, self.at["row_bytes"]
+        codes = self.ring(number)
+        words = iter(range(_WORDS))
         for v in range(VECTORS):
-            codes = f.load(kind, f.gep(packed, word * _WIDTH + v * LINE), LINE)
+            tiles.load(f, tiles.b_tile(v), f.gep(codes, v * LINE), f.i64(_WIDTH))
+            for r in range(self.blocks):
+                if v == 0:
+                    there = f.gep(tokens, row_bytes * (r * tiles.TILE_ROWS)) if r else tokens
+                    tiles.load(f, tiles.a_tile(r), there, row_bytes)
+                tiles.multiply(f, _MULTIPLY, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+                for word in itertools.islice(words, 2 // self.blocks):
+                    self.unpack(number + _AHEAD, word)
+
+    def ring(self, number: Val) -> Val:
+        return self.f.gep(self.f.args["scratch"], self.f.and_(number, _RING - 1) * _STEP_BYTES)
+
+    def unpack(self, number: Val, word: int) -> None:
+        """A word of every column of a step; what follows the last step is not there, and nobody asks for it."""
+        f = self.f
+        kind = vector("i32", LINE // 4)
+        packed = f.gep(self.weights, f.min_(number, self.last) * (_WORDS * _WIDTH) + word * _WIDTH)
+        target = f.gep(self.ring(number), word * (4 * _WIDTH))
+        for v in range(VECTORS):
+            codes = f.load(kind, f.gep(packed, v * LINE), LINE)
             for k in range(4):
                 part = f.and_(f.lshr(codes, 2 * k) if k else codes, LOW)
-                f.store(part, f.gep(target, word * (4 * _WIDTH) + (k * _WIDTH + v * LINE)), LINE)
+                f.store(part, f.gep(target, k * _WIDTH + v * LINE), LINE)
