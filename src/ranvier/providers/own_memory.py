@@ -68,6 +68,10 @@ class Ties(Protocol):
         over these inputs."""
         ...
 
+    def shaped_by(self) -> Sequence[int]:
+        """Inputs, by position, whose content is looked at when it is tied, and not again: sizes follow from it."""
+        ...
+
 
 @runtime_checkable
 class LendsMemory(SharesTensors, Protocol):
@@ -94,6 +98,26 @@ class LendsMemory(SharesTensors, Protocol):
 
     def wait(self) -> None:
         """Until everything that was launched is done."""
+        ...
+
+
+@runtime_checkable
+class KeepsValues(LendsMemory, Protocol):
+    """A provider that tied runs are fed by, and their results taken from, without waiting for the device.
+
+    What is done here happens in the order of the calls, whichever thread or provider of the same device they are of."""
+
+    def launch(self, run: Callable[[], Any]) -> Any:
+        """Call a tied run."""
+        ...
+
+    def refill(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Write the elements of arrays, or of tensors of this memory, into tensors. An array may change once this
+        has returned."""
+        ...
+
+    def leave(self, tensors: Sequence[Any]) -> Callable[[], list[Array]]:
+        """Begin to bring tensors to the host as they are now; what is returned waits for them."""
         ...
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from ranvier.config import resolve
 from ranvier.errors import InvalidConfig
 from ranvier.providers.registry import REGISTRY
 
@@ -48,7 +49,8 @@ def preferred() -> tuple[str, ...]:
 def _known(name: str) -> str:
     if not isinstance(name, str):
         raise InvalidConfig(f"a provider's name is wanted, got {name!r}")
-    return REGISTRY.get(name).name
+    options = resolve().config.provider_options.get(REGISTRY.resolve(name))  # with which it may be there
+    return REGISTRY.get(name, options).name
 
 
 __all__ = ["backend", "preferred", "set_backend", "set_backend_priority"]

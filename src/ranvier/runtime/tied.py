@@ -21,15 +21,31 @@ if TYPE_CHECKING:
 
 
 class TiedRun:
-    """Call it for the outputs by name: tensors of the device, which the next call overwrites."""
+    """Call it for the outputs by name: tensors of the device, which the next call overwrites.
 
-    def __init__(self, call: Callable[[], Sequence[Any]], names: Sequence[str], positions: Sequence[int]) -> None:
+    ``shaped_by``: inputs whose content was looked at, because sizes follow from it; what is written to them later has
+    no effect.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Sequence[Any]],
+        names: Sequence[str],
+        positions: Sequence[int],
+        shaped_by: Sequence[str] = (),
+    ) -> None:
         self._call = call
         self._places = list(zip(names, positions))
+        self.shaped_by = tuple(shaped_by)
 
     def __call__(self) -> dict[str, Any]:
         results = self._call()
         return {name: results[k] for name, k in self._places}
+
+    def in_order(self) -> list[Any]:
+        """As a call, with the outputs in the order of the model's."""
+        results = self._call()
+        return [results[k] for _, k in self._places]
 
 
 def tie(session: Session, inputs: Mapping[str, Any], in_place: Mapping[str, str]) -> TiedRun:
@@ -56,12 +72,17 @@ def tie(session: Session, inputs: Mapping[str, Any], in_place: Mapping[str, str]
             tensors.append(found.tensor if isinstance(found, DeviceArray) else provider.upload([found])[0])
     slots = dict(zip(session.signature.by_name, program.input_slots))
     back = {host: slot for slot, host in brought.items()}
+    for name, slot in zip(names, program.output_slots):
+        if slot not in step.outputs:
+            raise InvalidConfig(f"the output {name!r} is an input or a constant")
     positions = [step.outputs.index(slot) for slot in program.output_slots]
     replaced = {
         positions[names.index(output)]: step.inputs.index(back.get(slots[source], slots[source]))
         for output, source in in_place.items()
     }
-    return TiedRun(kernel.tied(tensors, replaced), names, positions)
+    named = {back.get(slot, slot): name for name, slot in slots.items()}
+    shaping = [named[step.inputs[k]] for k in kernel.shaped_by() if step.inputs[k] in named]
+    return TiedRun(kernel.tied(tensors, replaced), names, positions, shaping)
 
 
 def _only_step(program: Program) -> tuple[Step, dict[int, int]]:

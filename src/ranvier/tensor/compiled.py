@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ranvier.devices import Device
-from ranvier.errors import RanvierError, TracingError
+from ranvier.errors import InvalidConfig, RanvierError, TracingError
 from ranvier.ops.pulse import watching
 from ranvier.runtime.fallback import FAILURES
 from ranvier.runtime.plan import Plan
 from ranvier.runtime.session import Session
 from ranvier.tensor.building import lowered
 from ranvier.tensor.core import IDENTITY, Tensor, wrapped
-from ranvier.tensor.expr import CALL, CUSTOM, INPUT, Array, Expr, applied, known, line_of, spec
+from ranvier.tensor.expr import CALL, CUSTOM, INPUT, Array, Expr, applied, fetch, known, line_of, spec
 from ranvier.tensor.groups import config_for, realise
+from ranvier.tensor.resident import DeviceRun, device_run, tell
 from ranvier.tensor.state import State
 from ranvier.tensor.symbolic import SYMBOL, Differs, Family, Traced
 from ranvier.tensor.tracing import Tracing
@@ -53,7 +54,7 @@ class Behind:
             if expr in seen:
                 pending.pop()
                 continue
-            if expr.array is not None:
+            if expr.array is not None or fetch(expr):
                 self.constants.append(expr)
             elif expr.spec is not None and expr.spec[0] == INPUT:
                 if expr.spec[1][0][1] is not tracing:
@@ -161,6 +162,30 @@ class Compiled:
         self._reading = self._kept_for(self._assigned, {x: first + k for k, x in enumerate(self._states)})
         first += len(self._states)
         self._reading_grads = self._kept_for(self._grads, {x: first + k for k, x in enumerate(self._old_grads)})
+        self._name = name
+        self._returned = sorted({which for how, which in self._places if how == _RESULT})
+        self._on_device = self._device_run()
+
+    def _device_run(self) -> DeviceRun | None:
+        """The run that keeps states on a device, where the function is all there."""
+        if self._session is None or any(self._derived[which] for which in self._returned):
+            return None
+        inputs = [
+            *([None] * len(self._given)),
+            *((x, False) for x in self._states),
+            *((x, True) for x in self._old_grads),
+        ]
+        outputs: list[tuple[State, bool] | None] = [None] * len(self._wanted)
+        assigned = [
+            *((x, False, place) for x, place in self._assigned),
+            *((x, True, place) for x, place in self._grads),
+        ]
+        for state, grad, place in assigned:
+            if place is not None and place[0] == _RESULT:
+                if outputs[place[1]] is not None:
+                    return None  # two states of one value
+                outputs[place[1]] = (state, grad)
+        return device_run(self._session, self._name, inputs, outputs, self._types, self._device)
 
     def _kept_for(self, assigned: Sequence[tuple[Any, tuple[int, Any] | None]], inputs: dict[Any, int]) -> set[Any]:
         """The states whose old value must stay while the new one is written."""
@@ -244,6 +269,15 @@ class Compiled:
         """The function's result, and states as it left them."""
         if self._holding:
             given = [_own(expr) for expr in given]
+        if self._on_device is not None:
+            arguments = self._arrays([given[k] for k in self._given])
+            try:
+                self._on_device.prepare(arguments)
+            except (InvalidConfig, *FAILURES) as error:
+                tell(self._name, str(error))
+                self._on_device = None
+            else:
+                return self._called_there(self._on_device.call(arguments, self._returned), given)
         into = None
         if self.lasting:
             realise([each._held for each in self._states if each._held.array is None])
@@ -253,11 +287,8 @@ class Compiled:
             inputs += [state._held for state in self._states]
         if self._old_grads:
             inputs += [parameter._grad._expr for parameter in self._old_grads]  # type: ignore[union-attr]
-        arrays = [x.array for x in inputs]
-        if any(x is None for x in arrays):
-            realise([x for x in inputs if x.array is None])
-            arrays = [x.array for x in inputs]
-        results = self._run(arrays, into) if self._session is not None else []  # type: ignore[arg-type]
+        arrays = self._arrays(inputs)
+        results = self._run(arrays, into) if self._session is not None else []
         for array in results:
             array.flags.writeable = False
         if self._single and not self._derived[0]:
@@ -269,6 +300,31 @@ class Compiled:
             del inputs, arrays  # which would count as somebody who looks at the states
             self._keep(given, results)
         return returned
+
+    def _arrays(self, exprs: list[Expr]) -> list[Array]:
+        arrays = [x.array for x in exprs]
+        if any(x is None for x in arrays):
+            realise([x for x in exprs if x.array is None])
+            arrays = [x.array for x in exprs]
+        return arrays  # type: ignore[return-value]
+
+    def _called_there(self, made: dict[int, Expr], given: list[Expr]) -> Any:
+        """The result of a call on a device, which has given states their new values."""
+        for state, (how, which) in self._assigned:
+            if how != _RESULT:
+                state.put(which.array if how == _FIXED else given[which].array)
+        for parameter, place in self._grads:
+            if place is None:
+                parameter._grad = None
+            elif place[0] != _RESULT:
+                parameter.put_grad(place[1].array if place[0] == _FIXED else given[place[1]].array)
+        if self._single:
+            return wrapped(made[0])
+        tensors = [
+            wrapped(made[which] if how == _RESULT else which if how == _FIXED else given[which])
+            for how, which in self._places
+        ]
+        return self._put_together(self._tree, tensors)
 
     def _run(self, arrays: list[Array], into: list[Array | None] | None) -> Sequence[Array]:
         assert self._plan is not None and self._session is not None

@@ -431,7 +431,8 @@ def host_array(data: Any, dtype: DType | None) -> tuple[Array, DType]:
         kind = dtype or dtypes.of(found)
     if kind is DType.string:
         raise DTypeMismatch("tensors hold numbers, not strings or objects")
-    found = np.ascontiguousarray(found, kind.numpy).reshape(found.shape)
+    made = np.ascontiguousarray(found, kind.numpy)
+    found = made if made.shape == found.shape else made.reshape(found.shape)
     found.flags.writeable = False
     return found, kind
 

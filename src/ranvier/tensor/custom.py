@@ -14,7 +14,7 @@ from ranvier.errors import InvalidInput
 from ranvier.tensor.autodiff import variables_now
 from ranvier.tensor.backward import derives, write_out
 from ranvier.tensor.core import Tensor, as_tensor, wrapped
-from ranvier.tensor.expr import CUSTOM, INPUT, Expr, Trace, applied, is_variable, spec
+from ranvier.tensor.expr import CUSTOM, INPUT, Expr, Trace, applied, fetch, is_variable, spec
 from ranvier.tensor.pullback import Own, Pullback
 from ranvier.tensor.trees import filled, leaves, mapped
 
@@ -122,6 +122,7 @@ class _Block(_Equal):
                 pending.pop()
                 continue
             write_out(expr)
+            fetch(expr)
             if is_variable(expr) or expr in outer or (expr.spec is not None and expr.spec[0] == INPUT):
                 captured[expr] = None
             elif expr.spec is None or (expr.array is not None and not derives(expr)):

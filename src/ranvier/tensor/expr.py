@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
@@ -32,6 +32,7 @@ INPUT = "input"  # what a jitted function is given: no numbers, while it is bein
 CALL = "call"  # a result of a compiled function, which can be written out where a gradient needs what is inside
 CUSTOM = "custom"  # the first operand, with a gradient of its own making for the others
 ITEM = "item"  # one of the results of the operand, which is an operator with several and no value of its own
+RESIDENT = "resident"  # numbers that exist in the memory of a device and are brought when somebody looks
 STOP = "stop_gradient"  # the operand itself, through which no gradient goes
 HOSTED = "numpy."  # begins the names of functions that NumPy has computed already
 HERE: Device | None = None  # the device of tensors that nobody put anywhere: this machine, by what costs least
@@ -114,6 +115,50 @@ def known(array: Array, dtype: DType, device: Device | None = HERE) -> Expr:
     made.where = None
     made.together = ()
     return made
+
+
+class Holder(Protocol):
+    """Who has numbers in the memory of a device."""
+
+    def fetch(self) -> Array: ...
+
+
+def resident(holder: Holder, dtype: DType, shape: Shape, device: Device | None = HERE) -> Expr:
+    """An expression for numbers that a holder brings when they are wanted here."""
+    made = Expr.__new__(Expr)
+    made.array = None
+    made.spec = (RESIDENT, (("in", holder),), (), 1)
+    made.inputs = ()
+    made.dtype = dtype
+    made.shape = shape
+    made.depth = 0
+    made.device = device
+    made.trace = None
+    made.where = None
+    made.together = ()
+    return made
+
+
+def holder_of(expr: Expr) -> Holder | None:
+    """Who has the numbers of an expression, where they are not here."""
+    if expr.array is not None or expr.spec is None or expr.spec[0] != RESIDENT:
+        return None
+    found: Holder = expr.spec[1][0][1]
+    return found
+
+
+def fetch(expr: Expr) -> bool:
+    """Bring the numbers of an expression where a holder has them; False for any other expression."""
+    holder = holder_of(expr)
+    if holder is None:
+        return False
+    array = holder.fetch()
+    array.flags.writeable = False
+    trace = expr.trace if is_variable(expr) else None
+    expr.array = array
+    expr.release()
+    expr.trace = trace
+    return True
 
 
 def applied(of: Spec, inputs: tuple[Expr, ...], dtype: DType, shape: Shape, device: Device | None = HERE) -> Expr:

@@ -23,7 +23,7 @@ from ranvier.runtime.plan import Plan
 from ranvier.runtime.preferred import preferred
 from ranvier.runtime.session import Session
 from ranvier.tensor.building import graph_of
-from ranvier.tensor.expr import Array, Expr, is_variable, line_of
+from ranvier.tensor.expr import Array, Expr, fetch, is_variable, line_of
 
 _KEPT = 512  # compiled groups
 DEEPEST = 1000  # operators in a row; deeper expressions are computed as they are made
@@ -127,6 +127,8 @@ class Walk:
                 key.append(expr.shape)
                 continue
             inputs = expr.inputs
+            if not inputs and fetch(expr):
+                continue  # and is a leaf now
             ready = True
             for operand in inputs:
                 if operand not in numbers:
@@ -154,7 +156,7 @@ class Walk:
 
 def realise(wanted: Iterable[Expr]) -> None:
     """Compute the arrays of these expressions, all of them in one group for each device."""
-    missing = [expr for expr in wanted if expr.array is None]
+    missing = [expr for expr in wanted if expr.array is None and not fetch(expr)]
     while missing:
         device = missing[0].device
         _realise([expr for expr in missing if expr.device is device or expr.device == device], device)

@@ -53,15 +53,16 @@ class Setting(Generic[T]):
 class State(Tensor):
     """A tensor whose value can be replaced by another of the same type and shape."""
 
-    __slots__ = ("_held", "_spare", "name")
+    __slots__ = ("_held", "_home", "_spare", "name")
     __hash__ = object.__hash__  # type: ignore[assignment]  # a place is known by itself, whatever it holds
 
     _held: Expr
+    _home: Any  # memory on a device, where a compiled function has put the value
     _spare: Array | None  # memory of an earlier value, for the next one
     name: str
 
     def __init__(self, data: Any, dtype: Any = None, device: Any = None, name: str = "") -> None:
-        self._spare = None
+        self._spare = self._home = None
         self.name = name
         self._held = self.cut(Tensor(data, dtype, device)._expr)
 
@@ -159,9 +160,10 @@ class State(Tensor):
 class Parameter(State):
     """A state that is learned: ``backward`` adds to its gradient, ``grad``."""
 
-    __slots__ = ("_grad", "_spare_grad", "_wanted")
+    __slots__ = ("_grad", "_grad_home", "_spare_grad", "_wanted")
 
     _grad: Tensor | None
+    _grad_home: Any
     _spare_grad: Array | None
     _wanted: bool
 
@@ -169,7 +171,7 @@ class Parameter(State):
         self, data: Any, dtype: Any = None, device: Any = None, name: str = "", requires_grad: bool = True
     ) -> None:
         self._wanted = requires_grad
-        self._grad = self._spare_grad = None
+        self._grad = self._spare_grad = self._grad_home = None
         super().__init__(data, dtype, device, name)
         if not self.dtype.is_float:
             raise DTypeMismatch(f"what is learned are real floating-point numbers, not {self.dtype}")

@@ -146,12 +146,15 @@ class CudaKernel(ForeignKernel):
             with torch.no_grad(), self._place.computing(), _float32_as(self._tf32, self._place):
                 shaping = self._bounds({v: host_of(inputs[k]) for v, k in self._shaping}, given)
                 variant.prepare(self._steps, given, shaping, self._specialise)
-                made.append(variant.tied(given, taken, capture=self._graphs))
+                made.append(variant.tied(given, taken, self._kinds, capture=self._graphs))
             self._place.synchronize()
             self._tied.append(variant)
 
         self._health.guarded(f"tying {self._label!r}", make, self.release)
         return made[-1]
+
+    def shaped_by(self) -> list[int]:
+        return [k for _, k in self._shaping]
 
     def _variant(self, key: Any) -> Variant | None:
         with self._lock:

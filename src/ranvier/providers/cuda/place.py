@@ -32,6 +32,10 @@ class Place(Protocol):
         """While kernels are launched."""
         ...
 
+    def in_order(self) -> contextlib.AbstractContextManager[Any]:
+        """While tied runs are fed and launched: in one stream, whoever does it."""
+        ...
+
     def capture(self, run: Callable[[], Any], *, apart: bool = False) -> Replay:
         """``apart``: in memory that no other captured run uses, so that it may be replayed in any stream."""
         ...
@@ -55,6 +59,9 @@ class Twin:
         self.index = index  # of the GPU that it stands for
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def in_order(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def capture(self, run: Callable[[], Any], *, apart: bool = False) -> Replay:
@@ -97,6 +104,11 @@ class Gpu:
         """One thread at a time: what others launched on the stream meanwhile would become part of a captured run."""
         with self._launching, torch.cuda.stream(self.compute):  # which makes its device the current one as well
             yield
+
+    def in_order(self) -> contextlib.AbstractContextManager[Any]:
+        """The stream that every library begins with: providers of one device with different options share it."""
+        found: contextlib.AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.default_stream(self.index))
+        return found
 
     def capture(self, run: Callable[[], Any], *, apart: bool = False) -> Replay:
         """All captured runs share one pool of memory: they run one after the other, on one stream."""

@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ from ranvier.providers.cuda import ops
 from ranvier.providers.cuda.decode import Decoding
 from ranvier.providers.cuda.failures import Health
 from ranvier.providers.cuda.kernel import CudaKernel
-from ranvier.providers.cuda.library import installed, tensor_over
+from ranvier.providers.cuda.library import installed, tensor_over, torch
 from ranvier.providers.cuda.memory import DeviceMemory, HostSide
 from ranvier.providers.cuda.options import CudaOptions
 from ranvier.providers.cuda.place import TWIN, Gpu, Twin, make_place
@@ -164,6 +164,24 @@ class CudaProvider(ForeignProvider):
         place, _, _ = self._open()
         given = tensor_over(source) if isinstance(source, np.ndarray) else source
         self._health.guarded("a copy", lambda: target.copy_(given), place.empty_cache)
+
+    def launch(self, run: Callable[[], Any]) -> Any:
+        place, _, _ = self._open()
+
+        def launched() -> Any:
+            with torch.no_grad(), place.in_order():
+                return run()
+
+        return self._health.guarded("a tied run", launched, place.empty_cache)
+
+    def refill(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        place, transfers, _ = self._open()
+        self._health.guarded("a transfer in", lambda: transfers.refill(targets, sources), place.empty_cache)
+
+    def leave(self, tensors: Sequence[Any]) -> Callable[[], list[Array]]:
+        place, transfers, _ = self._open()
+        arrived = self._health.guarded("a transfer out", lambda: transfers.leave(tensors), place.empty_cache)
+        return lambda: self._health.guarded("a transfer out", arrived, place.empty_cache)
 
     def wait(self) -> None:
         place, _, _ = self._open()

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ranvier.codegen.storage import row_major
 from ranvier.dtypes import DType
@@ -151,6 +153,21 @@ class TwinTransfers:
         look_at(tensors)
         return [_own(tensor, self._place.index) for tensor in tensors]
 
+    def refill(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        for target, source in zip(targets, sources):
+            target.copy_(tensor_over(source) if isinstance(source, np.ndarray) else source)
+
+    def leave(self, tensors: Sequence[Any]) -> Callable[[], list[Array]]:
+        kept = [tensor.clone() for tensor in tensors]
+        flags = [(each, each.flags.clone()) for each in checks_of(tensors)]
+
+        def arrived() -> list[Array]:
+            for each, found in flags:
+                each.look(array_over(found))
+            return [array_over(own, getattr(tensor, KIND, None)) for own, tensor in zip(kept, tensors)]
+
+        return arrived
+
     def download(self, tensors: Sequence[Any]) -> list[Array]:
         look_at(tensors)
         return [array_over(tensor, getattr(tensor, KIND, None)).copy() for tensor in tensors]
@@ -226,6 +243,32 @@ class GpuTransfers:
             tensor.record_stream(theirs)
         return found
 
+    def refill(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        with self._place.in_order():
+            for target, source in zip(targets, sources):
+                if not isinstance(source, np.ndarray):
+                    target.copy_(source)
+                    continue
+                given = tensor_over(row_major(source))
+                pinned = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
+                target.copy_(pinned.copy_(given), non_blocking=True)
+
+    def leave(self, tensors: Sequence[Any]) -> Callable[[], list[Array]]:
+        checks = checks_of(tensors)
+        with self._place.in_order():
+            kept = [_pinned(tensor) for tensor in tensors]
+            flags = [_pinned(each.flags) for each in checks]
+            left = torch.cuda.current_stream(self._place.index).record_event()
+        kinds = [getattr(tensor, KIND, None) for tensor in tensors]
+
+        def arrived() -> list[Array]:
+            left.synchronize()
+            for each, found in zip(checks, flags):
+                each.look(array_over(found))
+            return [array_over(own, kind) for own, kind in zip(kept, kinds)]
+
+        return arrived
+
     def download(self, tensors: Sequence[Any]) -> list[Array]:
         place = self._place
         checks = checks_of(tensors)
@@ -243,10 +286,14 @@ class GpuTransfers:
 
     def _leaving(self, tensor: Any) -> Any:
         source = tensor.detach().contiguous()
-        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        target.copy_(source, non_blocking=True)
         source.record_stream(self._place.outgoing)
-        return target
+        return _pinned(source)
+
+
+def _pinned(tensor: Any) -> Any:
+    """Its elements on the host, once the stream has come so far."""
+    source = tensor.detach().contiguous()
+    return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True)
 
 
 def _part(block: Any, like: Any, start: int) -> Any:

@@ -18,7 +18,7 @@ from ranvier.providers.cuda.failures import is_lost
 from ranvier.providers.cuda.library import tensor_over, torch
 from ranvier.providers.cuda.place import Place, Replay
 from ranvier.providers.cuda.steps import Env, HostStep, NodeStep, Step
-from ranvier.providers.cuda.transfers import CHECKS, SHARED, Checks, checks_of, remember
+from ranvier.providers.cuda.transfers import CHECKS, KIND, SHARED, Checks, checks_of, remember
 
 Specialise = Callable[[Sequence[Step], Env, Sequence[Value]], Sequence[Step]]
 Results = tuple[list[Any], Checks | None]
@@ -173,19 +173,34 @@ class Variant:
             self._refuse(error)
 
     def tied(
-        self, given: Mapping[Value, Any], replaced: Mapping[int, Value], *, capture: bool
+        self,
+        given: Mapping[Value, Any],
+        replaced: Mapping[int, Value],
+        kinds: Sequence[Any] = (),
+        *,
+        capture: bool,
     ) -> Callable[[], list[Any]]:
         """What runs it on these very tensors. Results that ``replaced`` names are written over operands; what already
-        put them there has nothing to do. Conditions are looked at by nobody: that would stop the device."""
+        put them there has nothing to do. Conditions are looked at when a result that was made anew leaves the device:
+        looking at once would stop it."""
         held: list[Any] = []
+        targets = {k: given[value] for k, value in replaced.items()}
+        written = {target.untyped_storage().data_ptr() for target in targets.values()}
 
         def run() -> None:
-            results, _ = self._eager(given)
-            for k, value in replaced.items():
-                target = given[value]
-                if results[k].data_ptr() != target.data_ptr() or results[k].stride() != target.stride():
+            results, checks = self._eager(given)
+            for k, result in enumerate(results):  # what lies in memory that another result is about to be written to
+                if result.untyped_storage().data_ptr() in written and not _same_place(result, targets.get(k)):
+                    results[k] = result.clone()
+            for k, target in targets.items():
+                if not _same_place(results[k], target):
                     target.copy_(results[k])
                 results[k] = target
+            for k, result in enumerate(results):
+                if checks is not None and k not in targets:
+                    setattr(result, CHECKS, (checks,))
+                if k < len(kinds) and kinds[k] is not None:
+                    setattr(result, KIND, kinds[k])
             held[:] = results
 
         for _ in range(WARM_RUNS):
@@ -234,6 +249,10 @@ class Variant:
             return results, None
         flags = torch.stack([flag.reshape(()) for flag in env.requirements])
         return results, Checks(flags, tuple(env.messages))
+
+
+def _same_place(a: Any, b: Any) -> bool:
+    return b is not None and a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def marked(results: Results, given: Sequence[Any]) -> list[Any]:

@@ -52,6 +52,7 @@ _UNARY = {
     "Reciprocal": ("reciprocal", FLOATS),
     "BitwiseNot": ("bitwise_not", INTEGERS | {DType.uint64}),
 }
+_SIGN = -(1 << 63)
 _WITH_64 = NUMBERS | {DType.uint64}
 _BINARY = {
     "Add": ("add", _WITH_64, 7),
@@ -61,21 +62,29 @@ _BINARY = {
     "Or": ("logical_or", BOOL, 7),
     "Xor": ("logical_xor", BOOL, 7),
     "Equal": ("eq", ALL, 7),
-    "Less": ("lt", NUMBERS | BOOL, 7),
-    "LessOrEqual": ("le", NUMBERS | BOOL, 12),
-    "Greater": ("gt", NUMBERS | BOOL, 7),
-    "GreaterOrEqual": ("ge", NUMBERS | BOOL, 12),
     "BitwiseAnd": ("bitwise_and", _WITH_64, 18),
     "BitwiseOr": ("bitwise_or", _WITH_64, 18),
     "BitwiseXor": ("bitwise_xor", _WITH_64, 18),
     "Atan2": ("atan2", FLOATS, 1),
 }
+_COMPARISONS = {"Less": ("lt", 7), "LessOrEqual": ("le", 12), "Greater": ("gt", 7), "GreaterOrEqual": ("ge", 12)}
 
 
 def _plain(name: str) -> Any:
     return lambda call, *operands: getattr(torch, name)(*operands)
 
 
+def _compared(name: str) -> Any:
+    def function(call: Call, a: Any, b: Any) -> Any:
+        if call.operand_dtype(0) is DType.uint64:  # they come as bits of signed numbers
+            a, b = a ^ _SIGN, b ^ _SIGN
+        return getattr(torch, name)(a, b)
+
+    return function
+
+
+for _op, (_name, _since) in _COMPARISONS.items():
+    lowers(_op, since=_since, types=ALL)(_compared(_name))
 for _op, (_name, _types) in _UNARY.items():
     lowers(_op, types=_types)(_plain(_name))
 for _op, (_name, _types, _since) in _BINARY.items():
@@ -223,10 +232,16 @@ def is_inf(call: Call, x: Any) -> Any:
     return torch.isinf(x) if call.flag("detect_positive", 1) else torch.isneginf(x)
 
 
-@lowers("BitShift", since=11, types=INTEGERS)
+@lowers("BitShift", since=11, types=INTEGERS | {DType.uint64})
 def bit_shift(call: Call, x: Any, by: Any) -> Any:
     bits = call.dtype().bits
     left = call.attr("direction") == "LEFT"
+    if call.dtype() is DType.uint64:  # as bits of signed numbers, where a negative count is one far too large
+        far, by = (by < 0) | (by >= bits), by.clamp(0, bits - 1)
+        if left:
+            return torch.where(far, torch.zeros_like(x), torch.bitwise_left_shift(x, by))
+        rest = torch.bitwise_right_shift(x, 1) & ((1 << 63) - 1)  # the sign goes with the first place
+        return torch.where(far, 0, torch.where(by == 0, x, torch.bitwise_right_shift(rest, (by - 1).clamp(min=0))))
     shift = torch.bitwise_left_shift if left else torch.bitwise_right_shift
     y = shift(x, by.clamp(max=bits - 1))  # of a signed number, the sign stays however far the others are shifted out
     return torch.where(by >= bits, torch.zeros_like(x), y) if left or not x.dtype.is_signed else y
