@@ -15,6 +15,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
 from ranvier.ops import annotate
 from ranvier.ops.gradients import Backward, comes_apart, needs, parts_of, reason_against, rule_of, stands_for_numbers
+from ranvier.ops.gradients.sequences import carries
 from ranvier.passes.differentiate_control import CONTROL, Kept, control_gradients, prepared
 from ranvier.passes.edit import sharpen
 
@@ -135,11 +136,11 @@ def _between(graph: Graph, targets: Sequence[Value], wanted: Sequence[Value]) ->
     for node in order:
         if any(v in touched for v in node.dependencies()):
             after.add(node)
-            touched.update(v for v in node.outputs if needs(v))
+            touched.update(v for v in node.outputs if carries(v))
     needed: set[Value] = set(targets)
     found: list[Node] = []
     for node in reversed(order):
-        if node in after and any(v in needed and needs(v) for v in node.outputs):
+        if node in after and any(v in needed and carries(v) for v in node.outputs):
             found.append(node)
             needed.update(v for v in node.dependencies())
     return found[::-1]

@@ -7,13 +7,14 @@ and what the body captures from outside gathers its gradient in a state of its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
+from ranvier.graph.bodies import copy_body
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.gradients import Backward, needs
@@ -58,33 +59,6 @@ def _captures(node: Node) -> list[Value]:
     return [value for value in dict.fromkeys(node.captures()) if needs(value)]
 
 
-def _copied(graph: Graph, instead: Mapping[Value, Value], into: Graph) -> dict[Value, Value]:
-    """The nodes of a body again in another graph, with values in place of its inputs; what it captures stays."""
-    found = dict(instead)
-    for value in graph.constants.values():
-        assert value.const is not None
-        found[value] = into.add_constant(value.const, value.name if value.name not in into.constants else "")
-    for node in graph:
-        attrs = {key: _attribute(attr, found) for key, attr in node.attrs.items()}
-        results = [Value("", v.type) for v in node.outputs]
-        operands = [None if v is None else found.get(v, v) for v in node.inputs]
-        into.add(node.op, operands, attrs, results, domain=node.domain, version=node.version, name=node.name)
-        found.update(zip(node.outputs, results))
-    return found
-
-
-def _attribute(attr: Any, found: dict[Value, Value]) -> Any:
-    if not isinstance(attr, Graph):
-        return attr
-    made = Graph(attr.name, opsets=attr.opsets)
-    inner = dict(found)
-    for value in attr.inputs:
-        inner[value] = made.add_input(value.name, value.type)
-    inner.update(_copied(attr, inner, made))
-    made.outputs = [inner.get(value, value) for value in attr.outputs]
-    return made
-
-
 # -- branches -------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +68,7 @@ def _if(b: Backward, node: Node, grads: list[Value | None], derive: Derive) -> d
     for key in ("then_branch", "else_branch"):
         branch: Graph = node.attrs[key]
         made = Graph(branch.name, opsets=branch.opsets)
-        found = _copied(branch, {}, made)
+        found = copy_body(branch, {}, made)
         targets = [
             (found.get(out, out), grad) for out, grad in zip(branch.outputs, grads) if grad is not None and needs(out)
         ]
@@ -117,7 +91,7 @@ def _keeping(graph: Graph, node: Node) -> tuple[Node, dict[Value, Value], Kept]:
     body: Graph = node.attrs["body"]
     made = Graph(body.name, opsets=body.opsets)
     inputs = {value: made.add_input(value.name, value.type) for value in body.inputs}
-    found = _copied(body, inputs, made)
+    found = copy_body(body, inputs, made)
     ops = Backward(made)
     again = [ops.Identity(inputs[value]) for value in (body.inputs[0], *body.inputs[2:])]
     made.outputs = [*(found.get(value, value) for value in body.outputs), *again]
@@ -161,7 +135,7 @@ def _loop(b: Backward, node: Node, grads: list[Value | None], kept: Kept, derive
     for value, state in zip(begun, states):
         value.type = state.type if value.type is None or state.type is None else state.type.merge(value.type)
     instead = {body.inputs[0]: place, body.inputs[1]: ops.constant(np.asarray(True)), **dict(zip(states, begun))}
-    found = _copied(body, instead, made)
+    found = copy_body(body, instead, made)
     targets: list[tuple[Value, Value | None]] = []
     for k in moving:
         out = body.outputs[1 + k]
@@ -278,7 +252,7 @@ def _as_loop(graph: Graph, node: Node) -> tuple[Node, dict[Value, Value]]:
         taken = ops.Gather(source, at, axis=int(axes_in[k]) if axes_in else 0)
         taken.type = piece.type if taken.type is None or piece.type is None else piece.type.merge(taken.type)
         instead[piece] = taken
-    found = _copied(body, instead, made)
+    found = copy_body(body, instead, made)
     made.outputs = [ops.Identity(going), *(ops.Identity(found.get(v, v)) for v in body.outputs)]
     results = [Value("", value.type) for value in node.outputs]
     while len(results) < own + outs:

@@ -8,6 +8,7 @@ from ranvier.ops.gradients import (
     contrib_grouped,
     contrib_position,
     contrib_tensor,
+    defined,
     early,
     elementwise,
     experts,
@@ -23,6 +24,7 @@ from ranvier.ops.gradients import (
     resample,
     sampling,
     scatter,
+    sequences,
     signal,
 )
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of, stands_for_numbers
@@ -37,6 +39,7 @@ __all__ = [
     "contrib_grouped",
     "contrib_position",
     "contrib_tensor",
+    "defined",
     "early",
     "elementwise",
     "experts",
@@ -60,6 +63,7 @@ __all__ = [
     "rule_of",
     "sampling",
     "scatter",
+    "sequences",
     "signal",
     "stands_for_numbers",
     "without_gradient",

@@ -17,10 +17,12 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import Dim, TensorType
+from ranvier.ops import registry
 from ranvier.ops.infer import complete
 
 Grads = Sequence[Value | None]
 Rule = Callable[["Backward", Node, list[Value | None]], Grads]
+_LARGEST_KNOWN = 4096  # elements of a tensor that is worked out
 _RULES: dict[tuple[str, str], Rule] = {}
 
 
@@ -168,11 +170,50 @@ def operand(node: Node, k: int) -> Value | None:
 
 def constant_ints(value: Value | None, what: str) -> tuple[int, ...]:
     """The content of a constant of integers."""
-    if value is None:
-        return ()
-    if value.const is None:
+    return () if value is None else tuple(int(x) for x in constant_array(value, what).reshape(-1))
+
+
+def constant_array(value: Value | None, what: str) -> np.ndarray[Any, Any]:
+    """The content of a constant, or of what follows from constants and known shapes alone."""
+    found = None if value is None else _known(value, {})
+    if found is None:
         raise NotSupported(f"{what} must be constant for a gradient")
-    return tuple(int(x) for x in value.const.numpy().reshape(-1))
+    return found
+
+
+def _known(value: Value, met: dict[Value, np.ndarray[Any, Any] | None]) -> np.ndarray[Any, Any] | None:
+    if value.const is not None:
+        return np.asarray(value.const.numpy())
+    if value not in met:
+        met[value] = None if value.producer is None else _computed(value.producer, value, met)
+    return met[value]
+
+
+def _computed(node: Node, value: Value, met: dict[Value, np.ndarray[Any, Any] | None]) -> np.ndarray[Any, Any] | None:
+    """By the reference. Definitions compute shapes in many small steps; whatever is larger is not one of those."""
+    kind = first(node).type if node.inputs and node.inputs[0] is not None else None
+    if node.op in ("Shape", "Size") and isinstance(kind, TensorType) and not kind.is_static:
+        return None
+    size = value.type.size if isinstance(value.type, TensorType) else None
+    if node.has_subgraphs or (size is not None and size > _LARGEST_KNOWN):
+        return None
+    operands: list[np.ndarray[Any, Any] | None] = []
+    for each in node.inputs:
+        if each is None:
+            operands.append(None)
+        elif node.op in ("Shape", "Size") and isinstance(each.type, TensorType):
+            operands.append(np.broadcast_to(np.zeros((), np.bool_), each.type.shape))  # type: ignore[arg-type]
+        else:
+            known = _known(each, met)
+            if known is None:
+                return None
+            operands.append(known)
+    definition = registry.find(node.domain, node.op, node.version)
+    if definition is None or definition.traits & {"random", "impure"}:
+        return None
+    call = registry.Call((True,) * len(node.outputs), node.version, node=node)
+    found: np.ndarray[Any, Any] = definition.run(operands, node.attrs, call)[list(node.outputs).index(value)]
+    return found
 
 
 def attribute(node: Node, name: str, default: Any) -> Any:

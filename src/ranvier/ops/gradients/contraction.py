@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ranvier.errors import NotSupported
+import string
+
+import numpy as np
+
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, gradient, operand
 
@@ -63,31 +66,54 @@ def _einsum(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     """An operand's gradient is the product of the others with the result's, summed over what the operand lacks."""
     grad = grads[0]
     assert grad is not None
+    terms, result = _terms(b, node)
+    longer: dict[str, bool] = {}  # whether a letter stands for more than one element
+    for spelled, value in zip(terms, node.inputs):
+        for c, d in zip(spelled, b.dims(value) if value is not None else ()):
+            longer[c] = longer.get(c, False) or d != 1
+    found: list[Value | None] = []
+    for k, (term, value) in enumerate(zip(terms, node.inputs)):
+        assert value is not None
+        others = [(t, v) for j, (t, v) in enumerate(zip(terms, node.inputs)) if j != k]
+        have = set(result).union(*(t for t, _ in others))
+        kept = "".join(c for c in dict.fromkeys(term) if c in have)
+        operands = [grad, *(v for _, v in others)]
+        equation = ",".join([result, *(t for t, _ in others)]) + "->" + kept
+        part = b.node("Einsum", operands, {"equation": equation}).output
+        # letters that were summed over in this operand alone, and those that name a diagonal of it
+        lost = [j for j, c in enumerate(term) if c not in have or c in term[:j]]
+        if lost:
+            part = b.Unsqueeze(part, b.whole(*lost))
+            if len(set(term)) != len(term):
+                part = b.Mul(part, b.constant(_diagonal(term, b.sizes(value)).astype(b.dtype(grad).numpy)))
+            if any(c not in have for c in term):
+                part = b.Expand(part, b.shape(value))
+        repeated = [j for j, (c, d) in enumerate(zip(term, b.dims(value))) if d == 1 and longer[c]]
+        found.append(b.ReduceSum(part, b.whole(*repeated), keepdims=1) if repeated else part)
+    return found
+
+
+def _terms(b: Backward, node: Node) -> tuple[list[str], str]:
+    """The letters of each operand and of the result; dots become letters of their own, counted from the last."""
     equation = node.attrs["equation"]
     text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
     left, arrow, result = text.partition("->")
     terms = left.split(",")
-    if "." in text:
-        raise NotSupported("the gradient of Einsum with an ellipsis is not known")
     if not arrow:
-        letters = left.replace(",", "")
-        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-    found: list[Value | None] = []
-    for k, (term, value) in enumerate(zip(terms, node.inputs)):
-        assert value is not None
-        if len(set(term)) != len(term):
-            raise NotSupported("the gradient of Einsum over a diagonal is not known")
-        others = [(t, v) for j, (t, v) in enumerate(zip(terms, node.inputs)) if j != k]
-        have = set(result).union(*(t for t, _ in others))
-        kept = "".join(c for c in term if c in have)
-        operands = [grad, *(v for _, v in others)]
-        equation = ",".join([result, *(t for t, _ in others)]) + "->" + kept
-        part = b.node("Einsum", operands, {"equation": equation}).output
-        if kept != term:  # letters that were summed over in this operand alone
-            lost = [j for j, c in enumerate(term) if c not in have]
-            part = b.Expand(b.Unsqueeze(part, b.whole(*lost)), b.shape(value))
-        found.append(part)
-    return found
+        letters = left.replace(",", "").replace(".", "")
+        result = ("..." if "." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    free = [c for c in string.ascii_letters if c not in text]
+    ranks = [b.rank(v) - len(t) + 3 if "..." in t and v is not None else 0 for t, v in zip(terms, node.inputs)]
+    names = "".join(free[: max(ranks)])
+    spelled = [t.replace("...", names[len(names) - rank :]) for t, rank in zip(terms, ranks)]
+    return spelled, result.replace("...", names)
+
+
+def _diagonal(term: str, sizes: tuple[int, ...]) -> np.ndarray:
+    """One where all places of one letter are equal, zero elsewhere."""
+    places = np.indices([size if term.count(c) > 1 else 1 for c, size in zip(term, sizes)])
+    same = [places[j] == places[term.index(c)] for j, c in enumerate(term)]
+    return np.asarray(np.logical_and.reduce(same))
 
 
 def window_of(b: Backward, node: Node, x: Value, w: Value) -> tuple[list[int], list[int], list[int], int]:
@@ -167,8 +193,6 @@ def _conv_transpose(b: Backward, node: Node, grads: list[Value | None]) -> Grads
     """The other way round: its input's gradient is a convolution."""
     grad, x, w = grads[0], node.inputs[0], node.inputs[1]
     assert grad is not None and x is not None and w is not None
-    if attribute(node, "output_shape", None) or attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET"):
-        raise NotSupported("the gradient of ConvTranspose with output_shape or auto_pad is not known")
     rank = b.rank(x) - 2
     strides = [int(s) for s in attribute(node, "strides", [1] * rank)]
     dilations = [int(d) for d in attribute(node, "dilations", [1] * rank)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -197,7 +198,7 @@ def _layouts(b: Backward, node: Node) -> np.ndarray:
     ends, listed = rows.const.numpy(), columns.const.numpy()
     found = np.zeros((len(ends), ends.shape[1] - 1, ends.shape[1] - 1), bool)
     for layout, bounds, places in zip(found, ends, listed):
-        for row, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+        for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
             layout[row, places[begin:end]] = True
     return found
 

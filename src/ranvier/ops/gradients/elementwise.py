@@ -82,7 +82,7 @@ def _dropout(b: Backward, node: Node, grad: Value) -> Grads:
     return [b.Where(training, b.Div(kept, keep), kept)]
 
 
-@gradient("Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "Shape", "Size")
+@gradient("Floor", "Ceil", "Round", "Sign", "Bernoulli", "IsNaN", "IsInf", "Shape", "Size")
 def _flat(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     return [None]
 

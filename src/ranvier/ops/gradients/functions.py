@@ -12,9 +12,11 @@ from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward
 from ranvier.ops.proto import attr_from_proto, node_to_proto, schema_of, type_to_proto
 
+_HOLDS_A_BODY = "SequenceMap"  # repeated for each of a sequence's tensors where one of them is read (sequences.py)
+
 
 def has_definition(node: Node) -> bool:
-    if node.domain:
+    if node.domain or node.op == _HOLDS_A_BODY:
         return False
     schema = schema_of("", node.op, node.version)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)

@@ -14,6 +14,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
 from ranvier.ops.gradients.contraction import window_of
 from ranvier.ops.gradients.parts import made_of
+from ranvier.ops.gradients.quantized import spread
 
 _LARGEST = 32  # matrices whose determinants are derived by those of their parts
 
@@ -25,9 +26,11 @@ def _det(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     assert grad is not None
     sizes = b.sizes(x)
     n, rank = sizes[-1], len(sizes)
-    if n > _LARGEST:
-        raise NotSupported(f"the gradient of Det is known up to {_LARGEST} rows")
     wide = b.Unsqueeze(grad, b.whole(rank - 2, rank - 1))
+    if n > _LARGEST:  # too many parts: by the inverse, which regular matrices have
+        inverse = b.node("Inverse", [x], {}, domain="com.microsoft", version=1).output
+        turned = b.Transpose(inverse, perm=[*range(rank - 2), rank - 1, rank - 2])
+        return [b.Mul(b.Mul(wide, b.Unsqueeze(node.output, b.whole(rank - 2, rank - 1))), turned)]
     if n == 1:
         return [b.Expand(wide, b.shape(x))]
     others = np.array([[j for j in range(n) if j != k] for k in range(n)], np.int64)
@@ -95,16 +98,11 @@ def _dequantize(b: Backward, node: Node) -> Sequence[Value]:
     """A product: scales can be learned."""
     x, scale, zero = first(node), node.inputs[1], operand(node, 2)
     assert scale is not None
-    if attribute(node, "block_size", 0):
-        raise NotSupported("the gradient of DequantizeLinear by blocks is not known")
     kind = b.dtype(scale)
-    wide = [1] * b.rank(x)
-    if b.rank(scale) == 1:
-        wide[b.axis(node, 1, x)] = b.sizes(scale)[0]
     steps = b.cast(x, kind)
     if zero is not None:
-        steps = b.Sub(steps, b.Reshape(b.cast(zero, kind), b.whole(*wide)))
-    return [b.Mul(steps, b.Reshape(scale, b.whole(*wide)))]
+        steps = b.Sub(steps, b.cast(spread(b, node, zero, x), kind))
+    return [b.Mul(steps, spread(b, node, scale, x))]
 
 
 @made_of("Compress")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, operand
 from ranvier.ops.gradients.contraction import window_of
@@ -179,10 +178,10 @@ def _instance(b: Backward, node: Node) -> Sequence[Value]:
 def _group(b: Backward, node: Node) -> Sequence[Value]:
     x, scale, bias = node.inputs
     assert x is not None and scale is not None and bias is not None
-    if node.version < 21:
-        raise NotSupported("the gradient of GroupNormalization is known from opset 21 on")
     apart = b.Reshape(x, b.whole(0, int(node.attrs["num_groups"]), -1))
     y, _, _ = standard_score(b, apart, b.whole(2), attribute(node, "epsilon", 1e-5))
+    if node.version < 21:  # which had one factor for each group
+        return [b.like(b.Add(b.Mul(y, b.Unsqueeze(scale, b.whole(1))), b.Unsqueeze(bias, b.whole(1))), x)]
     return [b.Add(b.Mul(b.like(y, x), _per_channel(b, scale, x)), _per_channel(b, bias, x))]
 
 
