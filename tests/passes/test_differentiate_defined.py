@@ -29,6 +29,12 @@ def node(name: str, output: int = 0, outputs: int = 1, order: tuple[int | None, 
     return build
 
 
+def scaled(name: str, version: int, *scales: float) -> Build:
+    """The forms in which scales are the second operand."""
+    attrs = {"mode": "linear"}
+    return lambda op, x: op.node(name, [x, np.array(scales, np.float32)], attrs, version=version).output
+
+
 def resized(
     shape: tuple[int, ...], operand: int, *numbers: float, roi: list[float] | None = None, **attrs: Any
 ) -> Case:
@@ -119,17 +125,9 @@ CASES = {
     "GroupNormalization 18": Case(
         node("GroupNormalization", version=18, num_groups=2), [r(2, 4, 3), r(2), r(2, seed=1)], shape=(2, 4, 3)
     ),
-    "Upsample": Case(
-        lambda op, x: op.node("Upsample", [x, np.array([1, 1, 2, 1.5], np.float32)], {"mode": "linear"}, version=9).output,
-        [r(1, 2, 3, 4)],
-        shape=(1, 2, 6, 6),
-    ),
+    "Upsample": Case(scaled("Upsample", 9, 1, 1, 2, 1.5), [r(1, 2, 3, 4)], shape=(1, 2, 6, 6)),
     "Upsample 7": Case(node("Upsample", version=7, scales=[1.0, 1.0, 2.0, 1.5]), [r(1, 2, 3, 4)], shape=(1, 2, 6, 6)),
-    "Resize 10": Case(
-        lambda op, x: op.node("Resize", [x, np.array([1, 1, 0.7, 2], np.float32)], {"mode": "linear"}, version=10).output,
-        [r(1, 1, 3, 3)],
-        shape=(1, 1, 2, 6),
-    ),
+    "Resize 10": Case(scaled("Resize", 10, 1, 1, 0.7, 2), [r(1, 1, 3, 3)], shape=(1, 1, 2, 6)),
     "Resize of a line": resized((5,), 2, 2.0, mode="linear"),
     "Resize a part": resized(
         (1, 2, 4, 5), 3, 1, 2, 3, 5, roi=[0, 0, 0.2, 0.1, 1, 1, 0.8, 1.2], mode="linear",
