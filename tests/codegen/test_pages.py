@@ -24,7 +24,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_chunk", None)
 
 
-@pytest.mark.parametrize("shape", [(3,), (0, 4), (1, 20_001), (300, 401), (3, 100_001), (1100, 1000)])
+@pytest.mark.parametrize("shape", [(3,), (0, 4), (1, 20_001), (300, 401), (3, 100_001), (1100, 1000), (9, 1_000_003)])
 @pytest.mark.parametrize("dtype", [F32, np.dtype(np.int8), np.dtype(np.uint16)])
 def test_arrays_are_as_asked_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     found = pages.packed_empty(shape, dtype)
@@ -44,6 +44,15 @@ def test_arrays_do_not_overlap_and_begin_in_a_page() -> None:
     if pages._ADVICE is not None:
         assert made[0].ctypes.data % pages._PAGE == 0
         assert places[1][0] - places[0][1] < pages._CHUNK
+
+
+def test_large_arrays_begin_at_a_page() -> None:
+    made = [pages.packed_empty((pages._MOST + extra,), np.dtype(np.uint8)) for extra in (0, 1, 3 << 20)]
+    for number, array in enumerate(made):
+        array.fill(number)
+    assert all((array == number).all() for number, array in enumerate(made))
+    if pages._ADVICE is not None:
+        assert all(array.ctypes.data % pages._PAGE == 0 for array in made)
 
 
 def test_memory_lives_as_long_as_its_arrays() -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.storage import Storage, aligned_empty
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
@@ -105,7 +106,7 @@ def pack_coded(
     words = length // coding.per_word
     panels = -(-n // lanes)
     size = panels * count * words * lanes
-    room = aligned_empty((size + 1,), np.dtype(np.int32))  # kernels look past the last word
+    room = packed_empty((size + 1,), np.dtype(np.int32))  # kernels look past the last word
     room[size] = 0
     packed = room[:size].reshape(panels, count * words, lanes)
     for first in range(0, panels, _PANELS):

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.storage import Storage, aligned_empty
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import Storage
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +56,7 @@ def pack_ternary(codes: Array, k: int, isa: Isa) -> PackedTernary:
     n = codes.shape[0]
     width = VECTORS * isa.lanes(4)
     panels, words = -(-n // width), padded(k) // DEPTH
-    packed = aligned_empty((panels, words, width), np.dtype(np.uint32))
+    packed = packed_empty((panels, words, width), np.dtype(np.uint32))
     at_once = max(1, (1 << 18) // max(1, words * width))  # panels whose words stay in the cache
     for first in range(0, panels, at_once):
         part = codes[first * width : (first + at_once) * width]
