@@ -87,7 +87,7 @@ class CudaKernel(ForeignKernel):
     @property
     def source(self) -> str:
         with self._lock:
-            latest = next(reversed(self._variants.values()), None)
+            latest = next(reversed([*self._variants.values(), *self._tied]), None)
         listed = self._steps if latest is None else latest.steps
         return "\n".join(f"{step.label}  # {type(step).__name__}" for step in listed)
 
