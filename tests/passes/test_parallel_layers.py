@@ -69,3 +69,43 @@ def test_weights_of_the_graph_stay() -> None:
 
     found = apply(ParallelLayers(), draw)
     assert found.ops.count("Conv") == 2
+
+
+def matrix(inside: int, out: int) -> np.ndarray:
+    return np.random.default_rng(out).standard_normal((inside, out)).astype(np.float32)
+
+
+def test_narrow_products_become_one() -> None:
+    def draw() -> Graph:
+        d = Draft()
+        x = d.input("x", ("n", 7, 6))
+        return d.done(d.op("Relu", d.op("MatMul", x, matrix(6, 5))), d.op("MatMul", x, matrix(6, 9)))
+
+    found = apply(ParallelLayers(), draw, rtol=ROUNDING)
+    assert found.ops.count("MatMul") == 1 and found.only("MatMul").inputs[1].const.shape == (6, 14)
+
+
+def test_gemms_become_one_with_a_bias_for_all() -> None:
+    def draw() -> Graph:
+        d = Draft()
+        x = d.input("x", (4, 6))
+        one = d.op("Gemm", x, matrix(6, 5).T.copy(), bias(5), transB=1, alpha=0.5, beta=2.0)
+        other = d.op("Gemm", x, matrix(6, 3).T.copy(), transB=1, alpha=0.5, beta=2.0)
+        return d.done(one, other)
+
+    found = apply(ParallelLayers(), draw, rtol=ROUNDING)
+    assert found.ops.count("Gemm") == 1 and found.only("Gemm").inputs[1].const.shape == (8, 6)
+
+
+def test_products_that_stay_apart() -> None:
+    def draw() -> Graph:
+        d = Draft()
+        x, row = d.input("x", (4, 6)), d.input("row", (1, 6))
+        alone = [d.op("MatMul", row, matrix(6, n)) for n in (3, 4)]  # a single row shares nothing
+        full = [d.op("MatMul", x, matrix(6, n)) for n in (16, 32)]
+        scaled = [d.op("Gemm", x, matrix(6, 5), alpha=a) for a in (1.0, 2.0)]
+        whole = [d.op("Gemm", x, matrix(6, 4), np.ones((4, 4), np.float32)) for _ in range(2)]
+        return d.done(*alone, *full, *scaled, *whole)
+
+    found = apply(ParallelLayers(), draw)
+    assert found.ops.count("MatMul") == 4 and found.ops.count("Gemm") == 4
