@@ -6,7 +6,7 @@ import math
 
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.amx.micro import LINES, TileMicro, rest_bytes
+from ranvier.codegen.llvm.amx.micro import LINES, TileMicro, fetched_bytes, rest_bytes
 from ranvier.codegen.llvm.amx.tiles import ROWS
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
@@ -198,6 +198,7 @@ def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> 
         Dim.WAITING: waiting,
         Dim.NEXT: 1 + (threads - 1) * panel_group,
         Dim.REST: rest_bytes(codes.shape[-1]) if b.dot is TILES else 0,
+        Dim.FETCHED: fetched_bytes(LINES),
         Dim.RANK: len(p.batch),
     }
     micro = micro_kernels(rows, panels.cut, b, codes.dtype)
