@@ -17,6 +17,7 @@ from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 from ranvier.providers.foreign import rank_of
 
 _AXES = (1, 2, 3)  # spatial, that torch has convolutions for
+_LARGEST_FILTER = 49  # places of filters that networks have
 
 
 def _spatial(position: int = 0) -> Any:
@@ -57,11 +58,35 @@ def convolved(call: Call, x: Any, w: Any, bias: Any = None, *, op: str = "Conv")
         within: Any = pads[:rank]
     else:
         x, within = padded(x, pads), (0,) * rank
+    if bias is None and group == 1 and set(strides) == {1} and _gathers(x, w, within, dilations):
+        return _by_weights(x, w, within, dilations).to(dtype)
     if x.dtype in (torch.float16, torch.bfloat16) and rank == 2:
         x = x.contiguous(memory_format=torch.channels_last)
         w = w.contiguous(memory_format=torch.channels_last)
     function = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
     return function(x, w, bias, strides, within, dilations, group).to(dtype)
+
+
+def _gathers(x: Any, w: Any, pads: Sequence[int], dilations: Sequence[int]) -> bool:
+    """Whether a convolution has more places in its filters than in its result: that is how a gradient by the filters of
+    another one is written, and no library has a fast kernel for such filters."""
+    kernel = tuple(w.shape[2:])
+    sizes = [n + 2 * p - (k - 1) * d for n, k, p, d in zip(x.shape[2:], kernel, pads, dilations)]
+    swapped = w.stride(0) < w.stride(1)  # somebody has put images and channels in each other's place
+    least = math.prod(sizes) if swapped else max(_LARGEST_FILTER, math.prod(sizes))
+    return math.prod(kernel) > least and min(sizes) > 0
+
+
+def _by_weights(x: Any, w: Any, pads: Sequence[int], dilations: Sequence[int]) -> Any:
+    """The same sums, asked for as what they are: ``x`` has channels and images in each other's place, and so have the
+    gradients ``w``; steps between their places are the strides of the convolution that is derived."""
+    kernel = tuple(w.shape[2:])
+    sizes = [n + 2 * p - (k - 1) * d for n, k, p, d in zip(x.shape[2:], kernel, pads, dilations)]
+    like = x.new_empty(1).expand(w.shape[0], x.shape[0], *sizes)  # only its form is looked at
+    ones = (1,) * len(sizes)
+    how = (list(dilations), list(pads), list(ones), False, [0] * len(sizes), 1, [False, True, False])
+    found = torch.ops.aten.convolution_backward(w.transpose(0, 1), x.transpose(0, 1), like, None, *how)[1]
+    return found.transpose(0, 1)
 
 
 def _filters(w: Any, node: Node) -> Any:
