@@ -47,7 +47,7 @@ _GOPS = 2000.0
 _WIDTH = VECTORS * LINE
 _WORDS = STEP // DEPTH  # of a step, in every column
 _STEP_BYTES = STEP * _WIDTH // 4  # of a step as bytes
-_RING, _AHEAD = 8, 4  # steps
+_RING, _AHEAD = 8, 6  # steps
 _MULTIPLY = INSTRUCTIONS[DType.int8, DType.uint8]
 
 

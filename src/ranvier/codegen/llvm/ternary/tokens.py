@@ -118,7 +118,10 @@ class _Tokens:
         def piece(at: Val, total: Val) -> Val:
             return total + stored(code(f.load(vector("float", lanes), f.gep(row, at, "float")), wide), at)
 
+        after = f.gep(row, self.k, "float")  # the next token is on its way while this one is worked on
         with f.loop(0, self.many, lanes * _CHAINS) as at:
+            for line in range(0, 4 * lanes * _CHAINS, 64):
+                f.prefetch(f.gep(f.gep(after, at, "float"), line))
             for c, var in enumerate(sums):
                 var.set(piece(at + c * lanes, var.get()))
         with f.loop(self.many, self.whole, lanes) as at:
