@@ -63,7 +63,7 @@ def forward(case: Case, inputs: list[Array]) -> Array:
     return run(graph, {f"x{k}": a for k, a in enumerate(inputs)})[0]
 
 
-def check(case: Case, tolerance: float = 2e-5) -> None:
+def check(case: Case, tolerance: float = 2e-5, step: float = STEP) -> None:
     graph, values, y, seed = graph_of(case)
     grads = differentiate(graph, [(y, seed)], values)
     graph.outputs = list(dict.fromkeys(g for g in grads if g is not None))  # operands of a sum have the same
@@ -78,9 +78,9 @@ def check(case: Case, tolerance: float = 2e-5) -> None:
             moved = []
             for sign in (1, -1):
                 changed = [a.copy() for a in case.inputs]
-                changed[k][place] += sign * STEP
+                changed[k][place] += sign * step
                 moved.append(float((forward(case, changed) * weights).sum()))
-            numeric[place] = (moved[0] - moved[1]) / (2 * STEP)
+            numeric[place] = (moved[0] - moved[1]) / (2 * step)
         exact = np.zeros_like(array) if grad is None else found[grad]
         assert exact.shape == array.shape
         np.testing.assert_allclose(exact, numeric, rtol=tolerance, atol=tolerance, err_msg=f"input {k}")

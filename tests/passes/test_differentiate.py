@@ -388,10 +388,11 @@ def test_the_gradient_of_a_scan_sums_slices_and_not_wholes() -> None:
 
 def test_errors_name_the_node() -> None:
     graph = Graph("g", opsets={"": 21})
-    x = graph.add_input("x", TensorType(of(np.float64(0)), (40, 40)))
+    x = graph.add_input("x", TensorType(of(np.float64(0)), (4, 4)))
+    times = graph.add_input("times", TensorType(of(I64(0)), (2,)))
     op = GraphOps(graph, None, "", complete)
-    for name in ("Det", "Hardmax"):
-        node = op.node(name, [x], {})
+    for name, operands in (("Tile", [x, times]), ("Hardmax", [x])):
+        node = op.node(name, operands, {})
         node.name = f"my {name}"
         with pytest.raises(NotSupported) as caught:
             differentiate(graph, [(node.output, None)], [x])

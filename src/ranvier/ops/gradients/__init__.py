@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ranvier.ops.gradients import (
+    classical,
     contraction,
     contrib,
     contrib_grouped,
@@ -12,6 +13,7 @@ from ranvier.ops.gradients import (
     early,
     elementwise,
     experts,
+    few_bits,
     layers,
     lstm,
     lstm_parts,
@@ -33,6 +35,7 @@ from ranvier.ops.gradients.without import reason_against, without_gradient
 
 __all__ = [
     "Backward",
+    "classical",
     "comes_apart",
     "contraction",
     "contrib",
@@ -43,6 +46,7 @@ __all__ = [
     "early",
     "elementwise",
     "experts",
+    "few_bits",
     "gradient",
     "has_parts",
     "known_gradients",

@@ -6,7 +6,16 @@ import math
 from collections.abc import Callable
 
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, Grads, attribute, first, gradient, needs, operand
+from ranvier.ops.gradients.base import (
+    Backward,
+    Grads,
+    attribute,
+    first,
+    gradient,
+    needs,
+    operand,
+    stands_for_numbers,
+)
 
 Local = Callable[[Backward, Node, Value, Value], Value]
 
@@ -59,7 +68,7 @@ def _linear(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
         return [b.Neg(grad)]
     if node.op == "Dropout":
         return _dropout(b, node, grad)
-    if not b.dtype(first(node)).is_float:  # codes keep a gradient of numbers
+    if stands_for_numbers(first(node)) or not b.dtype(first(node)).is_float:  # codes keep a gradient of numbers
         return [grad if needs(first(node)) else None]
     return [b.cast(grad, b.dtype(first(node)))]
 

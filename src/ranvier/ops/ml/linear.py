@@ -77,6 +77,12 @@ def linear_classifier(
     return labels[best], transform_scores("LinearClassifier", scores, post_transform).astype(np.float32, copy=False)
 
 
+@linear_classifier.infer
+def _(call: TypeCall) -> list[TensorType]:
+    classes = len(call.attr("classlabels_ints") or call.attr("classlabels_strings") or ())
+    return [labels_type(call, "classlabels_strings"), scores_type(call, classes)]
+
+
 def _linear(
     op_name: str, rows: Array, coefficients: Sequence[float], intercepts: Sequence[float], columns: int
 ) -> Array:

@@ -1,0 +1,168 @@
+"""Products with weights of few bits: exact in their activations and, where they are no constants, in their scales.
+
+Codes stay what they are. Where activations are rounded as well, gradients pass straight through, as with QuantizeLinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+
+from ranvier.dtypes import DType
+from ranvier.errors import NotSupported
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, unpacked
+from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_array, first, gradient, operand
+from ranvier.ops.gradients.parts import made_of
+from ranvier.ops.own.bitlinear import DOMAIN, unpack_codes
+
+MICROSOFT = "com.microsoft"
+_SCALES = {"MatMulNBits": (2, 3), "MatMulBnb4": (2,), "MatMulBlockQuantizedFp8Weight": (2, 3),
+           "MatMulBlockQuantizedFp4Weight": (3,)}  # fmt: skip
+_BIASES = {"MatMulNBits": 5, "MatMulBlockQuantizedFp8Weight": 4, "MatMulBlockQuantizedFp4Weight": 5}
+
+
+def _learns(node: Node) -> bool:
+    """Whether more than activations and biases may be derived by, or activations are rounded: then by plain products."""
+    operands = [operand(node, k) for k in _SCALES[node.op]]
+    rounds = node.op == "MatMulBlockQuantizedFp8Weight" and operand(node, 3) is not None
+    return rounds or any(v is not None and v.const is None and _is_float(v) for v in operands)
+
+
+def _is_float(value: Value) -> bool:
+    kind = getattr(value.type, "dtype", None)
+    return kind is not None and kind.is_float
+
+
+@gradient(*_SCALES, domain=MICROSOFT)
+def _product(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """The forward product keeps its kernel; only the way back reads the weight as numbers."""
+    grad = grads[0]
+    assert grad is not None
+    found: list[Value | None] = [None] * len(node.inputs)
+    weight = b.cast(_weight(b, node), b.dtype(grad))  # [results, features]
+    found[0] = b.MatMul(grad, weight)
+    bias = operand(node, _BIASES.get(node.op, len(node.inputs)))
+    if bias is not None:
+        found[_BIASES[node.op]] = b.sum_to(grad, bias)
+    return found
+
+
+@made_of(*_SCALES, domain=MICROSOFT, when=_learns)
+def _plain_product(b: Backward, node: Node) -> Sequence[Value]:
+    x = first(node)
+    if node.op == "MatMulBlockQuantizedFp8Weight" and operand(node, 3) is not None:
+        step = b.Reshape(operand(node, 3), b.constant(np.zeros(0, np.int64)))
+        zero = b.constant(np.zeros((), ml_dtypes.float8_e4m3fn))
+        x = b.cast(b.DequantizeLinear(b.QuantizeLinear(x, b.cast(step, b.dtype(x)), zero), step, zero), b.dtype(x))
+    weight = b.cast(_weight(b, node), b.dtype(x))
+    y = b.MatMul(x, b.Transpose(weight, perm=[1, 0]))
+    bias = operand(node, _BIASES.get(node.op, len(node.inputs)))
+    return [y if bias is None else b.Add(y, bias)]
+
+
+def _weight(b: Backward, node: Node) -> Value:
+    """``[results, features]``, as the operator reads its codes."""
+    if node.op == "MatMulNBits":
+        return _of_blocks(b, node)
+    if node.op == "MatMulBnb4":
+        return _of_levels(b, node)
+    codes = node.inputs[1]
+    assert codes is not None
+    if node.op == "MatMulBlockQuantizedFp8Weight":
+        block = int(attribute(node, "block_size", 128))
+        scales = _stretched(b, node.inputs[2], b.sizes(codes)[1], block)
+        return b.Mul(b.cast(codes, b.dtype(scales)), scales)
+    block = int(attribute(node, "block_size", 16))
+    halves = unpacked(constant_array(codes, "the codes of MatMulBlockQuantizedFp4Weight"), 4)
+    levels = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    steps = constant_array(node.inputs[2], "the scales of MatMulBlockQuantizedFp4Weight")
+    blocks = b.constant(steps.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    weight = b.Mul(_looked_up(b, levels, halves), _stretched(b, blocks, halves.shape[1], block))
+    return b.Mul(weight, b.Reshape(node.inputs[3], b.whole(1)))
+
+
+def _looked_up(b: Backward, levels: np.ndarray, codes: np.ndarray) -> Value:
+    """Numbers that codes stand for; the codes stay bytes until they are read."""
+    places = b.Cast(b.constant(np.ascontiguousarray(codes, np.uint8)), to=DType.int32.onnx)
+    return b.Gather(b.constant(levels), places, axis=0)
+
+
+def _stretched(b: Backward, scales: Value | None, width: int, block: int) -> Value:
+    """One scale for each element of a row."""
+    return b.Gather(scales, b.constant(np.arange(width, dtype=np.int64) // block), axis=1)
+
+
+def _of_blocks(b: Backward, node: Node) -> Value:
+    codes, scales, zero = node.inputs[1], node.inputs[2], operand(node, 3)
+    assert codes is not None and scales is not None
+    inner, outer, block = (int(node.attrs[k]) for k in ("K", "N", "block_size"))
+    bits = int(attribute(node, "bits", 4))
+    if operand(node, 4) is not None:
+        raise NotSupported("the gradient of MatMulNBits with g_idx is not known")
+    rows = b.Reshape(scales, b.whole(outer, -1))
+    operands: list[Value | None] = [b.Reshape(codes, b.whole(outer, -1)), b.constant(np.arange(outer)), rows]
+    packed = zero is not None and not _is_float(zero)
+    if packed:
+        operands.append(b.Reshape(zero, b.whole(outer, -1)))
+    attrs = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
+    weight = b.node("GatherBlockQuantized", operands, attrs, domain=MICROSOFT, version=1).output
+    if zero is not None and not packed:  # codes were read as differences to the middle
+        middle = b.number(float(1 << (bits - 1)), rows)
+        shift = b.Mul(b.Sub(middle, b.cast(b.Reshape(zero, b.whole(outer, -1)), b.dtype(rows))), rows)
+        weight = b.Add(weight, _stretched(b, shift, b.sizes(weight)[1], block))
+    return b.Slice(weight, b.whole(0), b.whole(inner), b.whole(1))
+
+
+def _of_levels(b: Backward, node: Node) -> Value:
+    inner, outer, block = (int(node.attrs[k]) for k in ("K", "N", "block_size"))
+    pairs = constant_array(node.inputs[1], "the codes of MatMulBnb4").reshape(-1)
+    codes = np.stack((pairs >> 4, pairs & 15), axis=-1).reshape(-1)[: outer * inner]
+    levels = NF4_LEVELS if int(node.attrs["quant_type"]) else FP4_LEVELS
+    owner = b.constant(np.arange(outer * inner, dtype=np.int64) // block)
+    largest = b.Gather(b.Reshape(node.inputs[2], b.whole(-1)), owner, axis=0)
+    weight = b.Reshape(b.Mul(b.cast(_looked_up(b, levels, codes), b.dtype(largest)), largest), b.whole(outer, inner))
+    return weight if attribute(node, "transB", 1) else b.Transpose(weight, perm=[1, 0])
+
+
+@gradient("GatherBlockQuantized", domain=MICROSOFT)
+def _rows(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """Scales get what their codes count, summed over blocks and added to the rows that were asked for."""
+    grad, scales, indices = grads[0], node.inputs[2], node.inputs[1]
+    assert grad is not None and scales is not None and indices is not None
+    none: list[Value | None] = [None] * len(node.inputs)
+    if scales.const is not None:
+        return none
+    rank = b.rank(scales)
+    at, along = (int(attribute(node, k, d)) % rank for k, d in (("gather_axis", 0), ("quantize_axis", 1)))
+    if at != 0 or along != rank - 1 or b.sizes(scales)[:-1] != b.sizes(first(node))[:-1]:
+        raise NotSupported("the gradient of GatherBlockQuantized is known for rows with blocks along the last axis")
+    counted = b.node(
+        node.op, [*node.inputs[:2], b.filled(1.0, scales), *node.inputs[3:]], dict(node.attrs),
+        domain=MICROSOFT, version=node.version,
+    ).output  # fmt: skip
+    each = b.Mul(grad, counted)
+    width, blocks = b.sizes(each)[-1], b.sizes(scales)[-1]
+    block = int(attribute(node, "block_size", 128)) or width
+    owned = (np.arange(width)[:, None] // block == np.arange(blocks)).astype(b.dtype(grad).numpy)
+    summed = b.MatMul(each, b.constant(owned))
+    places = b.Unsqueeze(b.cast(indices, DType.int64), b.whole(b.rank(indices)))
+    none[2] = b.ScatterND(b.zeros(scales), places, summed, reduction="add")
+    return none
+
+
+@gradient("BitLinear", domain=DOMAIN)
+def _bitlinear(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
+    """As if tokens had not been rounded, which is how such models are trained."""
+    grad, scale, bias = grads[0], node.inputs[2], operand(node, 3)
+    assert grad is not None and scale is not None
+    codes = unpack_codes(constant_array(node.inputs[1], "the codes of BitLinear"), int(node.attrs["K"]))
+    kind = b.dtype(grad)
+    weight = b.cast(b.constant(codes), kind)  # [results, features]
+    step = b.cast(b.Reshape(scale, b.whole(-1)), kind)
+    unscaled = b.Div(node.output if bias is None else b.Sub(node.output, b.cast(bias, kind)), step)
+    of_scale = b.cast(b.like(b.sum_to(b.Mul(grad, unscaled), step), scale), b.dtype(scale))
+    found: list[Value | None] = [b.MatMul(b.Mul(grad, step), weight), None, of_scale]
+    return [*found, b.cast(b.sum_to(grad, bias), b.dtype(bias))] if bias is not None else found
