@@ -25,6 +25,8 @@ from ranvier.records import dataclass
 _K_BLOCK = 1024  # k steps whose panel of B and rows of A share the second-level cache
 _A_BYTES = 768 << 10  # rows of A that a tile keeps in the second-level cache
 _OTHER_K_BLOCKS, _OTHER_A_BYTES = (256, 512, 2048), (128 << 10, 384 << 10, 1536 << 10)  # what tuning tries
+_SHARED_BYTES = 1 << 20  # columns of B that every thread keeps in its second-level cache
+_OWN_BLOCKS = 8  # of rows for each thread, so that all have about as much to do
 _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
@@ -304,12 +306,21 @@ class Plan:
         if k_blocks > 1:
             panel_group = max(1, min(panel_group, self.waiting_bytes // (row_group * tile_bytes)))
         if self.threads > 1:
-            wanted = min(math.floor(work / TILE_US), 8 * self.threads)
-            others = p.entries * -(-rows.count // row_group)
-            panel_group = min(panel_group, max(1, panels.count * others // max(1, wanted)))
+            wanted = max(1, min(math.floor(work / TILE_US), 8 * self.threads))
             others = p.entries * -(-panels.count // panel_group)
-            row_group = min(row_group, max(1, rows.count * others // max(1, wanted)))
+            if self._rows_apart(k_block, rows.count * others):
+                return min(row_group, max(1, -(-rows.count * others // wanted))), panel_group
+            others = p.entries * -(-rows.count // row_group)
+            panel_group = min(panel_group, max(1, panels.count * others // wanted))
+            others = p.entries * -(-panels.count // panel_group)
+            row_group = min(row_group, max(1, rows.count * others // wanted))
         return row_group, panel_group
+
+    def _rows_apart(self, k_block: int, blocks: int) -> bool:
+        """Whether threads have rows of their own and all columns: then rows of A that a step before made the same way
+        are in the cache of the core that needs them. Each reads all of B for it, so that has to stay near, too."""
+        columns = k_block * self.group * self.p.n * self.b_item // self.units
+        return columns <= _SHARED_BYTES and blocks >= _OWN_BLOCKS * self.threads
 
     def _epilogue(self) -> tuple[Simple, Finish | None, int]:
         """What the micro-kernel does, the finish kernel for the rest, and the first panel that needs it."""
