@@ -32,6 +32,8 @@ I64 = np.int64
 
 CASES: dict[str, Case] = {name: Case(op_of(name), [r(7, low=low, high=high)]) for name, (low, high) in UNARY.items()}
 CASES |= {
+    "Swish": Case(op_of("Swish", alpha=1.3), [r(7)]),
+    "CastLike": Case(op_of("CastLike"), [r(4)], [r(2)]),
     "Gelu tanh": Case(op_of("Gelu", approximate="tanh"), [r(7)]),
     "Add": Case(op_of("Add"), [r(3, 4), r(4)]),
     "Sub": Case(op_of("Sub"), [r(3, 1), r(1, 4)]),

@@ -40,7 +40,9 @@ def machine(kind: str, **attrs: Any) -> dict[str, Any]:
 REGRESSOR: dict[str, Any] = {"n_supports": 4, "coefficients": numbers(4), "support_vectors": numbers(12), "rho": [0.3]}
 PAIR: dict[str, Any] = {"classlabels_ints": [0, 1], "coefficients": numbers(3), "intercepts": [0.2]}
 CASES = {
-    "LinearRegressor": Case(model("LinearRegressor", coefficients=numbers(6), intercepts=numbers(2), targets=2), [ROWS]),
+    "LinearRegressor": Case(
+        model("LinearRegressor", coefficients=numbers(6), intercepts=numbers(2), targets=2), [ROWS]
+    ),
     "LinearRegressor of a row": Case(
         model("LinearRegressor", coefficients=numbers(3), post_transform="LOGISTIC"), [r(3)], shape=(1, 1)
     ),

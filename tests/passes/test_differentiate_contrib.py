@@ -44,6 +44,10 @@ CASES = {
     "GatedAdd": Case(fused("GatedAdd"), [r(2, 3), r(2, 3, seed=1), r(2, 1)]),
     "FusedMatMul": Case(fused("FusedMatMul", alpha=0.3, transA=1, transB=1), [r(2, 4, 3), r(2, 5, 4)]),
     "FusedMatMul batches": Case(fused("FusedMatMul", transBatchA=1, transB=1, transA=1), [r(3, 2, 4), r(2, 5, 3)]),
+    "TransposeMatMul": Case(fused("TransposeMatMul", alpha=0.3, transA=1), [r(2, 4, 3), r(2, 4, 2)]),
+    "FusedMatMulActivation": Case(
+        fused("FusedMatMulActivation", activation="LeakyRelu", activation_alpha=0.2, transB=1), [r(3, 4), r(2, 4)]
+    ),
     "FusedGemm": Case(
         fused("FusedGemm", activation="LeakyRelu", activation_alpha=0.1, transB=1, beta=0.5), [r(3, 4), r(2, 4), r(2)]
     ),

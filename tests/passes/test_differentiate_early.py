@@ -38,6 +38,15 @@ CASES = {
         [r(2)],
         [np.array([[1, 3], [-1, 0], [7, 2]], I64)],
     ),
+    "Scatter": Case(
+        lambda op, x, u, i: op.node("Scatter", [x, i, u], {"axis": 1}, version=9).output,
+        [r(2, 4), r(2, 2)],
+        [np.array([[1, 3], [0, 2]], I64)],
+        shape=(2, 4),
+    ),
+    "SimplifiedLayerNormalization": Case(
+        op_of("SimplifiedLayerNormalization", axis=1), [r(2, 2, 3), r(2, 3)], shape=(2, 2, 3)
+    ),
     "TensorScatter": scattered("linear", -2, True),
     "TensorScatter from the start": scattered("linear", 1, False),
     "TensorScatter around": scattered("circular", -2, True),

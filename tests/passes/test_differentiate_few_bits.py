@@ -1,4 +1,4 @@
-"""Gradients of products with weights of few bits: by finite differences, and straight through where tokens are rounded."""
+"""Gradients of products with weights of few bits; where tokens are rounded too, straight through."""
 
 from __future__ import annotations
 

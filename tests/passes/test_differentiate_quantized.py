@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -47,6 +48,53 @@ def test_straight_through(axis: int | None, code: Any) -> None:
     np.testing.assert_allclose(by_x, weights * inside, rtol=1e-5)
     lost = weights * (np.clip(places, low, high) - shift - inside * (x / step))
     np.testing.assert_allclose(by_scale, lost.sum(axis=1) if axis == 0 else lost.sum(), rtol=1e-3, atol=1e-3)
+
+
+def through_codes(x: Any, scale: Any, zero: Any, domain: str, attrs: dict[str, Any]) -> list[Any]:
+    """Gradients of numbers and scales, of the sum of what codes stand for weighed by ``seed``."""
+    graph = Graph("q", opsets={"": 21, "com.microsoft": 1})
+    given = [graph.add_input(n, TensorType(of(a), a.shape)) for n, a in (("x", x), ("scale", scale))]
+    op = GraphOps(graph, None, "", complete)
+    codes = op.node("QuantizeLinear", [*given, zero], attrs, domain=domain).output
+    y = op.node("DequantizeLinear", [codes, given[1], zero], attrs, domain=domain).output
+    seed = graph.add_input("seed", TensorType(of(x), x.shape))
+    grads = differentiate(graph, [(y, seed)], given)
+    graph.outputs = [g for g in grads if g is not None]
+    return run(graph, {"x": x, "scale": scale, "seed": r(*x.shape, seed=4).astype(np.float32)})
+
+
+def test_blocks() -> None:
+    """A scale gets what its block loses; the last block is not full."""
+    x = r(3, 10, low=-3.0, high=3.0).astype(np.float32)
+    scale = r(3, 4, low=0.01, high=0.03).astype(np.float32)
+    by_x, by_scale = through_codes(x, scale, np.zeros((3, 4), np.int8), "", {"axis": 1, "block_size": 3})
+    weights = r(3, 10, seed=4).astype(np.float32)
+    step = np.repeat(scale, 3, axis=1)[:, :10].astype(np.float64)
+    places = np.round(x / step)
+    inside = (places >= -128) & (places <= 127)
+    assert 0 < inside.sum() < inside.size
+    np.testing.assert_allclose(by_x, weights * inside, rtol=1e-5)
+    lost = weights * (np.clip(places, -128, 127) - inside * (x / step))
+    expected = np.add.reduceat(lost, [0, 3, 6, 9], axis=1)
+    np.testing.assert_allclose(by_scale, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_floating_point_codes() -> None:
+    x = np.array([[0.3, -5.0, 3.0, 1.1], [-0.2, 0.7, -2.0, 4.9]], np.float32)
+    scale = np.float32(0.01)
+    by_x, by_scale = through_codes(x, scale, np.zeros((), ml_dtypes.float8_e4m3fn), "", {})
+    weights = r(2, 4, seed=4).astype(np.float32)
+    inside = np.abs(x / scale) <= 448
+    codes = np.clip(x / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert 0 < inside.sum() < inside.size
+    np.testing.assert_allclose(by_x, weights * inside, rtol=1e-5)
+    np.testing.assert_allclose(by_scale, (weights * (codes - inside * (x / scale))).sum(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_early_form() -> None:
+    x, scale, zero = r(3, 5).astype(np.float32), np.float32(0.01), np.int8(4)
+    for early, now in zip(*(through_codes(x, scale, zero, domain, {}) for domain in ("com.microsoft", ""))):
+        np.testing.assert_array_equal(early, now)
 
 
 def test_a_quantized_model_learns() -> None:

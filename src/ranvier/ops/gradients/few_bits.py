@@ -1,6 +1,6 @@
 """Products with weights of few bits: exact in their activations and, where they are no constants, in their scales.
 
-Codes stay what they are. Where activations are rounded as well, gradients pass straight through, as with QuantizeLinear.
+Codes stay what they are. Where activations are rounded too, gradients pass straight through, as by QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BIASES = {"MatMulNBits": 5, "MatMulBlockQuantizedFp8Weight": 4, "MatMulBlockQua
 
 
 def _learns(node: Node) -> bool:
-    """Whether more than activations and biases may be derived by, or activations are rounded: then by plain products."""
+    """Whether scales may be derived by, or activations are rounded: then a node is written out."""
     operands = [operand(node, k) for k in _SCALES[node.op]]
     rounds = node.op == "MatMulBlockQuantizedFp8Weight" and operand(node, 3) is not None
     return rounds or any(v is not None and v.const is None and _is_float(v) for v in operands)
