@@ -25,7 +25,7 @@ from ranvier.codegen.storage import View
 
 _X, _W, _OUT, _FINISH = range(4)
 _NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
-_AHEAD = 2048  # bytes of weights asked for before they are used
+_AHEAD = 4096  # bytes of weights asked for before they are used
 _GOPS, _GBPS = 150.0, 12.0  # of one core, roughly, in codes of one row
 
 
