@@ -154,7 +154,9 @@ Order = Literal["rows", "columns", "any"]
 # positions in dims
 _RANK, _PANELS, _WIDE, _LARGE, _N, _K, _STEP_K, _STEP_N, _CHUNK, _CHUNKS, _DEEP, _SOURCE_K, _BATCH = range(13)
 _PER_BATCH = 3  # extent, stride of the source, stride of the target (elements)
-_CHUNK_K = 256  # k steps per tile: enough to be worth a call, few enough to spread over threads
+_BESIDE = 2  # square blocks along columns taken at a time: lines of a cache are fetched in pairs
+_CHUNK_K = 256  # k steps per tile: enough to be worth a call, few enough to spread over threads …
+_CHUNK_ELEMENTS, _LEAST_K = 1 << 16, 64  # … and fewer of long rows, but not so few that columns become short
 
 
 def pack_launch(
@@ -195,7 +197,7 @@ def pack_dims(
     source_k: int,
 ) -> tuple[tuple[int, ...], int]:
     """The numbers of a packing kernel, and its tiles per matrix; ``k`` are steps of panels, ``source_k`` of the B."""
-    chunk = min(deep, _CHUNK_K)
+    chunk = min(deep, _CHUNK_K, max(_LEAST_K, _CHUNK_ELEMENTS // max(1, panels.cut.size * panels.lanes)))
     chunks = -(-deep // chunk)
     dims = (
         *(len(batch), panels.cut.count, panels.cut.size * panels.lanes, panels.cut.large),
@@ -209,7 +211,7 @@ def _pack_spec(order: Order, item: int, lanes: int) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         Packer(module.kernel(symbol), order, f"i{item * 8}", lanes).emit()
 
-    return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", order, item, lanes), emit)
+    return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", 2, order, item, lanes), emit)
 
 
 class Packer:
@@ -282,15 +284,16 @@ class Packer:
         f, lanes = self.fn, self.lanes
         k_whole = k0 + f.and_(k1 - k0, -lanes)
         n_whole = f.and_(self.count, -lanes)
-        with f.loop(k0, k_whole, lanes) as k:
-            with f.loop(0, n_whole, lanes) as j:
+        with f.loop(k0, k_whole, _BESIDE * lanes) as begun:
+            past = f.min_(begun + _BESIDE * lanes, k_whole)
+            with f.loop(0, n_whole, lanes) as j, f.loop(begun, past, lanes) as k:
                 block = []
                 for lane in range(lanes):
                     column = f.gep(here, (j + lane) * self.step_n + k, self.element)
                     block.append(f.load(self.kind, column))
                 for lane, value in enumerate(transposed(f, block)):
                     f.store(value, f.gep(there, (k + lane) * self.width + j, self.element))
-            with f.loop(k, k + lanes) as row:
+            with f.loop(begun, past) as row:
                 self._elements(here, there, row, n_whole)
         with f.loop(k_whole, k1) as k:
             self._elements(here, there, k, f.i64(0))
