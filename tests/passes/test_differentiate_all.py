@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +112,12 @@ def test_what_is_declared_about_gradients_is_about_operators() -> None:
     known = {(d.domain, d.name) for d in registry.declared()}
     assert {*known_gradients(), *((domain, name) for domain, name, _ in without_gradient())} <= known
     assert set(ELSEWHERE) <= known
+
+
+def test_the_table_of_the_documentation_is_of_today() -> None:
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "gradient_table.py"))
+    page = tool["PAGE"].read_text(encoding="utf-8")
+    assert page.partition(tool["BEGIN"])[2] == tool["table"](), "run tools/gradient_table.py"
 
 
 def test_the_reason_is_what_the_error_says() -> None:
