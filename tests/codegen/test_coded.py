@@ -267,3 +267,40 @@ def test_rows_that_are_not_numbers_stay_so() -> None:
 def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
     assert Weights(Coding(4), 64, 20, 32, ISAS[0], half=True).packed.scale_type is DType.float16
     assert Weights(Coding(4), 64, 20, 32, ISAS[0]).packed.scale_type is DType.float32
+
+
+@ways
+@pytest.mark.parametrize("coding", [CODINGS["int2"], CODINGS["int4"], CODINGS["int8"]], ids=["int2", "int4", "int8"])
+def test_single_rows_to_the_full(isa: Isa, coding: Coding) -> None:
+    """Where bytes are multiplied a row becomes digits: numbers far apart in size, and columns around passes."""
+    cases = [(256, 32, ""), (200, 48, "whole"), (96, 16, "float"), (130, 130, "")]
+    for (k, group, zeros), n in itertools.product(cases, [128, 150, 213]):
+        w = Weights(coding, k, n, group, isa, zeros=zeros, half=n == 150)
+        a = rows(1, k) * (10.0 ** np.random.default_rng(k + n).integers(-5, 5, k)).astype(F32)
+        check(product(a, w.packed, isa, threads=2, split=3), a, w)
+        check(product(a * F32(2.0**-90), w.packed, isa), a * F32(2.0**-90), w)
+        check(product(np.zeros_like(a), w.packed, isa), np.zeros_like(a), w)
+
+
+@ways
+def test_a_large_number_that_weighs_nothing_hides_no_others(isa: Isa) -> None:
+    k, n = 64, 160
+    w = Weights(CODINGS["int4"], k, n, 32, isa)
+    codes = np.full((n, k), 9, np.uint8)
+    codes[:, 5] = 8  # stands for zero
+    scales = np.ones((n, 2), F32)
+    packed = pack_coded(
+        lambda a, b: codes[a:b], CODINGS["int4"], n, Groups.even(k, 32, w.packed.coding), scales, None, isa
+    )
+    a = np.ones((1, k), F32)
+    a[0, 5] = 1e5
+    np.testing.assert_allclose(product(a, packed, isa), np.full((1, n), k - 1.0), rtol=1e-4)
+
+
+@ways
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(isa: Isa, value: float) -> None:
+    w = Weights(CODINGS["int4"], 96, 140, 32, isa)
+    a = rows(1, 96)
+    a[0, 40] = value
+    assert not np.isfinite(product(a, w.packed, isa)).any()

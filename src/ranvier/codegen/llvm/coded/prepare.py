@@ -2,6 +2,10 @@
 
 Besides, what depends on a row and a group alone: sums of activations, where zero points are taken out of sums of
 products; and codes of 8 bits with the step between them, where those are multiplied instead.
+
+"digits" are activations to the full, for instructions that multiply bytes: as integers below 2^30 times a power of two
+that a group shares, in four signed digits of 8 bits. What is at least a 64th of the group's largest is exact, anything
+smaller is off by 2^-31 of the largest at most. A row with something that is not finite has NaN as its step.
 """
 
 from __future__ import annotations
@@ -20,11 +24,17 @@ from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-Form = Literal["plain", "sums", "codes"]
+Form = Literal["plain", "sums", "codes", "digits"]
+DIGITS = 4
 ABOUT = (
     4  # 32-bit numbers about a group of codes: their step, -middle * sum (an integer), their sum as a float, nothing
 )
+DIGITS_ABOUT = (
+    8  # likewise of digits: their step, -middle * sum of each kind of digit, the sum of all as a float, nothing
+)
 _MOST = 127.0
+_BITS = 30  # of the integers that become digits
+_CARRY = 0x00808080  # added, it makes digits below zero borrow from the next
 # positions in dims
 _GROUPS, _LENGTH, _MIDDLE, _STEP, _RANK, _BATCH = range(6)
 _X, _ORDER, _ROWS, _ABOUT = range(4)
@@ -58,7 +68,8 @@ def prepare(p: Problem, b: CodedB, isa: Isa, form: Form) -> Prepared:
     extents = [axis.extent for axis in axes]
     count = p.m * math.prod(extents)
     row = b.deep * (1 if form == "codes" else 4)
-    about_row = {"plain": 0, "sums": 4 * b.groups, "codes": 4 * ABOUT * b.groups}[form]
+    numbers = {"plain": 0, "sums": 1, "codes": ABOUT, "digits": DIGITS_ABOUT}
+    about_row = 4 * b.groups * numbers[form]
     rows, about = Storage.temporary(count * row, "rows"), Storage.temporary(count * about_row, "groups")
     length = b.words * b.coding.per_word
     width = min(isa.lanes(4), length & -length)
@@ -127,6 +138,8 @@ class _Rows:
                 self.order = order
                 if self.form == "codes":
                     self._codes(f.gep(rows, self.first), f.gep(about, group * (4 * ABOUT)))
+                elif self.form == "digits":
+                    self._digits(f.gep(rows, self.first * DIGITS), f.gep(about, group * (4 * DIGITS_ABOUT)))
                 else:
                     self._floats(f.gep(rows, self.first, "float"), f.gep(about, group, "float"))
         f.ret()
@@ -160,10 +173,7 @@ class _Rows:
     def _codes(self, rows: Val, about: Val) -> None:
         """The nearest of 255 codes around zero; the largest magnitude of a group has the largest one."""
         f = self.fn
-        most = f.var(self.kind, f.const(self.kind, 0.0))
-        with f.loop(0, self.length, self.width) as at:
-            most.set(f.max_(most.get(), f.unary("fabs", self._load(at))))
-        largest = f.reduce("fmaximum", most.get())
+        largest = self._largest()
         some = f.cmp("ogt", largest, 0.0)
         factor = f.select(some, f.div(f.const("float", _MOST), largest), 0.0)
         wide = f.splat(factor, self.width)
@@ -180,3 +190,42 @@ class _Rows:
         f.store(count * f.cast(self.dim(_MIDDLE), "i32"), f.gep(about, 4))
         f.store(f.cast(count, "float"), f.gep(about, 8))
         f.store(f.const("i32", 0), f.gep(about, 12))
+
+    def _largest(self) -> Val:
+        """The largest magnitude of the group, NaN where there is one."""
+        f = self.fn
+        most = f.var(self.kind, f.const(self.kind, 0.0))
+        with f.loop(0, self.length, self.width) as at:
+            most.set(f.max_(most.get(), f.unary("fabs", self._load(at))))
+        return f.reduce("fmaximum", most.get())
+
+    def _digits(self, rows: Val, about: Val) -> None:
+        """Digits of one kind of four consecutive k lie side by side, the lowest kind first."""
+        f, words = self.fn, vector("i32", self.width)
+        largest = self._largest()
+        exponent = f.lshr(f.bitcast(largest, "i32"), 23)
+        finite = f.cmp("slt", exponent, 255)
+        exponent = f.max_(exponent, _BITS)  # a step is no smaller than the smallest normal number
+        factor = f.bitcast(f.shl(f.const("i32", 2 * 127 + _BITS - 1) - exponent, 23), "float")
+        step = f.bitcast(f.shl(exponent - (_BITS - 1), 23), "float")
+        wide = f.splat(factor, self.width)
+        sums = [f.var(words, f.const(words, 0)) for _ in range(DIGITS)]
+        across = [16 * part + 4 * k + kind for part in range(self.width // 4) for kind in range(4) for k in range(4)]
+        with f.loop(0, self.length, self.width) as at:
+            scaled = f.unary("roundeven", self._load(at) * wide)
+            fine = f.cmp("olt", f.unary("fabs", scaled), float(1 << _BITS))
+            whole = f.cast(f.select(fine, scaled, 0.0), "i32")
+            digits = f.xor(whole + _CARRY, _CARRY)
+            for kind, total in enumerate(sums):
+                top = f.shl(digits, 24 - 8 * kind) if kind < DIGITS - 1 else digits
+                total.set(total.get() + f.ashr(top, 24))
+            bytes_ = f.bitcast(digits, vector("i8", 4 * self.width))
+            f.store(f.shuffle(bytes_, None, across), f.gep(rows, at * DIGITS), 4)
+        middle = f.cast(self.dim(_MIDDLE), "i32")
+        f.store(f.select(finite, step, f.const("float", float("nan"))), about)
+        everything = f.const("float", 0.0)
+        for kind in reversed(range(DIGITS)):
+            count = f.reduce("add", sums[kind].get())
+            f.store(count * middle, f.gep(about, 4 + 4 * kind))
+            everything = f.fma(everything, f.const("float", 256.0), f.cast(count, "float"))
+        f.store(everything, f.gep(about, 4 + 4 * DIGITS))

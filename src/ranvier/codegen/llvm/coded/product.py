@@ -9,7 +9,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
-from ranvier.codegen.llvm.coded.rows import few_rows
+from ranvier.codegen.llvm.coded.rows import few_rows, fits_digits
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
 from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
@@ -20,6 +20,7 @@ from ranvier.codegen.storage import View
 # How exactly activations have to be taken: as they are, as bfloat16, or as codes of 8 bits with a step for each group.
 Accuracy = Literal["float32", "bfloat16", "int8"]
 # From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
+_DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 _MANY = {"float32": 33, "bfloat16": 12, "int8": 33}
 
 
@@ -41,16 +42,26 @@ def coded_matmul(
         return []
     p = folded(problem_of(a, stand_in(b, 1, isa, pairs=False), out, epilogue, 1.0))
     pairs = accuracy != "float32" and multiplies_pairs(isa)
-    integers = accuracy == "int8" and b.coding.kind == "integers" and dot_of(isa) is BYTES
+    whole = b.coding.kind == "integers" and dot_of(isa) is BYTES
+    integers = whole and accuracy == "int8"
     if b.n > 1 and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")
+    elif whole and p.m == 1 and b.n >= _DIGIT_COLUMNS and fits_digits(b):
+        return _by_digits(p, b, isa, threads)
     elif b.zeros is not None:
         prepared = prepare(p, b, isa, "sums")
     else:
         prepared = given(p) if readable(p, b) else prepare(p, b, isa, "plain")
-    return [*prepared.launches, few_rows(p, b, prepared, isa, threads, integers=integers)]
+    return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "codes" if integers else "floats")]
+
+
+def _by_digits(p: Problem, b: CodedB, isa: Isa, threads: int) -> list[Launch]:
+    """A single row is a matter of reading weights, where fewer instructions are needed to multiply bytes than floats:
+    a weight meets four digits of an activation in a quarter of an instruction each, and is decoded by half of one."""
+    prepared = prepare(p, b, isa, "digits")
+    return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "digits")]
 
 
 def _many(p: Problem, b: CodedB, isa: Isa, threads: int, pairs: bool) -> list[Launch]:

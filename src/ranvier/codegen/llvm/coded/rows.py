@@ -4,6 +4,7 @@ A pass takes some rows and some panels; every panel is a stream of its own throu
 unscaled, and join the total with the group's scale. Totals gather in scratch, and a finish kernel stores them.
 
 With activations as codes of 8 bits, four k are multiplied by an instruction for integers: sums of a group are exact.
+With activations as four digits each, a row is four rows of codes whose sums of a group become one number.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from enum import IntEnum
+from typing import Literal
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
 from ranvier.codegen.llvm.coded.pack import CodedB
-from ranvier.codegen.llvm.coded.prepare import ABOUT, Prepared
+from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
 from ranvier.codegen.llvm.control import batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.epilogue import finish
@@ -37,6 +39,8 @@ _NARROW = {1: 2, 2: 2, 3: 1, 4: 1}
 # with as few sums as this, each is kept in parts, so that additions do not wait for each other
 _FEW, _SPLITS = 2, 2
 _INTEGER_PANELS = 4  # of one row: then there is little to compute, and more streams read faster
+_DIGIT_PANELS = {True: 4, False: 2}  # by whether there are 32 registers
+Activations = Literal["floats", "codes", "digits"]
 
 
 class Buf(IntEnum):
@@ -81,26 +85,41 @@ class Pass:
     coding: Coding
     scale: DType
     zero: DType | None
-    integers: bool  # activations are codes
+    activations: Activations
     rows: int
     panels: int
 
     def spec(self) -> KernelSpec:
         zero = self.zero.name if self.zero else ""
-        key = ("coded pass", *self.coding.key, self.scale.name, zero, self.integers, self.rows, self.panels)
+        key = ("coded pass", *self.coding.key, self.scale.name, zero, self.activations, self.rows, self.panels)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Pass(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
 
-        how = "int8" if self.integers else "float32"
-        return KernelSpec(f"coded {self.coding.bits} bits {how} {self.rows}x{self.panels}", key, emit)
+        return KernelSpec(f"coded {self.coding.bits} bits {self.activations} {self.rows}x{self.panels}", key, emit)
+
+    @property
+    def integers(self) -> bool:
+        return self.activations != "floats"
+
+    @property
+    def digits(self) -> int:
+        """Numbers that stand for an activation."""
+        return DIGITS if self.activations == "digits" else 1
 
 
-def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, *, integers: bool) -> Launch:
+def fits_digits(b: CodedB) -> bool:
+    """Whether sums of a group fit 32 bits."""
+    return b.words * b.coding.per_word << (b.coding.bits + 7) < 1 << 31
+
+
+def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations) -> Launch:
     table = _WIDE if isa.registers >= 32 else _NARROW
     rows = Cut.of(p.m, max(table)).size
-    panels = _INTEGER_PANELS if integers and rows == 1 else table[rows]
-    kernel = Pass(b.coding, b.scale_type, b.zero_type, integers, rows, panels)
+    panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
+    if activations == "digits":
+        panels = _DIGIT_PANELS[isa.registers >= 32]
+    kernel = Pass(b.coding, b.scale_type, b.zero_type, activations, rows, panels)
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
     steps = -(-b.panels // kernel.panels)
@@ -148,6 +167,7 @@ class _Pass:
         self.lanes = isa.lanes(4)
         self.kind, self.words = vector("float", self.lanes), vector("i32", self.lanes)
         self.decoder = Decoder(fn, isa, kernel.coding, table)
+        self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
         self.place = fn.stack("i64", 6)
 
     def dim(self, k: int) -> Val:
@@ -207,13 +227,16 @@ class _Pass:
         ]
         totals = [[f.var(self.kind, f.const(self.kind, 0.0)) for _ in range(panels)] for _ in range(rows)]
         kind = self.words if kernel.integers else self.kind
-        splits = _SPLITS if rows * panels <= _FEW else 1
-        sums = [[[f.var(kind) for _ in range(panels)] for _ in range(rows)] for _ in range(splits)]
+        lines = rows * kernel.digits
+        left = [f.gep(row, 4 * d) for row in left for d in range(kernel.digits)]
+        splits = _SPLITS if lines * panels <= _FEW else 1
+        sums = [[[f.var(kind) for _ in range(panels)] for _ in range(lines)] for _ in range(splits)]
         with f.loop(0, groups) as group:
-            for r in range(rows):
+            for r in range(lines):
                 first = f.const(kind, 0)
                 if kernel.integers:
-                    less = f.load("i32", f.gep(about[r], group * (4 * ABOUT) + 4))
+                    numbers = f.gep(about[r // kernel.digits], group * self.about_bytes)
+                    less = f.load("i32", f.gep(numbers, 4 + 4 * (r % kernel.digits)))
                     first = f.splat(less, self.lanes)
                 for number, part in enumerate(sums):
                     for acc in part[r]:
@@ -222,18 +245,19 @@ class _Pass:
             with f.loop(begin, begin + words) as word:
                 self._word(word, left, streams, sums)
             for part in sums[1:]:
-                for r, v in itertools.product(range(rows), range(panels)):
+                for r, v in itertools.product(range(lines), range(panels)):
                     sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
             for v in range(panels):
                 at = (panel + v) * groups + group
-                self._join(at, group, about, [(sums[0][r][v], totals[r][v]) for r in range(rows)])
+                gathered = [[sums[0][r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
+                self._join(at, group, about, gathered, [totals[r][v] for r in range(rows)])
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
                 f.store(totals[r][v].get(), place)
 
     def _word(self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]]) -> None:
-        f, coding = self.fn, self.kernel.coding
+        f, coding, digits = self.fn, self.kernel.coding, self.kernel.digits
         size = self.isa.vector_bytes
         here = [f.gep(s, word * size) for s in streams]
         for at in here:
@@ -242,7 +266,7 @@ class _Pass:
             quads = [self.decoder.quads(f.load(self.words, at, size)) for at in here]
             for i in range(len(quads[0])):
                 for r, row in enumerate(left):
-                    four = f.load("i32", f.gep(f.gep(row, word * coding.per_word), 4 * i))
+                    four = f.load("i32", f.gep(f.gep(row, word * (coding.per_word * digits)), 4 * i * digits))
                     wide = f.splat(four, self.lanes)
                     for v, found in enumerate(quads):
                         acc = sums[i % len(sums)][r][v]
@@ -258,20 +282,23 @@ class _Pass:
                     acc = sums[k % len(sums)][r][v]
                     acc.set(f.fma(wide, value, acc.get()))
 
-    def _join(self, at: Val, group: Val, about: list[Val], pairs: list[tuple[Var, Var]]) -> None:
+    def _join(self, at: Val, group: Val, about: list[Val], sums: list[list[Var]], totals: list[Var]) -> None:
         """Sums of a group into the totals; ``at`` counts groups of columns in the scales."""
         f, kernel = self.fn, self.kernel
         scale = scale_vector(f, self.isa, kernel.scale, self._entry(Buf.SCALES, at, kernel.scale))
         zero = None
         if kernel.zero is not None:
             zero = f.neg(scale_vector(f, self.isa, kernel.zero, self._entry(Buf.ZEROS, at, kernel.zero)))
-        for where, (gathered, total) in zip(about, pairs):
-            found = gathered.get()
+        for where, gathered, total in zip(about, sums, totals):
+            found = gathered[-1].get()
             if kernel.integers:
                 found = f.cast(found, "float")
-                numbers = f.gep(where, group * (4 * ABOUT))
+                for lower in reversed(gathered[:-1]):
+                    found = f.fma(found, 256.0, f.cast(lower.get(), "float"))
+                numbers = f.gep(where, group * self.about_bytes)
                 if zero is not None:
-                    found = f.fma(zero, f.splat(f.load("float", f.gep(numbers, 8)), self.lanes), found)
+                    whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
+                    found = f.fma(zero, f.splat(whole, self.lanes), found)
                 found = found * f.splat(f.load("float", numbers), self.lanes)
             elif zero is not None:
                 found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
