@@ -19,14 +19,18 @@ from ranvier.tensor.nn.generator import default_generator
 from ranvier.tensor.state import Parameter, State
 from tests.torch.device import DEVICE
 
-GRAPHS = {"eager": "false", "captured": "true"}
+OPTIONS = {
+    "eager": "cuda_graphs = false",
+    "captured": "cuda_graphs = true",
+    "generated": "cuda_graphs = true\ntriton = true",  # kernels for runs of operators
+}
 
 
-@pytest.fixture(params=list(GRAPHS))
+@pytest.fixture(params=list(OPTIONS))
 def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything is computed on the device."""
     device = f'"{DEVICE}"' if DEVICE == "cpu" else DEVICE
-    text = f"[provider_options.cuda]\ndevice = {device}\ncuda_graphs = {GRAPHS[request.param]}\n"
+    text = f"[provider_options.cuda]\ndevice = {device}\n{OPTIONS[request.param]}\n"
     (tmp_path / "ranvier.toml").write_text(text)
     monkeypatch.setenv("RANVIER_CONFIG", str(tmp_path / "ranvier.toml"))
     with rv.backend("cuda"):

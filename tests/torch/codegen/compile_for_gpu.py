@@ -18,7 +18,8 @@ from ranvier.codegen.loops.ir import Epilogue, Load, Nest, Op, Operand, Result, 
 from ranvier.codegen.storage import View
 from ranvier.codegen.triton.conv import Sliding, convolution
 from ranvier.codegen.triton.gemm import product
-from ranvier.codegen.triton.library import Printed, function, kernel
+from ranvier.codegen.triton.library import Call, Printed, function, kernel
+from ranvier.codegen.triton.many import merged
 from ranvier.codegen.triton.printer import Source
 from ranvier.dtypes import DType
 from tests.codegen.nest_makers import copy, elementwise, reduction
@@ -66,6 +67,10 @@ def examples() -> Iterator[tuple[str, Printed]]:
         "integers",
         kernel(elementwise(made(I32, (512, 512)), integers, lambda a, b: Op("mod", (Op("pow", (a, b), I32), b), I32))),
     )
+    several = [
+        elementwise(made(F32, (n,)), [made(F32, (n,))], lambda x: Op("tanh", (x,), F32)) for n in (4096, 512, 80)
+    ]
+    yield "many", Printed((Call(merged([kernel(nest).calls[0].source for nest in several])),))
     yield "columns", kernel(reduction(made(F32, (64, 1, 1024)), made(F32, (64, 32, 1024)), [1], "max"))
     yield "argmax", kernel(reduction(made(DType.int64, (512, 1)), made(F32, (512, 30000)), [1], "argmax"))
     a, out = made(F32, (64, 20000)), made(F32, (64, 20000))

@@ -143,7 +143,7 @@ class CudaKernel(ForeignKernel):
         def make() -> None:
             overwritten = frozenset(taken.values())
             variant = Variant(self._place, self._low, self._outputs, self._fixed, self._fixed_on_host, overwritten)
-            with torch.no_grad(), self._place.computing(), _float32_as(self._tf32, self._place):
+            with torch.no_grad(), self._place.computing(), _float32_as(self._tf32, self._place, measured=True):
                 shaping = self._bounds({v: host_of(inputs[k]) for v, k in self._shaping}, given)
                 variant.prepare(self._steps, given, shaping, self._specialise)
                 made.append(variant.tied(given, taken, self._kinds, capture=self._graphs))
@@ -192,15 +192,17 @@ def _sizes(key: Any) -> str:
 
 
 @contextlib.contextmanager
-def _float32_as(tf32: bool, place: Twin | Gpu) -> Iterator[None]:
-    """float32 means float32 unless somebody said otherwise: for convolutions torch itself would take fewer bits."""
+def _float32_as(tf32: bool, place: Twin | Gpu, *, measured: bool = False) -> Iterator[None]:
+    """float32 means float32 unless somebody said otherwise: for convolutions torch itself would take fewer bits.
+    ``measured``: convolutions are done in the way that was the fastest here, which takes time to find."""
     if isinstance(place, Twin):
         yield
         return
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
+    before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
     products.allow_tf32 = convolutions.allow_tf32 = tf32
+    convolutions.benchmark = measured or before[2]
     try:
         yield
     finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
+        products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = before

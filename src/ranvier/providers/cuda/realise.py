@@ -89,25 +89,34 @@ class Places:
 
 
 class LoopStep:
-    """A nest as Triton kernels, with the storages that it is the first to write."""
+    """Nests as Triton kernels, with the storages that they are the first to write. ``placed``: those of them that lie
+    in memory which somebody else has."""
 
     shaped_by: tuple[Value, ...] = ()
     stops = ""
 
-    def __init__(self, nest: Nest, printed: Printed, places: Places, makes: Sequence[Storage]) -> None:
-        self.label = nest.label
+    def __init__(
+        self, nests: Sequence[Nest], printed: Printed, places: Places, makes: Sequence[Storage], label: str = ""
+    ) -> None:
+        self.nests = list(nests)
+        self.label = label or nests[0].label
         self.printed = printed
-        self._places = places
-        self._makes = [(places.token(s), s.nbytes) for s in makes]
-        written = {nest.operands[k].view.storage for k in nest.written()} | set(makes)
-        self._storages = list(dict.fromkeys([*(o.view.storage for o in nest.operands), *printed.temporaries]))
+        self.places = places
+        self.makes = list(makes)
+        self.placed: dict[Storage, Any] = {}
+        written = {nest.operands[k].view.storage for nest in nests for k in nest.written()} | set(makes)
+        operands = [operand.view.storage for nest in nests for operand in nest.operands]
+        self._storages = list(dict.fromkeys([*operands, *printed.temporaries]))
         self.reads = places.tokens(s for s in self._storages if s not in written)
         self.writes = places.tokens(s for s in self._storages if s in written)
 
     def run(self, env: Env) -> None:
-        for token, nbytes in self._makes:
-            env.tensors[token] = torch.empty(nbytes, dtype=torch.uint8, device=env.device)
-        self.printed.launch({s: self._places.memory(s, env) for s in self._storages})
+        for storage in self.makes:
+            made = self.placed.get(storage)
+            if made is None:
+                made = torch.empty(storage.nbytes, dtype=torch.uint8, device=env.device)
+            env.tensors[self.places.token(storage)] = made
+        self.printed.launch({s: self.places.memory(s, env) for s in self._storages})
 
 
 class ContractionStep:
@@ -191,12 +200,12 @@ class ResultStep:
     def __init__(
         self, bound: Sequence[tuple[Value, View]], checks: Sequence[tuple[Storage, str]], places: Places
     ) -> None:
-        self._bound, self._checks, self._places = list(bound), list(checks), places
+        self.bound, self._checks, self._places = list(bound), list(checks), places
         self.reads = places.tokens((*(view.storage for _, view in bound), *(flag for flag, _ in checks)))
         self.writes = tuple(value for value, _ in bound)
 
     def run(self, env: Env) -> None:
-        for value, view in self._bound:
+        for value, view in self.bound:
             env.tensors[value] = self._places.tensor(view, env)
         for flag, message in self._checks:
             env.requirements.append(self._places.memory(flag, env)[:1] == 0)
@@ -255,11 +264,10 @@ class CudaRealiser(BaseRealiser):
 
     def loops(self, nest: Nest) -> None:
         printed = kernel(nest)
-        self._chooser.compiles(printed)
         makes = [*(nest.operands[k].view.storage for k in sorted(nest.written())), *printed.temporaries]
         fresh = [s for s in dict.fromkeys(makes) if s not in self._made]
         self._made.update(fresh)
-        self.steps.append(LoopStep(nest, printed, self.places, fresh))
+        self.steps.append(LoopStep([nest], printed, self.places, fresh))
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         anchor.realise(self, views, target, epilogue)

@@ -30,8 +30,9 @@ from ranvier.providers.cuda.merging import Shelf, merge, pass_on
 from ranvier.providers.cuda.patterns import Defines, Steps
 from ranvier.providers.cuda.place import Gpu, Place
 from ranvier.providers.cuda.products import CudaProducts
-from ranvier.providers.cuda.realise import CudaRealiser
+from ranvier.providers.cuda.realise import CudaRealiser, LoopStep
 from ranvier.providers.cuda.steps import Env, NodeStep, Step
+from ranvier.providers.cuda.together import gathered
 
 # families whose loops do as well as a library's kernels, and better in company
 _FAMILIES = frozenset(
@@ -43,6 +44,7 @@ _FAMILIES = frozenset(
 _PRODUCTS = frozenset({"contraction", "convolution"})
 _BETTER = frozenset({"normalization", "reduction"})  # than a library's kernels, without company too
 _LONGEST = 16384  # elements of a row for which that holds
+_SEVERAL = 4  # steps of a kind that are worth a kernel for all of them
 _MANY = 1024  # rows from which on a norm takes the sums behind a product with it for less than the product does
 
 
@@ -102,7 +104,10 @@ class Specialiser:
         if not made.loops:
             return list(steps)
         how: dict[str, Any] = {"held": made.held, "chooser": self._chooser}
-        found = CudaRealiser(made.program, inputs, outputs, env.tensors, self._place, **how).run()
+        found = gathered(CudaRealiser(made.program, inputs, outputs, env.tensors, self._place, **how).run())
+        for step in found:
+            if isinstance(step, LoopStep):
+                self._chooser.compiles(step.printed)
         self._chooser.start()
         return found
 
@@ -212,7 +217,20 @@ def _without_company(made: _Defined, steps: Sequence[Step], outputs: Sequence[Va
             kernels[k] = kernels.get(k, 0) + 1
     products = {made.origin[id(d)] for d in made.program.defs if isinstance(d, Contraction)}
     alone = {k for k in kernels if k in made.loops and k not in accompanied and k not in products}
-    return {k for k in alone if not _is_better(steps[k], made.program)}
+    return {k for k in alone if not _is_better(steps[k], made.program)} - _like_many(alone, steps, outputs)
+
+
+def _like_many(alone: set[int], steps: Sequence[Step], outputs: Sequence[Value]) -> set[int]:
+    """Steps that do the same to other operands than several others, for results that nobody waits for: one launch for
+    all of them, later."""
+    kinds: dict[object, set[int]] = {}
+    for k in alone:
+        step = steps[k]
+        if not isinstance(step, NodeStep) or any(v not in outputs for v in step.writes):
+            continue
+        if SHARED.modules.get((step.node.domain, step.node.op)) == "elementwise":
+            kinds.setdefault((step.node.op, str(step.node.output.type)), set()).add(k)
+    return {k for same in kinds.values() if len(same) >= _SEVERAL for k in same}
 
 
 def _is_better(step: Step, program: Definitions) -> bool:

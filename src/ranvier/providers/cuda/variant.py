@@ -18,6 +18,7 @@ from ranvier.providers.cuda.failures import is_lost
 from ranvier.providers.cuda.library import tensor_over, torch
 from ranvier.providers.cuda.place import Place, Replay
 from ranvier.providers.cuda.steps import Env, HostStep, NodeStep, Step
+from ranvier.providers.cuda.together import Overwriting
 from ranvier.providers.cuda.transfers import CHECKS, KIND, SHARED, Checks, checks_of, remember
 
 Specialise = Callable[[Sequence[Step], Env, Sequence[Value]], Sequence[Step]]
@@ -48,6 +49,7 @@ class Variant:
         self.steps: list[Step] = []
         self._frees: list[tuple[Value, ...]] = []
         self._shared: set[Value] = set()
+        self._aliases: dict[Value, set[Value]] = {}  # what lies in the memory of operands that are written over
         self.runs = 0
         self.refused = ""  # why it is not captured
         self._lock = threading.Lock()
@@ -83,6 +85,7 @@ class Variant:
         self._constants.update(env.made)
         self.refused = next((f"{step.label}: {step.stops}" for step in left if step.stops), "")
         self._shared = self._aliased(env, given)
+        self._aliases = {v: _in_memory_of(v, env) for v in self._overwritten if v in env.tensors}
         results = self._gathered(env)
         self.steps = list(left if specialise is None else specialise(left, env, self._outputs))
         self._frees = self._ends(self.steps)
@@ -186,6 +189,8 @@ class Variant:
         held: list[Any] = []
         targets = {k: given[value] for k, value in replaced.items()}
         written = {target.untyped_storage().data_ptr() for target in targets.values()}
+        places = Overwriting(self.steps, self._outputs, lambda value: self._aliases.get(value, set()))
+        places.put({self._outputs[k]: (value, targets[k]) for k, value in replaced.items()})
 
         def run() -> None:
             results, checks = self._eager(given)
@@ -249,6 +254,12 @@ class Variant:
             return results, None
         flags = torch.stack([flag.reshape(()) for flag in env.requirements])
         return results, Checks(flags, tuple(env.messages))
+
+
+def _in_memory_of(value: Value, env: Env) -> set[Value]:
+    memory = env.tensors[value].untyped_storage().data_ptr()
+    found = {other for other, tensor in env.tensors.items() if tensor.untyped_storage().data_ptr() == memory}
+    return found - {value}
 
 
 def _same_place(a: Any, b: Any) -> bool:
