@@ -21,6 +21,7 @@ from ranvier.providers.cuda.kernels import (
     fp8,
     gemv,
     int4,
+    lstm,
     norms,
     rope_append,
     swiglu,
@@ -29,7 +30,7 @@ from ranvier.providers.cuda.kernels import (
     w8a8,
 )
 
-MODULES = (codes, decode_attention, first, fp8, gemv, norms, rope_append, swiglu, ternary, w4a16, w8a8)
+MODULES = (codes, decode_attention, first, fp8, gemv, lstm, norms, rope_append, swiglu, ternary, w4a16, w8a8)
 CALLED_BY_KERNELS = {"decode_attention._join", "decode_attention._tile"}
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -71,6 +72,10 @@ def launch_all() -> None:
         )
     decode_attention.decode_attention(q[:, :2], cache[:2], cache[:2], lengths, q[:, :2], splits=2)
     rope_append.rope_append(q, k, k, lengths, angles, angles, q, cache, cache, table=table, pdl=True)
+    wide, narrow = torch.zeros(3, 32), torch.zeros(3, 8)
+    lstm.forward(wide, wide, narrow, wide, narrow, narrow)
+    for result in (narrow, None):
+        lstm.back(wide, narrow, narrow, narrow, result, narrow, wide)
     for dtype in (torch.int8, E4M3):
         out = codes.Codes.empty(1, 256, dtype, "cpu")
         codes.quantize(x, out)

@@ -74,7 +74,7 @@ def _gathers(x: Any, w: Any, pads: Sequence[int], dilations: Sequence[int]) -> b
     sizes = [n + 2 * p - (k - 1) * d for n, k, p, d in zip(x.shape[2:], kernel, pads, dilations)]
     swapped = w.stride(0) < w.stride(1)  # somebody has put images and channels in each other's place
     least = math.prod(sizes) if swapped else max(_LARGEST_FILTER, math.prod(sizes))
-    return math.prod(kernel) > least and min(sizes) > 0
+    return bool(math.prod(kernel) > least and min(sizes) > 0)
 
 
 def _by_weights(x: Any, w: Any, pads: Sequence[int], dilations: Sequence[int]) -> Any:

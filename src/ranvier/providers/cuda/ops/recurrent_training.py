@@ -1,6 +1,7 @@
 """An LSTM that keeps its gates, and its way back through time: as few calls a step as torch needs.
 
-What no step waits for is computed for all of them at once. A step is then one product and five or six calls on vectors.
+What no step waits for is computed for all of them at once. A step is then one product and five or six calls on vectors;
+on a GPU, where these have kernels of their own, one product and one launch.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ranvier.ops.own.lstm import DOMAIN
-from ranvier.providers.cuda.library import torch
+from ranvier.providers.cuda.library import installed, torch
 from ranvier.providers.cuda.table import FLOATS, Call, lowers
 
+_ON_PROCESSOR = False  # whether the kernels are used there too, interpreted: for tests
 _REVERSE = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -37,6 +39,9 @@ def lstm_training(
             projected = projected + (bias[d, : 4 * size] + bias[d, 4 * size :])
         h, c = (x.new_zeros(batch, size) if state is None else state[d] for state in (initial_h, initial_c))
         recurrent, holes = r[d].mT, None if peepholes is None else peepholes[d].split(size)
+        if holes is None and _has_kernels(x):
+            lasts.append(_forward(projected, recurrent, h, c, backwards, gates[:, d], cells[:, d], y[:, d]))
+            continue
         for t in reversed(range(steps)) if backwards else range(steps):
             sums, own = torch.addmm(projected[t], h, recurrent), gates[t, d]
             if holes is not None:
@@ -73,6 +78,11 @@ def lstm_slopes(
         nothing = gates.new_zeros(batch, size)
         hidden, inner = (nothing if grad is None else grad[d] for grad in (grad_h, grad_c))
         order = range(steps)[::-1] if backwards else range(steps)
+        if peepholes is None and _has_kernels(gates):
+            start = nothing if initial_c is None else initial_c[d].contiguous()
+            to_result = None if grad_y is None else grad_y[:, d]
+            firsts.append(_back(r[d], gates[:, d], cells[:, d], start, to_result, hidden, inner, order, slopes[:, d]))
+            continue
         i, o, f, g = gates[:, d].split(size, dim=-1)
         bent, start = torch.tanh(cells[:, d]), (nothing if initial_c is None else initial_c[d])[None]
         inside = cells[1:, d] if backwards else cells[:-1, d]
@@ -98,3 +108,46 @@ def lstm_slopes(
             hidden = torch.matmul(own, r[d])
         firsts.append((hidden, inner))
     return slopes, *(torch.stack([first[k] for first in firsts]) for k in range(2))
+
+
+def _has_kernels(x: Any) -> bool:
+    return bool(x.dtype == torch.float32 and (x.is_cuda or _ON_PROCESSOR) and x.numel() and installed("triton"))
+
+
+def _forward(
+    projected: Any, recurrent: Any, h: Any, c: Any, backwards: bool, gates: Any, cells: Any, y: Any
+) -> tuple[Any, Any]:
+    """The steps of one way; the last result and cell."""
+    from ranvier.providers.cuda.kernels import lstm  # Triton is not imported before
+
+    steps, batch, size = y.shape
+    c, product = c.contiguous(), gates.new_empty(batch, 4 * size)
+    for t in reversed(range(steps)) if backwards else range(steps):
+        torch.mm(h, recurrent, out=product)
+        lstm.forward(projected[t], product, c, gates[t], cells[t], y[t])
+        h, c = y[t], cells[t]
+    return h, c
+
+
+def _back(
+    r: Any,
+    gates: Any,
+    cells: Any,
+    start: Any,
+    to_result: Any,
+    hidden: Any,
+    inner: Any,
+    order: range,
+    slopes: Any,
+) -> tuple[Any, Any]:
+    """The steps of one way, the last one first; gradients of the first result and cell."""
+    from ranvier.providers.cuda.kernels import lstm
+
+    hidden, inner = hidden.clone(), inner.clone()
+    for k in reversed(range(len(order))):
+        t = order[k]
+        earlier = cells[order[k - 1]] if k else start
+        grad = None if to_result is None else to_result[t].contiguous()
+        lstm.back(gates[t], cells[t], earlier, hidden, grad, inner, slopes[t])
+        torch.mm(slopes[t], r, out=hidden)
+    return hidden, inner
