@@ -37,7 +37,6 @@ from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
-ERROR = math.sqrt(2 * (1 - COSINE))  # of results as a part of their size, at which the cosine is just so
 _PICTURE = 28  # pixels along the shorter side, at least
 _UNSEEN = 1000  # first seed of the samples that results are compared on
 _CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
@@ -102,10 +101,9 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     graph = prepared(original, config)
     known = [sample(graph, case, 1 + k) for k in range(options.samples)]
     unseen = [sample(graph, case, _UNSEEN + k) for k in range(options.samples)]
-    made, report = Quantizer(graph, known, Quantization(ranges=options.ranges), config).run(force=True)
-    if not (options.all or accurate(report.difference)):
-        wanted = Quantization(ranges=options.ranges, max_error=ERROR * options.margin, trials=options.trials)
-        made, report = Quantizer(graph, known, wanted, config).run(force=True)
+    wanted = None if options.all else COSINE
+    how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search)
+    made, report = Quantizer(graph, known, how, config).run(force=True)
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
     pair = ([[row[k] for k in compared] for row in results(each, unseen, config)] for each in (made, graph))
     found = difference(*pair)
@@ -157,8 +155,7 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=16)
     arguments.add_argument("--ranges", default="best")
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
-    arguments.add_argument("--margin", type=float, default=0.8, help="part of the goal's error that samples may show")
-    arguments.add_argument("--trials", type=int, default=40)
+    arguments.add_argument("--search", type=float, default=120.0, help="seconds in which layers are judged")
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +49,24 @@ _MOST_ROWS = 40
 @click.option(
     "--ranges",
     type=click.Choice(["minmax", "percentile", "mse", "entropy", "best"]),
-    default="minmax",
+    default="best",
     show_default=True,
-    help="How ranges of activations are found; best tries all and takes the one whose results are nearest (int8).",
+    help="How ranges of activations are found; best tries all and takes what results are nearest with (int8).",
 )
 @click.option("--group", type=int, default=32, show_default=True, help="Weights that share a scale (weights alone).")
 @click.option("--signed", is_flag=True, help="Activations as signed codes, symmetric (int8).")
-@click.option("--max-error", type=float, help="Leave layers in float32 until results are off by at most this part.")
+@click.option(
+    "--cosine",
+    type=float,
+    default=0.999,
+    show_default=True,
+    help="Leave layers in float32 until results are as near as this, or their largest entry is nearly always the same; "
+    "0 codes every layer (int8).",
+)
+@click.option(
+    "--max-error", type=float, help="Leave layers in float32 until results are off by at most this part, instead."
+)
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="How long layers are judged for that.")
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Layers to leave in float32, by name.")
 @click.option("--slower", type=float, default=1.0, show_default=True, help="How many times as long a run may take.")
 @click.option("--threads", type=int, help="Threads to measure with.")
@@ -68,7 +82,9 @@ def command(
     ranges: str,
     group: int,
     signed: bool,
+    cosine: float,
     max_error: float | None,
+    seconds: float,
     keep: tuple[str, ...],
     slower: float,
     threads: int | None,
@@ -76,19 +92,20 @@ def command(
 ) -> None:
     """Quantize the ONNX model IN, and report error, size and speed.
 
-    A result that is slower than the original, or further from it than --max-error, is not written unless forced.
+    A result that is slower than the original, or further from it than was asked, is not written unless forced.
     """
     if target.exists() and not force:
         raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
     config = SessionConfig.default(**given)
-    options = Quantization(scheme, ranges, group, signed, max_error=max_error, keep=keep, slower=slower)
+    near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds}
+    options = Quantization(scheme, ranges, group, signed, keep=keep, slower=slower, **near)  # type: ignore[arg-type]
     graph = prepared(model, config)
     feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)
     problem = False
-    with output.busy("quantizing"):
+    with _bar(output) as (told, stepped):
         try:
-            made, report = Quantizer(graph, feeds, options, config, told=output.note).run(force=force)
+            made, report = Quantizer(graph, feeds, options, config, told, stepped).run(force=force)
             onnx_format.save(made, target)
         except NotWorthIt as refused:
             report, problem = refused.report, True
@@ -100,6 +117,24 @@ def command(
     if problem:
         click.echo("not written: " + "; ".join(report.problems) + " (--force writes it anyway)", err=True)
         raise click.exceptions.Exit(exit_codes.CHECK_FAILED)
+
+
+@contextlib.contextmanager
+def _bar(output: Output) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """What is being done and how much of it is, as a bar on a terminal and as notes elsewhere."""
+    if output.preset == "quiet" or not sys.stderr.isatty():
+        yield output.note, lambda done, of: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("quantizing", total=None)
+        yield (
+            lambda text: bar.update(task, description=text, total=None, completed=0),
+            lambda done, of: bar.update(task, completed=done, total=of),
+        )
 
 
 def _show(output: Output, report: QuantizationReport, target: Path | None) -> None:

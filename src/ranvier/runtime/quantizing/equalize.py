@@ -87,10 +87,10 @@ class _Channels:
         return {self.find(channel) for channel in self._fixed}
 
 
-def equalize(graph: Graph, feeds: Sequence[Feed], config: SessionConfig) -> int:
-    """Scale channels in place; gives the number of those that were."""
+def equalize(graph: Graph, feeds: Sequence[Feed], config: SessionConfig, *, with_rows: bool = True) -> int:
+    """Scale channels in place; gives the number of those that were. ``with_rows``: behind activations too."""
     channels = _Channels()
-    rows = _rows_behind_activations(graph)
+    rows = _rows_behind_activations(graph) if with_rows else []
     layers = _trace(graph, channels, {id(row) for row in rows})
     readers = [layer for layer in layers if layer.reads is not None]
     ranges: dict[str, Array] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -24,11 +26,13 @@ from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
 from ranvier.runtime.narrowing.search import Search
+from ranvier.runtime.quantizing.choice import fewest, judge
 from ranvier.runtime.quantizing.equalize import equalize
-from ranvier.runtime.quantizing.report import LayerReport, QuantizationReport, difference, timed
+from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, difference, timed
 from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import Site, find_sites
 from ranvier.runtime.quantizing.static import coded_values, quantize_static
+from ranvier.runtime.quantizing.switches import Switches
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, SCHEMES, quantize_weights
 
@@ -40,6 +44,10 @@ _PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_sube
 OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
 LEAST_OPSET = 19  # has float8, and scales for channels
 BEST = "best"
+Range = tuple[float, float]
+_FEW = 4  # samples that ways to bring channels to like ranges are chosen by
+_ROOM = 0.9  # part of an error that samples may show
+_AGREEMENT, _PLACES = 0.995, 500  # of largest entries, and of how many that says something
 
 
 class NotWorthIt(RanvierError):
@@ -56,6 +64,8 @@ class Quantization(Checked):
 
     ``scheme``: "int8" codes weights and activations and needs samples; the others code weights alone.
     ``max_error``: of the results, as a part of their size; layers are left in float32 until it is kept.
+    ``cosine`` (int8): between results and the original's, in place of ``max_error``; that the largest entry is the same
+    nearly everywhere will do too. ``seconds``: how long layers are judged for either.
     ``slower``: how many times as long as the original a run may take.
     """
 
@@ -66,6 +76,8 @@ class Quantization(Checked):
     fit: str = "minmax"  # of weights
     equalize: bool = True  # channels of activations, before they share a scale
     max_error: float | None = None
+    cosine: float | None = None
+    seconds: float = 120.0
     keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
     slower: float = 1.0
     trials: int = 24
@@ -76,6 +88,8 @@ class Quantization(Checked):
         "group": Whole(16),
         "fit": Choice(("minmax", "mse")),
         "max_error": Positive(whole=False),
+        "cosine": Positive(whole=False),
+        "seconds": Positive(whole=False),
         "keep": Names(),
         "slower": Positive(whole=False),
         "trials": Whole(1),
@@ -101,7 +115,10 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
 
 
 class Quantizer:
-    """Tries ways to quantize one graph on samples. ``told`` is called with what is being done."""
+    """Tries ways to quantize one graph on samples.
+
+    ``told`` is called with what is being done, ``stepped`` with how much of it is done, of how much.
+    """
 
     def __init__(
         self,
@@ -110,10 +127,12 @@ class Quantizer:
         options: Quantization,
         config: SessionConfig | None = None,
         told: Callable[[str], None] | None = None,
+        stepped: Callable[[int, int], None] | None = None,
     ) -> None:
         self.graph, self.feeds, self.options = graph, list(feeds), options
         self.config = config or SessionConfig()
         self._told = told or (lambda text: None)
+        self._step = stepped or (lambda done, of: None)
         self.static = options.scheme == "int8"
         if not self.feeds and (self.static or options.scheme in CALIBRATED):
             raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
@@ -127,43 +146,65 @@ class Quantizer:
             raise InvalidConfig(
                 "no layer of this model can be quantized: it needs float32 products with constant weights"
             )
-        if self.static and options.equalize:
-            self._told("bringing channels to like ranges")
-            self.graph = copied(graph)
-            equalize(self.graph, self.feeds, self.config)
-            self.sites = [site for site in find_sites(self.graph) if site.name not in self.kept]
-        self._ranges: dict[str, tuple[float, float]] = {}
+        self._joins = True
+        self._ranges: dict[str, Range] = {}
         self._means: dict[str, np.ndarray[Any, Any]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._moments: dict[str, InputMoments] = {}
-        self._found: dict[str, dict[str, tuple[float, float]]] = {}  # ranges by the way they were found
-        self._expected = self._observe()
+        self._found: dict[str, dict[str, Range]] = {}  # ranges by the way they were found
+        self._expected = list(results(graph, self.feeds, self.config))
+        if self.static and options.equalize:
+            self._take(self._evened())
+        ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
+        self._observe(ways, self.feeds)
         if len(self._found) > 1:
             self._ranges = min(self._found.values(), key=self._error_with)
 
-    def _observe(self) -> list[list[np.ndarray[Any, Any]]]:
+    def _take(self, graph: Graph) -> None:
+        self.graph = graph
+        self.sites = [site for site in find_sites(graph) if site.name not in self.kept]
+
+    def _evened(self) -> Graph:
+        """The graph with channels brought to like ranges, in the way that errors of results are least with."""
+        original, few = self.graph, self.feeds[:_FEW]
+        found = [original]
+        for with_rows in (False, True):
+            self._told("bringing channels to like ranges")
+            graph = copied(original)
+            if equalize(graph, few, self.config, with_rows=with_rows):
+                found.append(graph)
+        if len(found) > 1 and len(found[-1]) == len(found[-2]):
+            found.pop()  # no row stayed
+        errors = []
+        for graph in found if len(found) > 1 else ():
+            self._take(graph)
+            self._observe(("minmax",), few)
+            errors.append(difference(list(results(self.made(), few, self.config)), self._expected[:_FEW]).error)
+        return found[errors.index(min(errors))] if errors else original
+
+    def _observe(self, ways: Sequence[str], feeds: Sequence[Feed]) -> None:
         """Look at the activations that matter once, for all trials."""
         if self.static:
             self._told("looking at activations")
             names = coded_values(self.graph, self.sites)
-            ways = tuple(OBSERVERS) if self.options.ranges == BEST else (self.options.ranges,)
             watched: dict[str, dict[str, Observer]] = {n: {way: observer(way) for way in ways} for n in names}
             means = {s.data.name: ChannelMean(1 if s.inner is None else -1) for s in self.sites}
 
             def look(name: str, x: np.ndarray[Any, Any]) -> None:
+                self._shapes[name] = x.shape
                 for each in watched[name].values():
                     each.update(x)
                 if name in means:
                     means[name].update(x)
 
-            visit(self.graph, list(watched), self.feeds, self.config, look)
+            visit(self.graph, list(watched), feeds, self.config, look)
             self._means = {name: each.mean for name, each in means.items()}
             self._found = {way: {name: each[way].range() for name, each in watched.items()} for way in ways}
             self._ranges = self._found[ways[0]]
         elif self.options.scheme in CALIBRATED:
             self._told("looking at activations")
             self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
-            visit(self.graph, list(self._moments), self.feeds, self.config, lambda n, x: self._moments[n].update(x))
-        return list(results(self.graph, self.feeds, self.config))
+            visit(self.graph, list(self._moments), feeds, self.config, lambda n, x: self._moments[n].update(x))
 
     def made(self, kept: frozenset[str] = frozenset()) -> Graph:
         """The graph with all layers quantized but these."""
@@ -172,7 +213,8 @@ class Quantizer:
         sites = [s for s in find_sites(graph, products_only=not self.static) if s.name not in left]
         if self.static:
             signed, fit = self.options.signed, self.options.fit
-            quantize_static(graph, sites, self._ranges, signed=signed, fit=fit, means=self._means)
+            joins, means = self._joins, self._means
+            quantize_static(graph, sites, self._ranges, signed=signed, fit=fit, means=means, joins=joins)
         else:
             quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
         graph.opsets.setdefault("com.microsoft", 1)
@@ -181,18 +223,67 @@ class Quantizer:
         verify(graph)
         return graph
 
-    def error(self, kept: frozenset[str]) -> float:
+    def difference(self, kept: frozenset[str]) -> Difference:
         self._told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
-        return difference(list(results(self.made(kept), self.feeds, self.config)), self._expected).error
+        return difference(list(results(self.made(kept), self.feeds, self.config)), self._expected)
 
-    def _error_with(self, ranges: dict[str, tuple[float, float]]) -> float:
+    def error(self, kept: frozenset[str]) -> float:
+        return self.difference(kept).error
+
+    @property
+    def bound(self) -> float | None:
+        """Of the error; None where none was asked for."""
+        if self.options.max_error is not None:
+            return self.options.max_error
+        return None if self.options.cosine is None else math.sqrt(2 * (1 - self.options.cosine))
+
+    def _near(self, found: Difference) -> bool:
+        """Whether results are as near as was asked, with some room: samples are not all there is."""
+        assert self.bound is not None
+        if self.options.max_error is not None:
+            return found.error <= self.bound
+        same = found.agreement is not None and found.places >= _PLACES and found.agreement >= _AGREEMENT
+        return same or found.error <= self.bound * _ROOM
+
+    def _chosen(self) -> frozenset[str]:
+        """Layers that stay in float32 for results to be as near as was asked."""
+        found = self.difference(frozenset())
+        if self._near(found):
+            return frozenset()
+        self._joins = False  # joins of codes round once more; without them layers alone do
+        apart = self.difference(frozenset())
+        if self._near(apart):
+            return frozenset()
+        self._joins = found.error <= apart.error
+        assert self.bound is not None
+        until = time.perf_counter() + self.options.seconds
+        ways = [self._ranges, *(way for way in self._found.values() if way is not self._ranges)]
+        names, expected = [site.name for site in self.sites], self._expected
+        options = {"signed": self.options.signed, "fit": self.options.fit}
+        self._told("judging layers")
+        with Switches(self.graph, names, self._means, self.config, **options) as switches:  # type: ignore[arg-type]
+            layers, ranges = judge(
+                switches, self.sites, ways, self._shapes, self.feeds, expected, self.options.seconds / 2, self._step
+            )
+        self._ranges = {**self._ranges, **ranges}
+
+        def measure(kept: frozenset[str]) -> float:
+            found = self.difference(kept)
+            return 0.0 if self._near(found) and found.error > bound else found.error
+
+        bound = self.bound * (1.0 if self.options.max_error is not None else _ROOM)
+        return fewest(layers, bound, measure, until)
+
+    def _error_with(self, ranges: dict[str, Range]) -> float:
         self._ranges = ranges
         return self.error(frozenset())
 
     def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:
         """The quantized graph and what became of it; NotWorthIt where it is not what was asked, unless forced."""
         kept: frozenset[str] = frozenset()
-        if self.options.max_error is not None and self.feeds:
+        if self.static and self.bound is not None:
+            kept = self._chosen()
+        elif self.options.max_error is not None and self.feeds:
             search = Search(self.error, self.options.max_error, self.options.trials)
             kept = search.run([site.name for site in self.sites])
         graph = self.made(kept)
@@ -206,11 +297,15 @@ class Quantizer:
         found = difference(list(results(graph, self.feeds, self.config)), self._expected)
         before, after = timed(self.graph, graph, self.feeds[0], self.config) if self.feeds else (0.0, 0.0)
         problems = []
-        limit = self.options.max_error
+        limit, wanted = self.options.max_error, self.options.cosine
+        if limit is None and wanted is not None and self.static and found.cosine < wanted and not self._near(found):
+            problems.append(f"the cosine of the results is {found.cosine:.6f}, at least {wanted:g} was asked for")
         if limit is not None and found.error > limit:
             problems.append(
                 f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"
             )
+        if len(kept) == len(self.sites):
+            problems.append("no layer can be coded with results as near as was asked")
         if self.feeds and after > before * self.options.slower:
             problems.append(
                 f"a run takes {after * 1e3:.3g} ms instead of {before * 1e3:.3g}, "

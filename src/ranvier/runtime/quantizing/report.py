@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -37,11 +38,12 @@ class LayerReport:
 @dataclass(frozen=True)
 class Difference:
     """Of results: the size of the error as a part of the size of the results, the cosine between the two, and how often
-    the largest entry along the last axis is the same."""
+    the largest entry along the last axis is the same, or a whole number, in how many ``places``."""
 
     error: float
     cosine: float
     agreement: float | None
+    places: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,15 @@ class QuantizationReport:
 
 
 def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]) -> Difference:
-    """Of all floating-point results of all samples; the worst of the outputs counts."""
+    """Of all results of all samples; the worst of the outputs counts."""
     errors, cosines, agreements = [], [], []
     for a, b in zip(zip(*found), zip(*expected)):
-        if b[0].dtype.kind != "f" or any(x.shape != y.shape for x, y in zip(a, b)):
+        if any(x.shape != y.shape for x, y in zip(a, b)):
+            continue
+        if b[0].dtype.kind in "iub":
+            same = np.concatenate([(p == q).reshape(-1) for p, q in zip(a, b)])
+            agreements.append((float(same.mean()) if same.size else 1.0, same.size))
+        if b[0].dtype.kind != "f":
             continue
         x = np.concatenate([each.reshape(-1) for each in a]).astype(np.float64)
         y = np.concatenate([each.reshape(-1) for each in b]).astype(np.float64)
@@ -76,11 +83,13 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
         cosines.append(float(x @ y) / max(sizes[0] * sizes[1], 1e-30) if sizes[1] else 1.0)
         if b[0].ndim > 1 and b[0].shape[-1] > 1:
-            same = [np.argmax(p, -1) == np.argmax(q, -1) for p, q in zip(a, b)]
-            agreements.append(float(np.concatenate([s.reshape(-1) for s in same]).mean()))
-    if not errors:
-        return Difference(0.0, 1.0, None)
-    return Difference(max(errors), min(cosines), min(agreements) if agreements else None)
+            same = np.concatenate([(np.argmax(p, -1) == np.argmax(q, -1)).reshape(-1) for p, q in zip(a, b)])
+            agreements.append((float(same.mean()), same.size))
+    agreement, places = min(agreements) if agreements else (None, 0)
+    if not errors:  # nothing but whole numbers: the same part is their cosine, and the error what belongs to that
+        part = 1.0 if agreement is None else agreement
+        return Difference(math.sqrt(2 * (1.0 - part)), part, agreement, places)
+    return Difference(max(errors), min(cosines), agreement, places)
 
 
 def timed(before: Graph, after: Graph, feed: Feed, config: SessionConfig) -> tuple[float, float]:

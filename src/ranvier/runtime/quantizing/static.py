@@ -33,8 +33,10 @@ _MOVES = frozenset(
 )
 
 
-def coded_values(graph: Graph, sites: Sequence[Site]) -> list[str]:
+def coded_values(graph: Graph, sites: Sequence[Site], *, joins: bool = True) -> list[str]:
     """Names of the values that get a pair: what layers read, what they give behind their activation, joins of those."""
+    if not joins:
+        return list(dict.fromkeys(site.data.name for site in sites))
     layers = {id(site.node) for site in sites}
     found: dict[str, None] = {}
     coded: set[int] = set()
@@ -105,24 +107,25 @@ def quantize_static(
     signed: bool = False,
     fit: str = "minmax",
     means: Mapping[str, Array] | None = None,
+    joins: bool = True,
 ) -> None:
     """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``.
 
     ``means`` of the input channels of layers: what rounding of weights adds to a result on average comes off its bias.
+    Without ``joins`` layers alone read codes, and what lies between them is not rounded for others.
     """
     activations = Integers(8, signed, "tensor", signed=signed)
-    weights = Integers(8, True, "channel", fit=fit)
     scales: dict[str, np.float32] = {}
     names = {value.name: value for value in graph.values()}
     layers = {id(site.node) for site in sites}
-    staying = _staying(graph, layers)
-    for name in coded_values(graph, sites):
+    staying = _staying(graph, layers) if joins else set()
+    for name in coded_values(graph, sites, joins=joins):
         if name in ranges and name in names:
             value = names[name]
             read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
             scales[name] = _pair(graph, value, read, ranges[name], activations)
     for site in sites:
-        _layer(site, weights, scales, (means or {}).get(_source(site.data)))
+        _layer(site, fit, scales, (means or {}).get(_source(site.data)))
         behind = tail(site.node)
         if behind.value.name in scales:
             for node in behind.nodes:
@@ -149,13 +152,27 @@ def _position(graph: Graph):  # type: ignore[no-untyped-def]
     return lambda node: order[id(node)]
 
 
-def _layer(site: Site, scheme: Integers, scales: Mapping[str, np.float32], mean: Array | None) -> None:
+def rounded_weights(site: Site, fit: str = "minmax") -> tuple[Array, Array, Array]:
+    """Codes, the step of each output channel, and what the weights lost; the axis of outputs is in front."""
+    moved = np.moveaxis(site.numbers, site.outputs, 0)
+    coded = Integers(8, True, "channel", fit=fit).quantize(moved.reshape(len(moved), -1))
+    codes = coded.codes.reshape(moved.shape)
+    steps = coded.scales.reshape(-1).astype(np.float32)
+    return codes, steps, moved - codes.astype(np.float32) * steps.reshape(-1, *[1] * (moved.ndim - 1))
+
+
+def mean_loss(site: Site, lost: Array, mean: Array) -> Array:
+    """What lost weights [outputs, ...] take off each output channel on average."""
+    groups = int(site.node.attrs.get("group", 1)) if site.inner is None else 1
+    inputs = lost.reshape(groups, len(lost) // groups, mean.size // groups, -1).sum(axis=3)
+    return np.asarray(np.einsum("goi,gi->go", inputs, mean.reshape(groups, -1)).reshape(-1))
+
+
+def _layer(site: Site, fit: str, scales: Mapping[str, np.float32], mean: Array | None) -> None:
     node = site.node
     ops = builder(node, ORIGIN)
-    moved = np.moveaxis(site.numbers, site.outputs, 0)
-    coded = scheme.quantize(moved.reshape(len(moved), -1))
-    codes = np.moveaxis(coded.codes.reshape(moved.shape), 0, site.outputs)
-    steps = coded.scales.reshape(-1).astype(np.float32)
+    first, steps, lost = rounded_weights(site, fit)
+    codes = np.moveaxis(first, 0, site.outputs)
     name = site.weight.name
     weight = ops.DequantizeLinear(
         ops.constant(np.ascontiguousarray(codes), f"{name}.codes"),
@@ -164,10 +181,9 @@ def _layer(site: Site, scheme: Integers, scales: Mapping[str, np.float32], mean:
         axis=site.outputs,
         _name=f"{name}.dequantize",
     )
-    lost = moved - coded.codes.reshape(moved.shape).astype(np.float32) * steps.reshape(-1, *[1] * (moved.ndim - 1))
     node.set_input(1, weight)
     if node.op == "MatMul" and mean is not None:
-        _later_bias(site, lost.reshape(len(lost), -1) @ mean)
+        _later_bias(site, mean_loss(site, lost, mean))
         return
     bias = _bias(site, lost, mean)
     data = scales.get(_source(site.data))
@@ -194,20 +210,27 @@ def _bias(site: Site, lost: Array, mean: Array | None) -> Array | None:
     found = np.zeros(len(lost)) if site.bias is None else site.bias.const.numpy().astype(np.float64)  # type: ignore[union-attr]
     if mean is None:
         return None if site.bias is None else found
-    groups = int(site.node.attrs.get("group", 1))
-    inputs = lost.reshape(groups, len(lost) // groups, lost.shape[1], -1).sum(axis=3)
-    return np.asarray(found + np.einsum("goi,gi->go", inputs, mean.reshape(groups, -1)).reshape(-1))
+    return np.asarray(found + mean_loss(site, lost, mean))
 
 
 def _later_bias(site: Site, shift: Array) -> None:
+    found = added_row(site.node, len(shift))
+    if found is not None:
+        reader, position, value = found
+        assert value.const is not None
+        moved = (value.const.numpy() + shift).astype(np.float32)
+        reader.set_input(position, builder(reader, ORIGIN).constant(moved, f"{value.name}.moved"))
+
+
+def added_row(product: Node, columns: int) -> tuple[Node, int, Value] | None:
     """A product has no bias of its own; a row of constants that is added to it next serves as one."""
-    reader = only_use(site.node.output)
-    if reader is None or reader.op != "Add" or reader.domain or site.node.output.is_graph_output:
-        return
+    reader = only_use(product.output)
+    if reader is None or reader.op != "Add" or reader.domain or product.output.is_graph_output:
+        return None
     for position, value in enumerate(reader.inputs):
-        if value is not None and value.const is not None and value.const.shape == shift.shape:
-            moved = (value.const.numpy() + shift).astype(np.float32)
-            reader.set_input(position, builder(reader, ORIGIN).constant(moved, f"{value.name}.moved"))
+        if value is not None and value.const is not None and value.const.shape == (columns,):
+            return reader, position, value
+    return None
 
 
 def _source(value: Value) -> str:
