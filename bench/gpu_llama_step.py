@@ -23,7 +23,7 @@ import triton
 from torch.nn import functional
 
 from bench.gpu_timing import captured, fastest, milliseconds
-from ranvier.providers.cuda.kernels import int4, w4a16
+from ranvier.providers.cuda.kernels import int4, int4_few, w4a16
 from ranvier.providers.cuda.kernels.choose import decode_splits, gemv_tile
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
@@ -36,7 +36,11 @@ FLOAT_TILES = [Tile(*one) for one in ((2, 1024, 4), (4, 1024, 4), (8, 1024, 4), 
                                       (2, 1024, 4, 2), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8))]  # fmt: skip
 INT4_TILES = [Tile(*one) for one in ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2))]
 LONG_INT4_TILES = [Tile(*one) for one in ((4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8))]
+CUTS = [int4_few.Cut(*one) for one in ((8, 2, 3), (8, 2, 2), (8, 4, 2), (4, 2, 6), (4, 4, 4), (16, 2, 1), (16, 1, 2))]
 ATTENTIONS = ((16, 64, 4, True), (16, 64, 4, False), (16, 128, 8, True), (32, 64, 4, True), (32, 64, 4, False))
+
+
+How = Tile | int4_few.Cut  # which kernel a product gets, and how the work is cut for it
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Model:
 class Step:
     """The step out of our kernels; every buffer is there before the first launch."""
 
-    def __init__(self, model: Model, weights: str, *, splits: int, pdl: bool, tiles: dict[str, Tile]) -> None:
+    def __init__(self, model: Model, weights: str, *, splits: int, pdl: bool, tiles: dict[str, How]) -> None:
         self.model, self.kind, self.pdl, self.tiles = model, weights, pdl, tiles
         self.how = (splits, 64, 4, True)  # splits of attention, tokens of a tile, warps, joined in the same launch
         shape, device = model.shape, model.device
@@ -141,7 +145,7 @@ class Step:
                 )
             self.packed.append({"head": quantized(model.table)})
 
-    def product(self, name: str, index: int, tile: Tile | None = None) -> None:
+    def product(self, name: str, index: int, tile: How | None = None) -> None:
         """One of the five products of a layer, or the head, with all that rides along."""
         model, pdl = self.model, self.pdl
         tile = tile or self.tiles[name]
@@ -155,11 +159,15 @@ class Step:
         }[name]
         gated = name == "gate_up"
         if self.kind == "int4":
-            w4a16.gemv(
-                x, self.packed[index][name], out, norm=norm, eps=EPS, residual=residual, gated=gated,
-                activation="silu" if gated else "", tile=tile, pdl=pdl,
-            )  # fmt: skip
-        elif gated:
+            ours: dict[str, Any] = {"norm": norm, "eps": EPS, "residual": residual, "gated": gated, "pdl": pdl}
+            ours["activation"] = "silu" if gated else ""
+            if isinstance(tile, int4_few.Cut):
+                int4_few.gemv(x, self.packed[index][name], out, cut=tile, **ours)
+            else:
+                w4a16.gemv(x, self.packed[index][name], out, tile=tile, **ours)
+            return
+        assert isinstance(tile, Tile)
+        if gated:
             gated_gemv(x, layer.gate, layer.up, out, norm=norm, eps=EPS, tile=tile, pdl=pdl)
         else:
             weight = {"qkv": layer.qkv, "o": layer.o, "down": layer.down, "head": model.table}[name]
@@ -259,17 +267,18 @@ def exact_step(model: Model, kind: str) -> torch.Tensor:
     return reference(model, torch.float64, weight)()  # type: ignore[no-any-return]
 
 
-def tuned(step: Step, kind: str) -> dict[str, Tile]:
+def tuned(step: Step, kind: str) -> dict[str, How]:
     """For every product the tile that is fastest over the weights of all layers, which no cache holds."""
-    found = {}
+    found: dict[str, How] = {}
     for name in PRODUCTS:
         indices = [step.model.shape.layers] if name == "head" else range(step.model.shape.layers)
 
-        def launch(tile: Tile, name: str = name, indices: Any = indices) -> Callable[[], None]:
+        def launch(tile: How, name: str = name, indices: Any = indices) -> Callable[[], None]:
             return lambda: [step.product(name, i, tile) for i in indices] and None
 
         few_bits = LONG_INT4_TILES if name == "down" else INT4_TILES
-        tile, took, seen = fastest(few_bits if kind == "int4" else FLOAT_TILES, launch)
+        tried: list[How] = [*CUTS, *few_bits] if kind == "int4" else [*FLOAT_TILES]
+        tile, took, seen = fastest(tried, launch)
         print(f"  {name:8} {took * 1e3 / len(indices):7.2f} us each  {tile}", flush=True)
         for other, how in seen.items():
             print(f"      {other}: {how}")
@@ -284,7 +293,9 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
     sizes = {"down": shape.inner}
     kinds = dict.fromkeys(PRODUCTS, "float") | {"gate_up": "gated"} if kind == "bf16" else dict.fromkeys(PRODUCTS, kind)
     outputs = {"head": shape.vocabulary}
-    tiles = {n: gemv_tile(kinds[n], sizes.get(n, shape.width), n=outputs.get(n, shape.width)) for n in PRODUCTS}
+    tiles: dict[str, How] = {
+        n: gemv_tile(kinds[n], sizes.get(n, shape.width), n=outputs.get(n, shape.width)) for n in PRODUCTS
+    }
     step = Step(model, kind, splits=splits, pdl=False, tiles=tiles)
     row: dict[str, Any] = {"weights": kind, "context": model.context, "goal_ms": GOALS[kind]}
     row["floor_ms"] = step.nbytes() / bandwidth * 1e3

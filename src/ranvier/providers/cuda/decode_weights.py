@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cuda.kernels import choose, int4, w4a16
+from ranvier.providers.cuda.kernels import choose, int4, int4_few, w4a16
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
 from ranvier.providers.cuda.ops.weight_only import numbers_of
 from ranvier.providers.cuda.steps import Env
@@ -72,9 +72,8 @@ class Codes:
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
         how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
-        how |= {"gated": bool(self._activation), "activation": self._activation}
-        tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
-        return w4a16.gemv(x, self.weights, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
+        how |= {"gated": bool(self._activation), "activation": self._activation, "eps": around.eps, "pdl": around.pdl}
+        return few_tokens(x, self.weights, out, **how)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
         y = self.rows_times(x, self._bias)
@@ -85,10 +84,16 @@ class Codes:
         weights = self.weights
         choice = choose.product("int4", x.shape[0], x.shape[1])
         if choice.kernel == choose.GEMV:
-            tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
-            return w4a16.gemv(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias, tile=tile)
+            return few_tokens(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias)
         rows = x.new_empty(weights.n, weights.k)
         return functional.linear(x, w4a16.unpack(weights, rows), bias)
+
+
+def few_tokens(x: torch.Tensor, weights: int4.Int4, out: torch.Tensor, **how: Any) -> torch.Tensor:
+    """By the matrix unit where it takes them, else by Triton's kernel."""
+    if int4_few.suits(x, weights, *(how.get(name) for name in ("bias", "residual", "norm"))):
+        return int4_few.gemv(x, weights, out, **how)
+    return w4a16.gemv(x, weights, out, tile=choose.gemv_tile("int4", x.shape[1], x.shape[0]), **how)
 
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -1,0 +1,178 @@
+"""CUDA C of our own: compiled by NVRTC once for a machine, launched on torch's stream.
+
+For the few kernels in which it counts where every operand of the matrix unit comes from, which Triton decides by
+itself. What was compiled is kept beside the other caches. A launch goes to the driver directly, because it may let the
+next kernel start early (``pdl``), which torch and CuPy offer no way to say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ranvier.errors import KernelError
+from ranvier.places import cache_folder
+
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_USUAL_SHARED = 48 << 10  # more has to be asked for
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_char * 64))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class Function:
+    """One kernel on one device. Arguments of a launch are tensors, None for no tensor, and ctypes numbers."""
+
+    def __init__(self, image: bytes, name: str) -> None:
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._image = image  # lives as long as what was loaded from it
+        _driver("cuModuleLoadData", ctypes.byref(self._module), image)
+        _driver("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+        self._shared = _USUAL_SHARED
+
+    def launch(self, grid: int, threads: int, shared: int, args: Sequence[Any], *, pdl: bool = False) -> None:
+        if shared > self._shared:
+            _driver("cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
+            self._shared = shared
+        held = [
+            ctypes.c_void_p(None if x is None else x.data_ptr()) if x is None or isinstance(x, torch.Tensor) else x
+            for x in args
+        ]
+        places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(x) for x in held))
+        early = _Attribute(_EARLY, b"", (1).to_bytes(4, "little"))
+        stream = torch.cuda.current_stream().cuda_stream
+        how = _Launch((grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.pointer(early), int(pdl))
+        _driver("cuLaunchKernelEx", ctypes.byref(how), self._function, places, None)
+
+
+@functools.cache
+def function(name: str, defines: tuple[tuple[str, int], ...], device: int) -> Function:
+    """The kernel ``name`` of the file of this name, compiled with constants for a device, which is current."""
+    major, minor = torch.cuda.get_device_capability(device)
+    options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
+    text = resources.files(__package__).joinpath(f"{name}.cu").read_text("utf-8")
+    return Function(_image(text, name, options), name)
+
+
+def named(defines: Mapping[str, int | bool]) -> tuple[tuple[str, int], ...]:
+    """Constants as ``function`` takes them."""
+    return tuple((key, int(value)) for key, value in defines.items())
+
+
+def _image(text: str, name: str, options: Sequence[str]) -> bytes:
+    """Machine code, from the cache where it is there."""
+    folder = cache_folder() if os.environ.get("RANVIER_CACHE") != "off" else None
+    version = ".".join(map(str, _compiler_version()))
+    digest = hashlib.sha256("\n".join((text, name, version, *options)).encode()).hexdigest()
+    kept = None if folder is None else folder / "cuda" / f"{name}-{digest[:32]}.cubin"
+    if kept is not None:
+        try:
+            return kept.read_bytes()
+        except OSError:
+            pass
+    made = compiled(text, name, options)
+    if kept is not None:
+        _keep(kept, made)
+    return made
+
+
+def _keep(path: Path, made: bytes) -> None:
+    """Whole or not at all; a cache that cannot be written is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(made)
+        Path(file.name).replace(path)
+    except OSError:
+        pass
+
+
+def compiled(text: str, name: str, options: Sequence[str]) -> bytes:
+    """Machine code of CUDA C."""
+    library, program = _nvrtc(), ctypes.c_void_p()
+    library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None)
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), given):
+            raise KernelError(f"kernel {name!r} does not compile: {_read(library, program, 'ProgramLog').decode()}")
+        return _read(library, program, "CUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    room = ctypes.create_string_buffer(size.value)
+    getattr(library, f"nvrtcGet{what}")(program, room)
+    return room.raw
+
+
+def missing() -> str:
+    """Why nothing of this can be had here; empty where it can."""
+    try:
+        _nvrtc()
+        _cuda()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """The compiler: by the linker's name of it, or among the packages that torch brings along."""
+    names = [f"libnvrtc.so.{major}" for major in _majors()]
+    around = Path(torch.__file__).parent.parent / "nvidia"
+    names += [str(found) for name in tuple(names) for found in sorted(around.glob(f"**/{name}"))]
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise OSError(f"no NVRTC among {', '.join(names)}")
+
+
+def _majors() -> list[str]:
+    own = str(torch.version.cuda or "").split(".")[0]
+    return list(dict.fromkeys(each for each in (own, "13", "12") if each))
+
+
+def _compiler_version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+@functools.cache
+def _cuda() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _driver(name: str, *args: Any) -> None:
+    code = getattr(_cuda(), name)(*args)
+    if code:
+        text = ctypes.c_char_p()
+        _cuda().cuGetErrorString(code, ctypes.byref(text))
+        raise KernelError(f"{name}: CUDA error {code}: {(text.value or b'').decode()}")
