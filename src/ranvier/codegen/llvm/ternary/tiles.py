@@ -42,12 +42,12 @@ _NAMES = (
     "out_bytes",
 )
 _ROW_GROUP = 256
-_PANEL_GROUP = 8
+_PANEL_GROUP = 16
 _GOPS = 2000.0
 _WIDTH = VECTORS * LINE
 _WORDS = STEP // DEPTH  # of a step, in every column
 _STEP_BYTES = STEP * _WIDTH // 4  # of a step as bytes
-_RING, _AHEAD = 8, 6  # steps
+_RING, _AHEAD = 4, 3  # steps
 _MULTIPLY = INSTRUCTIONS[DType.int8, DType.uint8]
 
 
@@ -166,7 +166,7 @@ class _Block:
             for r in range(self.blocks):
                 if v == 0:
                     there = f.gep(tokens, row_bytes * (r * tiles.TILE_ROWS)) if r else tokens
-                    tiles.load(f, tiles.a_tile(r), there, row_bytes)
+                    tiles.load(f, tiles.a_tile(r), there, row_bytes, passing=True)  # the ring stays near
                 tiles.multiply(f, _MULTIPLY, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
                 for word in itertools.islice(words, 2 // self.blocks):
                     self.unpack(number + _AHEAD, word)
