@@ -25,7 +25,8 @@ ENTRY = """
 {source}
 extern "C" void twin(int grid, const u16* x, const uint4* words, const Scale* scales, const unsigned char* zeros,
                      const u16* bias, const u16* residual, const u16* norm, Result* out, int m, int n, int k,
-                     int chunks, int groups, long long x_step, long long residual_step, long long out_step, float eps) {{
+                     int chunks, int groups, long long x_step, long long residual_step, long long out_step,
+                     float eps) {{
     run_blocks(grid, THREADS, [&] {{
         few_tokens_int4(x, words, scales, zeros, bias, residual, norm, out, m, n, k, chunks, groups, x_step,
                         residual_step, out_step, eps);
