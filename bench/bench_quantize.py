@@ -38,6 +38,7 @@ from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
 _PICTURE = 28  # pixels along the shorter side, at least
+_LEAST_SAMPLES, _MOST_SAMPLES = 8, 64
 _UNSEEN = 1000  # first seed of the samples that results are compared on
 _CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
 
@@ -93,14 +94,22 @@ def fastest(sessions: Sequence[Session], feed: Mapping[str, Any], seconds: float
     return found
 
 
+def affordable(graph: Graph, feed: Mapping[str, Any], config: SessionConfig) -> int:
+    """How many samples: more of them say more about a model whose runs are short."""
+    with Session(copied(graph), config) as session:
+        (milliseconds,) = fastest([session], feed, 0.1)
+    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 400 / milliseconds)))
+
+
 def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized]:
     original = onnx_format.read(str(case.path))
     if coded(original):
         raise InvalidConfig("it is quantized already")
     config = SessionConfig.default(threads=max(options.threads))
     graph = prepared(original, config)
-    known = [sample(graph, case, 1 + k) for k in range(options.samples)]
-    unseen = [sample(graph, case, _UNSEEN + k) for k in range(options.samples)]
+    count = options.samples or affordable(graph, sample(graph, case, 1), config)
+    known = [sample(graph, case, 1 + k) for k in range(count)]
+    unseen = [sample(graph, case, _UNSEEN + k) for k in range(count)]
     wanted = None if options.all else COSINE
     how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search)
     made, report = Quantizer(graph, known, how, config).run(force=True)
@@ -152,7 +161,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--only", action="append", default=[], help="patterns of names")
     arguments.add_argument("--threads", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
-    arguments.add_argument("--samples", type=int, default=16)
+    arguments.add_argument("--samples", type=int, default=0, help="by how long a run takes unless given")
     arguments.add_argument("--ranges", default="best")
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
     arguments.add_argument("--search", type=float, default=120.0, help="seconds in which layers are judged")

@@ -160,3 +160,22 @@ def test_what_is_new_has_no_older_form(tmp_path: Path) -> None:
         retarget(graph, 13)
     retarget(graph, 19)
     assert graph.nodes[0].version == 19 and graph.opsets[""] == 19
+
+
+def test_operators_of_the_first_opset_have_words_in_later_ones() -> None:
+    nodes = [
+        helper.make_node("ImageScaler", ["x"], ["s"], scale=0.5, bias=[1.0, -2.0, 3.0]),
+        helper.make_node("Affine", ["s"], ["a"], alpha=2.0, beta=-1.0),
+        helper.make_node("Crop", ["a"], ["y"], border=[1, 2, 3, 0]),
+        helper.make_node("Crop", ["a"], ["z"], border=[1, 2, 0, 0], scale=[3, 4]),
+    ]
+    x, *ends = (helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [1, 3, 8, 9]), ("y", None), ("z", None)))
+    proto = helper.make_model(helper.make_graph(nodes, "g", [x], ends), opset_imports=[helper.make_opsetid("", 5)])
+    graph = prepared(read(proto), CONFIG)
+    assert not {"ImageScaler", "Affine", "Crop"} & {node.op for node in graph}
+    array = np.random.default_rng(0).standard_normal((1, 3, 8, 9)).astype(np.float32)
+    whole = (array * 0.5 + np.array([1.0, -2.0, 3.0], np.float32).reshape(3, 1, 1)) * 2 - 1
+    with Session(graph, CONFIG) as session:
+        found = session.run({"x": array})
+    np.testing.assert_allclose(found["y"], whole[:, :, 2:, 1:6], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["z"], whole[:, :, 2:5, 1:5], rtol=1e-5, atol=1e-6)

@@ -28,6 +28,7 @@ from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
 from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.quantizing.choice import fewest, judge
 from ranvier.runtime.quantizing.equalize import equalize
+from ranvier.runtime.quantizing.outdated import replace_outdated
 from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, difference, timed
 from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import Site, find_sites
@@ -45,8 +46,8 @@ OPSET = 21  # for models whose own is older than the least; runtimes of 2024 rea
 LEAST_OPSET = 19  # has float8, and scales for channels
 BEST = "best"
 Range = tuple[float, float]
-_FEW = 4  # samples that ways to bring channels to like ranges are chosen by
-_ROOM = 0.9  # part of an error that samples may show
+_FEW = 8  # samples that ways to bring channels to like ranges are chosen by
+_ROOM = 0.85  # part of an error that samples may show
 _AGREEMENT, _PLACES = 0.995, 500  # of largest entries, and of how many that says something
 
 
@@ -106,6 +107,7 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     names: tuple[str, ...] = _PREPARE
     if graph.opsets.get("", OPSET) < LEAST_OPSET:
         names = ("modernise", *names)
+    replace_outdated(graph)
     PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
     if "modernise" in names:
         retarget(graph, OPSET)
