@@ -208,7 +208,11 @@ def run_cases(device: str, workers: int, seconds: float, match: str, full: bool,
                     alive.remove(worker)
                     continue
                 worker.name, worker.since = waiting.pop(), time.monotonic()
-                worker.pipe.send(worker.name)
+                try:
+                    worker.pipe.send(worker.name)
+                except OSError:
+                    worker.process.join(5)
+                    gone(worker, f"the process ended with {worker.process.exitcode}")
             elif worker.name and time.monotonic() - worker.since > CASE_SECONDS:
                 gone(worker, f"took more than {CASE_SECONDS:.0f} s")
     for worker in alive:

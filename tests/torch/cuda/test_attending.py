@@ -19,6 +19,7 @@ from ranvier.providers.cuda import specialise
 from ranvier.providers.cuda.attending import AttentionStep
 from ranvier.providers.cuda.realise import ContractionStep, LoopStep
 from ranvier.providers.cuda.steps import Step
+from tests.torch.device import options as provider_options
 
 Array = np.ndarray[Any, Any]
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -38,7 +39,7 @@ def run(
         return seen[-1]
 
     wanted = rv.load(model, providers=["reference"], optimization="none").run(inputs)
-    options = {"cuda": {"device": "cpu", "triton": True}}
+    options = provider_options(triton=True)
     with (
         mock.patch.object(specialise.Specialiser, "__call__", watched),
         rv.load(

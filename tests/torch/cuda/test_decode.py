@@ -21,6 +21,7 @@ from ranvier.errors import InvalidValue  # noqa: E402
 from ranvier.providers.cuda import decode  # noqa: E402
 from ranvier.providers.cuda.kernels import choose  # noqa: E402
 from ranvier.providers.cuda.kernels.jit import Tile  # noqa: E402
+from tests.torch.device import options as provider_options  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 SIZES = llama.Sizes(layers=2, width=32, heads=8, kv_heads=2, inside=32, vocabulary=16, context=72)
@@ -124,7 +125,7 @@ def _off(found: Any, wanted: Array) -> float:
 
 
 def _load(path: Path, **options: Any) -> Any:
-    given = {"cuda": {"device": "cpu", "triton": True, **options}}
+    given = provider_options(triton=True, **options)
     return rv.load(path, providers=["cuda", "reference"], provider_options=given, fallback="off")
 
 

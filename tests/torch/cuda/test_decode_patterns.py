@@ -18,6 +18,7 @@ import ranvier as rv  # noqa: E402
 from ranvier.providers.cuda import decode  # noqa: E402
 from ranvier.providers.cuda.kernels import choose  # noqa: E402
 from ranvier.providers.cuda.kernels.jit import Tile  # noqa: E402
+from tests.torch.device import options as provider_options  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 WIDTH, BLOCK = 32, 32
@@ -85,7 +86,7 @@ def steps_of(model: Any, tokens: int, width: int = WIDTH) -> Counter[str]:
 
     x = np.random.default_rng(tokens).standard_normal((tokens, width)).astype(np.float32)
     wanted = rv.load(model, providers=["reference"], optimization="none").run({"x": x})
-    options = {"cuda": {"device": "cpu", "triton": True}}
+    options = provider_options(triton=True)
     with (
         mock.patch.object(decode.Decoding, "__call__", watched),
         rv.load(model, providers=["cuda", "reference"], provider_options=options, fallback="off") as session,
@@ -147,7 +148,7 @@ def test_codes_are_on_the_device_once(order: tuple[int, ...]) -> None:
         return whole(self, *given)
 
     exact = rv.load(model, providers=["reference"], optimization="none")
-    options = {"cuda": {"device": "cpu", "triton": True}}
+    options = provider_options(triton=True)
     with (
         mock.patch.object(decode.Decoding, "__call__", watched),
         rv.load(model, providers=["cuda", "reference"], provider_options=options, fallback="off") as session,

@@ -17,9 +17,10 @@ from ranvier.providers.cuda import specialise
 from ranvier.providers.cuda.choosing import Chooser
 from ranvier.providers.cuda.realise import ContractionStep, LoopStep
 from ranvier.providers.cuda.steps import Step
+from tests.torch.device import options as provider_options
 
 Array = np.ndarray[Any, Any]
-OPTIONS = {"cuda": {"device": "cpu", "triton": True}}
+OPTIONS = provider_options(triton=True)
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 FORMS = ("fused", "library", "tile")
 
