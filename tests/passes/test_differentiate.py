@@ -269,6 +269,21 @@ def test_dropout_keeps_its_mask() -> None:
     np.testing.assert_allclose(found, kept / 0.75)
 
 
+def test_dropout_that_nobody_asked_for_its_mask() -> None:
+    """The derived graph drops what its forward half dropped."""
+    graph = Graph("g", opsets={"": 21})
+    x = graph.add_input("x", TensorType(of(np.float64(0)), (50,)))
+    op = GraphOps(graph, None, "", complete)
+    y = op.node("Dropout", [x, np.float64(0.25), np.array(True)], {}).output
+    scaled = op.Mul(y, np.float64(2.0))
+    (grad,) = differentiate(graph, [(scaled, None)], [x])
+    assert grad is not None
+    graph.outputs = [scaled, grad]
+    dropped, found = run(graph, {"x": np.ones(50)})
+    assert 0 < np.count_nonzero(found) < 50
+    np.testing.assert_allclose(found, dropped)
+
+
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_sizes_that_are_open(symbolic: bool) -> None:
     """A batch of any size."""
@@ -355,6 +370,21 @@ def test_scan(backwards: int) -> None:
         return op.Add(node.outputs[1], node.outputs[0])
 
     check(Case(build, [r(2), r(5, 2), r(2, 2)]))
+
+
+@pytest.mark.parametrize(("axis", "backwards"), [(0, 1), (1, 0), (-1, 1)])
+def test_scan_with_results_laid_out_otherwise(axis: int, backwards: int) -> None:
+    def build(op: GraphOps, h: Value, x: Value) -> Value:
+        body, (state, piece), b = body_of(("h", np.float64(0), (2,)), ("x", np.float64(0), (2,)))
+        new = b.Tanh(b.Mul(state, piece))
+        body.outputs = [new, b.Exp(new)]
+        attrs = {"body": body, "num_scan_inputs": 1, "scan_output_axes": [axis], "scan_output_directions": [backwards]}
+        shape = (3, 2) if axis == 0 else (2, 3)
+        results = [Value("", h.type), Value("", TensorType(of(np.float64(0)), shape))]
+        node = op.graph.add("Scan", [h, x], attrs, results, version=21)
+        return op.Mul(node.outputs[1], op.constant(r(*shape, seed=3)))
+
+    check(Case(build, [r(2), r(3, 2)]))
 
 
 def test_gradient_of_the_gradient_of_a_loop() -> None:

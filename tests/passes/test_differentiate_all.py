@@ -10,7 +10,7 @@ import pytest
 
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
-from ranvier.graph.ir import Graph, Node
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete, registry
@@ -32,6 +32,7 @@ from tests.passes import (
     test_differentiate_regions,
     test_differentiate_sampling,
 )
+from tests.passes.gradient_tools import Case, check
 
 MICROSOFT, CLASSICAL, PREVIEW = "com.microsoft", "ai.onnx.ml", "ai.onnx.preview"
 ELSEWHERE = {  # where a test of another form than a case tries it
@@ -126,3 +127,29 @@ def test_the_reason_is_what_the_error_says() -> None:
     y = GraphOps(graph, None, "", complete).Hardmax(x)
     with pytest.raises(NotSupported, match=r"no gradient is known of Hardmax \(it is constant between jumps\)"):
         differentiate(graph, [(y, None)], [x])
+
+
+TWICE = [
+    *((test_differentiate_early.CASES, name) for name in ("OneHot", "Range", "TensorScatter around")),
+    (test_differentiate_contrib_tensor.CASES, "Inverse"),
+    (test_differentiate_contrib_attention.CASES, "RestorePadding"),
+    (test_differentiate_few_bits.CASES, "MatMulNBits that learns"),
+    (test_differentiate_recurrent.CASES, "LSTM coupled"),
+    (test_differentiate_defined.CASES, "Einsum iij,jk->k"),
+]
+
+
+@pytest.mark.parametrize(("cases", "name"), TWICE, ids=[name for _, name in TWICE])
+def test_gradients_of_gradients(cases: dict[str, Case], name: str) -> None:
+    """Rules are made of operators that have gradients themselves."""
+    case = cases[name]
+
+    def first(op: GraphOps, *given: Value) -> Value:
+        y = case.build(op, *given)
+        kind = TensorType(DType.float64, case.shape)
+        y.type = kind if y.type is None else y.type.merge(kind)
+        (grad,) = differentiate(op.graph, [(op.ReduceSum(op.Sin(y), keepdims=0), None)], [given[0]])
+        assert grad is not None
+        return op.Mul(grad, grad)
+
+    check(Case(first, case.inputs, case.others, case.inputs[0].shape), tolerance=2e-4)

@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.graph.ir import Value
+from ranvier.dtypes import of
+from ranvier.graph.ir import Graph, Value
 from ranvier.graph.rewrite import GraphOps
+from ranvier.graph.types import TensorType
+from ranvier.ops import complete
+from ranvier.ops.gradients import recurrent
+from ranvier.passes.differentiate import differentiate
 from tests.passes.gradient_tools import Array, Build, Case, check, r
 
 LENGTH, BATCH, WIDTH, SIZE = 3, 2, 3, 2
@@ -78,3 +83,26 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_rule(name: str) -> None:
     check(CASES[name])
+
+
+LONG = ("GRU of lengths, both ways", "GRU of its own", "LSTM of lengths, last cell", "LSTM coupled", "RNN both ways")
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_sequences_are_scanned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "_LONGEST", 2)
+    check(CASES[name])
+
+
+def test_a_graph_does_not_grow_with_the_sequence() -> None:
+    sizes = []
+    for length in (600, 1200):
+        graph = Graph("g", opsets={"": 21})
+        kind = of(np.float64(0))
+        shapes = ((length, 2, 3), (1, 6, 3), (1, 6, 2))
+        given = [graph.add_input(f"x{k}", TensorType(kind, shape)) for k, shape in enumerate(shapes)]
+        node = GraphOps(graph, None, "", complete).node("GRU", given, {"hidden_size": 2}, outputs=2)
+        grads = differentiate(graph, [(node.outputs[0], None)], given)
+        assert all(grad is not None for grad in grads)
+        sizes.append(len(list(graph)))
+    assert sizes[0] == sizes[1]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ranvier as rv
+from ranvier import nn
 from ranvier import numpy as rnp
 from ranvier.errors import DTypeMismatch, InvalidInput, NotSupported, ShapeMismatch
 from ranvier.tensor import random
@@ -208,3 +209,11 @@ def test_an_error_in_the_function_leaves_nothing_behind() -> None:
     with pytest.raises(KeyError):
         rv.grad(broken)(rv.Tensor(1.0))
     assert float(rv.grad(lambda x: x * x)(rv.Tensor(3.0))) == 6.0
+
+
+def test_a_gradient_with_a_loop_inside_is_refused_by_name() -> None:
+    """A long recurrent layer's is a Scan, which tensors cannot hold."""
+    layer = nn.GRU(2, 2)
+    y, _ = layer(rv.Tensor(np.ones((600, 1, 2), np.float32)))
+    with pytest.raises(NotSupported, match="shorter sequences"):
+        y.sum().backward()

@@ -234,8 +234,6 @@ def _as_loop(graph: Graph, node: Node) -> tuple[Node, dict[Value, Value]]:
     outs = len(body.outputs) - own
     axes_in, axes_out = (list(node.attrs.get(k) or ()) for k in ("scan_input_axes", "scan_output_axes"))
     back_in, back_out = (list(node.attrs.get(k) or ()) for k in ("scan_input_directions", "scan_output_directions"))
-    if any(axes_out) or any(back_out):
-        raise NotSupported("the gradient of Scan with scan_output_axes or scan_output_directions is not known")
     b = Backward(graph)
     b.before = node
     scanned = [v for v in node.inputs[own:] if v is not None]
@@ -259,8 +257,24 @@ def _as_loop(graph: Graph, node: Node) -> tuple[Node, dict[Value, Value]]:
         results.append(Value(""))
     loop = graph.add("Loop", [length, None, *node.inputs[:own]], {"body": made}, results, version=21, before=node)
     replaced = dict(zip(node.outputs, results))
+    for k, old in enumerate(node.outputs[own:]):
+        axis = int(axes_out[k]) if k < len(axes_out) else 0
+        replaced[old] = _laid_out(b, results[own + k], old, axis, k < len(back_out) and bool(back_out[k]))
     for old, new in replaced.items():
         new.name, old.name = old.name, f"{old.name}.before"
         old.replace_by(new)
     graph.remove(node)
     return loop, replaced
+
+
+def _laid_out(b: Backward, rows: Value, old: Value, axis: int, backwards: bool) -> Value:
+    """Pieces that a loop put side by side, as a Scan does it: the last first, or along another axis."""
+    if not backwards and not axis:
+        return rows
+    shape = old.type.shape if isinstance(old.type, TensorType) else None
+    if shape is None:
+        raise NotSupported(f"the gradient of {old.name!r} needs its number of dimensions, which is not known")
+    axis %= len(shape)
+    rows.type = TensorType(b.dtype(old), (shape[axis], *shape[:axis], *shape[axis + 1 :]))
+    made = b.Slice(rows, b.whole(-1), b.whole(-(2**62)), b.whole(0), b.whole(-1)) if backwards else rows
+    return b.Transpose(made, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(shape))]) if axis else made

@@ -263,6 +263,11 @@ class _Lift:
         self._constants.append(known(array, value.type.dtype))
 
     def _step(self, node: Node) -> None:
+        if node.has_subgraphs:
+            raise NotSupported(
+                "the gradient has a loop inside, as that of recurrent layers over many steps has; graphs can have it, "
+                "tensors cannot: take shorter sequences"
+            )
         fixed: list[Fixed] = []
         operands: list[int] = []
         for position, value in enumerate(node.inputs):

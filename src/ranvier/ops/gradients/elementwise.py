@@ -75,13 +75,8 @@ def _linear(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
 
 def _dropout(b: Backward, node: Node, grad: Value) -> Grads:
     """What was dropped has no part in it; what was kept was scaled."""
-    if len(node.outputs) < 2:
-        training = operand(node, 2)
-        if training is None or (training.const is not None and not training.const.numpy().any()):
-            return [grad]
-        from ranvier.errors import NotSupported
-
-        raise NotSupported("the gradient of Dropout needs its mask: give it a second output")
+    if len(node.outputs) < 2:  # it does not drop: where it does, it was given a mask first
+        return [grad]
     ratio = operand(node, 1)
     keep = b.number(0.5, grad) if ratio is None else b.Sub(b.number(1.0, grad), b.cast(ratio, b.dtype(grad)))
     kept = b.where(node.outputs[1], grad)

@@ -105,6 +105,18 @@ def _dequantize(b: Backward, node: Node) -> Sequence[Value]:
     return [b.Mul(steps, spread(b, node, scale, x))]
 
 
+def _drops_unseen(node: Node) -> bool:
+    training = operand(node, 2)
+    dropping = training is not None and (training.const is None or bool(training.const.numpy().any()))
+    return dropping and len(node.outputs) < 2
+
+
+@made_of("Dropout", when=_drops_unseen)
+def _dropout(b: Backward, node: Node) -> Sequence[Value]:
+    """With the mask, which tells what was dropped."""
+    return b.node("Dropout", list(node.inputs), dict(node.attrs), outputs=2).outputs[:1]
+
+
 @made_of("Compress")
 def _compress(b: Backward, node: Node) -> Sequence[Value]:
     x, condition = first(node), node.inputs[1]

@@ -20,7 +20,7 @@ _OPERANDS = 8
 
 @gradient("LSTM")
 def _lstm(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
-    direction = direction_of(node, 0)  # however long
+    direction = direction_of(node)
     operands = [operand(node, k) for k in range(_OPERANDS)]
     while operands[-1] is None:
         operands.pop()

@@ -1,4 +1,4 @@
-"""Recurrent layers step by step, as the plain operators of one step repeated: for sequences of known length.
+"""Recurrent layers step by step, as the plain operators of one step: repeated for short sequences, else in a Scan.
 
 RNN and GRU are derived by this in all their forms; LSTM where its own rule does not know the form.
 """
@@ -11,11 +11,13 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
-from ranvier.graph.ir import Node, Value
+from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.types import TensorType
 from ranvier.ops.gradients.base import Backward, attribute, first, operand
 from ranvier.ops.gradients.parts import made_of
 
-_LONGEST = 512
+_LONGEST = 512  # steps that are written out one by one
+_SCAN = 21  # version
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DEFAULTS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}
 _LENGTHS, _HIDDEN, _CELL, _PEEPHOLES = 4, 5, 6, 7  # operands
@@ -24,10 +26,8 @@ Step = Callable[[Value, State], State]  # the input's part of the gates and the 
 Function = Callable[[Value], Value]
 
 
-def direction_of(node: Node, length: int) -> str:
-    """Which way a recurrent layer runs; NotSupported where it runs too long to be written out."""
-    if length > _LONGEST:
-        raise NotSupported(f"the gradient of {node.op} is known for up to {_LONGEST} steps; this one has {length}")
+def direction_of(node: Node) -> str:
+    """Which way a recurrent layer runs."""
     return _text(attribute(node, "direction", "forward"))
 
 
@@ -49,13 +49,11 @@ def _is_unusual(node: Node) -> bool:
 def _recurrent(b: Backward, node: Node) -> Sequence[Value]:
     if attribute(node, "layout", 0):
         return _time_first(b, node)
-    length = b.sizes(first(node))[0]
-    direction = direction_of(node, length)
-    reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
+    reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction_of(node)]
     made = [_direction(b, node, way, backwards) for way, backwards in enumerate(reverse)]
-    rows = [_stacked(b, [hidden[t] for hidden, _ in made]) for t in range(length)]
+    wide = [b.Unsqueeze(hidden, b.whole(1)) for hidden, _ in made]
     lasts = [_stacked(b, list(each)) for each in zip(*(last for _, last in made))]
-    return [_stacked(b, rows), *lasts]
+    return [wide[0] if len(wide) == 1 else b.node("Concat", wide, {"axis": 1}).output, *lasts]
 
 
 def _time_first(b: Backward, node: Node) -> Sequence[Value]:
@@ -80,8 +78,8 @@ def _split(b: Backward, x: Value, axis: int, *sizes: int) -> Sequence[Value]:
     return b.node("Split", [x, b.whole(*sizes)], {"axis": axis}, outputs=len(sizes)).outputs
 
 
-def _direction(b: Backward, node: Node, way: int, backwards: bool) -> tuple[list[Value], State]:
-    """The hidden state after each step, as the steps lie, and the last of every state."""
+def _direction(b: Backward, node: Node, way: int, backwards: bool) -> tuple[Value, State]:
+    """The hidden state after each step, ``[length, batch, size]``, and the last of every state."""
 
     def own(k: int) -> Value | None:
         value = operand(node, k)
@@ -92,54 +90,81 @@ def _direction(b: Backward, node: Node, way: int, backwards: bool) -> tuple[list
     x, lengths = first(node), operand(node, _LENGTHS)
     weight, recurrence, bias = own(1), own(2), own(3)
     assert weight is not None and recurrence is not None
-    _, batch, _ = b.sizes(x)
+    length, batch, width = b.sizes(x)
     size, gates = int(node.attrs["hidden_size"]), _GATES[node.op]
     zero = b.constant(np.zeros((batch, size), b.dtype(x).numpy))
     state: State = (own(_HIDDEN) or zero, own(_CELL) or zero) if node.op == "LSTM" else (own(_HIDDEN) or zero,)
-    left = right = None
-    if bias is not None:
-        left, right = _split(b, bias, 0, gates * size, gates * size)
-    layer = _Layer(b, node, way, size)
-    if node.op == "LSTM":
-        step = layer.lstm(recurrence, right, own(_PEEPHOLES))
-    else:
-        step = (layer.gru if node.op == "GRU" else layer.rnn)(recurrence, right)
-    found: list[Value] = []
-    for t, piece in enumerate(_steps(b, x, lengths, backwards)):
-        after = step(b.Gemm(piece, weight, left, transB=1), state)
-        if lengths is None:
-            state = after
-            found.append(state[0])
-        else:  # a sequence that has ended keeps its state and gives zeros
-            running = _longer_than(b, lengths, t)
-            state = tuple(b.Where(running, new, old) for new, old in zip(after, state))
-            found.append(b.where(running, state[0]))
+    left, right = (None, None) if bias is None else _split(b, bias, 0, gates * size, gates * size)
+    turned = backwards and lengths is not None  # each sequence by itself
+    entering = _turned(b, x, lengths) if turned else x
+    rows = b.Gemm(b.Reshape(entering, b.whole(length * batch, width)), weight, left, transB=1)
+    projected = b.Reshape(rows, b.whole(length, batch, gates * size))
+    cells = _Cells(b, node, way, size, recurrence, right, own(_PEEPHOLES) if node.op == "LSTM" else None)
+    walk = _scanned if length > _LONGEST else _unrolled
+    hidden, lasts = walk(b, cells, projected, state, lengths, backwards and not turned)
+    if lengths is not None:
+        lasts = tuple(b.where(_longer_than(b, lengths, b.whole(0)), last) for last in lasts)
+    return _turned(b, hidden, lengths) if turned else hidden, lasts
+
+
+def _turned(b: Backward, x: Value, lengths: Value | None) -> Value:
+    assert lengths is not None
+    return b.ReverseSequence(x, b.cast(lengths, DType.int64), batch_axis=1, time_axis=0)
+
+
+def _longer_than(b: Backward, lengths: Value, t: Value) -> Value:
+    return b.Unsqueeze(b.Greater(b.cast(lengths, DType.int64), t), b.whole(1))
+
+
+def _after(b: Backward, step: Step, x: Value, state: State, lengths: Value | None, t: Value) -> tuple[Value, State]:
+    """What a step gives, and the states after it. A sequence that has ended keeps its state and gives zeros."""
+    after = step(x, state)
     if lengths is None:
-        return found[::-1] if backwards else found, state
-    lasts = tuple(b.where(_longer_than(b, lengths, 0), last) for last in state)
-    if not backwards:
-        return found, lasts
-    turned = b.ReverseSequence(_stacked(b, found), b.cast(lengths, DType.int64), batch_axis=1, time_axis=0)
-    return _pieces(b, turned), lasts
+        return after[0], after
+    running = _longer_than(b, lengths, t)
+    state = tuple(b.Where(running, new, old) for new, old in zip(after, state))
+    return b.where(running, state[0]), state
 
 
-def _longer_than(b: Backward, lengths: Value, t: int) -> Value:
-    return b.Unsqueeze(b.Greater(lengths, b.constant(np.asarray(t, b.dtype(lengths).numpy))), b.whole(1))
+def _unrolled(
+    b: Backward, cells: _Cells, projected: Value, state: State, lengths: Value | None, reverse: bool
+) -> tuple[Value, State]:
+    length = b.sizes(projected)[0]
+    parts: Sequence[Value] = [projected]
+    if length > 1:
+        parts = b.node("Split", [projected], {"axis": 0, "num_outputs": length}, outputs=length).outputs
+    pieces = [b.Squeeze(part, b.whole(0)) for part in parts]
+    step = cells.step(b)
+    found: list[Value] = []
+    for t, piece in enumerate(pieces[::-1] if reverse else pieces):
+        hidden, state = _after(b, step, piece, state, lengths, b.whole(t))
+        found.append(hidden)
+    return _stacked(b, found[::-1] if reverse else found), state
 
 
-def _pieces(b: Backward, x: Value) -> list[Value]:
-    """What lies along the first axis, one by one."""
-    length = b.sizes(x)[0]
-    parts = b.node("Split", [x], {"axis": 0, "num_outputs": length}, outputs=length).outputs if length > 1 else [x]
-    return [b.Squeeze(part, b.whole(0)) for part in parts]
-
-
-def _steps(b: Backward, x: Value, lengths: Value | None, backwards: bool) -> list[Value]:
-    """The input of each step, in the order in which they are taken."""
-    if backwards and lengths is not None:
-        return _pieces(b, b.ReverseSequence(x, b.cast(lengths, DType.int64), batch_axis=1, time_axis=0))
-    pieces = _pieces(b, x)
-    return pieces[::-1] if backwards else pieces
+def _scanned(
+    b: Backward, cells: _Cells, projected: Value, state: State, lengths: Value | None, reverse: bool
+) -> tuple[Value, State]:
+    """As unrolled, but by a Scan: graphs do not grow with sequences."""
+    length, batch, width = b.sizes(projected)
+    kind = b.dtype(projected)
+    body = Graph("step", opsets=b.graph.opsets)
+    states = tuple(body.add_input(f"state{k}", TensorType(kind, b.sizes(each))) for k, each in enumerate(state))
+    piece = body.add_input("piece", TensorType(kind, (batch, width)))
+    t = body.add_input("t", TensorType(DType.int64, ()))
+    inner = Backward(body)
+    hidden, after = _after(inner, cells.step(inner), piece, states, lengths, t)
+    body.outputs = [*(inner.Identity(each) for each in after), inner.Identity(hidden)]
+    results = [Value("", TensorType(kind, b.sizes(each))) for each in state]
+    rows = Value("", TensorType(kind, (length, *b.sizes(state[0]))))
+    numbers = b.constant(np.arange(length, dtype=np.int64))
+    directions = [int(reverse)]
+    attrs = {"body": body, "num_scan_inputs": 2, "scan_input_directions": [*directions, 0],
+             "scan_output_directions": directions}  # fmt: skip
+    b.graph.add(
+        "Scan", [*state, projected, numbers], attrs, [*results, rows], version=_SCAN, origin="gradient", before=b.before
+    )
+    return rows, tuple(results)
 
 
 # -- functions of gates -----------------------------------------------------------------------------------------------
@@ -174,62 +199,82 @@ def _function(b: Backward, name: str, alphas: Iterator[float], betas: Iterator[f
     return lambda x: b.Mul(b.Tanh(b.Mul(x, b.number(beta, x))), b.number(alpha, x))
 
 
-class _Layer:
-    """One direction's cells."""
+class _Cells:
+    """One direction's cells. What steps have in common is made once, outside of them."""
 
-    def __init__(self, b: Backward, node: Node, way: int, size: int) -> None:
-        self.b, self.node, self.size = b, node, size
-        self.functions = _functions(b, node, way)
+    def __init__(
+        self,
+        b: Backward,
+        node: Node,
+        way: int,
+        size: int,
+        recurrence: Value,
+        bias: Value | None,
+        peepholes: Value | None,
+    ) -> None:
+        self.node, self.way, self.size = node, way, size
         self.clip = abs(float(attribute(node, "clip", 0.0) or 0.0))
+        self.recurrence, self.bias = recurrence, bias
+        self.holes = None if peepholes is None else _split(b, peepholes, 0, size, size, size)
+        self.parts: Sequence[Value] = ()
+        self.biases: Sequence[Value | None] = (None, None)
+        if node.op == "GRU":
+            self.parts = _split(b, recurrence, 0, 2 * size, size)
+            self.biases = (None, None) if bias is None else _split(b, bias, 0, 2 * size, size)
 
-    def limited(self, x: Value) -> Value:
-        """What ``clip`` does to the sums that enter the gates."""
-        return self.b.Clip(x, self.b.number(-self.clip, x), self.b.number(self.clip, x)) if self.clip else x
+    def step(self, b: Backward) -> Step:
+        """A step made by ``b``, which may be at work in the body of a Scan."""
+        makers = {"RNN": self._rnn, "GRU": self._gru, "LSTM": self._lstm}
+        functions = _functions(b, self.node, self.way)
 
-    def rnn(self, r: Value, bias: Value | None) -> Step:
-        b, (f,) = self.b, self.functions
+        def limited(x: Value) -> Value:
+            """What ``clip`` does to the sums that enter the gates."""
+            return b.Clip(x, b.number(-self.clip, x), b.number(self.clip, x)) if self.clip else x
+
+        entered = [lambda x, f=f: f(limited(x)) for f in functions]
+        return makers[self.node.op](b, entered, functions[-1])
+
+    def _rnn(self, b: Backward, gates: Sequence[Function], last: Function) -> Step:
+        (f,) = gates
 
         def step(x: Value, state: State) -> State:
-            return (f(self.limited(b.Add(x, b.Gemm(state[0], r, bias, transB=1)))),)
+            return (f(b.Add(x, b.Gemm(state[0], self.recurrence, self.bias, transB=1))),)
 
         return step
 
-    def gru(self, r: Value, bias: Value | None) -> Step:
-        b, size, (f, g) = self.b, self.size, self.functions
+    def _gru(self, b: Backward, gates: Sequence[Function], last: Function) -> Step:
+        (f, g), size = gates, self.size
         after = bool(attribute(self.node, "linear_before_reset", 0))
-        parts = _split(b, r, 0, 2 * size, size)
-        biases: Sequence[Value | None] = (None, None) if bias is None else _split(b, bias, 0, 2 * size, size)
 
         def step(x: Value, state: State) -> State:
             (h,) = state
-            first_two, last = _split(b, x, 1, 2 * size, size)
-            gates = f(self.limited(b.Add(first_two, b.Gemm(h, parts[0], biases[0], transB=1))))
-            z, reset = _split(b, gates, 1, size, size)
+            first_two, third = _split(b, x, 1, 2 * size, size)
+            opened = f(b.Add(first_two, b.Gemm(h, self.parts[0], self.biases[0], transB=1)))
+            z, reset = _split(b, opened, 1, size, size)
             if after:
-                inner = b.Mul(reset, b.Gemm(h, parts[1], biases[1], transB=1))
+                inner = b.Mul(reset, b.Gemm(h, self.parts[1], self.biases[1], transB=1))
             else:
-                inner = b.Gemm(b.Mul(reset, h), parts[1], biases[1], transB=1)
-            new = g(self.limited(b.Add(last, inner)))
+                inner = b.Gemm(b.Mul(reset, h), self.parts[1], self.biases[1], transB=1)
+            new = g(b.Add(third, inner))
             return (b.Add(b.Mul(b.Sub(b.number(1.0, z), z), new), b.Mul(z, h)),)
 
         return step
 
-    def lstm(self, r: Value, bias: Value | None, peepholes: Value | None) -> Step:
-        b, size, (f, g, h) = self.b, self.size, self.functions
-        holes = None if peepholes is None else _split(b, peepholes, 0, size, size, size)
+    def _lstm(self, b: Backward, gates: Sequence[Function], last: Function) -> Step:
+        (f, g, _), size, holes = gates, self.size, self.holes
         coupled = bool(attribute(self.node, "input_forget", 0))
 
         def step(x: Value, state: State) -> State:
             hidden, memory = state
-            sums = b.Add(x, b.Gemm(hidden, r, bias, transB=1))
+            sums = b.Add(x, b.Gemm(hidden, self.recurrence, self.bias, transB=1))
             into, out, forget, fresh = _split(b, sums, 1, size, size, size, size)
             if holes is not None:
                 into, forget = b.Add(into, b.Mul(holes[0], memory)), b.Add(forget, b.Mul(holes[2], memory))
-            opened = f(self.limited(into))
-            kept = b.Sub(b.number(1.0, opened), opened) if coupled else f(self.limited(forget))
-            memory = b.Add(b.Mul(kept, memory), b.Mul(opened, g(self.limited(fresh))))
+            opened = f(into)
+            kept = b.Sub(b.number(1.0, opened), opened) if coupled else f(forget)
+            memory = b.Add(b.Mul(kept, memory), b.Mul(opened, g(fresh)))
             if holes is not None:
                 out = b.Add(out, b.Mul(holes[1], memory))
-            return b.Mul(f(self.limited(out)), h(memory)), memory
+            return b.Mul(f(out), last(memory)), memory  # what leaves the memory is not clipped
 
         return step
