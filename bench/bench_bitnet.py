@@ -150,7 +150,7 @@ def products(seconds: float, console: Console) -> None:
     console.print(table)
 
 
-def model(shape: Shape, threads: int, console: Console, steps: int = 12) -> None:
+def model(shape: Shape, threads: int, seconds: float, console: Console) -> None:
     start = time.perf_counter()
     graph = bitnet(shape)
     session = rv.load(graph, providers=["cpu"], threads=threads)
@@ -160,9 +160,9 @@ def model(shape: Shape, threads: int, console: Console, steps: int = 12) -> None
     decoder.step([1], len(prompt))
     console.print(f"{shape.weights / 1e9:.2f} G ternary weights, ready after {time.perf_counter() - start:.0f} s")
     table = Table("work", "shortest, ms", "median, ms", "tokens/s by the shortest", "by the median", "weights, GB/s")
-    for what, tokens, before, count in (("prompt of 128", prompt, 0, 5), ("one token", [1], len(prompt), steps)):
-        taken = []
-        for _ in range(count):
+    for what, tokens, before in (("prompt of 128", prompt, 0), ("one token", [1], len(prompt))):
+        taken: list[float] = []
+        while sum(taken) < seconds or len(taken) < 5:
             start = time.perf_counter()
             decoder.step(tokens, before)
             taken.append(time.perf_counter() - start)
@@ -175,7 +175,7 @@ def model(shape: Shape, threads: int, console: Console, steps: int = 12) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each product")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each product, and each kind of step")
     parser.add_argument("--only", choices=("products", "model"))
     parser.add_argument("--threads", type=int, default=2, help="of the model")
     parser.add_argument("--layers", type=int, default=30)
@@ -184,7 +184,7 @@ def main() -> None:
     if args.only != "model":
         products(args.seconds, console)
     if args.only != "products":
-        model(Shape(layers=args.layers), args.threads, console)
+        model(Shape(layers=args.layers), args.threads, args.seconds, console)
 
 
 if __name__ == "__main__":
