@@ -46,11 +46,11 @@ def configure(device: str, precision: str, folder: str) -> None:
     os.environ["RANVIER_CONFIG"] = str(path)
 
 
-def ours(case: Case, x: Array, t: Array) -> tuple[Step, dict[str, Array], Any]:
+def ours(case: Case, x: Array, t: Array, backend: str = "cuda") -> tuple[Step, dict[str, Array], Any]:
     import ranvier as rv
     from ranvier import nn, optim
 
-    rv.set_backend("cuda")
+    rv.set_backend(backend)
     nn.manual_seed(0)
     model = case.make(Kit(nn, lambda x, a, b: rv.numpy.swapaxes(x, a, b)))
     first = {name: value.numpy().copy() for name, value in model.state_dict().items()}
