@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from ranvier.codegen.triton.functions import lib
+from ranvier.codegen.triton.functions import lib  # type: ignore[attr-defined]
 from ranvier.providers.cuda.kernels.jit import blocks, kernel
 
 BLOCK = 128  # elements of a program: a step is small, so many programs share it
