@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ranvier.config import resolve
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, ProviderUnavailable
 from ranvier.providers.registry import REGISTRY
 
 _backend: ContextVar[str | None] = ContextVar("ranvier backend", default=None)
@@ -49,7 +49,12 @@ def preferred() -> tuple[str, ...]:
 def _known(name: str) -> str:
     if not isinstance(name, str):
         raise InvalidConfig(f"a provider's name is wanted, got {name!r}")
-    options = resolve().config.provider_options.get(REGISTRY.resolve(name))  # with which it may be there
+    try:
+        return REGISTRY.get(name).name
+    except ProviderUnavailable:  # with the options that sessions will have it may be there
+        options = resolve().config.provider_options.get(REGISTRY.resolve(name))
+        if not options:
+            raise
     return REGISTRY.get(name, options).name
 
 
