@@ -56,11 +56,12 @@ def run(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
         return [np.asarray(x) for x in session.run(dict(feeds)).values()]
 
 
-def forward(case: Case, inputs: list[Array]) -> Array:
+def forward(case: Case) -> Session:
+    """The result alone, to be run at many places."""
     graph, _, y, seed = graph_of(case)
     graph.inputs.remove(seed)
     graph.outputs = [y]
-    return run(graph, {f"x{k}": a for k, a in enumerate(inputs)})[0]
+    return Session(graph, REFERENCE)
 
 
 def check(case: Case, tolerance: float = 2e-5, step: float = STEP) -> None:
@@ -71,19 +72,27 @@ def check(case: Case, tolerance: float = 2e-5, step: float = STEP) -> None:
     weights = r(*seed.type.shape, seed=9)  # type: ignore[union-attr, misc]
     feeds = {f"x{k}": a for k, a in enumerate(case.inputs)}
     found = dict(zip(graph.outputs, run(graph, {**feeds, "seed": weights})))
-    for k, grad in enumerate(grads):
-        array = case.inputs[k]
-        numeric = np.zeros_like(array)
-        for place in np.ndindex(array.shape):
-            moved = []
-            for sign in (1, -1):
-                changed = [a.copy() for a in case.inputs]
-                changed[k][place] += sign * step
-                moved.append(float((forward(case, changed) * weights).sum()))
-            numeric[place] = (moved[0] - moved[1]) / (2 * step)
-        exact = np.zeros_like(array) if grad is None else found[grad]
-        assert exact.shape == array.shape
-        np.testing.assert_allclose(exact, numeric, rtol=tolerance, atol=tolerance, err_msg=f"input {k}")
+    with forward(case) as session:
+        for k, grad in enumerate(grads):
+            numeric = slopes(session, feeds, f"x{k}", weights, step)
+            exact = np.zeros_like(numeric) if grad is None else found[grad]
+            assert exact.shape == numeric.shape
+            np.testing.assert_allclose(exact, numeric, rtol=tolerance, atol=tolerance, err_msg=f"input {k}")
+
+
+def slopes(session: Session, feeds: Mapping[str, Array], name: str, weights: Array, step: float) -> Array:
+    """How the weighed sum of the result changes with each element of an input."""
+    array = feeds[name]
+    found = np.zeros_like(array)
+    for place in np.ndindex(array.shape):
+        moved = []
+        for sign in (1, -1):
+            changed = array.copy()
+            changed[place] += sign * step
+            (y,) = session.run({**feeds, name: changed}).values()
+            moved.append(float((np.asarray(y) * weights).sum()))
+        found[place] = (moved[0] - moved[1]) / (2 * step)
+    return found
 
 
 def op_of(name: str, *operands: Any, **attrs: Any) -> Build:
