@@ -188,7 +188,7 @@ def _sigmoid(b: Backward, node: Node, x: Value, y: Value) -> Value:
 
 @_unary("Relu")
 def _relu(b: Backward, node: Node, x: Value, y: Value) -> Value:
-    return _step(b, _positive(b, x), x)
+    return _step(b, _positive(b, y), x)
 
 
 @_unary("LeakyRelu")
