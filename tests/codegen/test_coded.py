@@ -280,6 +280,11 @@ def test_single_rows_to_the_full(isa: Isa, coding: Coding) -> None:
         check(product(a, w.packed, isa, threads=2, split=3), a, w)
         check(product(a * F32(2.0**-90), w.packed, isa), a * F32(2.0**-90), w)
         check(product(np.zeros_like(a), w.packed, isa), np.zeros_like(a), w)
+    w = Weights(coding, 200, 140, 50, isa, listed=True, zeros="whole")
+    a = rows(3, 200)
+    check(product(a[:1], w.packed, isa), a[:1], w)
+    apart = np.repeat(a.astype(np.float16), 2, axis=1)[1:2, ::2]
+    check(product(apart, w.packed, isa), apart, w)
 
 
 @ways
