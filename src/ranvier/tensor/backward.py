@@ -19,7 +19,7 @@ from ranvier.devices import Device
 from ranvier.errors import NotSupported, RanvierError
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
-from ranvier.ops.gradients import parts_of, rule_of
+from ranvier.ops.gradients import parts_of, reason_against, rule_of
 from ranvier.passes.differentiate import differentiate
 from ranvier.tensor.building import lowered
 from ranvier.tensor.expr import (
@@ -216,7 +216,9 @@ def _check_rules(path: Path, nodes: Sequence[tuple[Node, Expr]], variables: Sequ
             node = makers[expr]
             hosted = node.op.startswith(HOSTED)
             if hosted or (rule_of(node.domain, node.op) is None and parts_of(node) is None):
-                missing[f"{node.op.removeprefix(HOSTED)} ({line_of(expr)})"] = None
+                reason = reason_against(node.domain, node.op)
+                why = f"; {reason}" if reason else ""
+                missing[f"{node.op.removeprefix(HOSTED)} ({line_of(expr)}{why})"] = None
     if missing:
         raise NotSupported(f"no gradient is known of {', '.join(missing)}; see stop_gradient")
 

@@ -320,3 +320,31 @@ def test_an_input_that_is_always_the_same_decides_the_course() -> None:
         np.testing.assert_allclose(out, module(x).numpy(), atol=1e-6)
     with pytest.raises(InvalidInput, match="no input"):
         rv.trainable(branching(), fixed={"z": 1})
+
+
+def test_an_operator_without_a_gradient_says_why() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Hardmax", ["p"], ["y"])]
+    learning = rv.trainable(model(nodes, {"w": random(3, 2)}, [4, 3], [4, 2]))
+    y = learning(rv.Tensor(random(4, 3, seed=1)))
+    with pytest.raises(NotSupported, match="Hardmax.*it is constant between jumps"):
+        (y * y).sum().backward()
+
+
+def test_adapters_learn_beside_weights_of_few_bits() -> None:
+    """What stands in front of codes gets its gradient through them; they stay what they are."""
+    codes = np.random.default_rng(3).integers(0, 256, (3, 1, 8)).astype(np.uint8)
+    scales = np.full((3, 1), 0.1, np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("MatMulNBits", ["h", "codes", "scales"], ["y"], domain="com.microsoft", K=16, N=3, bits=4,
+                         block_size=16),
+    ]  # fmt: skip
+    source = model(nodes, {"w": random(4, 16), "codes": codes, "scales": scales}, [5, 4], [5, 3])
+    source.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    learning = rv.trainable(source)
+    x, seed = random(5, 4, seed=1), random(5, 3, seed=2)
+    (learning(rv.Tensor(x)) * rv.Tensor(seed)).sum().backward()
+    weight = (np.stack([codes & 15, codes >> 4], -1).reshape(3, 16).astype(np.float32) - 8) * 0.1
+    found = {name: parameter.grad for name, parameter in learning.named_parameters()}["w"]
+    assert found is not None
+    np.testing.assert_allclose(found.numpy(), x.T @ (seed @ weight), rtol=1e-4, atol=1e-5)
