@@ -55,6 +55,7 @@ CASES |= {
     "CumSum back": Case(op_of("CumSum", np.array(0, I64), reverse=1, exclusive=1), [r(3, 5)]),
     "Softmax": Case(op_of("Softmax", axis=1), [r(3, 5, 2)]),
     "LogSoftmax": Case(op_of("LogSoftmax", axis=-1), [r(3, 5)]),
+    "Softmax 11": Case(lambda op, x: op.node("Softmax", [x], {"axis": 1}, version=11).output, [r(2, 3, 2)]),
     "TopK": Case(lambda op, x: op.node("TopK", [x, np.array([2], I64)], {"axis": 1}, outputs=2).outputs[0], [r(3, 6)]),
     "Reshape": Case(op_of("Reshape", np.array([4, 3], I64)), [r(3, 4)]),
     "Flatten": Case(op_of("Flatten"), [r(2, 3, 4)]),

@@ -38,6 +38,12 @@ CASES = {
         [r(2)],
         [np.array([[1, 3], [-1, 0], [7, 2]], I64)],
     ),
+    "OneHot 9": Case(
+        lambda op, values, at: op.node("OneHot", [at, np.array(4, I64), values], {}, version=9).output,
+        [r(2)],
+        [np.array([1, -1, 3], I64)],
+        shape=(3, 4),
+    ),
     "Scatter": Case(
         lambda op, x, u, i: op.node("Scatter", [x, i, u], {"axis": 1}, version=9).output,
         [r(2, 4), r(2, 2)],

@@ -26,7 +26,8 @@ def differentiate(
     """The gradients of the targets with respect to the wanted values; None where they do not depend on them.
 
     Each target comes with the gradient it has itself, None for ones (the sum of its elements is what is derived).
-    Targets and wanted values are of this graph, not of one nested in it.
+    Targets and wanted values are of this graph, not of one nested in it. Operators are in their newest form: rules do
+    not know what broadcasting or defaults meant in old ones, which ``Modernise`` rewrites.
     """
     between, now, kept = _written_out(graph, [t for t, _ in targets], wanted)
     backward = Backward(graph)

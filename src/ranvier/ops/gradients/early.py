@@ -115,7 +115,7 @@ def _one_hot(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     grad = grads[0]
     assert grad is not None
     marks = b.constant(np.array([0, 1], b.dtype(grad).numpy))
-    chosen = b.node("OneHot", [*node.inputs[:2], marks], dict(node.attrs)).output
+    chosen = b.node("OneHot", [*node.inputs[:2], marks], dict(node.attrs), version=node.version).output
     one = b.Reshape(b.ReduceSum(b.Mul(grad, chosen), keepdims=0), b.whole(1))
     rest = b.Sub(b.Reshape(b.ReduceSum(grad, keepdims=0), b.whole(1)), one)
     return [None, None, b.node("Concat", [rest, one], {"axis": 0}).output]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
 
@@ -139,26 +138,27 @@ def _cumsum(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     return [b.CumSum(grads[0], node.inputs[1], exclusive=attribute(node, "exclusive", 0), reverse=reverse), None]
 
 
-def _softmax_axis(b: Backward, node: Node) -> int:
+def _softmax_axes(b: Backward, node: Node) -> Value:
+    """One axis; before version 13 all from one on, as if they were one."""
     if node.version < 13:
-        raise NotSupported(f"the gradient of {node.op} is known from opset 13 on")
-    return b.axis(node, -1, first(node))
+        return b.whole(*range(b.axis(node, 1, first(node)), b.rank(first(node))))
+    return b.whole(b.axis(node, -1, first(node)))
 
 
 @gradient("Softmax")
 def _softmax(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     grad, y = grads[0], node.output
     assert grad is not None
-    axis = b.whole(_softmax_axis(b, node))
-    return [b.Mul(y, b.Sub(grad, b.ReduceSum(b.Mul(grad, y), axis, keepdims=1)))]
+    axes = _softmax_axes(b, node)
+    return [b.Mul(y, b.Sub(grad, b.ReduceSum(b.Mul(grad, y), axes, keepdims=1)))]
 
 
 @gradient("LogSoftmax")
 def _log_softmax(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     grad, y = grads[0], node.output
     assert grad is not None
-    axis = b.whole(_softmax_axis(b, node))
-    return [b.Sub(grad, b.Mul(b.Exp(y), b.ReduceSum(grad, axis, keepdims=1)))]
+    axes = _softmax_axes(b, node)
+    return [b.Sub(grad, b.Mul(b.Exp(y), b.ReduceSum(grad, axes, keepdims=1)))]
 
 
 @gradient("TopK")
