@@ -23,7 +23,7 @@ import triton
 from torch.nn import functional
 
 from bench.gpu_timing import captured, fastest, milliseconds
-from ranvier.providers.cuda.kernels import int4, int4_few, w4a16
+from ranvier.providers.cuda.kernels import few_tokens, int4, w4a16
 from ranvier.providers.cuda.kernels.choose import decode_splits, gemv_tile
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
@@ -36,11 +36,11 @@ FLOAT_TILES = [Tile(*one) for one in ((2, 1024, 4), (4, 1024, 4), (8, 1024, 4), 
                                       (2, 1024, 4, 2), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8))]  # fmt: skip
 INT4_TILES = [Tile(*one) for one in ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2))]
 LONG_INT4_TILES = [Tile(*one) for one in ((4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8))]
-CUTS = [int4_few.Cut(*one) for one in ((8, 2, 3), (8, 2, 2), (8, 4, 2), (4, 2, 6), (4, 4, 4), (16, 2, 1), (16, 1, 2))]
+CUTS = [few_tokens.Cut(*one) for one in ((8, 2, 3), (8, 2, 2), (8, 4, 2), (4, 2, 6), (4, 4, 4), (16, 2, 1), (16, 1, 2))]
 ATTENTIONS = ((16, 64, 4, True), (16, 64, 4, False), (16, 128, 8, True), (32, 64, 4, True), (32, 64, 4, False))
 
 
-How = Tile | int4_few.Cut  # which kernel a product gets, and how the work is cut for it
+How = Tile | few_tokens.Cut  # which kernel a product gets, and how the work is cut for it
 
 
 @dataclass(frozen=True)
@@ -158,19 +158,21 @@ class Step:
             "head": (self.x, model.norm, None, self.logits),
         }[name]
         gated = name == "gate_up"
+        around = few_tokens.Around(
+            residual=residual, norm=norm, eps=EPS, gated=gated, activation="silu" if gated else "", pdl=pdl
+        )
         if self.kind == "int4":
-            ours: dict[str, Any] = {"norm": norm, "eps": EPS, "residual": residual, "gated": gated, "pdl": pdl}
-            ours["activation"] = "silu" if gated else ""
-            if isinstance(tile, int4_few.Cut):
-                int4_few.gemv(x, self.packed[index][name], out, cut=tile, **ours)
+            if isinstance(tile, few_tokens.Cut):
+                few_tokens.coded(x, self.packed[index][name], out, around, tile)
             else:
-                w4a16.gemv(x, self.packed[index][name], out, tile=tile, **ours)
+                w4a16.gemv(x, self.packed[index][name], out, tile=tile, **vars(around))
             return
-        assert isinstance(tile, Tile)
-        if gated:
+        weight = {"qkv": layer.qkv, "o": layer.o, "down": layer.down, "head": model.table, "gate_up": layer.gate}[name]
+        if isinstance(tile, few_tokens.Cut):
+            few_tokens.floats(x, (weight, layer.up) if gated else (weight,), out, around, tile)
+        elif gated:
             gated_gemv(x, layer.gate, layer.up, out, norm=norm, eps=EPS, tile=tile, pdl=pdl)
         else:
-            weight = {"qkv": layer.qkv, "o": layer.o, "down": layer.down, "head": model.table}[name]
             gemv(x, (weight,), out, norm=norm, eps=EPS, residual=residual, tile=tile, pdl=pdl)
 
     def attention(self, index: int) -> None:
@@ -277,7 +279,7 @@ def tuned(step: Step, kind: str) -> dict[str, How]:
             return lambda: [step.product(name, i, tile) for i in indices] and None
 
         few_bits = LONG_INT4_TILES if name == "down" else INT4_TILES
-        tried: list[How] = [*CUTS, *few_bits] if kind == "int4" else [*FLOAT_TILES]
+        tried: list[How] = [*CUTS, *(few_bits if kind == "int4" else FLOAT_TILES)]
         tile, took, seen = fastest(tried, launch)
         print(f"  {name:8} {took * 1e3 / len(indices):7.2f} us each  {tile}", flush=True)
         for other, how in seen.items():

@@ -16,7 +16,7 @@
 #define __shared__
 #define __restrict__
 #define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(n)
+#define __launch_bounds__(n, blocks)
 
 struct uint4 {
     unsigned x, y, z, w;

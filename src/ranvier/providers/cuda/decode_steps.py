@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cuda.decode_weights import Around, Codes, Floats, Weights
+from ranvier.providers.cuda.decode_weights import Codes, Floats, Weights
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
+from ranvier.providers.cuda.kernels.few_tokens import Around
 from ranvier.providers.cuda.kernels.first import lengths_after, look_up
 from ranvier.providers.cuda.kernels.rope_append import rope_append
 from ranvier.providers.cuda.ops.attention import in_one_kernel
@@ -65,7 +66,7 @@ class ProductStep(_Step):
         x = rows_of(given)
         residual = None if self._residual is None else rows_of(env.tensors[self._residual])
         norm = None if self._norm is None else env.tensors[self._norm.weight].contiguous()
-        around = Around(norm, self._norm.eps if self._norm else 0.0, residual, self._pdl)
+        around = Around(residual=residual, norm=norm, eps=self._norm.eps if self._norm else 0.0, pdl=self._pdl)
         out = self._weights.few(x, x.new_empty(x.shape[0], self._weights.n), around)
         first = 0
         for value, n in self._outputs:

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cuda.kernels import choose, int4, int4_few, w4a16
+from ranvier.providers.cuda.kernels import choose, few_tokens, int4, w4a16
+from ranvier.providers.cuda.kernels.few_tokens import Around
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
 from ranvier.providers.cuda.ops.weight_only import numbers_of
 from ranvier.providers.cuda.steps import Env
 from ranvier.records import dataclass
-
-
-@dataclass(frozen=True)
-class Around:
-    """What rides along with a product of few tokens."""
-
-    norm: torch.Tensor | None = None
-    eps: float = 0.0
-    residual: torch.Tensor | None = None
-    pdl: bool = False
 
 
 class Floats:
@@ -40,8 +32,11 @@ class Floats:
         self.n = sum(matrix.shape[0] for matrix in matrices)
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
+        around = replace(around, bias=self._bias)
+        if choose.BY_MATRIX_UNIT and few_tokens.suits(x, self._matrices, around):
+            return few_tokens.floats(x, self._matrices, out, around)
         tile = choose.gemv_tile("float", x.shape[1], x.shape[0], self.n)
-        how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
+        how: dict[str, Any] = {"bias": around.bias, "residual": around.residual, "norm": around.norm}
         return gemv(x, self._matrices, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +51,9 @@ class GatedFloats:
         self.n = int(gate.shape[0])
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
+        around = replace(around, gated=True, activation=self._activation)
+        if choose.BY_MATRIX_UNIT and few_tokens.suits(x, (self._gate, self._up), around):
+            return few_tokens.floats(x, (self._gate, self._up), out, around)
         tile = choose.gemv_tile("gated", x.shape[1], x.shape[0], self.n)
         how: dict[str, Any] = {"norm": around.norm, "eps": around.eps, "pdl": around.pdl}
         return gated_gemv(x, self._gate, self._up, out, activation=self._activation, tile=tile, **how)
@@ -71,9 +69,15 @@ class Codes:
         self.n = weights.n // 2 if activation else weights.n
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
-        how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
-        how |= {"gated": bool(self._activation), "activation": self._activation, "eps": around.eps, "pdl": around.pdl}
-        return few_tokens(x, self.weights, out, **how)
+        gated = bool(self._activation)
+        return self._few(x, out, replace(around, bias=self._bias, gated=gated, activation=self._activation))
+
+    def _few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
+        """By the matrix unit where it takes them, else by Triton's kernel."""
+        if choose.BY_MATRIX_UNIT and few_tokens.suits_codes(x, self.weights, around):
+            return few_tokens.coded(x, self.weights, out, around)
+        tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
+        return w4a16.gemv(x, self.weights, out, tile=tile, **vars(around))
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
         y = self.rows_times(x, self._bias)
@@ -84,16 +88,9 @@ class Codes:
         weights = self.weights
         choice = choose.product("int4", x.shape[0], x.shape[1])
         if choice.kernel == choose.GEMV:
-            return few_tokens(x, weights, x.new_empty(x.shape[0], weights.n), bias=bias)
+            return self._few(x, x.new_empty(x.shape[0], weights.n), Around(bias=bias))
         rows = x.new_empty(weights.n, weights.k)
         return functional.linear(x, w4a16.unpack(weights, rows), bias)
-
-
-def few_tokens(x: torch.Tensor, weights: int4.Int4, out: torch.Tensor, **how: Any) -> torch.Tensor:
-    """By the matrix unit where it takes them, else by Triton's kernel."""
-    if int4_few.suits(x, weights, *(how.get(name) for name in ("bias", "residual", "norm"))):
-        return int4_few.gemv(x, weights, out, **how)
-    return w4a16.gemv(x, weights, out, tile=choose.gemv_tile("int4", x.shape[1], x.shape[0]), **how)
 
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

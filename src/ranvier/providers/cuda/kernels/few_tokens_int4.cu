@@ -1,111 +1,29 @@
-// Products of a few tokens with 4-bit weights (int4.py has their order): out = activation(norm(x) @ W.T + bias) + residual.
+// Few tokens with 4-bit weights (int4.py has their order): out = activation(norm(x) @ W.T + bias) + residual.
 //
-// Bound by reading weights: a multiprocessor gets about 43 of them a cycle and issues 128 lane instructions, so three
-// instructions a weight are all there is. Multiplying in float32 takes more than twice that. Here the matrix unit
-// multiplies, and a weight costs a shift and a logical operation for every two: nibbles become mantissas of the numbers
+// A multiprocessor gets about 43 weights a cycle and issues 128 lane instructions, so three instructions a weight are all
+// there is. Here a weight costs a shift and a logical operation for every two: nibbles become mantissas of the numbers
 // BASE ... BASE + 15, and what BASE and the zero point add is taken off afterwards, chunk by chunk, with the sum of the
 // chunk's tokens.
 //
-// A warp has 16 rows and 128 elements at a time. Lane (g, t) reads the chunk of 32 weights number t of the rows 2 g and
-// 2 g + 1, 16 bytes each, which are rows g and g + 8 of the left operand. The order of the sum is free, so slot (2 t,
-// 2 t + 1, 2 t + 8, 2 t + 9) of product (i, j) are the elements 8 i + 4 j ... 8 i + 4 j + 3 of chunk t. Every chunk may
-// have a scale of its own, and the unit adds up all four: so the right operand has a column for each chunk of each of
-// two tokens, zero everywhere else. Lanes whose column is not theirs read zeros from a place that has nothing else.
+// A step is 128 elements. Lane (g, t) reads the chunk of 32 weights number t of its two rows, 16 bytes each. The order of
+// the sum is free, so slots (2 t, 2 t + 1, 2 t + 8, 2 t + 9) of product (i, j) are the elements 8 i + 4 j ... 8 i + 4 j + 3
+// of chunk t. Every chunk may have a scale of its own, and the unit adds up all four: so the right operand has a column
+// for each chunk of each of two tokens, zero everywhere else. Lanes whose column is not theirs read zeros from a place
+// that has nothing else.
 //
-// Given by the compiler: HALF (float16, else bfloat16), FLOAT_SCALES, FLOAT_OUT, OF_GROUP (chunks under one scale), PAIRS (of
-// tokens), GATED (rows of gate and up in turn), ACTIVATION (0 none, 1 silu, 2 gelu, 3 gelu by tanh, 4 relu), WARPS,
-// AHEAD (steps of 128 elements that are under way), PDL.
+// Given by the compiler beside what few_tokens.h needs: FLOAT_SCALES, OF_GROUP (chunks under one scale), PAIRS (of
+// tokens).
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
+#define TOKENS (2 * PAIRS)
+#include "few_tokens.h"
 
 #if HALF
 #define BASE 1024.0f
 #define PATTERN 0x64006400u
-#define TYPES "f16.f16"
 #else
 #define BASE 128.0f
 #define PATTERN 0x43004300u
-#define TYPES "bf16.bf16"
 #endif
-#define TOKENS (2 * PAIRS)
-#define THREADS (32 * WARPS)
-#define ROWS 16
-
-// Everything that is an instruction of the processor; the twin that tests run without one has its own (ON_HOST).
-#ifndef ON_HOST
-__device__ __forceinline__ float to_float(u16 bits) {
-#if HALF
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
-    return y;
-#else
-    return __uint_as_float((u32)bits << 16);
-#endif
-}
-
-__device__ __forceinline__ u16 from_float(float x) {
-    u16 y;
-#if HALF
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-#else
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-#endif
-    return y;
-}
-
-// Weights are read once: they need not stay in the nearest cache. Volatile, so that they are asked for before the wait.
-__device__ __forceinline__ uint4 streamed(const uint4* at) {
-    uint4 y;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
-                 : "l"(at));
-    return y;
-}
-
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPES ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void let_next_start() {
-#if PDL
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_inputs() {
-#if PDL
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-#endif
-
-struct Four {
-    u32 part[4];
-};
-
-struct Eight {
-    float part[8];
-};
-
-__device__ __forceinline__ Four codes_at(const uint4* at) {
-    const uint4 bits = streamed(at);
-    return {{bits.x, bits.y, bits.z, bits.w}};
-}
-
-// Elements that stand together, the first at a multiple of 16 bytes.
-__device__ __forceinline__ Eight eight_at(const u16* at) {
-    const uint4 bits = *(const uint4*)at;
-    const u32 pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-    Eight y;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) y.part[e] = to_float((u16)(pairs[e / 2] >> (16 * (e & 1))));
-    return y;
-}
 
 #if FLOAT_SCALES
 typedef float Scale;
@@ -115,36 +33,13 @@ typedef u16 Scale;
 __device__ __forceinline__ float scale_of(Scale s) { return to_float(s); }
 #endif
 
-#if FLOAT_OUT
-typedef float Result;
-__device__ __forceinline__ Result result_of(float x) { return x; }
-#else
-typedef u16 Result;
-__device__ __forceinline__ Result result_of(float x) { return from_float(x); }
-#endif
+struct Four {
+    u32 part[4];
+};
 
-__device__ __forceinline__ float activated(float x) {
-#if ACTIVATION == 1
-    return x / (1.0f + __expf(-x));
-#elif ACTIVATION == 2
-    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-#elif ACTIVATION == 3
-    return x / (1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
-#elif ACTIVATION == 4
-    return fmaxf(x, 0.0f);
-#else
-    return x;
-#endif
-}
-
-__device__ __forceinline__ float block_sum(float x, float* room) {
-    for (int far = 16; far; far >>= 1) x += __shfl_xor_sync(~0u, x, far);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) room[threadIdx.x >> 5] = x;
-    __syncthreads();
-    x = 0.0f;
-    for (int w = 0; w < WARPS; ++w) x += room[w];
-    return x;
+__device__ __forceinline__ Four codes_at(const uint4* at) {
+    const uint4 bits = streamed(at);
+    return {{bits.x, bits.y, bits.z, bits.w}};
 }
 
 // What a step of 128 elements needs: the codes of two rows, and scales and zero points of two chunks of each.
@@ -154,7 +49,7 @@ struct Step {
     u32 zeros;  // a byte for each
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) few_tokens_int4(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_tokens_int4(
     const u16* __restrict__ x, const uint4* __restrict__ words, const Scale* __restrict__ scales,
     const unsigned char* __restrict__ zeros, const u16* __restrict__ bias, const u16* __restrict__ residual,
     const u16* __restrict__ norm, Result* __restrict__ out, int m, int n, int k, int chunks, int groups, long long x_step,
@@ -218,39 +113,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_tokens_int4(
     wait_for_inputs();
 
     if (threadIdx.x < 16) ((u32*)nothing)[threadIdx.x] = 0u;
-    for (int token = 0; token < m; ++token) {
-        const u16* given = x + token * x_step;
-        float factor = 1.0f;
-        if (norm) {
-            float squares = 0.0f;
-            for (int i = 8 * threadIdx.x; i < k; i += 8 * THREADS) {
-                const Eight y = eight_at(given + i);
-#pragma unroll
-                for (int e = 0; e < 8; ++e) squares += y.part[e] * y.part[e];
-            }
-            factor = rsqrtf(block_sum(squares, parts) / k + eps);
-        }
-        for (int i = 8 * threadIdx.x; i < padded; i += 8 * THREADS) {  // four lanes for a chunk, all or none of them
-            Eight y = i < k ? eight_at(given + i) : Eight{};
-            if (norm && i < k) {
-                const Eight weight = eight_at(norm + i);
-#pragma unroll
-                for (int e = 0; e < 8; ++e) y.part[e] = to_float(from_float(y.part[e] * factor * weight.part[e]));
-            }
+    for (int token = 0; token < m; ++token)
+        bring_token(x + token * x_step, norm, eps, k, padded, shared + token * apart, parts, [&](int i, const Eight& y) {
             float sum = 0.0f;
-            u32 bits[4];
 #pragma unroll
-            for (int e = 0; e < 8; e += 2) {
-                sum += y.part[e] + y.part[e + 1];
-                bits[e / 2] = (u32)from_float(y.part[e]) | (u32)from_float(y.part[e + 1]) << 16;
-            }
-            *(uint4*)(shared + token * apart + 2 * i) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+            for (int e = 0; e < 8; ++e) sum += y.part[e];
             const u32 together = 0xFu << (lane & 28);
             sum += __shfl_xor_sync(together, sum, 1);
             sum += __shfl_xor_sync(together, sum, 2);
             if (t == 0) sums[token * steps * 4 + (i >> 5)] = sum;
-        }
-    }
+        });
     __syncthreads();
 
     // Of the columns, chunks 0 to 3 of a token and 0 to 3 of the next, this lane's is number g.
@@ -316,27 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_tokens_int4(
                 }
             }
             __syncthreads();
-            const int results = GATED ? ROWS / 2 : ROWS;
-            for (int i = threadIdx.x; i < m * results; i += THREADS) {
-                const int token = i / results, of = i % results;
-                const int there = tile * results + of;
-                if (there >= (GATED ? n / 2 : n)) continue;
-                float y = 0.0f, gate = 0.0f;
-#pragma unroll
-                for (int w = 0; w < WARPS; ++w) {
-                    const float* part = here + (w * TOKENS + token) * ROWS;
-                    if (GATED) gate += part[2 * of];
-                    y += part[GATED ? 2 * of + 1 : of];
-                }
-                if (GATED) {
-                    y *= activated(gate);
-                } else {
-                    if (bias) y += to_float(bias[there]);
-                    y = activated(y);
-                    if (residual) y += to_float(residual[token * residual_step + there]);
-                }
-                out[token * out_step + there] = result_of(y);
-            }
+            finish_tile(here, tile, {bias, residual, out, m, n, residual_step, out_step});
             done = 0;
             turn ^= 1;
             tile += gridDim.x;

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -72,8 +73,7 @@ def function(name: str, defines: tuple[tuple[str, int], ...], device: int) -> Fu
     """The kernel ``name`` of the file of this name, compiled with constants for a device, which is current."""
     major, minor = torch.cuda.get_device_capability(device)
     options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
-    text = resources.files(__package__).joinpath(f"{name}.cu").read_text("utf-8")
-    return Function(_image(text, name, options), name)
+    return Function(_image(name, options), name)
 
 
 def named(defines: Mapping[str, int | bool]) -> tuple[tuple[str, int], ...]:
@@ -81,8 +81,16 @@ def named(defines: Mapping[str, int | bool]) -> tuple[tuple[str, int], ...]:
     return tuple((key, int(value)) for key, value in defines.items())
 
 
-def _image(text: str, name: str, options: Sequence[str]) -> bytes:
+def source(name: str) -> str:
+    """The text of a kernel, with what it includes of ours in its place: a compiler gets one text and needs no paths."""
+    folder = resources.files(__package__)
+    text = folder.joinpath(f"{name}.cu").read_text("utf-8")
+    return re.sub(r'^#include "(.+)"$', lambda found: folder.joinpath(found[1]).read_text("utf-8"), text, flags=re.M)
+
+
+def _image(name: str, options: Sequence[str]) -> bytes:
     """Machine code, from the cache where it is there."""
+    text = source(name)
     folder = cache_folder() if os.environ.get("RANVIER_CACHE") != "off" else None
     version = ".".join(map(str, _compiler_version()))
     digest = hashlib.sha256("\n".join((text, name, version, *options)).encode()).hexdigest()

@@ -1,12 +1,12 @@
-"""Few tokens with 4-bit weights on the matrix unit: the source compiled for this processor, and on a GPU itself."""
+"""Few tokens on the matrix unit: the source compiled for this processor, and on a GPU itself."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from ranvier.providers.cuda.kernels import int4, int4_few, native
+from ranvier.providers.cuda.kernels import few_tokens, int4, native
+from ranvier.providers.cuda.kernels.few_tokens import Around, Cut
 from tests.torch.kernels.checking import DEVICE, Array, close, exact, poisoned, random, rms_norm, silu
 from tests.torch.kernels.test_few_bits import int4_weights
 
@@ -23,15 +24,7 @@ FOLDER = Path(__file__).parent
 ENTRY = """
 #include "twin.h"
 {source}
-extern "C" void twin(int grid, const u16* x, const uint4* words, const Scale* scales, const unsigned char* zeros,
-                     const u16* bias, const u16* residual, const u16* norm, Result* out, int m, int n, int k,
-                     int chunks, int groups, long long x_step, long long residual_step, long long out_step,
-                     float eps) {{
-    run_blocks(grid, THREADS, [&] {{
-        few_tokens_int4(x, words, scales, zeros, bias, residual, norm, out, m, n, k, chunks, groups, x_step,
-                        residual_step, out_step, eps);
-    }});
-}}
+extern "C" void twin(int grid{declared}) {{ run_blocks(grid, THREADS, [&] {{ {name}({given}); }}); }}
 """
 
 
@@ -39,8 +32,13 @@ class Twin:
     """Stands for a loaded kernel; a launch runs it here."""
 
     def __init__(self, folder: Path, name: str, defines: tuple[tuple[str, int], ...]) -> None:
-        source = resources.files(native.__package__).joinpath(f"{name}.cu").read_text("utf-8")
-        text = ENTRY.format(source=source)
+        source = native.source(name)
+        signature = re.search(rf"{name}\(([^)]*)\)", source)
+        assert signature is not None
+        arguments = [" ".join(each.split()) for each in signature[1].split(",")]
+        given = ", ".join(each.split()[-1] for each in arguments)
+        declared = "".join(f", {each}" for each in arguments).replace("__restrict__", "")
+        text = ENTRY.format(source=source, name=name, declared=declared, given=given)
         digest = hashlib.sha256((text + str(defines)).encode()).hexdigest()[:16]
         written, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
         written.write_text(text)
@@ -74,7 +72,7 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
         return made[-1]
 
     monkeypatch.setattr(native, "function", function)
-    monkeypatch.setattr(int4_few, "_facts", lambda _device: ((9, 0), 1))
+    monkeypatch.setattr(few_tokens, "_facts", lambda _device: ((9, 0), 1))
     return made
 
 
@@ -107,9 +105,8 @@ def halves(packed: int4.Int4, dtype: torch.dtype) -> tuple[int4.Int4, Array]:
 def test_is_the_product(m: int, n: int, k: int, group: int, zeros: bool, dtype: torch.dtype, twin: list[Twin]) -> None:
     packed, weights = halves(int4_weights(n + k, n, k, group, zeros)[0], dtype)
     x = random(m, m, k, dtype=dtype)
-    cut = int4_few.Cut(warps=2, ahead=2, resident=1)
     kind = torch.float32 if zeros else dtype  # of the results
-    found = int4_few.gemv(x, packed, poisoned(m, n, dtype=kind), cut=cut)
+    found = few_tokens.coded(x, packed, poisoned(m, n, dtype=kind), Around(), Cut(warps=2, ahead=2, resident=1))
     close(found, exact(x) @ weights.T, 1e-2 if dtype is torch.bfloat16 else 2e-3)
     assert all(grid < -(-n // 16) or n <= 16 for each in twin for grid, _, _ in each.launches)  # tiles in turn
 
@@ -119,11 +116,13 @@ def test_what_rides_along(twin: list[Twin]) -> None:
     packed, weights = halves(int4_weights(1, 24, 256, 32, False)[0], dtype)
     x, norm = random(1, 2, 256, dtype=dtype), random(2, 256, dtype=dtype)
     bias, residual = random(3, 24, dtype=dtype), random(4, 2, 24, dtype=dtype)
-    cut = int4_few.Cut(warps=2, ahead=1, resident=4)
-    how: dict[str, Any] = {"norm": norm, "bias": bias, "residual": residual, "activation": "silu", "cut": cut}
-    found = int4_few.gemv(x, packed, poisoned(2, 24, dtype=dtype), **how)
+    around = Around(bias, residual, norm, activation="silu")
     inner = rms_norm(exact(x), exact(norm)) @ weights.T + exact(bias)
+    found = few_tokens.coded(x, packed, poisoned(2, 24, dtype=dtype), around, Cut(warps=2, ahead=1, resident=4))
     close(found, silu(inner) + exact(residual), 2e-2)
+    matrix = torch.from_numpy(weights.astype(np.float32)).to(dtype).to(DEVICE)
+    found = few_tokens.floats(x, [matrix], poisoned(2, 24, dtype=dtype), around, Cut(warps=2, ahead=1, resident=4))
+    close(found, silu(inner) + exact(residual), 3e-2)
 
 
 def test_gate_and_up_in_turn(twin: list[Twin]) -> None:
@@ -132,21 +131,46 @@ def test_gate_and_up_in_turn(twin: list[Twin]) -> None:
     (gate, gate_weights), (up, up_weights) = halves(gate, dtype), halves(up, dtype)
     x = random(1, 1, 128, dtype=dtype)
     both = int4.interleaved(gate, up)
-    cut = int4_few.Cut(warps=1, ahead=2, resident=1)
-    found = int4_few.gemv(x, both, poisoned(1, 20, dtype=dtype), gated=True, activation="silu", cut=cut)
+    around, cut = Around(gated=True, activation="silu"), Cut(warps=1, ahead=2, resident=1)
+    found = few_tokens.coded(x, both, poisoned(1, 20, dtype=dtype), around, cut)
     close(found, silu(exact(x) @ gate_weights.T) * (exact(x) @ up_weights.T), 2e-2)
+    gate, up = random(3, 20, 128, dtype=dtype), random(4, 20, 128, dtype=dtype)
+    found = few_tokens.floats(x, [gate, up], poisoned(1, 20, dtype=dtype), around, cut)
+    close(found, silu(exact(x) @ exact(gate).T) * (exact(x) @ exact(up).T), 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("m", "sizes", "k", "dtype"),
+    [
+        (1, (40,), 512, torch.bfloat16),
+        (2, (16, 5, 11), 200, torch.float16),  # a step that is not whole; matrices that end inside a tile
+        (8, (9, 8), 1088, torch.bfloat16),
+        (5, (3,), 8, torch.float16),
+    ],
+)
+def test_is_the_product_with_floats(
+    m: int, sizes: tuple[int, ...], k: int, dtype: torch.dtype, twin: list[Twin]
+) -> None:
+    x = random(m, m, k, dtype=dtype)
+    matrices = [random(n + 50, n, k, dtype=dtype, scale=k**-0.5) for n in sizes]
+    out = poisoned(m, sum(sizes), dtype=dtype)
+    few_tokens.floats(x, matrices, out, Around(), Cut(warps=2, ahead=2, resident=1))
+    wanted = np.concatenate([exact(x) @ exact(matrix).T for matrix in matrices], axis=1)
+    close(out, wanted, 1e-2 if dtype is torch.bfloat16 else 2e-3)
 
 
 def test_what_it_declines() -> None:
     packed, _ = halves(int4_weights(1, 16, 128, 32, False)[0], torch.bfloat16)
     x = random(1, 1, 128, dtype=torch.bfloat16)
+    matrix = random(2, 16, 128, dtype=torch.bfloat16)
     if DEVICE == "cpu":
-        assert not int4_few.suits(x, packed)
+        assert not few_tokens.suits_codes(x, packed, Around()) and not few_tokens.suits(x, [matrix], Around())
         return
-    assert int4_few.suits(x, packed)
-    assert not int4_few.suits(x.to(torch.float32), packed)
-    assert not int4_few.suits(random(1, 9, 128, dtype=torch.bfloat16), packed)
-    assert not int4_few.suits(x, packed, random(1, 16))  # a bias of another type
+    assert few_tokens.suits_codes(x, packed, Around()) and few_tokens.suits(x, [matrix], Around())
+    assert not few_tokens.suits_codes(x.to(torch.float32), packed, Around())
+    assert not few_tokens.suits_codes(random(1, 9, 128, dtype=torch.bfloat16), packed, Around())
+    assert not few_tokens.suits(x, [matrix], Around(bias=random(1, 16)))  # of another type
+    assert not few_tokens.suits(x[:, 1:121], [matrix[:, 1:121]], Around())  # rows that begin at odd places
 
 
 def test_compiles_for_a_gpu() -> None:
@@ -154,9 +178,15 @@ def test_compiles_for_a_gpu() -> None:
         native._nvrtc()
     except OSError as error:
         pytest.skip(str(error))
-    source = resources.files(native.__package__).joinpath("few_tokens_int4.cu").read_text("utf-8")
-    usual = {"HALF": 0, "FLOAT_SCALES": 0, "FLOAT_OUT": 0, "OF_GROUP": 1, "PAIRS": 1, "GATED": 0, "ACTIVATION": 0}
-    for other in ({}, {"HALF": 1, "FLOAT_SCALES": 1, "PAIRS": 4}, {"OF_GROUP": 4, "GATED": 1, "ACTIVATION": 1}):
-        defines = native.named({**usual, **other, "WARPS": 8, "AHEAD": 2, "PDL": 1})
+    usual = {"HALF": 0, "FLOAT_OUT": 0, "GATED": 0, "ACTIVATION": 0, "WARPS": 8, "AHEAD": 2, "RESIDENT": 2, "PDL": 1}
+    coded = {"FLOAT_SCALES": 0, "OF_GROUP": 1, "PAIRS": 1}
+    kinds = (
+        ("few_tokens_int4", coded),
+        ("few_tokens_int4", {**coded, "HALF": 1, "FLOAT_SCALES": 1, "PAIRS": 4}),
+        ("few_tokens_int4", {**coded, "OF_GROUP": 4, "GATED": 1, "ACTIVATION": 1}),
+        ("few_tokens_float", {"TOKENS": 8, "HALF": 1, "FLOAT_OUT": 1}),
+    )
+    for name, other in kinds:
+        defines = native.named({**usual, **other})
         options = ("--gpu-architecture=sm_90", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
-        assert native.compiled(source, "few_tokens_int4", options)[1:4] == b"ELF"
+        assert native.compiled(native.source(name), name, options)[1:4] == b"ELF"
