@@ -99,22 +99,24 @@ def fewest(layers: Sequence[Judged], bound: float, measure: Callable[[Names], fl
 
     Sums are a little off, by a part that hardly changes from one set to the next: each trial corrects the next one.
     """
-    best: Names | None = None
-    allowed, tried = bound * bound, set()
-    tight, loose = 0.0, math.inf  # sums that were low enough, and those that were not
+    best: Names = frozenset(layer.name for layer in layers)
+    enough, too_much = 0.0, sum(layer.error for layer in layers)  # sums that are low enough, and those that are not
+    allowed = bound * bound
+    tried = {best, frozenset()}
     for _ in range(_TRIALS):
+        if not enough < allowed < too_much:
+            allowed = (enough + too_much) / 2
         kept = left_out(layers, allowed)
-        if kept in tried or (best is not None and time.perf_counter() > until):
+        if kept in tried:  # between what is known
+            allowed = (enough + too_much) / 2
+            kept = left_out(layers, allowed)
+        if kept in tried or (enough and time.perf_counter() > until):
             break
         tried.add(kept)
         error = measure(kept)
         if error <= bound:
-            best, tight = kept, max(tight, allowed)
+            best, enough = kept, allowed
         else:
-            loose = min(loose, allowed)
-        wanted = allowed * (bound / max(error, 1e-9)) ** 2
-        inside = tight < wanted < loose
-        allowed = wanted if inside else (tight + loose) / 2 if loose < math.inf else tight * 1.5
-    if best is not None:
-        return best
-    return frozenset(layer.name for layer in layers)
+            too_much = allowed
+        allowed *= (bound / max(error, 1e-9)) ** 2
+    return best
