@@ -25,11 +25,11 @@ GOING: dict[str, Any] = {"x": floats(1, 2), "c": np.array(True)}
 
 @pytest.mark.parametrize("text", [FOREVER, EMPTY_BODY], ids=["steps", "empty body"])
 def test_an_endless_loop_ends_at_its_limit(text: str) -> None:
-    with rv.load(model(text), limits=rv.Limits(run_seconds=0.2)) as session:
+    with rv.load(model(text), limits=rv.Limits(run_seconds=0.6)) as session:
         started = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"passed its limit of 0\.2 s") as caught:
+        with pytest.raises(DeadlineExceeded, match=r"passed its limit of 0\.6 s") as caught:
             session.run(GOING)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10
         # the loop, or the step inside it: wherever the run was at that moment
         assert isinstance(caught.value, TimeoutError) and caught.value.node in ("y", "more +1")
         out = session.run({**GOING, "c": np.array(False)})["y"]
