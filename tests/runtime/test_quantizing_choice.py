@@ -115,6 +115,13 @@ def test_where_nothing_helps_all_layers_stay_in_float() -> None:
     assert fewest(layers, 0.1, lambda kept: 0.5, math.inf) == {"a", "b"}
 
 
+def test_sums_that_say_too_little_do_not_end_the_search() -> None:
+    """All layers together are far worse than their sum, because of one of them."""
+    layers = [Judged("a", 1e-4, 1.0), *(Judged(f"b{k}", 1e-6, 1.0) for k in range(9))]
+    kept = fewest(layers, 0.04, lambda kept: 0.01 if "a" in kept else 1.0, math.inf)
+    assert kept == {"a"}
+
+
 def test_time_saved() -> None:
     sites = {site.name: site for site in find_sites(chain())}
     assert saved_by(sites["conv_a"], (4, 8, 12, 12)) > saved_by(sites["conv_e"], (4, 32, 12, 12))
