@@ -9,11 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 from ranvier.codegen.llvm import cache
 from ranvier.config import files
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")  # a test that fails fails again, and one that passes passes again
 
 KERNELS = Path(__file__).parent.parent / ".cache"
 

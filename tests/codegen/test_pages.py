@@ -96,3 +96,21 @@ def test_systems_without_large_pages_do_without(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pages, "_ADVICE", None)
     assert pages.packed_empty((100_000,), F32).shape == (100_000,)
     assert pages._chunk is None
+
+
+def test_places_of_arrays_that_are_gone_serve_again() -> None:
+    if pages._ADVICE is None:
+        pytest.skip("no large pages here")
+    first, second, third = (pages.packed_empty((100_000,), F32).reshape(10, -1) for _ in range(3))
+    places = [array.ctypes.data for array in (first, second, third)]
+    kept = second[1:]  # whatever was made of an array keeps its place
+    del second
+    gc.collect()
+    assert pages.packed_empty((100_000,), F32).ctypes.data > places[2]
+    del kept
+    gc.collect()
+    again = pages.packed_empty((100_000,), F32)
+    assert again.ctypes.data == places[1]
+    del first, again, third
+    gc.collect()
+    assert pages._chunk is not None and pages._chunk._free == [(0, pages._CHUNK)]  # and is one piece again

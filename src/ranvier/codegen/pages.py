@@ -8,10 +8,12 @@ of 4.4 MB half may lie outside. Small arrays are put together here, others start
 
 from __future__ import annotations
 
+import bisect
 import math
 import mmap
 import os
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -25,41 +27,56 @@ _LINE = 64
 _ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # where the system has such a thing
 
 
-def _pages(nbytes: int) -> np.ndarray[Any, Any]:
-    """Fresh memory from the start of a large page on, given back with the last array in it; what fills no large page
+def _pages(nbytes: int) -> tuple[mmap.mmap, int]:
+    """Fresh memory, given back with the last array in it, and where in it a large page starts; what fills no large page
     at its end lies in small ones."""
     assert _ADVICE is not None
     try:
         memory = mmap.mmap(-1, nbytes + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"cannot map {nbytes:,} bytes for weights: {error.strerror}") from error
-    whole = np.frombuffer(memory, np.uint8)
-    start = -whole.ctypes.data % _PAGE
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % _PAGE
     memory.madvise(_ADVICE, start, nbytes // _PAGE * _PAGE)
-    return whole[start : start + nbytes]
+    return memory, start
 
 
 class _Chunk:
+    """Arrays one behind the other, or where others were that are gone."""
+
     def __init__(self) -> None:
-        self._bytes = _pages(_CHUNK)
-        self._used = 0
+        self._memory, self._start = _pages(_CHUNK)
+        self._free = [(0, _CHUNK)]  # spans that nobody has, in order
 
     def take(self, nbytes: int) -> np.ndarray[Any, Any] | None:
-        start = self._used
-        if start + nbytes > _CHUNK:
-            return None
-        self._used += -(-nbytes // _LINE) * _LINE
-        return self._bytes[start : start + nbytes]
+        size = -(-nbytes // _LINE) * _LINE
+        for k, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[k : k + 1] = [(start + size, end)] if end - start > size else []
+                # a view of the memory by itself: what is made of it later keeps it, and with it its place
+                found = np.frombuffer(self._memory, np.uint8, nbytes, self._start + start)
+                weakref.finalize(found, self._left, start, start + size).atexit = False
+                return found
+        return None
+
+    def _left(self, start: int, end: int) -> None:
+        with _lock:
+            k = bisect.bisect(self._free, (start, end))
+            if k < len(self._free) and self._free[k][0] == end:
+                end = self._free.pop(k)[1]
+            if k and self._free[k - 1][1] == start:
+                k -= 1
+                start = self._free.pop(k)[0]
+            self._free.insert(k, (start, end))
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # an array may be given up while another is taken, in the same thread
 _chunk: _Chunk | None = None
 
 
 def _after_fork() -> None:
     """A child writes its own copies of pages: it begins with pages of its own."""
     global _lock, _chunk
-    _lock, _chunk = threading.Lock(), None
+    _lock, _chunk = threading.RLock(), None
 
 
 if hasattr(os, "register_at_fork"):
@@ -73,7 +90,8 @@ def packed_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any
     if _ADVICE is None or nbytes < _LEAST:
         return aligned_empty(shape, dtype)
     if nbytes >= _MOST:
-        return _pages(nbytes).view(dtype).reshape(shape)
+        memory, start = _pages(nbytes)
+        return np.frombuffer(memory, np.uint8, nbytes, start).view(dtype).reshape(shape)
     with _lock:
         found = _chunk.take(nbytes) if _chunk is not None else None
         if found is None:

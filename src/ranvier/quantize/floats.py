@@ -40,7 +40,8 @@ class Float8(Checked):
         most = float(ml_dtypes.finfo(dtype).max)
         block = block_of(values.shape, self.granularity, self.axis, self.group)
         reach = reduce(np.abs(values), block, np.max)
-        scales = np.where(reach > 0, reach / most, 1.0).astype(np.float32)
+        # a scale that is no normal number may be zero, and could not divide
+        scales = np.where(reach > 0, np.maximum(reach / most, np.finfo(np.float32).tiny), 1.0).astype(np.float32)
         scaled = values / expand(scales, block, values.shape)
         codes = np.clip(scaled, -most, most).astype(dtype)  # a quotient may round to just above the largest
         return Quantized(self.name, codes, scales, block, 8, axis=self.axis, dtype=of(array))

@@ -308,7 +308,7 @@ class Plan:
         if self.threads > 1:
             wanted = max(1, min(math.floor(work / TILE_US), 8 * self.threads))
             others = p.entries * -(-panels.count // panel_group)
-            if self._rows_apart(k_block, rows.count * others):
+            if a_bytes is None and self._rows_apart(k_block, rows.count * others):  # what tuning tries is cut otherwise
                 return min(row_group, max(1, -(-rows.count * others // wanted))), panel_group
             others = p.entries * -(-rows.count // row_group)
             panel_group = min(panel_group, max(1, panels.count * others // wanted))
