@@ -32,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.models.training import CASES, Array, Case, Kit
+from bench.models.training import CASES, Array, Case, Kit, compiled_step
 
 Step = Callable[[], float]
 PEERS = ("eager", "compile", "tinygrad")
@@ -42,23 +42,8 @@ _LOSSES = 4  # steps whose losses are compared
 
 def ours(case: Case, x: Array, t: Array) -> tuple[Step, dict[str, Array]]:
     import ranvier as rv
-    from ranvier import nn, optim
 
-    nn.manual_seed(0)
-    model = case.make(Kit(nn, lambda x, a, b: rv.numpy.swapaxes(x, a, b)))
-    first = {name: value.numpy().copy() for name, value in model.state_dict().items()}
-    sgd = case.optimizer == "sgd"
-    parameters = model.parameters()
-    opt = optim.SGD(parameters, lr=case.rate, momentum=0.9) if sgd else optim.AdamW(parameters, lr=case.rate)
-
-    @rv.jit
-    def step(x: Any, t: Any) -> Any:
-        opt.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), t)
-        loss.backward()
-        opt.step()
-        return loss
-
+    step, first = compiled_step(case)
     given = rv.Tensor(x), rv.Tensor(t)
     return lambda: step(*given).item(), first
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.models.training import CASES, Array, Case, Kit
+from bench.models.training import CASES, Array, Case, Kit, compiled_step
 
 PEERS = ("eager", "compile")
 _LOSSES = 5  # steps whose losses are compared
@@ -48,24 +48,9 @@ def configure(device: str, precision: str, folder: str) -> None:
 
 def ours(case: Case, x: Array, t: Array, backend: str = "cuda") -> tuple[Step, dict[str, Array], Any]:
     import ranvier as rv
-    from ranvier import nn, optim
 
     rv.set_backend(backend)
-    nn.manual_seed(0)
-    model = case.make(Kit(nn, lambda x, a, b: rv.numpy.swapaxes(x, a, b)))
-    first = {name: value.numpy().copy() for name, value in model.state_dict().items()}
-    parameters = model.parameters()
-    sgd = case.optimizer == "sgd"
-    opt = optim.SGD(parameters, lr=case.rate, momentum=0.9) if sgd else optim.AdamW(parameters, lr=case.rate)
-
-    @rv.jit
-    def step(x: Any, t: Any) -> Any:
-        opt.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), t)
-        loss.backward()
-        opt.step()
-        return loss
-
+    step, first = compiled_step(case)
     given = rv.Tensor(x), rv.Tensor(t)
     return lambda: step(*given), first, step
 

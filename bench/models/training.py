@@ -151,6 +151,29 @@ def lstm(kit: Kit) -> Any:
     return Reader()
 
 
+def compiled_step(case: Case) -> tuple[Any, dict[str, Array]]:
+    """One step of ours as a compiled function of inputs and targets, and the weights it begins with."""
+    import ranvier as rv
+    from ranvier import nn, optim
+
+    nn.manual_seed(0)
+    model = case.make(Kit(nn, lambda x, a, b: rv.numpy.swapaxes(x, a, b)))
+    first = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    sgd = case.optimizer == "sgd"
+    parameters = model.parameters()
+    opt = optim.SGD(parameters, lr=case.rate, momentum=0.9) if sgd else optim.AdamW(parameters, lr=case.rate)
+
+    @rv.jit
+    def step(x: Any, t: Any) -> Any:
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), t)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return step, first
+
+
 def _rows(draw: np.random.Generator) -> tuple[Array, Array]:
     return draw.standard_normal((128, 784), np.float32), draw.integers(0, 10, 128)
 
