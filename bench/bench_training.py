@@ -32,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.models.training import CASES, Array, Case, Kit, compiled_step
+from bench.models.training import CASES, Array, Case, compiled_step, torch_network
 
 Step = Callable[[], float]
 PEERS = ("eager", "compile", "tinygrad")
@@ -51,14 +51,7 @@ def ours(case: Case, x: Array, t: Array) -> tuple[Step, dict[str, Array]]:
 def torch_steps(case: Case, x: Array, t: Array, first: dict[str, Array], compiled: bool) -> Step:
     import torch
 
-    model = case.make(Kit(torch.nn, lambda x, a, b: x.transpose(a, b)))
-    model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in first.items()})
-    sgd = case.optimizer == "sgd"
-    opt: Any = (
-        torch.optim.SGD(model.parameters(), lr=case.rate, momentum=0.9, fused=True)
-        if sgd
-        else torch.optim.AdamW(model.parameters(), lr=case.rate, fused=True)
-    )
+    model, opt = torch_network(case, first)
 
     def loss_of(x: Any, t: Any) -> Any:
         return torch.nn.functional.cross_entropy(model(x), t)

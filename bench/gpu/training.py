@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.models.training import CASES, Array, Case, Kit, compiled_step
+from bench.models.training import CASES, Array, Case, compiled_step, torch_network
 
 PEERS = ("eager", "compile")
 _LOSSES = 5  # steps whose losses are compared
@@ -75,15 +75,7 @@ def theirs(case: Case, x: Array, t: Array, first: dict[str, Array], device: Any,
     """``mode``: of ``torch.compile``; None: as it is."""
     import torch
 
-    model = case.make(Kit(torch.nn, lambda x, a, b: x.transpose(a, b)))
-    model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in first.items()})
-    model.to(device)
-    sgd = case.optimizer == "sgd"
-    opt: Any = (
-        torch.optim.SGD(model.parameters(), lr=case.rate, momentum=0.9, fused=True)
-        if sgd
-        else torch.optim.AdamW(model.parameters(), lr=case.rate, fused=True)
-    )
+    model, opt = torch_network(case, first, device)
 
     def loss_of(x: Any, t: Any) -> Any:
         return torch.nn.functional.cross_entropy(model(x), t)

@@ -174,6 +174,22 @@ def compiled_step(case: Case) -> tuple[Any, dict[str, Array]]:
     return step, first
 
 
+def torch_network(case: Case, first: dict[str, Array], device: Any = "cpu") -> tuple[Any, Any]:
+    """PyTorch's network with these weights, and its optimizer, the fused one."""
+    import torch
+
+    model = case.make(Kit(torch.nn, lambda x, a, b: x.transpose(a, b)))
+    model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in first.items()})
+    model.to(device)
+    sgd = case.optimizer == "sgd"
+    opt: Any = (
+        torch.optim.SGD(model.parameters(), lr=case.rate, momentum=0.9, fused=True)
+        if sgd
+        else torch.optim.AdamW(model.parameters(), lr=case.rate, fused=True)
+    )
+    return model, opt
+
+
 def _rows(draw: np.random.Generator) -> tuple[Array, Array]:
     return draw.standard_normal((128, 784), np.float32), draw.integers(0, 10, 128)
 

@@ -32,32 +32,37 @@ from ranvier.tensor.groups import realise
 from ranvier.tensor.state import Parameter, State
 
 
-class Home:
-    """Memory of a device that belongs to a state. ``current``: the expression whose value lies there."""
+class _Place:
+    """Memory of a device with a value in it, which is brought here when it is wanted."""
 
-    __slots__ = ("current", "provider", "tensor")
+    __slots__ = ("provider", "tensor")
+
+    def __init__(self, provider: KeepsValues, tensor: Any) -> None:
+        self.provider = provider
+        self.tensor = tensor
+
+    def fetch(self) -> Array:
+        return self.provider.leave([self.tensor])()[0]
+
+
+class Home(_Place):
+    """That of a state. ``current``: the expression whose value lies there."""
+
+    __slots__ = ("current",)
 
     def __init__(self, provider: KeepsValues, array: Array) -> None:
-        self.provider = provider
-        self.tensor = provider.bring(array)
+        super().__init__(provider, provider.bring(array))
         self.current: Expr | None = None
 
-    def fetch(self) -> Array:
-        return self.provider.leave([self.tensor])()[0]
 
+class Slot(_Place):
+    """Where a run writes a result, the same in each call. ``expr``: who stands for what lies there."""
 
-class Slot:
-    """Memory that a run writes a result to, the same in each call. ``expr``: who stands for what lies there."""
-
-    __slots__ = ("expr", "provider", "tensor")
+    __slots__ = ("expr",)
 
     def __init__(self, provider: KeepsValues) -> None:
-        self.provider = provider
-        self.tensor: Any = None
+        super().__init__(provider, None)
         self.expr: ref[Expr] | None = None
-
-    def fetch(self) -> Array:
-        return self.provider.leave([self.tensor])()[0]
 
 
 class _Arriving:
@@ -227,7 +232,7 @@ class DeviceRun:
                 fetch(before)  # of somebody who had the value before this one
             holder = holder_of(expr)
             targets.append(home.tensor)
-            if isinstance(holder, Home | Slot) and holder.provider.space == self._provider.space:
+            if isinstance(holder, _Place) and holder.provider.space == self._provider.space:
                 sources.append(holder.tensor)
                 if isinstance(holder, Slot):
                     expr.spec = resident(home, expr.dtype, expr.shape).spec
@@ -280,7 +285,7 @@ class DeviceRun:
                 held.put(made)
                 slot.expr = ref(made)
 
-    def _standing(self, holder: Home | Slot, which: int, results: Sequence[Any]) -> Expr:
+    def _standing(self, holder: _Place, which: int, results: Sequence[Any]) -> Expr:
         return resident(holder, self._types[which], tuple(results[which].shape), self._device)
 
     def _leave(self, results: Sequence[Any], returned: Sequence[int]) -> dict[int, Expr]:

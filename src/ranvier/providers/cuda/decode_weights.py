@@ -33,7 +33,7 @@ class Floats:
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
         around = replace(around, bias=self._bias)
-        if choose.BY_MATRIX_UNIT and few_tokens.suits(x, self._matrices, around):
+        if few_tokens.suits(x, self._matrices, around):
             return few_tokens.floats(x, self._matrices, out, around)
         tile = choose.gemv_tile("float", x.shape[1], x.shape[0], self.n)
         how: dict[str, Any] = {"bias": around.bias, "residual": around.residual, "norm": around.norm}
@@ -52,7 +52,7 @@ class GatedFloats:
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
         around = replace(around, gated=True, activation=self._activation)
-        if choose.BY_MATRIX_UNIT and few_tokens.suits(x, (self._gate, self._up), around):
+        if few_tokens.suits(x, (self._gate, self._up), around):
             return few_tokens.floats(x, (self._gate, self._up), out, around)
         tile = choose.gemv_tile("gated", x.shape[1], x.shape[0], self.n)
         how: dict[str, Any] = {"norm": around.norm, "eps": around.eps, "pdl": around.pdl}
@@ -74,7 +74,7 @@ class Codes:
 
     def _few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
         """By the matrix unit where it takes them, else by Triton's kernel."""
-        if choose.BY_MATRIX_UNIT and few_tokens.suits_codes(x, self.weights, around):
+        if few_tokens.suits_codes(x, self.weights, around):
             return few_tokens.coded(x, self.weights, out, around)
         tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
         return w4a16.gemv(x, self.weights, out, tile=tile, **vars(around))

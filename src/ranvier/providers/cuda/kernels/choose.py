@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ranvier.providers.cuda.kernels.jit import MatrixTile, Tile, power_of_two
 
-BY_MATRIX_UNIT = False  # few tokens by few_tokens.py: off until it has been measured (bench/gpu_llama_step.py does)
 LIBRARY = "library"
 UNPACKED = "unpacked"  # weights to floats, then the library
 GEMV = "gemv"

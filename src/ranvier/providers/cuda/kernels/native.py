@@ -7,12 +7,11 @@ next kernel start early (``pdl``), which torch and CuPy offer no way to say.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Any
 
 import torch
 
-from ranvier.errors import KernelError
-from ranvier.places import cache_folder
+from ranvier.codegen.llvm import cache
+from ranvier.errors import CannotWrite, KernelError
+from ranvier.formats.files import write_files
 
 _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -91,30 +91,19 @@ def source(name: str) -> str:
 def _image(name: str, options: Sequence[str]) -> bytes:
     """Machine code, from the cache where it is there."""
     text = source(name)
-    folder = cache_folder() if os.environ.get("RANVIER_CACHE") != "off" else None
+    folder = cache.folder()
     version = ".".join(map(str, _compiler_version()))
     digest = hashlib.sha256("\n".join((text, name, version, *options)).encode()).hexdigest()
     kept = None if folder is None else folder / "cuda" / f"{name}-{digest[:32]}.cubin"
     if kept is not None:
-        try:
+        with contextlib.suppress(OSError):
             return kept.read_bytes()
-        except OSError:
-            pass
     made = compiled(text, name, options)
     if kept is not None:
-        _keep(kept, made)
+        with contextlib.suppress(OSError, CannotWrite):  # a cache that cannot be written is none
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_files({kept: [made]})
     return made
-
-
-def _keep(path: Path, made: bytes) -> None:
-    """Whole or not at all; a cache that cannot be written is none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(made)
-        Path(file.name).replace(path)
-    except OSError:
-        pass
 
 
 def compiled(text: str, name: str, options: Sequence[str]) -> bytes:
