@@ -182,3 +182,52 @@ __device__ __forceinline__ void finish_tile(const float* parts, int tile, const 
         to.out[token * to.out_step + there] = result_of(y);
     }
 }
+
+// The way of a block through its tiles and of every warp through its steps of them. ``turn_to(tile)`` comes before the
+// first step of a tile is asked for and ``ask(s, step)`` asks for one; ``begin()`` runs when the first ones are under way
+// and tokens are there, ``take(s, step)`` multiplies, ``give(to)`` writes this warp's part [TOKENS][ROWS] of a complete
+// tile and starts from zero. ``parts`` are [2][WARPS][TOKENS][ROWS], of a tile and of the next.
+template <class Step, class TurnTo, class Ask, class Begin, class Take, class Give>
+__device__ __forceinline__ void walk(int steps, float* parts, const Around& to, TurnTo turn_to, Ask ask, Begin begin,
+                                     Take take, Give give) {
+    const int warp = threadIdx.x >> 5;
+    const int tiles = (to.n + ROWS - 1) / ROWS;
+    const int each = (steps + WARPS - 1) / WARPS;  // steps of a warp in every tile: some may have none to do
+
+    let_next_start();
+    int coming_tile = blockIdx.x, coming = 0;
+    turn_to(coming_tile);
+    Step ahead[AHEAD];
+    auto ask_next = [&](Step& s) {
+        const int step = warp * each + coming;
+        if (coming_tile < tiles && step < steps) ask(s, step);  // the same for all lanes
+        if (++coming == each) {
+            coming = 0;
+            coming_tile += gridDim.x;
+            turn_to(coming_tile);
+        }
+    };
+#pragma unroll
+    for (int s = 0; s < AHEAD; ++s) ask_next(ahead[s]);
+    wait_for_inputs();
+    begin();
+    __syncthreads();
+
+    int tile = blockIdx.x, done = 0, turn = 0;
+    while (tile < tiles) {
+#pragma unroll
+        for (int s = 0; s < AHEAD; ++s) {
+            const int step = warp * each + done;
+            if (tile < tiles && step < steps) take(ahead[s], step);
+            ask_next(ahead[s]);
+            if (++done < each || tile >= tiles) continue;
+            float* here = parts + turn * (WARPS * TOKENS * ROWS);
+            give(here + warp * TOKENS * ROWS);
+            __syncthreads();
+            finish_tile(here, tile, to);
+            done = 0;
+            turn ^= 1;
+            tile += gridDim.x;
+        }
+    }
+}

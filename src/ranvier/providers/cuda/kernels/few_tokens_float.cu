@@ -21,16 +21,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_tokens_float
     const int steps = (k + 63) >> 6;
     const int padded = steps * 64;
     const int apart = padded * 2 + 64;                  // bytes from token to token: neighbours in different banks
-    float* parts = (float*)(shared + TOKENS * apart);   // [2][WARPS][TOKENS][ROWS], of a tile and of the next
-
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int tiles = (n + ROWS - 1) / ROWS;
-    const int each = (steps + WARPS - 1) / WARPS;       // steps of a warp in every tile: some may have none to do
-
-    let_next_start();
-    // What comes is counted in steps of this warp, tile after tile.
-    int coming_tile = blockIdx.x, coming = 0;
+    float* parts = (float*)(shared + TOKENS * apart);
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const unsigned char* token = shared + min(g, m - 1) * apart + 16 * t;
     const u16* from[2];
+    float total[4] = {};
+
     auto turn_to = [&](int tile) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -45,65 +41,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_tokens_float
                 from[r] = third + (row - end_of_second) * third_step;
         }
     };
-    turn_to(coming_tile);
-    Step ahead[AHEAD];
-    auto ask = [&](Step& s) {
-        const int step = warp * each + coming;
-        if (coming_tile < tiles && step < steps) {  // the same for all lanes
+    auto ask = [&](Step& s, int step) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                // past the end tokens are zero, whatever the weights; but they must be numbers
-                const int at = min(64 * step + 32 * half + 8 * t, k - 8);
-                s.rows[0][half] = streamed((const uint4*)(from[0] + at));
-                s.rows[1][half] = streamed((const uint4*)(from[1] + at));
-            }
-        }
-        if (++coming == each) {
-            coming = 0;
-            coming_tile += gridDim.x;
-            turn_to(coming_tile);
+        for (int half = 0; half < 2; ++half) {
+            // past the end tokens are zero, whatever the weights; but they must be numbers
+            const int at = min(64 * step + 32 * half + 8 * t, k - 8);
+            s.rows[0][half] = streamed((const uint4*)(from[0] + at));
+            s.rows[1][half] = streamed((const uint4*)(from[1] + at));
         }
     };
+    auto begin = [&] {
+        for (int i = 0; i < m; ++i)
+            bring_token(x + i * x_step, norm, eps, k, padded, shared + i * apart, parts, [](int, const Eight&) {});
+    };
+    auto take = [&](const Step& s, int step) {
 #pragma unroll
-    for (int s = 0; s < AHEAD; ++s) ask(ahead[s]);
-    wait_for_inputs();
-
-    for (int token = 0; token < m; ++token)
-        bring_token(x + token * x_step, norm, eps, k, padded, shared + token * apart, parts, [](int, const Eight&) {});
-    __syncthreads();
-    const unsigned char* token = shared + min(g, m - 1) * apart + 16 * t;
-
-    float total[4] = {};
-    int tile = blockIdx.x, done = 0, turn = 0;
-    while (tile < tiles) {
-#pragma unroll
-        for (int s = 0; s < AHEAD; ++s) {
-            const int step = warp * each + done;
-            if (tile < tiles && step < steps) {  // the same for all lanes
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const uint4 a = ahead[s].rows[0][half], b = ahead[s].rows[1][half];
-                    const uint4 of = *(const uint4*)(token + 128 * step + 64 * half);
-                    multiply(total, a.x, b.x, a.y, b.y, of.x, of.y);
-                    multiply(total, a.z, b.z, a.w, b.w, of.z, of.w);
-                }
-            }
-            ask(ahead[s]);
-            if (++done < each || tile >= tiles) continue;
-
-            // A tile is complete: every warp has a part of its sums.
-            float* here = parts + turn * (WARPS * TOKENS * ROWS);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int column = 2 * t + (i & 1);
-                if (column < TOKENS) here[(warp * TOKENS + column) * ROWS + 2 * g + (i >> 1)] = total[i];
-                total[i] = 0.0f;
-            }
-            __syncthreads();
-            finish_tile(here, tile, {bias, residual, out, m, n, residual_step, out_step});
-            done = 0;
-            turn ^= 1;
-            tile += gridDim.x;
+        for (int half = 0; half < 2; ++half) {
+            const uint4 a = s.rows[0][half], b = s.rows[1][half];
+            const uint4 of = *(const uint4*)(token + 128 * step + 64 * half);
+            multiply(total, a.x, b.x, a.y, b.y, of.x, of.y);
+            multiply(total, a.z, b.z, a.w, b.w, of.z, of.w);
         }
-    }
+    };
+    auto give = [&](float* to) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int column = 2 * t + (i & 1);
+            if (column < TOKENS) to[column * ROWS + 2 * g + (i >> 1)] = total[i];
+            total[i] = 0.0f;
+        }
+    };
+    const Around around = {bias, residual, out, m, n, residual_step, out_step};
+    walk<Step>(steps, parts, around, turn_to, ask, begin, take, give);
 }

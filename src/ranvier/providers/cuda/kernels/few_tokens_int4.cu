@@ -60,19 +60,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_tokens_int4(
     const int apart = padded * 2 + 64;                  // bytes from token to token: those of a pair in different banks
     unsigned char* nothing = shared + TOKENS * apart;   // 64 bytes of zeros
     float* sums = (float*)(nothing + 64);               // of the tokens' chunks
-    float* parts = sums + TOKENS * steps * 4;           // [2][WARPS][TOKENS][ROWS], of a tile and of the next
-
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int tiles = (n + ROWS - 1) / ROWS;
-    const int each = (steps + WARPS - 1) / WARPS;       // steps of a warp in every tile: some may have none to do
-    const int pair = 2 * (t & 1);                       // the first of the two chunks whose sums this lane gets
-
-    let_next_start();
-    // What comes is counted in steps of this warp, tile after tile.
-    int coming_tile = blockIdx.x, coming = 0;
+    float* parts = sums + TOKENS * steps * 4;
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int pair = 2 * (t & 1);  // the first of the two chunks whose sums this lane gets
+    // Of the columns, chunks 0 to 3 of a token and 0 to 3 of the next, this lane's is number g.
+    const bool mine = (g & 3) == t;
+    const unsigned char* tokens[PAIRS];
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) tokens[p] = mine ? shared + (2 * p + (g >> 2)) * apart + t * 64 : nothing;
+    const int along = mine ? 256 : 0;
     const uint4* from[2];
     const Scale* beside[2];
     const unsigned char* below[2];
+    float total[PAIRS][2] = {};
+
     auto turn_to = [&](int tile) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -82,116 +83,80 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_tokens_int4(
             below[r] = zeros + row * groups;
         }
     };
-    turn_to(coming_tile);
-    Step ahead[AHEAD];
-    auto ask = [&](Step& s) {
-        const int step = warp * each + coming;
-        if (coming_tile < tiles && step < steps) {  // the same for all lanes
-            // past the end tokens are zero, whatever the codes
-            const int chunk = min(4 * step + t, chunks - 1);
-            s.codes[0] = codes_at(from[0] + chunk);
-            s.codes[1] = codes_at(from[1] + chunk);
-            s.zeros = 0u;
+    auto ask = [&](Step& s, int step) {
+        // past the end tokens are zero, whatever the codes
+        const int chunk = min(4 * step + t, chunks - 1);
+        s.codes[0] = codes_at(from[0] + chunk);
+        s.codes[1] = codes_at(from[1] + chunk);
+        s.zeros = 0u;
 #pragma unroll
-            for (int c = 0; c < (OF_GROUP == 1 ? 2 : 1); ++c) {
-                const int group = min((4 * step + pair + c) / OF_GROUP, groups - 1);
+        for (int c = 0; c < (OF_GROUP == 1 ? 2 : 1); ++c) {
+            const int group = min((4 * step + pair + c) / OF_GROUP, groups - 1);
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    s.scales[r][c] = __ldg(beside[r] + group);
-                    if (zeros) s.zeros |= (u32)__ldg(below[r] + group) * (OF_GROUP == 1 ? 1u : 0x0101u) << (16 * r + 8 * c);
-                }
+            for (int r = 0; r < 2; ++r) {
+                s.scales[r][c] = __ldg(beside[r] + group);
+                if (zeros) s.zeros |= (u32)__ldg(below[r] + group) * (OF_GROUP == 1 ? 1u : 0x0101u) << (16 * r + 8 * c);
             }
-        }
-        if (++coming == each) {
-            coming = 0;
-            coming_tile += gridDim.x;
-            turn_to(coming_tile);
         }
     };
+    auto begin = [&] {
+        if (threadIdx.x < 16) ((u32*)nothing)[threadIdx.x] = 0u;
+        for (int i = 0; i < m; ++i)
+            bring_token(x + i * x_step, norm, eps, k, padded, shared + i * apart, parts, [&](int at, const Eight& y) {
+                float sum = 0.0f;
 #pragma unroll
-    for (int s = 0; s < AHEAD; ++s) ask(ahead[s]);
-    wait_for_inputs();
-
-    if (threadIdx.x < 16) ((u32*)nothing)[threadIdx.x] = 0u;
-    for (int token = 0; token < m; ++token)
-        bring_token(x + token * x_step, norm, eps, k, padded, shared + token * apart, parts, [&](int i, const Eight& y) {
-            float sum = 0.0f;
+                for (int e = 0; e < 8; ++e) sum += y.part[e];
+                const u32 together = 0xFu << (lane & 28);
+                sum += __shfl_xor_sync(together, sum, 1);
+                sum += __shfl_xor_sync(together, sum, 2);
+                if (t == 0) sums[i * steps * 4 + (at >> 5)] = sum;
+            });
+    };
+    auto take = [&](const Step& s, int step) {
+        float found[PAIRS][4] = {};
 #pragma unroll
-            for (int e = 0; e < 8; ++e) sum += y.part[e];
-            const u32 together = 0xFu << (lane & 28);
-            sum += __shfl_xor_sync(together, sum, 1);
-            sum += __shfl_xor_sync(together, sum, 2);
-            if (t == 0) sums[token * steps * 4 + (i >> 5)] = sum;
-        });
-    __syncthreads();
-
-    // Of the columns, chunks 0 to 3 of a token and 0 to 3 of the next, this lane's is number g.
-    const bool mine = (g & 3) == t;
-    const unsigned char* tokens[PAIRS];
+        for (int i = 0; i < 4; ++i) {
+            uint4 token[PAIRS];
 #pragma unroll
-    for (int p = 0; p < PAIRS; ++p) tokens[p] = mine ? shared + (2 * p + (g >> 2)) * apart + t * 64 : nothing;
-    const int along = mine ? 256 : 0;
-
-    float total[PAIRS][2] = {};
-    int tile = blockIdx.x, done = 0, turn = 0;
-    while (tile < tiles) {
+            for (int p = 0; p < PAIRS; ++p) token[p] = *(const uint4*)(tokens[p] + step * along + 16 * i);
 #pragma unroll
-        for (int s = 0; s < AHEAD; ++s) {
-            const int step = warp * each + done;
-            if (tile < tiles && step < steps) {  // the same for all lanes
-                const Step now = ahead[s];
-                float found[PAIRS][4] = {};
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    uint4 token[PAIRS];
-#pragma unroll
-                    for (int p = 0; p < PAIRS; ++p) token[p] = *(const uint4*)(tokens[p] + step * along + 16 * i);
-#pragma unroll
-                    for (int j = 0; j < 2; ++j) {
-                        const u32 a0 = ((now.codes[0].part[2 * j] >> (4 * i)) & 0x000F000Fu) | PATTERN;
-                        const u32 a1 = ((now.codes[1].part[2 * j] >> (4 * i)) & 0x000F000Fu) | PATTERN;
-                        const u32 a2 = ((now.codes[0].part[2 * j + 1] >> (4 * i)) & 0x000F000Fu) | PATTERN;
-                        const u32 a3 = ((now.codes[1].part[2 * j + 1] >> (4 * i)) & 0x000F000Fu) | PATTERN;
-#pragma unroll
-                        for (int p = 0; p < PAIRS; ++p) {
-                            const uint4 of = token[p];
-                            multiply(found[p], a0, a1, a2, a3, j ? of.z : of.x, j ? of.w : of.y);
-                        }
-                    }
-                }
+            for (int j = 0; j < 2; ++j) {
+                const u32 a0 = ((s.codes[0].part[2 * j] >> (4 * i)) & 0x000F000Fu) | PATTERN;
+                const u32 a1 = ((s.codes[1].part[2 * j] >> (4 * i)) & 0x000F000Fu) | PATTERN;
+                const u32 a2 = ((s.codes[0].part[2 * j + 1] >> (4 * i)) & 0x000F000Fu) | PATTERN;
+                const u32 a3 = ((s.codes[1].part[2 * j + 1] >> (4 * i)) & 0x000F000Fu) | PATTERN;
 #pragma unroll
                 for (int p = 0; p < PAIRS; ++p) {
-                    const float* sum = sums + (2 * p + (t >> 1)) * steps * 4 + 4 * step + pair;
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            const float zero = zeros ? (float)(now.zeros >> (16 * r + 8 * c) & 255u) : 8.0f;
-                            const float y = found[p][2 * r + c] - (BASE + zero) * sum[c];
-                            total[p][r] += y * scale_of(now.scales[r][OF_GROUP == 1 ? c : 0]);
-                        }
-                    }
+                    const uint4 of = token[p];
+                    multiply(found[p], a0, a1, a2, a3, j ? of.z : of.x, j ? of.w : of.y);
                 }
             }
-            ask(ahead[s]);
-            if (++done < each || tile >= tiles) continue;
-
-            // A tile is complete: every warp has a part of its sums.
-            float* here = parts + turn * (WARPS * TOKENS * ROWS);
-#pragma unroll
-            for (int p = 0; p < PAIRS; ++p) {
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const float y = total[p][r] + __shfl_xor_sync(~0u, total[p][r], 1);
-                    if (!(t & 1)) here[(warp * TOKENS + 2 * p + (t >> 1)) * ROWS + 2 * g + r] = y;
-                    total[p][r] = 0.0f;
-                }
-            }
-            __syncthreads();
-            finish_tile(here, tile, {bias, residual, out, m, n, residual_step, out_step});
-            done = 0;
-            turn ^= 1;
-            tile += gridDim.x;
         }
-    }
+#pragma unroll
+        for (int p = 0; p < PAIRS; ++p) {
+            const float* sum = sums + (2 * p + (t >> 1)) * steps * 4 + 4 * step + pair;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const float zero = zeros ? (float)(s.zeros >> (16 * r + 8 * c) & 255u) : 8.0f;
+                    const float y = found[p][2 * r + c] - (BASE + zero) * sum[c];
+                    total[p][r] += y * scale_of(s.scales[r][OF_GROUP == 1 ? c : 0]);
+                }
+            }
+        }
+    };
+    auto give = [&](float* to) {
+#pragma unroll
+        for (int p = 0; p < PAIRS; ++p) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float y = total[p][r] + __shfl_xor_sync(~0u, total[p][r], 1);
+                if (!(t & 1)) to[(2 * p + (t >> 1)) * ROWS + 2 * g + r] = y;
+                total[p][r] = 0.0f;
+            }
+        }
+    };
+    const Around around = {bias, residual, out, m, n, residual_step, out_step};
+    walk<Step>(steps, parts, around, turn_to, ask, begin, take, give);
 }
