@@ -19,6 +19,7 @@ import torch
 
 import ranvier as rv
 from bench.gpu.cases import Case, cases, weights_of
+from bench.gpu.first_result import Phases
 from bench.gpu.twins import tensor
 from bench.gpu_timing import ceilings
 
@@ -106,12 +107,12 @@ def measure(
     nbytes += sum(x.nbytes for name, x in given.items() if name in case.in_place.values())
     entry |= {"bytes": nbytes, "flops": case.flops, "floor_ms": _ms(limits.floor(nbytes, case.flops))}
     wanted = _wanted(path, case, given, device, entry)
-    start = time.perf_counter()
     try:
-        call, session = prepare_ours(path, case, given, device)
-        found = call()
-        _wait(device)
-        entry["first_result_seconds"] = time.perf_counter() - start
+        with Phases() as phases:
+            call, session = prepare_ours(path, case, given, device)
+            found = call()
+            _wait(device)
+        entry |= {"first_result_seconds": phases.total, "first_result_phases": phases.seconds}
         entry["captures"] = [each.text for each in session.report.captures()]
         calls[OURS] = call
         if wanted:

@@ -91,14 +91,15 @@ def command(
 
 
 def _apart(case: Any, how: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of a case, from a process of its own: what a fault leaves of a GPU's context is no place for others."""
+    """The entry of a case, from a process of its own: what a fault leaves of a GPU's context is no place for others.
+    Its caches are empty, so that the time to a first result is what a new machine takes."""
     root = builder()
     assert root is not None
     command = [sys.executable, "-m", "bench.gpu.measure", case.name, json.dumps(how)]
     path = os.pathsep.join([str(Path(ranvier.__file__).parents[1]), str(root), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command, cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    with importlib.import_module("bench.gpu.first_result").empty_caches() as environment:
+        environment["PYTHONPATH"] = path
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])

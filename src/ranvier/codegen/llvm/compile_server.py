@@ -19,7 +19,7 @@ REPLY = struct.Struct("<8sII")  # greeting, status, bytes that follow
 DONE, REJECTED, FAILED = range(3)
 
 
-def _read(connection: int, size: int) -> bytes | None:
+def read(connection: int, size: int) -> bytes | None:
     """Exactly as many bytes; None at the end."""
     parts: list[bytes] = []
     while size:
@@ -31,7 +31,7 @@ def _read(connection: int, size: int) -> bytes | None:
     return b"".join(parts)
 
 
-def _write(connection: int, data: bytes) -> None:
+def write(connection: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(connection, view) :]
@@ -47,13 +47,13 @@ def serve(library: str) -> None:
     import toolchain  # type: ignore[import-not-found]  # as a plain module: its package would bring all of Ranvier
 
     llvm = toolchain.Toolchain(library, alone=True)
-    _write(connection, GREETING)
+    write(connection, GREETING)
     while select.select([connection], [], [], IDLE_SECONDS)[0]:
-        head = _read(connection, REQUEST.size)
+        head = read(connection, REQUEST.size)
         if head is None:
             return
         want, *sizes = REQUEST.unpack(head)
-        body = _read(connection, sum(sizes))
+        body = read(connection, sum(sizes))
         if body is None:
             return
         parts: list[bytes] = []
@@ -67,7 +67,7 @@ def serve(library: str) -> None:
             status, found = REJECTED, str(error).encode()
         except Exception as error:
             status, found = FAILED, f"{type(error).__name__}: {error}".encode()
-        _write(connection, REPLY.pack(GREETING, status, len(found)) + found)
+        write(connection, REPLY.pack(GREETING, status, len(found)) + found)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,12 @@ def _servers() -> Servers:
 @functools.cache
 def _obstacle() -> str | None:
     """Why this process cannot start a Python of its own kind; None where it should be able to."""
+    found = no_interpreter()
+    return found or (None if os.path.isfile(_library()) else "llvmlite's shared library is not a file")
+
+
+def no_interpreter() -> str | None:
+    """Why this process does not know a Python to start; None where it does."""
     program = os.path.basename(sys.executable or "")
     if os.name != "posix":
         return "only POSIX systems start compile servers"
@@ -107,7 +113,7 @@ def _obstacle() -> str | None:
         return "the application is frozen"
     if program.rstrip("0123456789.dtmu") != "python":  # that of an application that embeds Python
         return f"{program or 'nothing'} is not the name of a Python interpreter"
-    return None if os.path.isfile(_library()) else "llvmlite's shared library is not a file"
+    return None
 
 
 def _give_up(why: str) -> None:

@@ -15,32 +15,35 @@ are run in order on one stream. Memory may overlap only as it may for the CPU's 
 
 Kernels are specialised by structure; sizes and strides are passed when they are launched. Triton makes further
 variants by the alignment of addresses and by which numbers are multiples of 16. A compiled variant is found again by
-those, so a second launch costs a few microseconds of Python.
+those, so a second launch costs a few microseconds of Python. Where and when it compiles: :mod:`.images`.
 """
 
 from __future__ import annotations
 
-import linecache
-import threading
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
 from ranvier.codegen.loops.ir import Nest
 from ranvier.codegen.loops.normalize import normalized
-from ranvier.codegen.loops.split import split
+from ranvier.codegen.loops.split import Cut, split
+from ranvier.codegen.phases import phase
 from ranvier.codegen.storage import Storage
+from ranvier.codegen.triton import images
+from ranvier.codegen.triton.modules import function
 from ranvier.codegen.triton.printer import Pointer, Source, printed
-from ranvier.codegen.triton.schedule import PROCESSORS, Plan, plan, power_of_two
+from ranvier.codegen.triton.schedule import PROCESSORS, Plan, along, plan, power_of_two
 from ranvier.records import dataclass
 
 Memory = Mapping[Storage, Any]  # torch tensors
+Launcher = Callable[[list[int]], None]  # is given the addresses
 _FEW = PROCESSORS // 2  # programs; with fewer, most of the GPU would idle
 _ALIGNED = 16  # elements; parts of such lengths are read in whole vectors
 _ENOUGH = PROCESSORS * 16  # programs that rows are cut into parts for
-
-_functions: dict[tuple[str, str], Any] = {}  # kernels by their text
-_making = threading.Lock()
+_COLUMNS = 1 << 15  # points from which on columns are cut …
+_HIGH = 512  # … that are so high …
+_TILE = 32  # … into parts of this height
 
 
 def kernel(nest: Nest) -> Printed:
@@ -53,8 +56,8 @@ def kernel(nest: Nest) -> Printed:
     first = plan(normal)
     parts = [normal]
     programs = first.programs(normal)
-    if normal.row and programs < _FEW:
-        parts = split(normal, power_of_two(-(-_ENOUGH // programs)), _ALIGNED)
+    if normal.row and programs < (_FEW if along(normal) else PROCESSORS):
+        parts = split(normal, _cut(normal, programs))
     if parts[0] is normal:
         return Printed((Call(printed(normal, tune.known(normal, first))),))
     calls = []
@@ -64,6 +67,14 @@ def kernel(nest: Nest) -> Printed:
             calls.append(Call(printed(made, tune.known(made, plan(made)))))
     own = {o.view.storage for o in normal.operands}
     return Printed(tuple(calls), tuple(dict.fromkeys(s for c in calls for s in c.storages if s not in own)))
+
+
+def _cut(nest: Nest, programs: int) -> Cut:
+    """Columns are cut into parts of which each is one tile."""
+    if along(nest):
+        return Cut(parts=power_of_two(-(-_ENOUGH // programs)), align=_ALIGNED)
+    lanes = math.prod(nest.extents[a] for a in nest.outer)
+    return Cut(points=_COLUMNS, row=_HIGH, part=lanes * _TILE, align=_TILE)
 
 
 def planned(nest: Nest, how: Plan) -> Printed:
@@ -76,7 +87,7 @@ class Call:
     """One kernel with the arguments of one launch, all but the addresses."""
 
     source: Source
-    _variants: dict[tuple[int, ...], Callable[..., None]] = field(default_factory=dict)
+    _variants: dict[tuple[bool, ...], Launcher] = field(default_factory=dict)
 
     @property
     def storages(self) -> tuple[Storage, ...]:
@@ -109,10 +120,12 @@ class Call:
         return launch
 
     def compile(self) -> None:
-        """Have Triton compile the kernel for aligned addresses, in any thread; launches then find it."""
+        """Have the kernel compiled for aligned addresses, in any thread; launches then find it."""
         import torch
 
         source = self.source
+        if images.elsewhere() and images.image(self._order([True] * len(source.pointers))) is not None:
+            return
         function(source.text, source.name).warmup(
             *(getattr(torch, p.dtype) for p in source.pointers),
             *source.numbers,
@@ -122,8 +135,47 @@ class Call:
             num_stages=source.stages,
         )
 
+    def is_compiled(self) -> bool:
+        """Whether :meth:`compile` needs no compiler."""
+        return images.is_kept(self._order([True] * len(self.source.pointers)))
+
+    def _order(self, aligned: Iterable[bool]) -> images.Order:
+        """What has to be compiled for the current device."""
+        import torch
+
+        major, minor = torch.cuda.get_device_capability()
+        return images.order(self.source, aligned, major * 10 + minor)
+
     def _first(self, memory: Memory, addresses: list[int]) -> None:
-        """Launch through Triton, which compiles the kernel where it has to, and keep what the driver needs."""
+        """Launch for the first time with addresses so aligned, and keep what the driver needs."""
+        key = _alignment(addresses)
+        on_gpu = any(memory[p.storage].is_cuda for p in self.source.pointers)
+        with phase("compile"):
+            launcher = self._by_driver(key) if on_gpu else None
+            if launcher is None:
+                launcher = self._by_triton(memory)
+            else:
+                launcher(addresses)
+        if launcher is not None:
+            self._variants[key] = launcher
+
+    def _by_driver(self, aligned: tuple[bool, ...]) -> Launcher | None:
+        """What launches machine code from elsewhere; None where there is none."""
+        if not images.elsewhere():
+            return None
+        import torch
+
+        from ranvier.codegen.triton.launching import launcher
+
+        order = self._order(aligned)
+        image = images.image(order)
+        if image is None:
+            return None
+        device, raw = torch.cuda.current_device(), torch._C._cuda_getCurrentRawStream
+        return launcher(image, order, self.source.numbers, self.source.grid, device, lambda: raw(device))
+
+    def _by_triton(self, memory: Memory) -> Launcher | None:
+        """Launch through Triton, which compiles the kernel where it has to; what launches it again."""
         source = self.source
         compiled = function(source.text, source.name)[source.grid](
             *(_typed(memory[p.storage], p) for p in source.pointers),
@@ -132,8 +184,8 @@ class Call:
             num_warps=source.warps,
             num_stages=source.stages,
         )
-        if compiled is not None:  # interpreted kernels have nothing to keep
-            self._variants[_alignment(addresses)] = _launcher(compiled, source)
+        # interpreted kernels have nothing to keep
+        return None if compiled is None else _launcher(compiled, source)
 
 
 @dataclass(frozen=True)
@@ -163,20 +215,7 @@ class Printed:
         return launch
 
 
-def function(text: str, name: str) -> Any:
-    """The jitted function of a module's text. Triton reads its source again, from the lines that are kept for it."""
-    with _making:
-        found = _functions.get((text, name))
-        if found is None:
-            file = f"<ranvier triton {len(_functions)} {name}>"
-            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-            module: dict[str, Any] = {"__name__": f"ranvier_triton_{len(_functions)}"}
-            exec(compile(text, file, "exec"), module)
-            found = _functions[text, name] = module[name]
-    return found
-
-
-def _alignment(addresses: list[int]) -> tuple[int, ...]:
+def _alignment(addresses: list[int]) -> tuple[bool, ...]:
     """What Triton compiles apart: addresses that are multiples of 16, and others."""
     return tuple([a & 15 == 0 for a in addresses])
 
@@ -192,7 +231,7 @@ def _typed(tensor: Any, pointer: Pointer) -> Any:
     return made.set_(tensor.untyped_storage(), start // dtype.itemsize, (size,), (1,))
 
 
-def _launcher(compiled: Any, source: Source) -> Callable[[list[int]], None]:
+def _launcher(compiled: Any, source: Source) -> Launcher:
     """A compiled kernel's own entry, without what Triton does at every launch to find it."""
     import torch
 

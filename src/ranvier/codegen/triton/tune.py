@@ -152,7 +152,7 @@ def on_gpu(run: Run) -> float:
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         for _ in range(_LAUNCHES):
             run()
     times: list[float] = []

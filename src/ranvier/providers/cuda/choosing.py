@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ranvier.codegen.triton import tune
+from ranvier.codegen.phases import phase
+from ranvier.codegen.triton import images, tune
 from ranvier.codegen.triton.library import Call, Printed
 from ranvier.logs import logger
 from ranvier.providers.cuda.failures import is_lost
@@ -69,20 +70,25 @@ class Chooser:
         if not isinstance(self._place, Gpu):
             return
         with self._lock:
-            for structure, forms in self._expected.items():
-                if structure not in self._waiting and structure not in self._chosen:
-                    calls = [call for form in forms if form.printed is not None for call in form.printed.calls]
-                    self._waiting[structure] = [compile_later(call, self._place) for call in calls]
-            for printed in self._pending:
-                for call in printed.calls:
-                    compile_later(call, self._place)
+            needed = [call for printed in self._pending for call in printed.calls]
+            tried = {
+                structure: [call for form in forms if form.printed is not None for call in form.printed.calls]
+                for structure, forms in self._expected.items()
+                if structure not in self._waiting and structure not in self._chosen
+            }
+            missing = [c for calls in (needed, *tried.values()) for c in calls if not c.is_compiled()]
+            images.prepare(len(missing))
+            for call in needed:
+                compile_later(call, self._place)
+            for structure, calls in tried.items():
+                self._waiting[structure] = [compile_later(call, self._place) for call in calls]
             self._pending.clear()
 
     def choose(self, work: Work, run: Callable[[Form], Any]) -> Form:
         """Measure the forms of a product on a run's own tensors. ``run`` returns the result; one that is not what the
         library makes of it is never chosen."""
         structure = work.structure()
-        with self._lock:
+        with self._lock, phase("measure"):
             known = self.known(work)
             if known is not None:
                 return known
@@ -108,7 +114,7 @@ class Chooser:
     def _wait(self, structure: str, start: float) -> None:
         """For the compilers, as long as there is time."""
         for each in self._waiting.pop(structure, []):
-            with contextlib.suppress(TimeoutError):
+            with phase("compile"), contextlib.suppress(TimeoutError):
                 each.exception(max(0.1, _SECONDS - self._spent - (time.monotonic() - start)))
 
     def _time(self, form: Form, run: Callable[[Form], Any], wanted: Any) -> float:

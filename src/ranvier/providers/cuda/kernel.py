@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ranvier.codegen.phases import phase
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.base import Array, CompileContext, Subgraph
@@ -56,7 +57,8 @@ class CudaKernel(ForeignKernel):
         self._lock = threading.Lock()
         self._variants: OrderedDict[Any, Variant] = OrderedDict()
         self._tied: list[Variant] = []
-        health.guarded(f"weights of {part.label!r}", lambda: self._load(part, ctx), place.empty_cache)
+        with phase("weights"):
+            health.guarded(f"weights of {part.label!r}", lambda: self._load(part, ctx), place.empty_cache)
         super().__init__(sum(_nbytes(t) for t in {id(t): t for t in self._all_constants()}.values()))
 
     def _load(self, part: Subgraph, ctx: CompileContext) -> None:

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ranvier.codegen.phases import phase
+from ranvier.codegen.triton import images
 from ranvier.devices import Device, GpuInfo
 from ranvier.devices.gpu import VISIBLE, find_gpus
 from ranvier.devices.surroundings import Surroundings
@@ -74,6 +76,8 @@ class CudaProvider(ForeignProvider):
         reason = made.available()
         if reason is not None:
             raise ProviderUnavailable(self.name, reason)
+        if options.device != TWIN and options.triton is not False:
+            images.prepare()  # while the model is read
         return made
 
     def available(self) -> str | None:
@@ -216,7 +220,8 @@ class CudaProvider(ForeignProvider):
         if self._opened is None:
             with self._lock:
                 if self._opened is None:
-                    place = self._health.guarded(f"starting {self.device}", self._wake, lambda: None)
+                    with phase("device"):
+                        place = self._health.guarded(f"starting {self.device}", self._wake, lambda: None)
                     memory = DeviceMemory(place, self._health, self.options.memory_limit)
                     self._host_side.device = memory
                     self._opened = place, make_transfers(place), memory

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ranvier.codegen.phases import phase
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Value
 from ranvier.logs import logger
@@ -74,20 +75,22 @@ class Variant:
         self._host.update({v: a.copy() for v, a in shaping.items()})
         env = self._env(given)
         left: list[Step] = []
-        for step in steps:
-            if isinstance(step, HostStep):
+        with phase("first run"):
+            for step in steps:
+                if isinstance(step, HostStep):
+                    step.run(env)
+                    continue
+                self._bring(step.reads, env)
                 step.run(env)
-                continue
-            self._bring(step.reads, env)
-            step.run(env)
-            left.append(step)
-        self._bring(self._outputs, env)
+                left.append(step)
+            self._bring(self._outputs, env)
         self._constants.update(env.made)
         self.refused = next((f"{step.label}: {step.stops}" for step in left if step.stops), "")
         self._shared = self._aliased(env, given)
         self._aliases = {v: _in_memory_of(v, env) for v in self._overwritten if v in env.tensors}
         results = self._gathered(env)
-        self.steps = list(left if specialise is None else specialise(left, env, self._outputs))
+        with phase("lowering"):
+            self.steps = list(left if specialise is None else specialise(left, env, self._outputs))
         self._frees = self._ends(self.steps)
         self.runs = 1
         return results
@@ -166,7 +169,8 @@ class Variant:
             self._results = self._eager(bound)
 
         try:
-            self._replay = self._place.capture(run)
+            with phase("capture"):
+                self._replay = self._place.capture(run)
             self._inputs = static
         except RanvierError as error:
             self._refuse(error)
@@ -208,13 +212,15 @@ class Variant:
                     setattr(result, KIND, kinds[k])
             held[:] = results
 
-        for _ in range(WARM_RUNS):
-            run()
+        with phase("warm runs"):
+            for _ in range(WARM_RUNS):
+                run()
         if not capture or self.refused:
             again: Callable[[], None] = run
         else:
             try:
-                again = self._place.capture(run, apart=True)
+                with phase("capture"):
+                    again = self._place.capture(run, apart=True)
             except (RanvierError, RuntimeError) as error:
                 if is_lost(error):
                     raise
