@@ -17,7 +17,7 @@ from ranvier.formats import onnx as onnx_format
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassReport, passes_for
 from ranvier.runtime.overriding import settle_defaults
-from ranvier.runtime.report import NodeReport, Report, precision_text, report_for
+from ranvier.runtime.report import NodeReport, Report, joined_text, precision_text, report_for
 
 _GROUPED_FROM = 40  # nodes; beyond this alike placements are shown together
 
@@ -150,6 +150,8 @@ def _show_summary(output: Output, report: Report) -> None:
         output.show(precision_text(report))
     if report.tuned:
         output.show(f"tuned: {report.tuned} decisions about shapes taken by measurement")
+    if report.joined:
+        output.show(joined_text(report))
     gain = sum(step.gain for step in report.passes)
     if gain:
         output.show(f"estimated gain of all passes: {seconds_text(gain)} a run")

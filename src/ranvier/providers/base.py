@@ -279,6 +279,15 @@ class TellsDecisions(Protocol):
 
 
 @runtime_checkable
+class TellsJoined(Protocol):
+    """A compiled kernel that may take several products of one tensor as one step."""
+
+    def joined(self) -> Sequence[tuple[str, ...]]:
+        """The nodes of each such step, for the shapes that were last compiled for."""
+        ...
+
+
+@runtime_checkable
 class ChecksBuffers(Protocol):
     """A compiled kernel that looks at the memory it is offered for a result: where that is of another shape or type, it
     makes its own. So a caller's memory can be offered before the size of the result is known."""

@@ -15,7 +15,7 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.passes.manager import PassReport
-from ranvier.providers.base import TellsDecisions, TellsPrecision
+from ranvier.providers.base import TellsDecisions, TellsJoined, TellsPrecision
 from ranvier.providers.own_memory import TellsCaptures
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
@@ -116,6 +116,7 @@ class Report:
     calibration: str = ""  # what a sample told about it
     constants: str = ""  # what is said of inputs whose defaults were taken for constants
     tuned: int = 0  # decisions of planners that were taken by measurement
+    joined: list[tuple[str, ...]] = field(default_factory=list)  # nodes of products of one tensor that are one step
     predicted: Prediction | None = None  # seconds of a run, where costs decided the placement
     counts: TransferCounts = field(default_factory=TransferCounts, repr=False, compare=False)
     captured: list[tuple[int, weakref.ref[Any]]] = field(default_factory=list, repr=False, compare=False)  # kernels
@@ -213,6 +214,8 @@ class Report:
             lines.append(f"  {precision_text(self)}")
         if self.tuned:
             lines.append(f"  tuned: {self.tuned} decisions about shapes taken by measurement")
+        if self.joined:
+            lines.append(f"  {joined_text(self)}")
         for step in self.passes:
             if step.changes:
                 count = f"{step.nodes_before} → {step.nodes_after} nodes"
@@ -223,6 +226,12 @@ class Report:
         lines.extend(f"  part {each.part} on {each.provider}: {each.text}" for each in self.captures())
         lines.extend(f"  fallback: {text}" for text in self.fallbacks)
         return "\n".join(lines)
+
+
+def joined_text(report: Report) -> str:
+    """One line about products of one tensor that are one step."""
+    count, first = len(report.joined), ", ".join(report.joined[0])
+    return f"products of one tensor taken as one step: {count} times, first {first}"
 
 
 def precision_text(report: Report) -> str:
@@ -248,6 +257,8 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
     told = _precisions(report, compiled)
     kernels = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsDecisions)]
     report.tuned = len({d.key for kernel in kernels for d in kernel.decisions() if d.chosen})
+    joining = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsJoined)]
+    report.joined = [names for kernel in joining for names in kernel.joined()]
     index = {id(p.node): k for k, p in enumerate(partitioning.placements)}
     part_of = {id(n): k for k, part in enumerate(partitioning.parts) for n in part.subgraph.nodes}
     report.nodes = [

@@ -319,6 +319,10 @@ class CpuKernel:
         newest = self._newest()
         return () if newest is None else newest.decisions
 
+    def joined(self) -> Sequence[tuple[str, ...]]:
+        newest = self._newest()
+        return () if newest is None else newest.joined
+
     # -- about it ---------------------------------------------------------------------------------------------------
 
     def in_place(self, output: int, input: int) -> bool:

@@ -39,15 +39,17 @@ class CpuOptions:
     """``isa``: an instruction set other than the best. ``winograd``: fewer multiplications in 3×3 convolutions, at
     the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier tune`` found to be faster.
     ``int8_activations``: products with weights of few bits round their other operand to 8 bits, in groups like the
-    weights', whatever accuracy their nodes ask for."""
+    weights', whatever accuracy their nodes ask for. ``joined_products``: products of one tensor, such as Q, K and V of
+    attention, are one step for all threads where that is quicker."""
 
     isa: str = ""
     winograd: bool = True
     tuned: bool = True
     int8_activations: bool = False
+    joined_products: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("winograd", "tuned", "int8_activations"):
+        for name in ("winograd", "tuned", "int8_activations", "joined_products"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"CpuOptions: {name} must be True or False, got {getattr(self, name)!r}")
 
@@ -89,8 +91,8 @@ class CpuProvider:
         precision, _ = effective(ctx.config.precision, chosen)
         ranges = part.graph.metadata.get(LARGEST_VALUES)
         tuned = (tuning.given_table() or tuning_store.table(chosen.key, threads)) if options.tuned else None
-        how = (options.winograd, precision, ctx.config.keep_f32, ranges, tuned, options.int8_activations)
-        target = Target(chosen, threads, *how)
+        how = (options.winograd, precision, ctx.config.keep_f32, ranges, tuned)
+        target = Target(chosen, threads, *how, options.int8_activations, options.joined_products)
         return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:

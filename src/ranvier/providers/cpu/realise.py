@@ -17,6 +17,7 @@ from ranvier.codegen.loops.shorten import for_bfloat16
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.providers.cpu.joining import made_once, together
 from ranvier.providers.cpu.overwriting import postponed
 from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.varying import following
@@ -41,6 +42,7 @@ class Realiser(BaseRealiser):
         self.done = Realised(reuse=self.reuse, checks=self.checks)
         self.multiplies: DType | None = None  # of the contraction at hand: the type of 16 bits of its operands
         self._consultation: tuning.Consultation | None = None
+        self._products: list[Launch] = []
 
     def run(self) -> Realised:
         launches = self.done.launches
@@ -50,6 +52,8 @@ class Realiser(BaseRealiser):
                 self.done.decisions = self._consultation.decisions
         if any(each.origin is not None for each in launches) and not following():
             self._chain()
+        if self.target.joined_products:
+            self._join_products()
         if not self.done.decisions and not following():  # which count launches in the order they have
             self.done.launches = postponed(self.done.launches, self.reuse, [x for x, _, _ in self.checks])
         return self.done
@@ -61,9 +65,25 @@ class Realiser(BaseRealiser):
         kept = {storage for storage, _, _ in self.checks} | set(self.reuse)
         launches, places = chained(self.done.launches, self.isa, self.threads, kept)
         if len(launches) < len(places):
-            self.done.launches = launches
-            for each in self.done.decisions:
-                each.first, each.end = places[each.first], places[each.end - 1] + 1
+            self._moved(launches, places)
+
+    def _join_products(self) -> None:
+        """Products of one tensor share what they need of it, and are one step where that pays."""
+        kept = {storage for storage, _, _ in self.checks} | set(self.reuse)
+        marked = {id(each) for each in self._products}
+        launches, places = made_once(self.done.launches, kept)
+        products = {places[k] for k, each in enumerate(self.done.launches) if id(each) in marked}
+        if len(launches) < len(places):
+            self._moved(launches, places)
+        launches, places, self.done.joined = together(launches, products, self.threads)
+        if len(launches) < len(places):
+            self._moved(launches, places)
+
+    def _moved(self, launches: list[Launch], places: Sequence[int]) -> None:
+        """Other launches take the place of those there are; ``places`` says where each of these is now."""
+        self.done.launches = launches
+        for each in self.done.decisions:
+            each.first, each.end = places[each.first], places[each.end - 1] + 1
 
     def planned(self, groups: Sequence[Group]) -> None:
         if self.target.narrow is not None:
@@ -95,7 +115,12 @@ class Realiser(BaseRealiser):
         self.add(made)
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
-        self.add(anchor.realise(self, views, target, epilogue))
+        made = anchor.realise(self, views, target, epilogue)
+        self.add(made)
+        if made and made[-1].label.endswith(
+            "matmul"
+        ):  # after what prepares its operands; convolutions are cut by pixels
+            self._products.append(self.done.launches[-1])
 
     def call(self, each: Opaque, views: list[View], outs: list[View]) -> None:
         self.multiplies = self._multiplies(each)

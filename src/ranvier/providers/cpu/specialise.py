@@ -50,6 +50,7 @@ class Specialised:
         self.launches: list[Launch] = realised.launches
         self.choices = realised.assignment.choices
         self.decisions = realised.decisions
+        self.joined = realised.joined
         self._reuse = realised.reuse
         self.results = [Result(definitions.dtype(v).numpy, definitions.shape(v)) for v in part.outputs]
         places, self.memory = _place(realised)

@@ -88,6 +88,7 @@ class Realised:
     checks: list[tuple[Storage, str, str]] = field(default_factory=list)
     assignment: Assignment = field(default_factory=Assignment)
     decisions: list[Decision] = field(default_factory=list)
+    joined: list[tuple[str, ...]] = field(default_factory=list)  # labels of products of one tensor that are one step
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class Target:
     ``precision``: "f32", or "bf16" or "fp16" where float32 values may be stored and multiplied in 16 bits. Nodes whose
     names fit a pattern of ``keep_f32`` are left as they are; ``ranges`` are the largest absolute values seen of
     tensors, by name, which float16 needs to know. ``tuning`` holds decisions that were measured.
-    ``int8_activations``: what meets weights of few bits may be rounded to 8 bits.
+    ``int8_activations``: what meets weights of few bits may be rounded to 8 bits. ``joined_products``: those of one
+    tensor may be one step.
     """
 
     isa: Isa
@@ -108,6 +110,7 @@ class Target:
     ranges: Mapping[str, float] | None = None
     tuning: Table | None = None
     int8_activations: bool = False
+    joined_products: bool = True
 
     @property
     def narrow(self) -> DType | None:
