@@ -4,13 +4,15 @@
 
 Ranges come from samples that are not those results are compared on. A model keeps the goal for accuracy where the
 cosine is at least 0.999 or the largest entry the same in 99 % of all places, and the goal for speed where a run is 1.5
-times as fast as our own in float32. Models that are quantized already, or have no layer to quantize, are left out by
-name.
+times as fast as our own in float32. What is not coded is computed in bfloat16 where results allow it (``--rest``); how
+fast the original is in bfloat16 stands beside it. Models that are quantized already, or have no layer to quantize, are
+left out by name.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -51,7 +53,9 @@ class Quantized:
     threads: int
     layers: tuple[int, int]
     difference: Difference
-    before: float  # milliseconds of a run
+    rest: str  # the precision of what is not coded
+    before: float  # milliseconds of a run in float32
+    narrow: float  # in bfloat16
     after: float
 
     @property
@@ -111,18 +115,23 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     known = [sample(graph, case, 1 + k) for k in range(count)]
     unseen = [sample(graph, case, _UNSEEN + k) for k in range(count)]
     wanted = None if options.all else COSINE
-    how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search)
+    how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search, rest=options.rest)
     made, report = Quantizer(graph, known, how, config).run(force=True)
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
-    pair = ([[row[k] for k in compared] for row in results(each, unseen, config)] for each in (made, graph))
+    running = config.updated(precision=report.precision)
+    both = (made, running), (graph, config)
+    pair = ([[row[k] for k in compared] for row in results(each, unseen, own)] for each, own in both)
     found = difference(*pair)
     layers = sum(layer.scheme != "float32" for layer in report.layers), len(report.layers)
     rows = []
     for threads in options.threads:
         own = SessionConfig.default(threads=threads)
-        with Session(onnx_format.read(str(case.path)), own) as first, Session(copied(made), own) as second:
-            before, after = fastest((first, second), unseen[0], options.seconds)
-        rows.append(Quantized(case.name, threads, layers, found, before, after))
+        narrow, last = own.updated(precision="bf16"), own.updated(precision=report.precision)
+        with contextlib.ExitStack() as stack:
+            graphs = (onnx_format.read(str(case.path)), own), (onnx_format.read(str(case.path)), narrow), (made, last)
+            sessions = [stack.enter_context(Session(copied(each), way)) for each, way in graphs]
+            times = fastest(sessions, unseen[0], options.seconds)
+        rows.append(Quantized(case.name, threads, layers, found, report.precision, *times))
     return rows
 
 
@@ -132,7 +141,8 @@ def mean(values: Sequence[float]) -> float:
 
 def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
     table = Table(title="8-bit static quantization")
-    for column in ("model", "threads", "layers", "cosine", "same largest", "f32 ms", "int8 ms", "faster"):
+    columns = "model", "threads", "layers", "rest", "cosine", "same largest", "f32 ms", "bf16 ms", "int8 ms", "faster"
+    for column in columns:
         table.add_column(column, justify="left" if column == "model" else "right")
     table.add_column("")
     for row in rows:
@@ -141,9 +151,11 @@ def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
         missed = [
             what for what, kept in (("accuracy", accurate(row.difference)), ("speed", row.speed >= SPEED)) if not kept
         ]
-        times = f"{row.before:.3f}", f"{row.after:.3f}", f"{row.speed:.2f}"
+        times = *(f"{each:.3f}" for each in (row.before, row.narrow, row.after)), f"{row.speed:.2f}"
         count = f"{row.layers[0]}/{row.layers[1]}"
-        table.add_row(row.model, str(row.threads), count, f"{cosine:.5f}", same, *times, ", ".join(missed) or "ok")
+        table.add_row(
+            row.model, str(row.threads), count, row.rest, f"{cosine:.5f}", same, *times, ", ".join(missed) or "ok"
+        )
     console = Console()
     console.print(table)
     for threads in sorted({row.threads for row in rows}):
@@ -151,7 +163,8 @@ def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
         console.print(
             f"{threads} threads: {mean([row.speed for row in those]):.2f} times as fast in the geometric mean, "
             f"{sum(accurate(row.difference) for row in those)} of {len(those)} accurate, "
-            f"{sum(row.speed >= SPEED for row in those)} fast enough"
+            f"{sum(row.speed >= SPEED for row in those)} fast enough, "
+            f"{sum(accurate(row.difference) and row.speed >= SPEED for row in those)} both"
         )
     for name, why in left_out.items():
         console.print(f"{name}: {why}")
@@ -163,6 +176,7 @@ def main() -> None:
     arguments.add_argument("--threads", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
     arguments.add_argument("--samples", type=int, default=0, help="by how long a run takes unless given")
     arguments.add_argument("--ranges", default="best")
+    arguments.add_argument("--rest", default="best", help="precision of what is not coded: float32, bf16 or best")
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
     arguments.add_argument("--search", type=float, default=120.0, help="seconds in which layers are judged")
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")

@@ -24,7 +24,7 @@ from ranvier.runtime.quantizing import (
     prepared,
     read_samples,
 )
-from ranvier.runtime.quantizing.quantizer import ALL_SCHEMES
+from ranvier.runtime.quantizing.quantizer import ALL_SCHEMES, RESTS
 
 _MOST_ROWS = 40
 
@@ -67,6 +67,14 @@ _MOST_ROWS = 40
     "--max-error", type=float, help="Leave layers in float32 until results are off by at most this part, instead."
 )
 @click.option("--seconds", type=float, default=120.0, show_default=True, help="How long layers are judged for that.")
+@click.option(
+    "--rest",
+    type=click.Choice([*RESTS, "best"]),
+    default="float32",
+    show_default=True,
+    help="Precision of the sessions that will run the result, for what is not coded; best takes bf16 where results "
+    "allow it (int8).",
+)
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Layers to leave in float32, by name.")
 @click.option("--slower", type=float, default=1.0, show_default=True, help="How many times as long a run may take.")
 @click.option("--threads", type=int, help="Threads to measure with.")
@@ -85,6 +93,7 @@ def command(
     cosine: float,
     max_error: float | None,
     seconds: float,
+    rest: str,
     keep: tuple[str, ...],
     slower: float,
     threads: int | None,
@@ -98,7 +107,7 @@ def command(
         raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
     config = SessionConfig.default(**given)
-    near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds}
+    near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds, "rest": rest}
     options = Quantization(scheme, ranges, group, signed, keep=keep, slower=slower, **near)  # type: ignore[arg-type]
     graph = prepared(model, config)
     feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)
@@ -154,6 +163,8 @@ def _show(output: Output, report: QuantizationReport, target: Path | None) -> No
         ]
     else:
         lines.append(("results", "not compared: no samples were given (--calib)"))
+    if report.precision != "float32":
+        lines.append(("to be run with", f"precision {report.precision}"))
     if target is not None:
         lines.append(("written", str(target)))
     output.show(facts(lines))

@@ -17,7 +17,7 @@ from ranvier.formats.onnx import read
 from ranvier.formats.onnx.retarget import retarget
 from ranvier.graph.defaults import can_settle, settle
 from ranvier.graph.extract import copied
-from ranvier.graph.ir import Graph
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassManager
@@ -29,9 +29,10 @@ from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.quantizing.choice import fewest, judge
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.outdated import replace_outdated
+from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurrent, recurrent_weights
 from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, difference, timed
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import Site, find_sites
+from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.static import coded_values, quantize_static
 from ranvier.runtime.quantizing.switches import Switches
 from ranvier.runtime.quantizing.tails import tail
@@ -45,10 +46,12 @@ _PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_sube
 OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
 LEAST_OPSET = 19  # has float8, and scales for channels
 BEST = "best"
+RESTS = ("float32", "bf16")
 Range = tuple[float, float]
 _FEW = 8  # samples that ways to bring channels to like ranges are chosen by
 _ROOM = 0.85  # part of an error that samples may show
-_AGREEMENT, _PLACES = 0.995, 500  # of largest entries, and of how many that says something
+_REST = 0.9  # part of that which may be there before layers are chosen
+_AGREEMENT, _PLACES = 0.99, 500  # of largest entries, and of how many that says something
 
 
 class NotWorthIt(RanvierError):
@@ -67,6 +70,8 @@ class Quantization(Checked):
     ``max_error``: of the results, as a part of their size; layers are left in float32 until it is kept.
     ``cosine`` (int8): between results and the original's, in place of ``max_error``; that the largest entry is the same
     nearly everywhere will do too. ``seconds``: how long layers are judged for either.
+    ``rest`` (int8): the precision of sessions that run the result, for what is not coded; "best": bfloat16 where that
+    leaves room for codes.
     ``slower``: how many times as long as the original a run may take.
     """
 
@@ -79,6 +84,7 @@ class Quantization(Checked):
     max_error: float | None = None
     cosine: float | None = None
     seconds: float = 120.0
+    rest: str = "float32"
     keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
     slower: float = 1.0
     trials: int = 24
@@ -91,6 +97,7 @@ class Quantization(Checked):
         "max_error": Positive(whole=False),
         "cosine": Positive(whole=False),
         "seconds": Positive(whole=False),
+        "rest": Choice((*RESTS, BEST)),
         "keep": Names(),
         "slower": Positive(whole=False),
         "trials": Whole(1),
@@ -132,19 +139,22 @@ class Quantizer:
         stepped: Callable[[int, int], None] | None = None,
     ) -> None:
         self.graph, self.feeds, self.options = graph, list(feeds), options
-        self.config = config or SessionConfig()
+        self.config = self._running = config or SessionConfig()  # of the original, and of what is made
         self._told = told or (lambda text: None)
         self._step = stepped or (lambda done, of: None)
         self.static = options.scheme == "int8"
         if not self.feeds and (self.static or options.scheme in CALIBRATED):
             raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
         every = find_sites(graph, products_only=not self.static)
-        named = [p for p in options.keep if not any(fnmatch.fnmatchcase(s.name, p) for s in every)]
+        recurrent = [node.name for node in find_recurrent(graph)] if self.static else []
+        names = [*(site.name for site in every), *recurrent]
+        named = [p for p in options.keep if not fnmatch.filter(names, p)]
         if named:
             raise InvalidConfig(f"no layer is called {named[0]!r}")
-        self.kept = frozenset(s.name for s in every if any(fnmatch.fnmatchcase(s.name, p) for p in options.keep))
+        self.kept = frozenset(name for name in names if any(fnmatch.fnmatchcase(name, p) for p in options.keep))
         self.sites = [site for site in every if site.name not in self.kept]
-        if not self.sites:
+        self.recurrent = frozenset(recurrent) - self.kept
+        if not self.sites and not self.recurrent:
             raise InvalidConfig(
                 "no layer of this model can be quantized: it needs float32 products with constant weights"
             )
@@ -155,12 +165,23 @@ class Quantizer:
         self._moments: dict[str, InputMoments] = {}
         self._found: dict[str, dict[str, Range]] = {}  # ranges by the way they were found
         self._expected = list(results(graph, self.feeds, self.config))
+        if self.static and options.rest != "float32":
+            self._running = self._narrower()
         if self.static and options.equalize:
             self._take(self._evened())
         ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
         self._observe(ways, self.feeds)
         if len(self._found) > 1:
             self._ranges = min(self._found.values(), key=self._error_with)
+
+    def _narrower(self) -> SessionConfig:
+        """With what is not coded in bfloat16, unless most of the error that is allowed would be its."""
+        narrow = self.config.updated(precision="bf16")
+        if self.options.rest != BEST:
+            return narrow
+        found = difference(list(results(self.graph, self.feeds, narrow)), self._expected)
+        near = self.bound is None or found.error <= self.bound * _ROOM * _REST or self._near(found)
+        return narrow if near else self.config
 
     def _take(self, graph: Graph) -> None:
         self.graph = graph
@@ -181,7 +202,7 @@ class Quantizer:
         for graph in found if len(found) > 1 else ():
             self._take(graph)
             self._observe(("minmax",), few)
-            errors.append(difference(list(results(self.made(), few, self.config)), self._expected[:_FEW]).error)
+            errors.append(difference(list(results(self.made(), few, self._running)), self._expected[:_FEW]).error)
         return found[errors.index(min(errors))] if errors else original
 
     def _observe(self, ways: Sequence[str], feeds: Sequence[Feed]) -> None:
@@ -217,6 +238,7 @@ class Quantizer:
             signed, fit = self.options.signed, self.options.fit
             joins, means = self._joins, self._means
             quantize_static(graph, sites, self._ranges, signed=signed, fit=fit, means=means, joins=joins)
+            quantize_recurrent([node for node in find_recurrent(graph) if node.name not in left])
         else:
             quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
         graph.opsets.setdefault("com.microsoft", 1)
@@ -226,8 +248,8 @@ class Quantizer:
         return graph
 
     def difference(self, kept: frozenset[str]) -> Difference:
-        self._told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
-        return difference(list(results(self.made(kept), self.feeds, self.config)), self._expected)
+        self._told(f"trying with {len(kept)} of {len(self.sites) + len(self.recurrent)} layers in float32")
+        return difference(list(results(self.made(kept), self.feeds, self._running)), self._expected)
 
     def error(self, kept: frozenset[str]) -> float:
         return self.difference(kept).error
@@ -244,7 +266,7 @@ class Quantizer:
         assert self.bound is not None
         if self.options.max_error is not None:
             return found.error <= self.bound
-        same = found.agreement is not None and found.places >= _PLACES and found.agreement >= _AGREEMENT
+        same = found.agreement is not None and found.places >= _PLACES and found.agreement >= _surely(found.places)
         return same or found.error <= self.bound * _ROOM
 
     def _chosen(self) -> frozenset[str]:
@@ -258,6 +280,10 @@ class Quantizer:
             return frozenset()
         self._joins = found.error <= apart.error
         assert self.bound is not None
+        bound = self.bound * (1.0 if self.options.max_error is not None else _ROOM)
+        left, floor = self._floor(bound)
+        if not self.sites:
+            return left
         until = time.perf_counter() + self.options.seconds
         ways = [self._ranges, *(way for way in self._found.values() if way is not self._ranges)]
         names, expected = [site.name for site in self.sites], self._expected
@@ -270,11 +296,21 @@ class Quantizer:
         self._ranges = {**self._ranges, **ranges}
 
         def measure(kept: frozenset[str]) -> float:
-            found = self.difference(kept)
-            return 0.0 if self._near(found) and found.error > bound else found.error
+            found = self.difference(kept | left)
+            return 0.0 if self._near(found) else math.sqrt(max(found.error**2 - floor**2, 0.0))
 
-        bound = self.bound * (1.0 if self.options.max_error is not None else _ROOM)
-        return fewest(layers, bound, measure, until)
+        return left | fewest(layers, math.sqrt(max(bound**2 - floor**2, 0.0)), measure, until)
+
+    def _floor(self, bound: float) -> tuple[frozenset[str], float]:
+        """The error that is there with every layer that samples decide about in float32; recurrent layers are coded
+        where that leaves room for others, and their names are given where not."""
+        every = frozenset(site.name for site in self.sites)
+        for left in (frozenset[str](), self.recurrent):
+            plain = left == self.recurrent and self._running is self.config
+            floor = 0.0 if plain else self.difference(every | left).error
+            if floor <= bound * _REST:
+                return left, floor
+        return self.recurrent, floor
 
     def _error_with(self, ranges: dict[str, Range]) -> float:
         self._ranges = ranges
@@ -296,8 +332,9 @@ class Quantizer:
 
     def _report(self, graph: Graph, kept: frozenset[str]) -> QuantizationReport:
         self._told("measuring")
-        found = difference(list(results(graph, self.feeds, self.config)), self._expected)
-        before, after = timed(self.graph, graph, self.feeds[0], self.config) if self.feeds else (0.0, 0.0)
+        found = difference(list(results(graph, self.feeds, self._running)), self._expected)
+        configs = self.config, self._running
+        before, after = timed(self.graph, graph, self.feeds[0], configs) if self.feeds else (0.0, 0.0)
         problems = []
         limit, wanted = self.options.max_error, self.options.cosine
         if limit is None and wanted is not None and self.static and found.cosine < wanted and not self._near(found):
@@ -306,7 +343,7 @@ class Quantizer:
             problems.append(
                 f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"
             )
-        if len(kept) == len(self.sites):
+        if len(kept) == len(self.sites) + len(self.recurrent):
             problems.append("no layer can be coded with results as near as was asked")
         if self.feeds and after > before * self.options.slower:
             problems.append(
@@ -323,17 +360,22 @@ class Quantizer:
             before,
             after,
             tuple(problems),
+            self._running.precision,
         )
 
     def _layers(self, graph: Graph, kept: frozenset[str]) -> list[LayerReport]:
         errors = self._layer_errors(graph)
         found = []
-        for site in find_sites(self.graph, products_only=not self.static):
-            size = site.numbers.nbytes
-            reason = "asked for" if site.name in self.kept else "it hurt the results" if site.name in kept else ""
+        sites = find_sites(self.graph, products_only=not self.static)
+        layers: list[tuple[str, Node, tuple[Value, ...]]] = [(s.name, s.node, (s.weight,)) for s in sites]
+        if self.static:
+            layers += [(node.name, node, recurrent_weights(node)) for node in find_recurrent(self.graph)]
+        for name, node, weights in layers:
+            size = sum(value.const.nbytes for value in weights if value.const is not None)
+            reason = "asked for" if name in self.kept else "it hurt the results" if name in kept else ""
             scheme = "float32" if reason else self.options.scheme
-            after = size if reason else _coded_bytes(site, graph)
-            found.append(LayerReport(site.name, site.node.op, scheme, size, after, errors.get(site.name), reason))
+            after = size if reason else sum(_coded_bytes(value, graph) for value in weights)
+            found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))
         return found
 
     def _layer_errors(self, graph: Graph) -> dict[str, float]:
@@ -355,8 +397,13 @@ class Quantizer:
         }
 
 
-def _coded_bytes(site: Site, made: Graph) -> int:
+def _surely(places: int) -> float:
+    """How often largest entries must be the same in this many places for two deviations of chance to be room enough."""
+    return _AGREEMENT + 2 * math.sqrt(_AGREEMENT * (1 - _AGREEMENT) / places)
+
+
+def _coded_bytes(weight: Value, made: Graph) -> int:
     """Bytes of what stands for the weights of a layer in the quantized graph."""
-    names = (f"{site.weight.name}.{part}" for part in ("codes", "scale", "zero", "group", "absmax"))
+    names = (f"{weight.name}.{part}" for part in ("codes", "scale", "zero", "group", "absmax"))
     found = [made.constants[name].const for name in names if name in made.constants]
     return sum(tensor.nbytes for tensor in found if tensor is not None)

@@ -57,6 +57,7 @@ class QuantizationReport:
     seconds_before: float
     seconds_after: float
     problems: tuple[str, ...] = field(default=())
+    precision: str = "float32"  # of sessions that run the result, for what is not coded
 
     @property
     def speedup(self) -> float:
@@ -92,9 +93,9 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
     return Difference(max(errors), min(cosines), agreement, places)
 
 
-def timed(before: Graph, after: Graph, feed: Feed, config: SessionConfig) -> tuple[float, float]:
+def timed(before: Graph, after: Graph, feed: Feed, configs: Sequence[SessionConfig]) -> tuple[float, float]:
     """Seconds of a run of each, in turns."""
-    with Session(copied(before), config) as first, Session(copied(after), config) as second:
+    with Session(copied(before), configs[0]) as first, Session(copied(after), configs[1]) as second:
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(2):
             first.run(feed)

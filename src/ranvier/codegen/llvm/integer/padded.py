@@ -3,7 +3,8 @@
 The input under a block of output rows is copied with its padding. A row of the copy holds as many pixels as its outputs
 times the stride, so that stepping over the end of one row of outputs leads to the next: all pixels of a block are one
 stride apart, at the price of some columns at the end of every row that are computed and dropped. With a stride, rows
-whose numbers leave the same remainder lie together. A tap is an offset, and nothing is copied once per tap.
+whose numbers leave the same remainder lie together. A tap is an offset, and nothing is copied once per tap. Few
+channels are a step of less than a line: a whole row of taps where a line holds it.
 
 Of a 1x1 convolution rows are the pixels where they lie, or where they were put side by side if it has a stride.
 
@@ -41,22 +42,36 @@ _NEAR = 96 << 10  # bytes of a block, of its results and of what is added to the
 _FAR = 384 << 10  # … and where filters are too large to be read again for every block
 _REREAD = 512 << 10
 _OTHERS = tuple(size << 10 for size in (32, 64, 192, 384, 768))
-_PIXEL = 4  # bytes of a pixel of a thin image
+_GROUP = 4  # bytes that are multiplied at once
+_LEAST_OF_MANY = 32  # bytes of a step of more channels than one step multiplies
 _MANY = 1 << 40
 
 
 def reads_padded(shape: ConvShape, packed: PackedCodes) -> bool:
     """Whether packed filters have their depth in segments that a padded copy has: lines of channels for every tap, or
-    pixels of four bytes for every row of taps."""
+    less than a line for every tap or row of taps."""
     if packed.dot is not TILES or shape.group > 1:
         return False
     if shape.kernel[0] != 1 or shape.size[0] != 1 or shape.begin[0] != 0:
         return False
-    return shape.depth % tiles.LINE == 0 or _is_thin(shape)
+    if shape.depth % tiles.LINE == 0:
+        return True
+    # where many channels come in steps of a few, rows that are put together are quicker
+    least = _LEAST_OF_MANY if shape.depth > tiles.LINE else _GROUP
+    return shape.depth % _GROUP == 0 and shape.taps > 1 and _segment(shape) >= least
 
 
-def _is_thin(shape: ConvShape) -> bool:
-    return shape.depth == _PIXEL and shape.dilations[2] == 1 and shape.kernel[2] * _PIXEL <= tiles.LINE
+def _is_joined(shape: ConvShape) -> bool:
+    """Whether a row of taps is one segment: its pixels lie side by side, and a step of tiles holds them."""
+    return shape.dilations[2] == 1 and shape.kernel[2] * shape.depth <= tiles.LINE
+
+
+def _segment(shape: ConvShape) -> int:
+    """Bytes that one step of tiles multiplies, of a line at most: a row of taps, or an equal part of a pixel."""
+    if _is_joined(shape):
+        return shape.kernel[2] * shape.depth
+    groups = shape.depth // _GROUP
+    return _GROUP * max(part for part in range(1, tiles.LINE // _GROUP + 1) if groups % part == 0)
 
 
 def _every(x: View, shape: ConvShape) -> tuple[View, ConvShape]:
@@ -172,7 +187,7 @@ def padded_conv(
     }
     done = finish_of(epilogue, out)
     micro = [
-        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=shape.depth == _PIXEL, groups=packed.k))
+        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=_segment(shape) < tiles.LINE, groups=packed.k))
         for vectors in (cut.size, cut.size - 1 if cut.large < cut.count else cut.size)
     ]
     count = shape.n * blocks * panel_groups
@@ -218,13 +233,15 @@ def _rows_within(
 def _segments(shape: ConvShape, block: _Block) -> tuple[tuple[int, ...], int]:
     """Bytes from the first pixel of a row to its segments, and 32-bit groups of each."""
     (kh, kw), sh, (dh, dw) = shape.kernel[1:], shape.strides[1], shape.dilations[1:]
-    across = 1 if _is_thin(shape) else kw
-    offsets = tuple(
-        (k * dh % sh) * block.plane + (k * dh // sh) * block.copy_line + j * dw * shape.depth
-        for k in range(kh)
-        for j in range(across)
-    )
-    return offsets, kw // across * shape.depth // 4
+    size = _segment(shape)
+    if size == tiles.LINE and not _is_joined(shape):
+        size = shape.depth  # whole steps, one after the other
+    rows = [(k * dh % sh) * block.plane + (k * dh // sh) * block.copy_line for k in range(kh)]
+    if not _is_joined(shape):
+        rows = [
+            at + j * dw * shape.depth + first for at in rows for j in range(kw) for first in range(0, shape.depth, size)
+        ]
+    return tuple(rows), size // _GROUP
 
 
 @functools.lru_cache(1024)
