@@ -73,11 +73,11 @@ def programs(draw: st.DrawFn) -> tuple[list[Launch], set[int], list[Storage]]:
     products: set[int] = set()
     for k in range(draw(st.integers(2, 14))):
         kind = draw(st.sampled_from(["product", "copy", "map", "onto"]))
-        source = draw(st.sampled_from(held))
+        source = draw(st.sampled_from([inputs[0], inputs[0], *held]))
         target = Storage("temp", 64, name=f"t{k}")
         if kind == "product":
             products.add(k)
-            beside = draw(st.sampled_from([None, *held]))
+            beside = draw(st.sampled_from([None, held[-1], *held]))
             read = [source, draw(st.sampled_from(weights)), *([beside] if beside is not None else [])]
             target = draw(st.sampled_from([target, target, *outputs]))
             launches.append(launch("product", read, [target], draw(st.integers(0, 1))))
