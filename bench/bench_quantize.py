@@ -40,7 +40,7 @@ from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
 _PICTURE = 28  # pixels along the shorter side, at least
-_LEAST_SAMPLES, _MOST_SAMPLES = 8, 64
+_LEAST_SAMPLES, _MOST_SAMPLES = 16, 256
 _UNSEEN = 1000  # first seed of the samples that results are compared on
 _CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
 
@@ -118,7 +118,8 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search, rest=options.rest)
     made, report = Quantizer(graph, known, how, config).run(force=True)
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
-    running = config.updated(precision=report.precision)
+    way = {"precision": report.precision, "keep_f32": report.keep_f32}
+    running = config.updated(**way)
     both = (made, running), (graph, config)
     pair = ([[row[k] for k in compared] for row in results(each, unseen, own)] for each, own in both)
     found = difference(*pair)
@@ -126,10 +127,10 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     rows = []
     for threads in options.threads:
         own = SessionConfig.default(threads=threads)
-        narrow, last = own.updated(precision="bf16"), own.updated(precision=report.precision)
+        narrow, last = own.updated(precision="bf16"), own.updated(**way)
         with contextlib.ExitStack() as stack:
             graphs = (onnx_format.read(str(case.path)), own), (onnx_format.read(str(case.path)), narrow), (made, last)
-            sessions = [stack.enter_context(Session(copied(each), way)) for each, way in graphs]
+            sessions = [stack.enter_context(Session(copied(each), one)) for each, one in graphs]
             times = fastest(sessions, unseen[0], options.seconds)
         rows.append(Quantized(case.name, threads, layers, found, report.precision, *times))
     return rows

@@ -164,7 +164,8 @@ def _show(output: Output, report: QuantizationReport, target: Path | None) -> No
     else:
         lines.append(("results", "not compared: no samples were given (--calib)"))
     if report.precision != "float32":
-        lines.append(("to be run with", f"precision {report.precision}"))
+        kept = f", keep_f32 {', '.join(report.keep_f32)}" if report.keep_f32 else ""
+        lines.append(("to be run with", f"precision {report.precision}{kept}"))
     if target is not None:
         lines.append(("written", str(target)))
     output.show(facts(lines))

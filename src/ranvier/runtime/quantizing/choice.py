@@ -21,7 +21,7 @@ from ranvier.runtime.quantizing.switches import Range, Switches
 
 Array = np.ndarray[Any, Any]
 Names = frozenset[str]
-_RUNS = 4  # samples a layer is judged by, at most
+_RUNS = 16  # samples a layer is judged by, at most
 _TRIALS = 8  # models made to check a sum
 _MOVED = 8.0  # multiplications in the time it takes to write and read one number
 

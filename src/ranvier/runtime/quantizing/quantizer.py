@@ -31,6 +31,7 @@ from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.outdated import replace_outdated
 from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurrent, recurrent_weights
 from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, difference, timed
+from ranvier.runtime.quantizing.rest import narrower
 from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.static import coded_values, quantize_static
@@ -164,24 +165,22 @@ class Quantizer:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._moments: dict[str, InputMoments] = {}
         self._found: dict[str, dict[str, Range]] = {}  # ranges by the way they were found
+        self._looked = self.feeds
+        if self.static and len(self.feeds) >= 2 * _FEW:  # what ranges were made for shows too little of their errors
+            self._looked, self.feeds = self.feeds[::2], self.feeds[1::2]
         self._expected = list(results(graph, self.feeds, self.config))
         if self.static and options.rest != "float32":
-            self._running = self._narrower()
+            self._running = self.config.updated(precision="bf16")
+        if self.static and options.rest == BEST and self.bound is not None:
+            self._told("looking at what is not coded")
+            few, expected = self.feeds[:_FEW], self._expected[:_FEW]
+            self._running = narrower(graph, few, expected, self.config, self._limit * _REST)
         if self.static and options.equalize:
             self._take(self._evened())
         ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
-        self._observe(ways, self.feeds)
+        self._observe(ways, self._looked)
         if len(self._found) > 1:
             self._ranges = min(self._found.values(), key=self._error_with)
-
-    def _narrower(self) -> SessionConfig:
-        """With what is not coded in bfloat16, unless most of the error that is allowed would be its."""
-        narrow = self.config.updated(precision="bf16")
-        if self.options.rest != BEST:
-            return narrow
-        found = difference(list(results(self.graph, self.feeds, narrow)), self._expected)
-        near = self.bound is None or found.error <= self.bound * _ROOM * _REST or self._near(found)
-        return narrow if near else self.config
 
     def _take(self, graph: Graph) -> None:
         self.graph = graph
@@ -189,19 +188,19 @@ class Quantizer:
 
     def _evened(self) -> Graph:
         """The graph with channels brought to like ranges, in the way that errors of results are least with."""
-        original, few = self.graph, self.feeds[:_FEW]
+        original, looked, few = self.graph, self._looked[:_FEW], self.feeds[:_FEW]
         found = [original]
         for with_rows in (False, True):
             self._told("bringing channels to like ranges")
             graph = copied(original)
-            if equalize(graph, few, self.config, with_rows=with_rows):
+            if equalize(graph, looked, self.config, with_rows=with_rows):
                 found.append(graph)
         if len(found) > 1 and len(found[-1]) == len(found[-2]):
             found.pop()  # no row stayed
         errors = []
         for graph in found if len(found) > 1 else ():
             self._take(graph)
-            self._observe(("minmax",), few)
+            self._observe(("minmax",), looked)
             errors.append(difference(list(results(self.made(), few, self._running)), self._expected[:_FEW]).error)
         return found[errors.index(min(errors))] if errors else original
 
@@ -262,12 +261,24 @@ class Quantizer:
         return None if self.options.cosine is None else math.sqrt(2 * (1 - self.options.cosine))
 
     def _near(self, found: Difference) -> bool:
-        """Whether results are as near as was asked, with some room: samples are not all there is."""
+        """Whether results are as near as was asked."""
+        if found.error <= self._limit:
+            return True
+        by_agreement = self.options.max_error is None and found.places >= _PLACES
+        return by_agreement and found.agreement is not None and found.agreement >= _surely(found.places)
+
+    @property
+    def _limit(self) -> float:
+        """The error that samples may show, with some room: they are not all there is."""
         assert self.bound is not None
         if self.options.max_error is not None:
-            return found.error <= self.bound
-        same = found.agreement is not None and found.places >= _PLACES and found.agreement >= _surely(found.places)
-        return same or found.error <= self.bound * _ROOM
+            return self.bound
+        every = [array for arrays in self._expected for array in arrays]
+        if all(array.dtype.kind in "iub" for array in every):  # errors of whole numbers are how many are other ones
+            places = sum(array.size for array in every)
+            if places >= _PLACES:
+                return math.sqrt(2 * (1 - _surely(places)))
+        return self.bound * _ROOM
 
     def _chosen(self) -> frozenset[str]:
         """Layers that stay in float32 for results to be as near as was asked."""
@@ -279,8 +290,7 @@ class Quantizer:
         if self._near(apart):
             return frozenset()
         self._joins = found.error <= apart.error
-        assert self.bound is not None
-        bound = self.bound * (1.0 if self.options.max_error is not None else _ROOM)
+        bound = self._limit
         left, floor = self._floor(bound)
         if not self.sites:
             return left
@@ -353,7 +363,7 @@ class Quantizer:
         return QuantizationReport(
             self.options.scheme,
             tuple(self._layers(graph, kept)),
-            len(self.feeds),
+            len(self.feeds) + (len(self._looked) if self._looked is not self.feeds else 0),
             found,
             self.graph.constant_bytes(),
             graph.constant_bytes(),
@@ -361,6 +371,7 @@ class Quantizer:
             after,
             tuple(problems),
             self._running.precision,
+            self._running.keep_f32,
         )
 
     def _layers(self, graph: Graph, kept: frozenset[str]) -> list[LayerReport]:

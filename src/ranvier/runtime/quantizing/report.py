@@ -58,6 +58,7 @@ class QuantizationReport:
     seconds_after: float
     problems: tuple[str, ...] = field(default=())
     precision: str = "float32"  # of sessions that run the result, for what is not coded
+    keep_f32: tuple[str, ...] = ()  # what they leave in float32 all the same
 
     @property
     def speedup(self) -> float:

@@ -1,0 +1,45 @@
+"""What is not coded in bfloat16: which nodes have to stay in float32 for that, on samples."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.graph.extract import copied
+from ranvier.graph.ir import Graph
+from ranvier.runtime.narrowing.search import Names, Search
+from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.samples import Feed, results
+from ranvier.runtime.session import Session
+
+_TRIALS = 32
+_SEARCHED = 0.7  # part of an error that nodes are kept for, so that codes have the rest
+
+
+def narrower(
+    graph: Graph,
+    feeds: Sequence[Feed],
+    expected: Sequence[Sequence[np.ndarray[Any, Any]]],
+    config: SessionConfig,
+    allowed: float,
+) -> SessionConfig:
+    """Options for sessions that multiply in bfloat16 with at most this error; as given where that takes every node."""
+    narrow = config.updated(precision="bf16")
+
+    def of(kept: Names) -> SessionConfig:
+        return narrow.updated(keep_f32=(*config.keep_f32, *map(glob.escape, sorted(kept))))
+
+    def error(kept: Names) -> float:
+        return difference(list(results(graph, feeds, of(kept))), expected).error
+
+    if error(frozenset()) <= allowed:
+        return narrow
+    with Session(copied(graph), narrow) as session:
+        session.run(feeds[0])
+        names = [node.name for node in session.report.nodes if node.precision not in ("", "f32")]
+    kept = Search(error, allowed * _SEARCHED, _TRIALS).run(names)
+    return of(kept) if len(kept) < len(names) else config
