@@ -12,7 +12,7 @@ import torch
 
 from ranvier.codegen.loops.ir import Nest, Op
 from ranvier.codegen.storage import View
-from ranvier.codegen.triton.library import Call, kernel
+from ranvier.codegen.triton.library import Call, Printed, kernel
 from ranvier.codegen.triton.many import likeness, merged, room
 from ranvier.dtypes import DType
 from tests.codegen.nest_makers import elementwise, reduction
@@ -54,10 +54,36 @@ def test_results_may_lie_over_operands() -> None:
     assert all(bool((tensor == 2).all()) for tensor in tensors)
 
 
+def _summed(rows: int, columns: int, axis: int = 1) -> tuple[Printed, View, View]:
+    x = View.temporary(F32, (rows, columns))
+    y = View.temporary(F32, (rows, 1) if axis else (1, columns))
+    return kernel(reduction(y, x, [axis], "sum")), x, y
+
+
+@pytest.mark.parametrize("shape", [(1024, 64), (6, 40)])
+def test_sums_of_one_size_are_one_launch(shape: tuple[int, int]) -> None:
+    made = [_summed(*shape, axis=0) for _ in range(3)]
+    calls = [merged(list(each)) for each in zip(*([call.source for call in printed.calls] for printed, _, _ in made))]
+    assert len(calls) == (2 if shape[0] == 1024 else 1)  # high columns are summed in parts first
+    memory: dict[Any, Any] = {}
+    for k, (printed, x, y) in enumerate(made):
+        memory[x.storage] = torch.arange(shape[0] * shape[1], dtype=torch.float32, device=DEVICE) % 7 + k
+        memory[y.storage] = torch.full((shape[1] + 4,), -1.0, device=DEVICE)
+        for storage in printed.temporaries:
+            memory[storage] = torch.full((storage.nbytes,), 0x7E, dtype=torch.uint8, device=DEVICE)
+    for call in calls:
+        Call(call).launch(memory)
+    for _, x, y in made:
+        found = memory[y.storage]
+        assert torch.equal(found[: shape[1]], memory[x.storage].reshape(shape).sum(dim=0))
+        assert bool((found[shape[1] :] == -1).all())
+
+
 def test_what_is_alike() -> None:
     factor = View.temporary(F32, (1,))
     one, other, vectors = (kernel(_scaled(size, factor)[0]).calls[0].source for size in (5, 900, 512))
     assert likeness(one) is not None and likeness(one) == likeness(other) != likeness(vectors)
-    rows = kernel(reduction(View.temporary(F32, (8, 1)), View.temporary(F32, (8, 40)), [1], "sum"))
-    assert all(likeness(call.source) is None for call in rows.calls)
+    high, same, low = (_summed(8, width)[0].calls[0].source for width in (40, 40, 24))
+    assert likeness(high) == likeness(same) != likeness(low) and likeness(high) != likeness(one)
+    assert likeness(merged([high, same])) is None
     assert room([one, other]) and not room([one, other] * 30)

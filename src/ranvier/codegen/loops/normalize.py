@@ -89,7 +89,7 @@ def normalized(nest: Nest) -> Nest | None:
         nest = _without_rows(nest)
         if not nest.stages:
             return None
-    nest = _compacted(nest)
+    nest = compacted(nest)
     indexed = {leaf.axis for leaf in leaves(roots(nest)) if isinstance(leaf, Index)}
     groups = _merged(nest, _ordered(nest), indexed)
     return _regrouped(nest, groups)
@@ -108,7 +108,7 @@ def _without_rows(nest: Nest) -> Nest:
     return replace(nest, extents=extents, stages=(Map(stores),) if stores else (), row=frozenset())
 
 
-def _compacted(nest: Nest) -> Nest:
+def compacted(nest: Nest) -> Nest:
     """Without operands nobody uses, and with one of those that are the same (fusion brings in both kinds)."""
     queue = [e for stage in nest.stages for e in expressions(stage)]
     used = set(nest.written())

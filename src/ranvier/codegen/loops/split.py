@@ -15,6 +15,7 @@ from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Nest, Op, Op
 from ranvier.codegen.loops.normalize import Rewriter, leaves
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 _POINTS = 1 << 17  # less work than this is not worth cutting
 _ROW = 1 << 12  # nor is a row this short
@@ -22,25 +23,36 @@ _PART = 1 << 14  # points of a part, about
 _PARTS = 64  # and no more parts than this
 
 
-def split(nest: Nest, parts: int = _PARTS, align: int = 1) -> list[Nest]:
-    """Nests that do the same work in parts, for one with too few tiles; the nest itself where that is not worth it.
+@dataclass(frozen=True)
+class Cut:
+    """From which sizes on rows are cut, and into what: ``points`` of a nest and ``row`` points of a row at least, then
+    parts of about ``part`` points of the nest, and of rows of a multiple of ``align``, where that can be."""
 
-    ``parts``: the most that a row is cut into, about; ``align``: what their length is a multiple of, where that can be.
-    """
+    points: int = _POINTS
+    row: int = _ROW
+    part: int = _PART
+    parts: int = _PARTS
+    align: int = 1
+
+
+_USUAL = Cut()
+
+
+def split(nest: Nest, how: Cut = _USUAL) -> list[Nest]:
+    """Nests that do the same work in parts, for one with too few tiles; the nest itself where that is not worth it."""
     row_points = math.prod(nest.extents[a] for a in nest.row)
     folds = [s for s in nest.stages if isinstance(s, Reduce)]
-    if not folds or math.prod(nest.extents) < _POINTS or row_points < _ROW:
+    if not folds or math.prod(nest.extents) < how.points or row_points < how.row:
         return [nest]
     if any(is_arg(s.fold) for s in folds) or not all(isinstance(s, Reduce | Map | Final) for s in nest.stages):
         return [nest]
-    return _Splitter(nest, parts, align).nests()
+    return _Splitter(nest, how).nests()
 
 
 class _Splitter:
-    def __init__(self, nest: Nest, parts: int, align: int) -> None:
+    def __init__(self, nest: Nest, how: Cut) -> None:
         self.nest = nest
-        self.parts = parts
-        self.align = align
+        self.how = how
         self.outer = nest.outer
         self.shape = tuple(nest.extents[a] for a in self.outer)
         self.operands = list(nest.operands)  # grows by the temporaries that hold results
@@ -56,6 +68,8 @@ class _Splitter:
                     pending = {}
                 pending[number] = stage
                 continue
+            if pending and isinstance(stage, Final) and stage is self.nest.stages[-1]:
+                return made + self.combined(pending, stage)
             if pending:
                 made += self.combined(pending)
                 pending = {}
@@ -74,15 +88,16 @@ class _Splitter:
             extents = tuple(1 if a in self.nest.row else n for a, n in enumerate(extents))
         return Nest(extents, tuple(self.operands), (stores,), label=self.nest.label)
 
-    def combined(self, stages: dict[int, Reduce]) -> list[Nest]:
-        """Folds over parts of the row, then over the parts; leaves the results in temporaries."""
+    def combined(self, stages: dict[int, Reduce], last: Final | None = None) -> list[Nest]:
+        """Folds over parts of the row, then over the parts; leaves the results in temporaries, or stores what the
+        nest's last stage makes of them at once."""
         nest = self.nest
         axis = max(nest.row, key=lambda a: nest.extents[a])
         extent = nest.extents[axis]
-        parts = max(2, min(self.parts, math.prod(nest.extents) // _PART, extent))
+        parts = max(2, min(self.how.parts, math.prod(nest.extents) // self.how.part, extent))
         length = extent // parts
-        if length % self.align and length > self.align:
-            length -= length % self.align
+        if length % self.how.align and length > self.how.align:
+            length -= length % self.how.align
             parts = extent // length
         rest = extent - parts * length
         slots = parts + (rest > 0)
@@ -91,7 +106,7 @@ class _Splitter:
         made = [self.part(stages, partial, axis, length, 0, parts)]
         if rest:
             made.append(self.part(stages, partial, axis, rest, parts, 1, start=parts * length))
-        made.append(self.whole(stages, partial, slots))
+        made.append(self.whole(stages, partial, slots) if last is None else self.ended(stages, partial, slots, last))
         return made
 
     def accumulating(self, stage: Reduce) -> Reduce:
@@ -158,6 +173,26 @@ class _Splitter:
             self.operands.append(Operand(result, self.spread(result.strides)))
         row = frozenset({len(self.nest.extents)})
         return Nest(extents, tuple(operands), (*folds, Final(tuple(stores))), row, self.nest.label)
+
+    def ended(self, stages: dict[int, Reduce], partial: dict[int, View], slots: int, last: Final) -> Nest:
+        """The folds over the parts, and what is stored once per outer point."""
+        extents = (*(1 if a in self.nest.row else n for a, n in enumerate(self.nest.extents)), slots)
+        operands = [replace(o, strides=(*o.strides, 0)) for o in self.operands]
+        folds: list[Stage] = []
+        found: dict[int, Expr] = dict(self.known)
+        for number, (k, stage) in enumerate(stages.items()):
+            view = partial[k]
+            folds.append(Reduce(stage.fold, Load(len(operands), view.dtype), stage.dtype))
+            operands.append(Operand(view, (*self.spread(view.strides[1:]), view.strides[0])))
+            original = self.nest.stages[k]
+            assert isinstance(original, Reduce)
+            found[k] = Result(number, stage.dtype)
+            if original.dtype is not stage.dtype:
+                found[k] = Op("cast", (found[k],), original.dtype)
+        rewrite = Rewriter(lambda e: found[e.stage] if isinstance(e, Result) else e)
+        stores = Final(tuple((k, rewrite(value)) for k, value in last.stores))
+        row = frozenset({len(self.nest.extents)})
+        return Nest(extents, tuple(operands), (*folds, stores), row, self.nest.label)
 
     def spread(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """Strides of a tensor over the outer axes as strides over all axes."""

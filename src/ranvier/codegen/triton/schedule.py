@@ -25,7 +25,8 @@ Way = Literal["flat", "tiled", "rows", "columns"]
 PROCESSORS = 132  # of the GPU that defaults are for; others differ by little
 _WHOLE = 16384  # the longest row that is kept in registers
 _PER_WARP = 512  # elements
-_SHORT_ROW = 64  # a row that one lane may walk however few there are
+_SHORT_ROW = 8  # a row that one lane may walk however few there are: it waits at every fourth step
+_NARROWEST = 16  # lanes that read neighbouring elements: whole sectors of memory
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,17 @@ def plan(nest: Nest) -> Plan:
         return _tiled(nest, axes) or _stretched(nest, axes) or _flat(nest, axes)
     row, outer = tuple(a for a in axes if a in nest.row), nest.outer
     length, lanes = _points(nest, row), _points(nest, outer)
-    along = _contiguous(nest, row) >= _contiguous(nest, outer)
     scans = any(isinstance(s, Scan) for s in nest.stages)
-    if not along and (length <= _SHORT_ROW or scans or lanes >= PROCESSORS * 256):
+    if not along(nest) and (length <= _SHORT_ROW or scans or lanes >= PROCESSORS * 256):
         block = _between(power_of_two(-(-lanes // (PROCESSORS * 2))), 64, 256)
         block = min(block, power_of_two(lanes))
         return Plan("columns", outer, row, (), (block, 1), False, _warps(block, 128))
-    return _rows(nest, outer, row, along)
+    return _rows(nest, outer, row)
+
+
+def along(nest: Nest) -> bool:
+    """Whether most of what is touched lies without gaps along the row, rather than across rows."""
+    return _contiguous(nest, tuple(nest.row)) >= _contiguous(nest, nest.outer)
 
 
 def _flat(nest: Nest, axes: tuple[int, ...]) -> Plan:
@@ -118,11 +123,11 @@ def _stretched(nest: Nest, axes: tuple[int, ...]) -> Plan | None:
     return None
 
 
-def _rows(nest: Nest, outer: tuple[int, ...], row: tuple[int, ...], along: bool) -> Plan:
+def _rows(nest: Nest, outer: tuple[int, ...], row: tuple[int, ...]) -> Plan:
     length, lanes = _points(nest, row), _points(nest, outer)
     second = power_of_two(length)
     most = power_of_two(lanes)
-    if along:
+    if along(nest):
         whole = second <= _WHOLE
         second = second if whole else 4096
         first = _between(2048 // second, 1, most)
@@ -130,6 +135,8 @@ def _rows(nest: Nest, outer: tuple[int, ...], row: tuple[int, ...], along: bool)
             first //= 2
         return Plan("rows", outer, row, (), (first, second), whole, _warps(first * second, _PER_WARP))
     first = min(64, most)
+    while first > _NARROWEST and lanes // first < PROCESSORS:
+        first //= 2
     whole = first * second <= 8192
     second = second if whole else max(16, 2048 // first)
     return Plan("rows", outer, row, (), (first, second), whole, _warps(first * second, _PER_WARP))

@@ -6,10 +6,12 @@ read it, so a captured run reuses memory as an eager one does. Storages go by va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ranvier.codegen.definitions.defs import Contraction, Opaque
+from ranvier.codegen.definitions.groups import Group
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.realiser import BaseRealiser
 from ranvier.codegen.loops.ir import Epilogue, Nest
@@ -20,7 +22,7 @@ from ranvier.providers.cuda.choosing import Chooser
 from ranvier.providers.cuda.forms import Form, Work
 from ranvier.providers.cuda.library import tensor_over, torch, torch_type
 from ranvier.providers.cuda.place import Place
-from ranvier.providers.cuda.steps import Env, Step
+from ranvier.providers.cuda.steps import Env, NodeStep, Step
 
 
 class Places:
@@ -86,6 +88,35 @@ class Places:
         flat = torch.empty(0, dtype=dtype, device=memory.device)
         start = memory.storage_offset() * memory.element_size() // dtype.itemsize
         return flat.set_(memory.untyped_storage(), start + view.offset, view.shape, view.strides)
+
+
+class NestStep:
+    """A nest that may yet be done together with others. ``origin``: which of a part's steps it is of; ``makes``: the
+    storages that it is the first to write."""
+
+    shaped_by: tuple[Value, ...] = ()
+    stops = ""
+
+    def __init__(
+        self, nest: Nest, places: Places, makes: Sequence[Storage], origin: frozenset[int], *, chained: bool = False
+    ) -> None:
+        self.nest = nest
+        self.label = nest.label
+        self.places = places
+        self.makes = list(makes)
+        self.origin = origin
+        self.chained = chained
+        written = nest.written()
+        self.storages = frozenset(nest.operands[k].view.storage for k in written)
+        self.reads = places.tokens(o.view.storage for o in nest.operands if o.view.storage not in self.storages)
+        self.writes = places.tokens(self.storages)
+
+    def printed(self) -> LoopStep:
+        printed = kernel(self.nest)
+        return LoopStep([self.nest], printed, self.places, [*self.makes, *printed.temporaries])
+
+    def run(self, env: Env) -> None:
+        self.printed().run(env)
 
 
 class LoopStep:
@@ -214,7 +245,7 @@ class ResultStep:
 
 class CudaRealiser(BaseRealiser):
     """Steps for one part at given sizes. ``seen`` are the tensors of its first run, by which layouts are known, and
-    ``held`` those that are the same in every run."""
+    ``held`` those that are the same in every run; ``origin`` tells from which step a definition is, by identity."""
 
     def __init__(
         self,
@@ -226,14 +257,18 @@ class CudaRealiser(BaseRealiser):
         *,
         held: Mapping[Value, Any] | None = None,
         chooser: Chooser | None = None,
+        origin: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(program, inputs, outputs)
+        self._origin = origin or {}
+        self._from: frozenset[int] = frozenset()
         self.steps: list[Step] = []
         self.places = Places(place.device)
         self._chooser = chooser or Chooser(place)
         self._seen = seen
         self._made: set[Storage] = set()
         self._by_torch: set[Value] = set()
+        self._factors: dict[tuple[object, ...], View] = {}
         self._copies.clear()  # a value is one tensor, however often it is a result
         for value in inputs:
             self._adopt(value)
@@ -262,12 +297,15 @@ class CudaRealiser(BaseRealiser):
             self.steps.append(ResultStep(bound, checks, self.places))
         return self.steps
 
+    def _realise(self, each: Group) -> None:
+        self._from = frozenset(self._origin[id(d)] for d in each.defs if id(d) in self._origin)
+        super()._realise(each)
+
     def loops(self, nest: Nest) -> None:
-        printed = kernel(nest)
-        makes = [*(nest.operands[k].view.storage for k in sorted(nest.written())), *printed.temporaries]
+        makes = [nest.operands[k].view.storage for k in sorted(nest.written())]
         fresh = [s for s in dict.fromkeys(makes) if s not in self._made]
         self._made.update(fresh)
-        self.steps.append(LoopStep([nest], printed, self.places, fresh))
+        self.steps.append(NestStep(nest, self.places, fresh, self._from))
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         anchor.realise(self, views, target, epilogue)
@@ -289,7 +327,26 @@ class CudaRealiser(BaseRealiser):
         for value in each.outputs:
             self._adopt(value)
 
+    def _factor(self, view: View) -> View:
+        """A tensor of matrices as a library multiplies them: where their places are no multiples of one number it
+        would make a copy at each product, so one is made for all."""
+        rank = view.rank
+        if rank < 4 or 0 in view.strides or 0 in view.shape:
+            return view
+        if view.reshaped((math.prod(view.shape[:-2]), *view.shape[-2:])) is not None:
+            return view
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        turned = view.strides[-2] < view.strides[-1]
+        upright = view.transposed(swap) if turned else view
+        key = (upright.storage, upright.offset, upright.shape, upright.strides)
+        made = self._factors.get(key)
+        if made is None:
+            made = self._factors[key] = self.dense(upright)
+        return made.transposed(swap) if turned else made
+
     def by_torch(self, step: Step, values: Sequence[Value], views: Sequence[View]) -> None:
         """Add the step of a node that reads some of its operands where loops have put them."""
         bound = [(v, view) for v, view in zip(values, views) if v not in self._by_torch]
+        if isinstance(step, NodeStep) and step.node.op == "MatMul":
+            bound = [(v, self._factor(view)) for v, view in bound]
         self.steps.append(CallStep(step, bound, self.places) if bound else step)

@@ -8,6 +8,7 @@ definition in loops is torch's.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,17 +21,19 @@ from ranvier.codegen.definitions.lower.index import SHARED
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.reasons import reason_against
 from ranvier.codegen.storage import View
+from ranvier.codegen.triton.schedule import PROCESSORS
 from ranvier.errors import RanvierError
-from ranvier.graph.ir import Value
+from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.logs import logger, warn_once
 from ranvier.providers.cuda.attending import attend
+from ranvier.providers.cuda.chains import Trial, chain
 from ranvier.providers.cuda.choosing import Chooser
 from ranvier.providers.cuda.merging import Shelf, merge, pass_on
 from ranvier.providers.cuda.patterns import Defines, Steps
 from ranvier.providers.cuda.place import Gpu, Place
 from ranvier.providers.cuda.products import CudaProducts
-from ranvier.providers.cuda.realise import CudaRealiser, LoopStep
+from ranvier.providers.cuda.realise import CudaRealiser, LoopStep, NestStep
 from ranvier.providers.cuda.steps import Env, NodeStep, Step
 from ranvier.providers.cuda.together import gathered
 
@@ -45,6 +48,8 @@ _PRODUCTS = frozenset({"contraction", "convolution"})
 _BETTER = frozenset({"normalization", "reduction"})  # than a library's kernels, without company too
 _LONGEST = 16384  # elements of a row for which that holds
 _SEVERAL = 4  # steps of a kind that are worth a kernel for all of them
+_WIDE, _HIGH = 64, 64  # the least matrix of which columns are summed
+_LONG = 4096  # elements of a sum that is one of few
 _MANY = 1024  # rows from which on a norm takes the sums behind a product with it for less than the product does
 
 
@@ -98,13 +103,16 @@ class Specialiser:
         inputs = list(dict.fromkeys(inputs))
         alone = _before_norms(rewritten, steps)
         made = _define(steps, env, inputs, alone)
-        while not self._lone and (more := _without_company(made, steps, outputs)):
+        given = (inputs, outputs, env.tensors, self._place)
+        together = set() if self._lone else _together(made, given)
+        while not self._lone and (more := _without_company(made, steps, outputs) - together):
             alone |= more
             made = _define(steps, env, inputs, alone)
         if not made.loops:
             return list(steps)
-        how: dict[str, Any] = {"held": made.held, "chooser": self._chooser}
-        found = gathered(CudaRealiser(made.program, inputs, outputs, env.tensors, self._place, **how).run())
+        how: dict[str, Any] = {"held": made.held, "chooser": self._chooser, "origin": made.origin}
+        realised = chain(CudaRealiser(made.program, *given, **how).run())
+        found = gathered([step.printed() if isinstance(step, NestStep) else step for step in realised])
         for step in found:
             if isinstance(step, LoopStep):
                 self._chooser.compiles(step.printed)
@@ -203,6 +211,12 @@ def _by_torch(step: Step, program: Definitions, env: Env) -> None:
     program.opaque(values, realise, outs, results, dense=False)
 
 
+def _together(made: _Defined, given: tuple[Any, ...]) -> set[int]:
+    """Steps whose loops can be done together with those of others although each is needed elsewhere too."""
+    trial = Trial(made.program, *given, held=made.held, origin=made.origin)
+    return {k for step in chain(trial.run()) if isinstance(step, NestStep) and step.chained for k in step.origin}
+
+
 def _without_company(made: _Defined, steps: Sequence[Step], outputs: Sequence[Value]) -> set[int]:
     """Steps in loops none of which is computed together with another step's; views cost nothing and may stay."""
     flags = [check.flag for check in made.program.checks]
@@ -238,8 +252,25 @@ def _is_better(step: Step, program: Definitions) -> bool:
         return True
     node = step.node
     shape = program.shape(node.output)
+    if _sums_much(node, program):
+        return True
     in_family = SHARED.modules.get((node.domain, node.op)) in _BETTER
     return in_family and bool(shape) and 1 < max(shape) <= _LONGEST and program.dtype(node.output) in HALVES
+
+
+def _sums_much(node: Node, program: Definitions) -> bool:
+    """Sums of many rows, as of a bias's gradients, or few sums of many elements each: they are made in parts by so many
+    programs as there is room for, which libraries are not good at."""
+    source = node.input(0)
+    if node.op not in ("ReduceSum", "ReduceMean") or node.domain or source is None:
+        return False
+    given, left = program.shape(source), program.shape(node.output)
+    results = math.prod(left)
+    if not program.dtype(source).is_float or not results or not given:
+        return False
+    each = math.prod(given) // results
+    columns = results == given[-1] >= _WIDE and left[-1] == given[-1] and each >= _HIGH
+    return columns or (1 < results <= PROCESSORS and each >= _LONG)
 
 
 def _before_norms(found: Steps, steps: Sequence[Step]) -> set[int]:

@@ -14,21 +14,27 @@ from typing import Any
 from ranvier.codegen.loops.ir import Map, Nest
 from ranvier.codegen.storage import Storage, View, dense_strides, same_strides
 from ranvier.codegen.triton.library import Call, Printed
-from ranvier.codegen.triton.many import likeness, merged, room
+from ranvier.codegen.triton.many import is_flat, likeness, merged, room
+from ranvier.codegen.triton.printer import Source
 from ranvier.graph.ir import Value
 from ranvier.providers.cuda.realise import LoopStep, ResultStep
 from ranvier.providers.cuda.steps import Step
 
 
 def gathered(steps: Sequence[Step]) -> list[Step]:
-    """The steps with like launches in one."""
+    """The steps with like launches in one. Elementwise ones first: the sums of gradients can be gathered if the
+    parameters that follow from them are."""
+    return _gathered(_gathered(steps, flat=True), flat=False)
+
+
+def _gathered(steps: Sequence[Step], *, flat: bool) -> list[Step]:
     left: list[Step | None] = list(steps)
-    for positions in _alike(steps):
+    for positions in _alike(steps, flat):
         uses = {at: _first_use(steps, at) for at in positions}
         chunk: list[int] = []
         for at in [*positions, None]:
             fits = at is not None and all(uses[k] > at for k in chunk)
-            if at is not None and fits and room([_source(steps[k]) for k in (*chunk, at)]):
+            if at is not None and fits and _has_room([steps[k] for k in (*chunk, at)]):
                 chunk.append(at)
                 continue
             if len(chunk) > 1:
@@ -39,19 +45,24 @@ def gathered(steps: Sequence[Step]) -> list[Step]:
     return [step for step in left if step is not None]
 
 
-def _alike(steps: Sequence[Step]) -> list[list[int]]:
+def _alike(steps: Sequence[Step], flat: bool) -> list[list[int]]:
     found: dict[object, list[int]] = {}
     for k, step in enumerate(steps):
-        if isinstance(step, LoopStep) and len(step.printed.calls) == 1 and not step.printed.temporaries:
-            alike = likeness(step.printed.calls[0].source)
-            if alike is not None:
+        if isinstance(step, LoopStep) and step.printed.calls and flat == is_flat(step.printed.calls[0].source):
+            alike = tuple(likeness(call.source) for call in step.printed.calls)
+            if None not in alike:
                 found.setdefault(alike, []).append(k)
     return [positions for positions in found.values() if len(positions) > 1]
 
 
-def _source(step: Step) -> Any:
-    assert isinstance(step, LoopStep)
-    return step.printed.calls[0].source
+def _calls(steps: Sequence[Step]) -> list[list[Source]]:
+    """The first kernels of all steps, the second ones, and so on."""
+    calls = [[call.source for call in step.printed.calls] for step in steps if isinstance(step, LoopStep)]
+    return [list(each) for each in zip(*calls)]
+
+
+def _has_room(steps: Sequence[Step]) -> bool:
+    return all(room(sources) for sources in _calls(steps))
 
 
 def _first_use(steps: Sequence[Step], at: int) -> int:
@@ -64,11 +75,12 @@ def _first_use(steps: Sequence[Step], at: int) -> int:
 
 
 def _joined(steps: Sequence[LoopStep]) -> LoopStep:
-    source = merged([step.printed.calls[0].source for step in steps])
+    calls = tuple(Call(merged(sources)) for sources in _calls(steps))
+    temporaries = tuple(storage for step in steps for storage in step.printed.temporaries)
     label = f"{steps[0].label} ({len(steps)} times)"
     nests = [nest for step in steps for nest in step.nests]
     makes = [storage for step in steps for storage in step.makes]
-    return LoopStep(nests, Printed((Call(source),)), steps[0].places, makes, label)
+    return LoopStep(nests, Printed(calls, temporaries), steps[0].places, makes, label)
 
 
 class Overwriting:
