@@ -3,7 +3,8 @@
     python bench/bench_qkv.py [--only NAME] [--types f32 bf16] [--threads 1 2] [--seconds 3]
 
 A block is a norm, the three projections, attention and the projection of its result beside a residual; a model is four
-of them. Both forms run in turns in one process: the least of all times, and the median of the ratios of turns.
+of them. Both forms run in turns in one process: the least of all times, and the median of the ratios of turns. One
+thread is timed on its core, so that neighbours who take the core away do not count; several need a quiet machine.
 """
 
 from __future__ import annotations
@@ -122,12 +123,13 @@ def measure(case: Case, precision: str, threads: int, seconds: float) -> tuple[f
     results = [next(iter(session.run(given).values())) for session in sessions]
     assert np.array_equal(*results), f"{case.name}: results differ"
     taken: tuple[list[float], list[float]] = ([], [])
+    clock = time.thread_time if threads == 1 else time.perf_counter
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(taken[0]) < 3:
         for k in (0, 1) if len(taken[0]) % 2 else (1, 0):
-            start = time.perf_counter()
+            start = clock()
             sessions[k].run(given)
-            taken[k].append(time.perf_counter() - start)
+            taken[k].append(clock() - start)
     for session in sessions:
         session.close()
     ratio = statistics.median(a / b for a, b in zip(*taken))
