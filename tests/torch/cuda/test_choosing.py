@@ -24,8 +24,8 @@ def chooser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chooser]:
     kept: dict[str, str] = {}
     made = Chooser(Twin())
     monkeypatch.setattr(made, "_measures", True)
-    monkeypatch.setattr(made, "_stored", lambda: kept)
-    monkeypatch.setattr(made, "_store", lambda structure, best, times: kept.update({structure: best}))
+    monkeypatch.setattr(choosing, "decided", lambda structure, device: kept.get(structure))
+    monkeypatch.setattr(choosing, "remember", lambda structure, device, best, times: kept.update({structure: best}))
     monkeypatch.setattr(choosing.tune, "on_gpu", lambda run: (run(), SECONDS[RUNS[-1]])[1])
     RUNS.clear()
     yield made

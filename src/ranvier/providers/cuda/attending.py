@@ -18,6 +18,7 @@ from ranvier.codegen.loops.ir import Expr
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
+from ranvier.providers.cuda.causal import causal_forms
 from ranvier.providers.cuda.library import functional, torch, torch_type
 from ranvier.providers.cuda.patterns import Steps, number
 from ranvier.providers.cuda.steps import Env, NodeStep
@@ -44,15 +45,42 @@ class AttentionStep:
     shaped_by: tuple[Value, ...] = ()
     stops = ""
 
-    def __init__(self, label: str, scores: Scores, v: Value, mask: Value | None, causal: bool, out: Value) -> None:
+    def __init__(
+        self,
+        label: str,
+        scores: Scores,
+        v: Value,
+        mask: Value | None,
+        causal: bool,
+        out: Value,
+        row: Value | None = None,
+    ) -> None:
+        """``row``: what the mask adds to keys, where all else that it does is to hide those behind a token."""
         self.label = label
-        self.reads = (scores.q, scores.turned, v, *(() if mask is None else (mask,)))
+        self._masks = [each for each in (mask, row) if each is not None]
+        self.reads = (scores.q, scores.turned, v, *self._masks)
         self.writes: tuple[Value, ...] = (out,)
         self.causal = causal
+        self._row = row
         self._scale = scores.scale
+        self._ran = False
 
     def run(self, env: Env) -> None:
-        q, turned, v, *mask = (env.tensors[value] for value in self.reads)
+        q, turned, v = (env.tensors[value] for value in self.reads[:3])
+        if self._row is None or not q.is_cuda:
+            env.tensors[self.writes[0]] = self._by_library(env)
+            return
+        given = (q, turned.mT, v, env.tensors[self._row])
+        forms = causal_forms(*given, self._scale)
+        made = None
+        if forms is not None:  # the first run only shows how results lie; meanwhile kernels are compiled
+            made = forms(lambda: self._by_library(env), given, decide=self._ran)
+        env.tensors[self.writes[0]] = self._by_library(env) if made is None else made
+        self._ran = True
+
+    def _by_library(self, env: Env) -> Any:
+        q, turned, v = (env.tensors[value] for value in self.reads[:3])
+        mask = [env.tensors[value] for value in self._masks[:1]]
         heads = q.ndim == 4
         q, k, v = (x if heads else x.unsqueeze(1) for x in (q, turned.mT, v))
         dtype = q.dtype
@@ -64,7 +92,7 @@ class AttentionStep:
             bias = bias.to(q.dtype).expand(*q.shape[:3], k.shape[2])
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.causal, scale=self._scale)
         y = y.to(dtype)
-        env.tensors[self.writes[0]] = y.transpose(1, 2).contiguous().transpose(1, 2) if heads else y.squeeze(1)
+        return y.transpose(1, 2).contiguous().transpose(1, 2) if heads else y.squeeze(1)
 
 
 class MaskStep:
@@ -166,7 +194,7 @@ def _attend(steps: Steps, softmax: Node, masks: _Masks, before: dict[int, list[M
     at = steps.place(out)
     dtype = out.type.dtype if isinstance(out.type, TensorType) else None
     assert dtype is not None
-    mask, causal = None, False
+    mask, causal, row = None, False, None
     if kept and not scores.added and len(kept) == 1 and _is_causal(steps, kept[0], into):
         causal = True
     elif kept or len(scores.added) > 1:
@@ -175,9 +203,11 @@ def _attend(steps: Steps, softmax: Node, masks: _Masks, before: dict[int, list[M
             made.run(steps.env)
             before.setdefault(at, []).append(made)
         mask = made.out
+        if len(kept) == len(scores.added) == 1 and _is_causal(steps, kept[0], into):
+            row = scores.added[0] if _is_row(steps, scores.added[0], into) else None
     elif scores.added:
         mask = scores.added[0]
-    step = AttentionStep(out.name, scores, v, mask, causal, out)
+    step = AttentionStep(out.name, scores, v, mask, causal, out, row)
     step.run(steps.env)  # by which its layout is known
     steps.put(step, at, [out, weights, into, *scores.inside])
 
@@ -260,6 +290,19 @@ def _fits(steps: Steps, scores: Scores, v: Value, into: Value) -> bool:
     if not alike or 0 in (*q, *turned, *values) or values[-1] != q[-1]:
         return False
     return tuple(whole.shape) == (*q[:-1], turned[-1])
+
+
+def _is_row(steps: Steps, value: Value, into: Value) -> bool:
+    """Whether something that is added to scores is a number for each key of a sequence, the same for all heads."""
+    tensor, whole = steps.tensor(value), tuple(steps.tensor(into).shape)
+    kind = value.type.dtype if isinstance(value.type, TensorType) else None
+    if (
+        tensor.ndim != 4
+        or len(whole) != 4
+        or kind is not (into.type.dtype if isinstance(into.type, TensorType) else None)
+    ):
+        return False
+    return tuple(tensor.shape[1:]) == (1, 1, whole[3]) and tensor.shape[0] in (1, whole[0])
 
 
 def _is_causal(steps: Steps, kept: tuple[Value, float, bool], into: Value) -> bool:

@@ -50,7 +50,7 @@ class Chooser:
         if not self._measures:
             return candidates[self._first(list(candidates))]()
         structure = work.structure()
-        name = self._chosen.get(structure) or self._stored().get(structure)
+        name = self._chosen.get(structure) or decided(structure, self._place.device)
         return candidates[name]() if name in candidates else None
 
     def compiles(self, printed: Printed) -> None:
@@ -79,9 +79,9 @@ class Chooser:
             missing = [c for calls in (needed, *tried.values()) for c in calls if not c.is_compiled()]
             images.prepare(len(missing))
             for call in needed:
-                compile_later(call, self._place)
+                compile_later(call, self._place.device)
             for structure, calls in tried.items():
-                self._waiting[structure] = [compile_later(call, self._place) for call in calls]
+                self._waiting[structure] = [compile_later(call, self._place.device) for call in calls]
             self._pending.clear()
 
     def choose(self, work: Work, run: Callable[[Form], Any]) -> Form:
@@ -107,7 +107,7 @@ class Chooser:
             if times[best] == math.inf:
                 return first
             self._chosen[structure] = best
-            self._store(structure, best, times)
+            remember(structure, self._place.device, best, times)
             logger.debug("%s %s: %s of %s", work.sizes(), structure, best, times)
             return forms[best]
 
@@ -121,12 +121,7 @@ class Chooser:
         try:
             # where a form reads memory that nobody wrote, this is what it finds there
             torch.full(wanted.shape, math.nan, dtype=torch.float16, device=wanted.device)
-            found = run(form)
-            off = float((found.float() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
-            if not off <= _TOLERANCE[str(found.dtype).removeprefix("torch.")]:
-                logger.info("%s is off by %g and is not used", form.name, off)
-                return math.inf
-            return tune.on_gpu(lambda: run(form))
+            return tune.on_gpu(lambda: run(form)) if agree(form.name, run(form), wanted) else math.inf
         except Exception as error:
             if is_lost(error):
                 raise
@@ -138,23 +133,35 @@ class Chooser:
             return next((name for name in names if name.startswith(self._prefer)), names[0])
         return LIBRARY if self._measures else names[0]
 
-    def _stored(self) -> dict[str, str]:
-        return _stored(self._device())
 
-    def _store(self, structure: str, best: str, times: Mapping[str, float]) -> None:
-        from ranvier.codegen import tuning_store
-
-        device = self._device()
-        gain = times[LIBRARY] / times[best] if times[LIBRARY] < math.inf else 1.0
-        tuning_store.save(_table(device), 1, {structure: tuning_store.Entry(best, gain, times[best])})
-        _stored(device)[structure] = best
-
-    def _device(self) -> str:
-        return str(torch.cuda.get_device_name(self._place.device))
+def agree(name: str, found: Any, wanted: Any) -> bool:
+    """Whether a form gives what the library gave."""
+    off = float((found.float() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+    if off <= _TOLERANCE[str(found.dtype).removeprefix("torch.")]:
+        return True
+    logger.info("%s is off by %g and is not used", name, off)
+    return False
 
 
-def _table(device: str) -> str:
-    return f"products {device}"
+def decided(structure: str, device: Any) -> str | None:
+    """What was found to be the fastest before, by this process or an earlier one."""
+    return _stored(_gpu(device)).get(structure)
+
+
+def remember(structure: str, device: Any, best: str, times: Mapping[str, float]) -> None:
+    from ranvier.codegen import tuning_store
+
+    gain = times[LIBRARY] / times[best] if times[LIBRARY] < math.inf else 1.0
+    tuning_store.save(_table(_gpu(device)), 1, {structure: tuning_store.Entry(best, gain, times[best])})
+    _stored(_gpu(device))[structure] = best
+
+
+def _gpu(device: Any) -> str:
+    return str(torch.cuda.get_device_name(device))
+
+
+def _table(gpu: str) -> str:
+    return f"products {gpu}"
 
 
 @functools.cache
@@ -184,20 +191,20 @@ def _compilers() -> ThreadPoolExecutor:
 _begun: dict[Any, Future[None]] = {}  # by what Triton compiles apart
 
 
-def compile_later(call: Call, place: Place) -> Future[None]:
+def compile_later(call: Call, device: Any) -> Future[None]:
     """Compile a kernel in a thread; one that cannot be compiled says so when it is launched."""
 
     def compile_now() -> None:
-        with torch.cuda.device(place.device):
+        with torch.cuda.device(device):
             call.compile()
 
     source = call.source
     numbers = tuple((n == 1, n % 16 == 0, n >= 1 << 31) for n in source.numbers)
-    key = (str(place.device), source.text, source.constants, source.warps, source.stages, numbers)
+    key = (str(device), source.text, source.constants, source.warps, source.stages, numbers)
     found = _begun.get(key)
     if found is None:
         found = _begun[key] = _compilers().submit(compile_now)
     return found
 
 
-__all__ = ["Chooser", "compile_later"]
+__all__ = ["LIBRARY", "Chooser", "agree", "compile_later", "decided", "remember"]

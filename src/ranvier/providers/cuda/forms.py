@@ -18,6 +18,7 @@ from ranvier.codegen.storage import Storage, View
 from ranvier.codegen.triton.conv import Sliding, conv_tiles, convolution
 from ranvier.codegen.triton.gemm import Tile, likely_tiles, product
 from ranvier.codegen.triton.library import Printed, kernel
+from ranvier.providers.cuda.activations import biased_gelu
 from ranvier.providers.cuda.library import functional, torch
 from ranvier.records import dataclass
 
@@ -176,7 +177,24 @@ class Multiplied(_Work):
     def candidates(self) -> dict[str, Callable[[], Form]]:
         _, rows, columns = self.out.shape
         tiles = likely_tiles(1, rows, columns, self.left.shape[2], self.left.dtype.numpy.itemsize, _TILES)
-        return {LIBRARY: self._library, **{_named(t): functools.partial(self._own, t) for t in tiles}}
+        found: dict[str, Callable[[], Form]] = {LIBRARY: self._library}
+        bias = biased_gelu(self.epilogue, self.out)
+        if bias is not None:
+            found["fused"] = functools.partial(self._activated, bias)
+        return found | {_named(t): functools.partial(self._own, t) for t in tiles}
+
+    def _activated(self, bias: Operand) -> Form:
+        """The library's own form with GELU."""
+        row, left, right, out = _vector(bias), _matrix(self.left), _matrix(self.right), _matrix(self.out)
+
+        def run(tensor: TensorOf) -> None:
+            given = tensor(row), tensor(left), tensor(right)
+            if given[1].is_cuda:
+                torch._addmm_activation(*given, use_gelu=True, out=tensor(out))
+            else:  # whose activation is another one
+                tensor(out).copy_(functional.gelu(torch.addmm(*given), approximate="tanh"))
+
+        return Form("fused", run, None)
 
     def _own(self, tile: Tile) -> Form:
         made = product(self.left, self.right, self.out, self.epilogue, tile=tile)

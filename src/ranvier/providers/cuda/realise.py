@@ -271,7 +271,10 @@ class CudaRealiser(BaseRealiser):
         self._factors: dict[tuple[object, ...], View] = {}
         self._copies.clear()  # a value is one tensor, however often it is a result
         for value in inputs:
-            self._adopt(value)
+            if value.const is not None and value.const.size == 1 and value not in self._outputs:
+                del self._views[value]  # a number: what it is may decide how something is computed
+            else:
+                self._adopt(value)
         for value, tensor in (held or {}).items():
             self._views[value] = self.places.held(value, tensor)
 
