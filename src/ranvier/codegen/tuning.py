@@ -42,6 +42,7 @@ STAGES: tuple[Mapping[str, str], ...] = (
         "integer blocks": "rows and panels of a tile of work",
     },
     {"threads": "by one thread or by all"},
+    {"product joining": "products of one tensor as one step, or one by one"},
 )
 SITES = {name: text for stage in STAGES for name, text in stage.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import ranvier as rv
+from ranvier.codegen import tuning_store
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.joined import PARTS, Part, joined
 from ranvier.codegen.storage import Storage
+from ranvier.codegen.tuning import Table
 from ranvier.errors import InvalidConfig
-from ranvier.providers.cpu.joining import made_once, pays, together
+from ranvier.providers.cpu.joining import Choice, made_once, pays, together
+from ranvier.runtime.tuning.variant import Variant
 from tests.codegen.harness import ISAS
 
 Array = np.ndarray[Any, Any]
@@ -103,7 +107,7 @@ def test_what_is_made_stays_the_same(program: tuple[list[Launch], set[int], list
     assert all(found[s] == expected[s] for s in made if s in kept)
     assert all(s.kind == "temp" for s in made if s not in kept)
     moved = {places[k] for k in products}
-    steps, order, names = together(once, moved, 2)
+    steps, order, names = together(once, moved, Choice(once, 2, None))
     found = interpreted(steps)
     assert all(found[s] == expected[s] for s in made if s in kept)
     assert len(steps) == len(once) - sum(len(each) - 1 for each in names)
@@ -142,7 +146,7 @@ def test_what_a_product_needs_moves_with_it() -> None:
         launch("map", [weights[1]], [scale], 1, flops=10.0),
         launch("product", [x, weights[1], scale], [k], 1),
     ]
-    steps, places, names = together(launches, {0, 3}, 2)
+    steps, places, names = together(launches, {0, 3}, lambda members: True)
     assert [each.label for each in steps] == ["map 1", "product 0 + product 1", "map 0"]
     assert places == [1, 2, 0, 1] and names == [("product 0", "product 1")]
 
@@ -150,7 +154,7 @@ def test_what_a_product_needs_moves_with_it() -> None:
 def test_a_product_of_a_product_stays_apart() -> None:
     x, q, k = (Storage("temp", 64) for _ in range(3))
     launches = [launch("product", [x], [q]), launch("product", [x, q], [k], 1)]
-    assert together(launches, {0, 1}, 2) == (launches, [0, 1], [])
+    assert together(launches, {0, 1}, lambda members: True) == (launches, [0, 1], [])
 
 
 def test_when_it_pays() -> None:
@@ -245,6 +249,23 @@ def test_attention_by_one_projection(case: dict[str, Any], isa: Any, precision: 
         assert [len(each) for each in names] == [3] and "q" in names[0][0] and "v" in names[0][2]
         with rv.load(data, providers=["reference"]) as session:
             np.testing.assert_allclose(whole, session.run(feeds)["y"], rtol=1e-3, atol=1e-3)
+
+
+def test_measurements_may_say_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_store, "folder", lambda: tmp_path)  # nothing is known
+    data, feeds = block(**CASES["rows"])
+    with rv.load(data, providers=["cpu"], threads=2) as session:
+        usual = Variant(session, Table(), feeds)
+        expected = usual.run()
+        (decision,) = [d for d in usual.decisions().values() if d.site == "product joining"]
+        assert decision.others == ("apart",) and decision.end - decision.first == 1
+        other = Variant(session, Table({decision.key: "apart"}), feeds)
+        found = other.run()
+        (decision,) = [d for d in other.decisions().values() if d.site == "product joining"]
+        assert decision.chosen == "apart" and decision.end - decision.first == 3
+        assert np.array_equal(found[0], expected[0])
+        usual.close()
+        other.close()
 
 
 def test_one_thread_takes_them_one_by_one() -> None:

@@ -6,16 +6,18 @@ each product takes and what stands between them are known then, whatever operato
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Literal
 
+from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Launch
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.joined import joined
 from ranvier.codegen.llvm.program import SERIAL_NS, estimated_ns
 from ranvier.codegen.storage import Storage
 from ranvier.records import dataclass
+from ranvier.varying import following
 
 _REACH = 12  # launches that a product may be moved past: its result waits for its reader that much longer
 _PREPARED = 4  # launches that may be moved with it, because it needs what they make
@@ -79,10 +81,11 @@ def _rewired(launch: Launch, instead: dict[Storage, Storage]) -> Launch:
 
 
 def together(
-    launches: Sequence[Launch], products: Set[int], threads: int
+    launches: Sequence[Launch], products: Set[int], joins: Callable[[Sequence[int]], bool]
 ) -> tuple[list[Launch], list[int], list[tuple[str, ...]]]:
-    """The launches with products of one tensor as one step each where that pays, where every launch is now, and what
-    the products of each such step are called. ``products`` are the places of products."""
+    """The launches with products of one tensor as one step each, where every launch is now, and what the products of
+    each such step are called. ``products`` are the places of products; ``joins`` says of those that could be one step
+    whether they are."""
     by_tensor: dict[Storage, list[int]] = {}
     for k in sorted(products):
         tensor = _tensor(launches[k])
@@ -94,7 +97,7 @@ def together(
         while len(places) > 1:
             group = found.beginning(places)
             places = [k for k in places if k not in group.members]
-            if pays([launches[k] for k in group.members], threads):
+            if len(group.members) > 1 and joins(group.members):
                 groups[group.members[0]] = group
     if not groups:
         return list(launches), list(range(len(launches))), []
@@ -185,6 +188,38 @@ def _tensor(launch: Launch) -> Storage | None:
     if launch.rounds > 1:
         return None
     return next((b.storage for b in launch.buffers if isinstance(b, At) and b.storage.kind != "const"), None)
+
+
+class Choice:
+    """Whether products are joined: as :func:`pays` says, or as a table of measurements does."""
+
+    def __init__(self, launches: Sequence[Launch], threads: int, consultation: tuning.Consultation | None) -> None:
+        self._launches, self._threads, self._consultation = launches, threads, consultation
+        self._asked: list[tuple[tuning.Decision, Sequence[int]]] = []
+
+    def __call__(self, members: Sequence[int]) -> bool:
+        parts = [self._launches[k] for k in members]
+        usual = pays(parts, self._threads)
+        consultation = self._consultation
+        if consultation is None or self._threads < 2 or following():
+            return usual
+        chosen = consultation.choose(
+            "product joining",
+            lambda: tuple((each.spec.name, each.tiles, each.flops, each.traffic) for each in parts),
+            usual,
+            lambda: {"apart" if usual else "joined": not usual},
+        )
+        consultation.settle()
+        self._asked.append((consultation.decisions.pop(), members))
+        return chosen
+
+    def settle(self, places: Sequence[int]) -> None:
+        """Let decisions be about launches as they are now."""
+        for decision, members in self._asked:
+            now = [places[k] for k in members]
+            decision.first, decision.end = min(now), max(now) + 1
+            assert self._consultation is not None
+            self._consultation.decisions.append(decision)
 
 
 def pays(launches: Sequence[Launch], threads: int) -> bool:

@@ -17,7 +17,7 @@ from ranvier.codegen.loops.shorten import for_bfloat16
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.joining import made_once, together
+from ranvier.providers.cpu.joining import Choice, made_once, together
 from ranvier.providers.cpu.overwriting import postponed
 from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.varying import following
@@ -75,9 +75,11 @@ class Realiser(BaseRealiser):
         products = {places[k] for k, each in enumerate(self.done.launches) if id(each) in marked}
         if len(launches) < len(places):
             self._moved(launches, places)
-        launches, places, self.done.joined = together(launches, products, self.threads)
+        choice = Choice(launches, self.threads, self._consultation)
+        launches, places, self.done.joined = together(launches, products, choice)
         if len(launches) < len(places):
             self._moved(launches, places)
+        choice.settle(places)
 
     def _moved(self, launches: list[Launch], places: Sequence[int]) -> None:
         """Other launches take the place of those there are; ``places`` says where each of these is now."""
