@@ -2,8 +2,9 @@
 few channels each, and every one of them alone leaves most lanes of a vector empty.
 
 They become one layer with all their columns, and a Split. That pays where it takes fewer vectors of columns: layers
-that fill theirs gain nothing by it (measured at 64 columns and more, up to the three projections of attention), and a
-product of a single row has nothing to share.
+that fill theirs gain nothing by it (measured at 64 columns and more), and a product of a single row has nothing to
+share. Wider products, such as the three projections of attention, are left to providers: the CPU's takes them as one
+step without laying their results side by side (``providers/cpu/joining.py``).
 """
 
 from __future__ import annotations
