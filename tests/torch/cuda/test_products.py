@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import ranvier as rv
-from ranvier.providers.cuda import specialise
+from ranvier.providers.cuda import realise, specialise
 from ranvier.providers.cuda.choosing import Chooser
 from ranvier.providers.cuda.realise import ContractionStep, LoopStep
 from ranvier.providers.cuda.steps import Step
@@ -157,3 +157,38 @@ def test_other_types_stay_with_torch() -> None:
         "tile",
     )
     assert not chosen(made) and loops(made) == ["q + y"]
+
+
+@pytest.mark.parametrize("form", ["library", "tile"])
+@pytest.mark.parametrize(
+    "after", ["y = MatMul(x, w)", "p = MatMul(x, w)\n y = Add(p, b)", "p = MatMul(x, w)\n y = Relu(p)"]
+)
+def test_rows_of_a_large_result_begin_at_whole_vectors(monkeypatch: pytest.MonkeyPatch, form: str, after: str) -> None:
+    monkeypatch.setattr(realise, "_WIDE", 8)
+    monkeypatch.setattr(realise, "_LARGE", 64)
+    made = steps_of(
+        f"g (float16[1,6,16] x, float16[16,21] w, float16[21] b) => (float16[1,6,21] y) {{ {after} }}",
+        {"x": halves(1, 6, 16), "w": halves(16, 21, seed=1), "b": halves(21, seed=2)},
+        form,
+    )
+    (product,) = [step for step in made if isinstance(step, ContractionStep)]
+    assert product.work.out.strides[1:] == (24, 1) and not loops(made)
+
+
+def test_a_result_that_is_read_again_may_have_such_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realise, "_WIDE", 8)
+    monkeypatch.setattr(realise, "_LARGE", 64)
+    made = steps_of(
+        """g (float16[6,16] x, float16[16,21] w, float16[21,10] v)
+            => (float16[6,21] y, float16[126] z, float16[6,10] u) {
+            y = MatMul(x, w)
+            shape = Constant<value_ints = [126]>()
+            z = Reshape(y, shape)
+            u = MatMul(y, v)
+        }""",
+        {"x": halves(6, 16), "w": halves(16, 21, seed=1), "v": halves(21, 10, seed=2)},
+        "library",
+        off=2e-2,
+    )
+    first = next(step for step in made if isinstance(step, ContractionStep))
+    assert first.work.out.strides[1:] == (24, 1)

@@ -24,6 +24,9 @@ from ranvier.providers.cuda.library import tensor_over, torch, torch_type
 from ranvier.providers.cuda.place import Place
 from ranvier.providers.cuda.steps import Env, NodeStep, Step
 
+_LINE = 16  # bytes that kernels write at a time
+_WIDE, _LARGE = 512, 1 << 20  # elements of a row and of a result for which it counts
+
 
 class Places:
     """Which value of a run's tensors holds each storage, and how a tensor from elsewhere must lie."""
@@ -311,7 +314,28 @@ class CudaRealiser(BaseRealiser):
         self.steps.append(NestStep(nest, self.places, fresh, self._from))
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
-        anchor.realise(self, views, target, epilogue)
+        anchor.realise(self, views, self._aligned(target) if anchor.order is None else target, epilogue)
+
+    def _aligned(self, target: View) -> View:
+        """The result of a large product with rows that begin where the matrix unit's kernels can write whole vectors;
+        they may do so wherever nobody has said yet where the result has to be."""
+        shape, storage = target.shape, target.storage
+        size = target.dtype.numpy.itemsize
+        width = -(-shape[-1] * size // _LINE) * _LINE // size if shape else 0
+        large = len(shape) > 1 and shape[-1] >= _WIDE and target.size >= _LARGE
+        known = [value for value, view in self._views.items() if view is target] if large else []
+        if not large or not known or storage in self._made or width == shape[-1] or storage.nbytes != target.nbytes:
+            return target
+        if not same_strides(shape, target.strides, dense_strides(shape)):
+            return target
+        strides = (*dense_strides((*shape[:-1], width))[:-1], 1)
+        whole = Storage("temp", math.prod(shape[:-1]) * width * size, name=storage.name)
+        made = View(whole, target.dtype, shape, strides)
+        for value in known:
+            self._views[value] = made
+            if value in self._outputs:
+                self._outputs[value] = made
+        return made
 
     def multiplied(self, work: Work) -> None:
         """Add the step of a product."""
