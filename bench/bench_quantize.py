@@ -16,7 +16,6 @@ import contextlib
 import json
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.samples import results
+from ranvier.runtime.quantizing.worth import fastest
 from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
@@ -83,26 +83,11 @@ def sample(graph: Graph, case: catalogue.Case, seed: int) -> dict[str, Any]:
     return found
 
 
-def fastest(sessions: Sequence[Session], feed: Mapping[str, Any], seconds: float) -> list[float]:
-    """Milliseconds of the fastest run of each, in turns."""
-    found = [math.inf] * len(sessions)
-    for session in sessions:
-        session.run(feed)
-    until, rounds = time.perf_counter() + seconds, 0
-    while time.perf_counter() < until or rounds < 3:
-        for k, session in enumerate(sessions):
-            start = time.perf_counter()
-            session.run(feed)
-            found[k] = min(found[k], (time.perf_counter() - start) * 1e3)
-        rounds += 1
-    return found
-
-
 def affordable(graph: Graph, feed: Mapping[str, Any], config: SessionConfig) -> int:
     """How many samples: more of them say more about a model whose runs are short."""
     with Session(copied(graph), config) as session:
-        (milliseconds,) = fastest([session], feed, 0.1)
-    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 400 / milliseconds)))
+        (seconds,) = fastest([session], feed, 0.1)
+    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 0.4 / seconds)))
 
 
 def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized]:
@@ -115,7 +100,7 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     known = [sample(graph, case, 1 + k) for k in range(count)]
     unseen = [sample(graph, case, _UNSEEN + k) for k in range(count)]
     wanted = None if options.all else COSINE
-    how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search, rest=options.rest)
+    how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search, rest=options.rest, timed=True)
     made, report = Quantizer(graph, known, how, config).run(force=True)
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
     way = {"precision": report.precision, "keep_f32": report.keep_f32}
@@ -131,7 +116,7 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
         with contextlib.ExitStack() as stack:
             graphs = (onnx_format.read(str(case.path)), own), (onnx_format.read(str(case.path)), narrow), (made, last)
             sessions = [stack.enter_context(Session(copied(each), one)) for each, one in graphs]
-            times = fastest(sessions, unseen[0], options.seconds)
+            times = [1e3 * each for each in fastest(sessions, unseen[0], options.seconds)]
         rows.append(Quantized(case.name, threads, layers, found, report.precision, *times))
     return rows
 

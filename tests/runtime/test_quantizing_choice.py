@@ -217,3 +217,18 @@ def test_whole_numbers_agree_or_not() -> None:
         found.agreement == found.cosine == 0.9 and found.error == pytest.approx(math.sqrt(0.2)) and found.places == 10
     )
     assert difference([[other, real]], [[whole, real]]).cosine == pytest.approx(1.0)
+
+
+def test_the_error_that_other_samples_may_have() -> None:
+    """Nothing above the error of samples that are alike; of those that differ, what four in five draws stay below."""
+    same = [[np.ones(8, np.float32)]] * 6
+    off = [[np.full(8, 1.01, np.float32)]] * 6
+    assert difference(off, same).most == pytest.approx(difference(off, same).error, rel=1e-3)
+    assert difference(off[:1], same[:1]).most == pytest.approx(0.01, rel=1e-3)
+    rng = np.random.default_rng(3)
+    below = 0
+    for _ in range(200):
+        expected = [[rng.standard_normal(8)] for _ in range(32)]
+        found = [[row[0] + rng.exponential() * 0.1 * rng.standard_normal(8)] for row in expected]
+        below += difference(found, expected).most > math.sqrt(0.02)  # the mean of a squared exponential is 2
+    assert below > 160

@@ -75,6 +75,12 @@ _MOST_ROWS = 40
     help="Precision of the sessions that will run the result, for what is not coded; best takes bf16 where results "
     "allow it (int8).",
 )
+@click.option(
+    "--timed/--not-timed",
+    default=True,
+    show_default=True,
+    help="Leave layers in float32 whose codes save no time on this machine (int8 with --cosine or --max-error).",
+)
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Layers to leave in float32, by name.")
 @click.option("--slower", type=float, default=1.0, show_default=True, help="How many times as long a run may take.")
 @click.option("--threads", type=int, help="Threads to measure with.")
@@ -94,6 +100,7 @@ def command(
     max_error: float | None,
     seconds: float,
     rest: str,
+    timed: bool,
     keep: tuple[str, ...],
     slower: float,
     threads: int | None,
@@ -107,7 +114,7 @@ def command(
         raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
     config = SessionConfig.default(**given)
-    near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds, "rest": rest}
+    near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds, "rest": rest, "timed": timed}
     options = Quantization(scheme, ranges, group, signed, keep=keep, slower=slower, **near)  # type: ignore[arg-type]
     graph = prepared(model, config)
     feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)

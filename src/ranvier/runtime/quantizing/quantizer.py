@@ -38,6 +38,7 @@ from ranvier.runtime.quantizing.static import coded_values, quantize_static
 from ranvier.runtime.quantizing.switches import Switches
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, SCHEMES, quantize_weights
+from ranvier.runtime.quantizing.worth import without_gain
 
 ALL_SCHEMES = ("int8", *SCHEMES)
 # what makes layers plain and keeps a graph that any runtime reads
@@ -72,7 +73,7 @@ class Quantization(Checked):
     ``cosine`` (int8): between results and the original's, in place of ``max_error``; that the largest entry is the same
     nearly everywhere will do too. ``seconds``: how long layers are judged for either.
     ``rest`` (int8): the precision of sessions that run the result, for what is not coded; "best": bfloat16 where that
-    leaves room for codes.
+    leaves room for codes. ``timed`` (int8): layers whose codes save no time on this machine stay in float32 too.
     ``slower``: how many times as long as the original a run may take.
     """
 
@@ -86,6 +87,7 @@ class Quantization(Checked):
     cosine: float | None = None
     seconds: float = 120.0
     rest: str = "float32"
+    timed: bool = False
     keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
     slower: float = 1.0
     trials: int = 24
@@ -160,6 +162,7 @@ class Quantizer:
                 "no layer of this model can be quantized: it needs float32 products with constant weights"
             )
         self._joins = True
+        self._no_gain: frozenset[str] = frozenset()
         self._ranges: dict[str, Range] = {}
         self._means: dict[str, np.ndarray[Any, Any]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -262,10 +265,14 @@ class Quantizer:
 
     def _near(self, found: Difference) -> bool:
         """Whether results are as near as was asked."""
-        if found.error <= self._limit:
+        if self._shown(found) <= self._limit:
             return True
         by_agreement = self.options.max_error is None and found.places >= _PLACES
         return by_agreement and found.agreement is not None and found.agreement >= _surely(found.places)
+
+    def _shown(self, found: Difference) -> float:
+        """The error, or as much of it as the limit has room for where samples differ."""
+        return found.error if self.options.max_error is not None else max(found.error, found.most * _ROOM)
 
     @property
     def _limit(self) -> float:
@@ -307,9 +314,16 @@ class Quantizer:
 
         def measure(kept: frozenset[str]) -> float:
             found = self.difference(kept | left)
-            return 0.0 if self._near(found) else math.sqrt(max(found.error**2 - floor**2, 0.0))
+            return 0.0 if self._near(found) else math.sqrt(max(self._shown(found) ** 2 - floor**2, 0.0))
 
         return left | fewest(layers, math.sqrt(max(bound**2 - floor**2, 0.0)), measure, until)
+
+    def _slower(self, kept: frozenset[str]) -> frozenset[str]:
+        """Layers that are no slower without codes."""
+        self._told("timing layers")
+        layers, until = [site.name for site in self.sites], time.perf_counter() + self.options.seconds / 2
+        self._no_gain = without_gain(layers, kept, self.made, self.feeds[0], self._running, until, self._step)
+        return self._no_gain
 
     def _floor(self, bound: float) -> tuple[frozenset[str], float]:
         """The error that is there with every layer that samples decide about in float32; recurrent layers are coded
@@ -317,7 +331,7 @@ class Quantizer:
         every = frozenset(site.name for site in self.sites)
         for left in (frozenset[str](), self.recurrent):
             plain = left == self.recurrent and self._running is self.config
-            floor = 0.0 if plain else self.difference(every | left).error
+            floor = 0.0 if plain else self._shown(self.difference(every | left))
             if floor <= bound * _REST:
                 return left, floor
         return self.recurrent, floor
@@ -331,6 +345,8 @@ class Quantizer:
         kept: frozenset[str] = frozenset()
         if self.static and self.bound is not None:
             kept = self._chosen()
+            if self.options.timed:
+                kept |= self._slower(kept)
         elif self.options.max_error is not None and self.feeds:
             search = Search(self.error, self.options.max_error, self.options.trials)
             kept = search.run([site.name for site in self.sites])
@@ -383,7 +399,8 @@ class Quantizer:
             layers += [(node.name, node, recurrent_weights(node)) for node in find_recurrent(self.graph)]
         for name, node, weights in layers:
             size = sum(value.const.nbytes for value in weights if value.const is not None)
-            reason = "asked for" if name in self.kept else "it hurt the results" if name in kept else ""
+            hurt = "it saved no time" if name in self._no_gain else "it hurt the results" if name in kept else ""
+            reason = "asked for" if name in self.kept else hurt
             scheme = "float32" if reason else self.options.scheme
             after = size if reason else sum(_coded_bytes(value, graph) for value in weights)
             found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))

@@ -38,12 +38,14 @@ class LayerReport:
 @dataclass(frozen=True)
 class Difference:
     """Of results: the size of the error as a part of the size of the results, the cosine between the two, and how often
-    the largest entry along the last axis is the same, or a whole number, in how many ``places``."""
+    the largest entry along the last axis is the same, or a whole number, in how many ``places``. ``most``: what
+    the error of other samples may be, by how these differ."""
 
     error: float
     cosine: float
     agreement: float | None
     places: int = 0
+    most: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class QuantizationReport:
 
 def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]) -> Difference:
     """Of all results of all samples; the worst of the outputs counts."""
-    errors, cosines, agreements = [], [], []
+    errors, cosines, agreements, most = [], [], [], [0.0]
     for a, b in zip(zip(*found), zip(*expected)):
         if any(x.shape != y.shape for x, y in zip(a, b)):
             continue
@@ -83,6 +85,7 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
         y = np.concatenate([each.reshape(-1) for each in b]).astype(np.float64)
         sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
+        most.append(_most(list(zip(a, b))))
         cosines.append(float(x @ y) / max(sizes[0] * sizes[1], 1e-30) if sizes[1] else 1.0)
         if b[0].ndim > 1 and b[0].shape[-1] > 1:
             same = np.concatenate([(np.argmax(p, -1) == np.argmax(q, -1)).reshape(-1) for p, q in zip(a, b)])
@@ -91,7 +94,20 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
     if not errors:  # nothing but whole numbers: the same part is their cosine, and the error what belongs to that
         part = 1.0 if agreement is None else agreement
         return Difference(math.sqrt(2 * (1.0 - part)), part, agreement, places)
-    return Difference(max(errors), min(cosines), agreement, places)
+    return Difference(max(errors), min(cosines), agreement, places, max(most))
+
+
+def _most(pairs: Sequence[tuple[Array, Array]]) -> float:
+    """An upper end of the error by how much it differs from sample to sample: two standard deviations of its square, a
+    quotient of means."""
+    off = np.array([np.square(p.astype(np.float64) - q).sum() for p, q in pairs])
+    size = np.array([np.square(q.astype(np.float64)).sum() for _, q in pairs])
+    count, total = len(pairs), max(float(size.sum()), 1e-60)
+    part = float(off.sum()) / total
+    if count < 2:
+        return math.sqrt(part)
+    spread = math.sqrt(count / (count - 1) * float(np.square(off - part * size).sum())) / total
+    return math.sqrt(part + 2 * spread)
 
 
 def timed(before: Graph, after: Graph, feed: Feed, configs: Sequence[SessionConfig]) -> tuple[float, float]:
