@@ -80,9 +80,11 @@ def test_only_a_row_of_the_results_type() -> None:
     assert biased_gelu(None, OUT) is None
 
 
-def test_the_librarys_form_gives_it() -> None:
+@pytest.mark.parametrize("gelu", [True, False])
+def test_the_librarys_form_gives_it(gelu: bool) -> None:
     left, right = View.temporary(F16, (1, 8, 16)), View.temporary(F16, (1, 16, 24))
-    work = Multiplied(left, right, OUT, Epilogue(spelled_out(BIASED, ROOT), (BIAS,)))
+    value = spelled_out(BIASED, ROOT) if gelu else op("max", BIASED, number(0.0))
+    work = Multiplied(left, right, OUT, Epilogue(value, (BIAS,)))
     form = work.candidates()["fused"]()
     memory = {
         left.storage: torch.randn(8, 16).half(),
@@ -97,5 +99,6 @@ def test_the_librarys_form_gives_it() -> None:
     assert form.library is not None
     form.library(tensor)
     a, b, c, found = memory.values()
-    wanted = torch.nn.functional.gelu(a.double() @ b.double() + c.double(), approximate="tanh")
+    total = a.double() @ b.double() + c.double()
+    wanted = torch.nn.functional.gelu(total, approximate="tanh") if gelu else torch.relu(total)
     torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=1e-2)

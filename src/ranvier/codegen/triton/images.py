@@ -186,11 +186,17 @@ def _compiled(message: bytes) -> bytes | None:
 
 
 def _servers() -> servers.Servers:
+    return servers.of(_command(), _most())
+
+
+@functools.cache
+def _command() -> list[str]:
+    """How to start one: without the user's settings, and with the folders that this process imports from."""
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
     folders = [str(Path(ranvier.__file__).resolve().parents[1]), *(os.path.abspath(each) for each in sys.path if each)]
     own = os.path.dirname(os.path.abspath(compile_server.__file__))
     listed = json.dumps([each for each in dict.fromkeys(folders) if each != own])
-    return servers.of([sys.executable, *flags, os.path.abspath(compile_server.__file__), listed], _most())
+    return [sys.executable, *flags, os.path.abspath(compile_server.__file__), listed]
 
 
 def _most() -> int:

@@ -178,21 +178,24 @@ class Multiplied(_Work):
         _, rows, columns = self.out.shape
         tiles = likely_tiles(1, rows, columns, self.left.shape[2], self.left.dtype.numpy.itemsize, _TILES)
         found: dict[str, Callable[[], Form]] = {LIBRARY: self._library}
-        bias = biased_gelu(self.epilogue, self.out)
-        if bias is not None:
-            found["fused"] = functools.partial(self._activated, bias)
+        known, gelu = ending(self.epilogue, self.out), biased_gelu(self.epilogue, self.out)
+        if gelu is not None:
+            found["fused"] = functools.partial(self._activated, gelu, True)
+        elif known is not None and known.bias is not None and known.added is None and known.positive:
+            found["fused"] = functools.partial(self._activated, known.bias, False)
         return found | {_named(t): functools.partial(self._own, t) for t in tiles}
 
-    def _activated(self, bias: Operand) -> Form:
-        """The library's own form with GELU."""
+    def _activated(self, bias: Operand, gelu: bool) -> Form:
+        """The library's own form with GELU, or without negatives."""
         row, left, right, out = _vector(bias), _matrix(self.left), _matrix(self.right), _matrix(self.out)
 
         def run(tensor: TensorOf) -> None:
             given = tensor(row), tensor(left), tensor(right)
             if given[1].is_cuda:
-                torch._addmm_activation(*given, use_gelu=True, out=tensor(out))
-            else:  # whose activation is another one
-                tensor(out).copy_(functional.gelu(torch.addmm(*given), approximate="tanh"))
+                torch._addmm_activation(*given, use_gelu=gelu, out=tensor(out))
+            else:  # whose GELU is another one
+                made = torch.addmm(*given)
+                tensor(out).copy_(functional.gelu(made, approximate="tanh") if gelu else torch.relu(made))
 
         return Form("fused", run, None)
 
