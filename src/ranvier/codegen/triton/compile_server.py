@@ -8,7 +8,6 @@ does, and ends as that one does.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -52,15 +51,15 @@ def compiled(order: dict[str, Any]) -> bytes:
 def _get_ready() -> None:
     """What every kernel needs, before anybody asks. Triton names what it keeps by a digest of its half a gigabyte: that
     takes each process as long as compiling a kernel; the library's size and time say the same."""
+    import triton
     from triton.backends.nvidia import compiler  # noqa: F401
     from triton.compiler import code_generator  # noqa: F401
     from triton.runtime import cache
 
     import ranvier.codegen.triton.functions  # noqa: F401
 
-    version = importlib.metadata.version("triton")
     library = os.stat(str(sys.modules["triton._C.libtriton"].__file__))
-    stamp = f"ranvier {version} {library.st_size} {library.st_mtime_ns}"
+    stamp = f"ranvier {triton.__version__} {library.st_size} {library.st_mtime_ns}"
     cache.triton_key = lambda: stamp
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -227,4 +226,7 @@ def _surroundings() -> str:
     told = [each for each in told if not each.startswith(("TRITON_CACHE_", "TRITON_HOME", compile_server.INTERPRETED))]
     here = Path(__file__).parent
     texts = [hashlib.sha256((here / f"{name}.py").read_bytes()).hexdigest() for name in ("functions", "native")]
-    return "\0".join([f"triton {importlib.metadata.version('triton')}", *told, *texts])
+    found = importlib.util.find_spec("triton")
+    assert found is not None and found.origin is not None
+    texts.append(hashlib.sha256(Path(found.origin).read_bytes()).hexdigest())  # which has its version
+    return "\0".join([*told, *texts])
