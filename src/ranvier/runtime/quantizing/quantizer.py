@@ -177,7 +177,8 @@ class Quantizer:
         if self.static and options.rest == BEST and self.bound is not None:
             self._told("looking at what is not coded")
             few, expected = self.feeds[:_FEW], self._expected[:_FEW]
-            self._running = narrower(graph, few, expected, self.config, self._limit * _REST)
+            allowed, seconds = self._limit * _REST, options.seconds / 2
+            self._running = narrower(graph, few, expected, self.config, allowed, seconds)
         if self.static and options.equalize:
             self._take(self._evened())
         ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
