@@ -171,6 +171,34 @@ def test_depth_in_blocks(isa: Isa, dtype: Any) -> None:
 
 
 @ways
+@pytest.mark.parametrize("out", [F32, BF16])
+def test_many_rows(isa: Isa, out: Any) -> None:
+    """Rows that every tile of work packs for itself: panels pass by them or they by panels, in a group or several."""
+    for m, n, k in ((300, 130, 70), (290, 400, 50), (450, 640, 1200), (520, 130, 2100)):
+        a, b = random((m, k + 3), 1)[:, :k], random((k, n), 2)
+        found = []
+        for threads, split in ((1, 1), (1, 4), (2, 3)):
+            room = poisoned((m, n), out)
+            found.append(product(a, b, isa, out=room, packed=DType.bfloat16, threads=threads, split=split))
+        check(found[0], a, b)
+        assert np.array_equal(found[0], found[1])
+        check(found[2], a, b)
+    a, b = random((2, 300, 70), 3), random((2, 70, 130), 4)
+    check(product(a, b, isa, split=3), a, b)
+
+
+@pytest.mark.skipif("tiles" not in WAYS, reason="this machine has no tiles")
+def test_many_rows_of_tiles_are_the_same_for_all_threads_and_rounded_once() -> None:
+    for m, n, k in ((300, 130, 70), (450, 640, 1200), (520, 130, 2100), (100, 130, 3000)):
+        a, b = random((m, k), 1, F32), random((k, n), 2)
+        found = [
+            product(a, b, WAYS["tiles"], packed=DType.bfloat16, threads=threads, split=threads) for threads in (1, 2, 3)
+        ]
+        check(found[0], a.astype(BF16), b)
+        assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+@ways
 @pytest.mark.parametrize("dtype", NARROW)
 def test_batches(isa: Isa, dtype: Any) -> None:
     for left, right in (((3, 20), (3,)), ((3, 20), ()), ((2, 1, 20), (4,)), ((20,), (3,)), ((2, 3, 17), (2, 1))):

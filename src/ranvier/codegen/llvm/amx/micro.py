@@ -40,7 +40,9 @@ STEP = 16  # groups of K that one tile holds
 VECTORS = 2  # of the widest panels
 LINES = 8  # of the panel that comes next, brought near in every step: all of it while four blocks of rows pass
 _ASKED = 2  # rows of the output that are asked for in every step
+_NEAR_STEPS = 20  # of an operand that the nearest cache keeps from call to call: 40 KB, the rest would push them out
 Layout = Literal["rows", "blocks", "starts", "table"]
+Near = Literal["", "a", "b"]
 INSTRUCTIONS = {
     (DType.bfloat16, DType.bfloat16): "tdpbf16ps",
     (DType.int8, DType.int8): "tdpbssd",
@@ -80,10 +82,10 @@ class TileMicro:
     vectors: int
     a: Layout = "rows"
     lines: int = LINES  # brought near in every step, from FETCH on
-    passing: bool = False  # rows of A come and go, and leave the nearest cache to the panel of B
+    near: Near = ""  # the operand that the next call has again; the other comes and goes, and leaves it the cache
 
     def spec(self) -> KernelSpec:
-        key = ("amx micro", self.left.name, self.right.name, self.vectors, self.a, self.lines, self.passing)
+        key = ("amx micro", 2, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -91,6 +93,19 @@ class TileMicro:
 
         narrow = DType.bfloat16 in (self.left, self.right)
         return KernelSpec(name, key, emit, "bfloat16 tiles" if narrow else "int8 tiles")
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Where the steps of a segment are: A and its rows, the bytes from step to step of it and of B, and how many blocks
+    of 16 rows there are."""
+
+    a: Val
+    step: Val
+    along: int
+    b: Val
+    apart: int
+    blocks: int
 
 
 class _Emitter:
@@ -179,14 +194,10 @@ class _Emitter:
         step = self.line if blocks else self.slot(Slot.A_STEP)
         along = tiles.ROWS * tiles.LINE if blocks else tiles.LINE
         start, apart = self.b.get(), STEP * self.width
-        with f.if_else(self.two) as otherwise:
-            with f.loop(0, self.whole) as s:
-                self._meanwhile(s, asks)
-                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 2)
+        with f.if_(f.cmp("sgt", self.whole, 0)), f.if_else(self.two) as otherwise:
+            self._walk(_Walk(a, step, along, start, apart, 2), asks)
             otherwise()
-            with f.loop(0, self.whole) as s:
-                self._meanwhile(s, asks)
-                self._step(f.gep(a, s * along), step, f.gep(start, s * apart), 1)
+            self._walk(_Walk(a, step, along, start, apart, 1), asks)
         if blocks:
             self.b.set(f.gep(start, self.steps * apart))
             return
@@ -229,6 +240,54 @@ class _Emitter:
             for k in range(_ASKED):
                 self._ask_for_row(f.min_(s * _ASKED + k, self.rows - 1))
 
+    def _walk(self, w: _Walk, asks: bool) -> None:
+        """Whole steps, each of which loads the next one's tiles when it needs its own no more."""
+        f = self.fn
+        near = f.min_(self.whole, _NEAR_STEPS) if self.micro.near else self.whole
+        for v in range(self.micro.vectors):
+            self._load_b(w, f.i64(0), v, far=False)
+        for r in range(w.blocks):
+            self._load_a(w, f.i64(0), r, far=False)
+        with f.loop(0, near - 1) as s:
+            self._meanwhile(s, asks)
+            self._turn(w, s + 1, far=False)
+        if self.micro.near:
+            with f.loop(near - 1, self.whole - 1) as s:
+                self._meanwhile(s, False)
+                self._turn(w, s + 1, far=True)
+        self._meanwhile(self.whole - 1, asks)
+        for v in range(self.micro.vectors):
+            for r in range(w.blocks):
+                self._multiply(r, v)
+
+    def _turn(self, w: _Walk, following: Val, *, far: bool) -> None:
+        """The products of a step, and the loads of the following one between them."""
+        last = self.micro.vectors - 1
+        for v in range(self.micro.vectors):
+            for r in range(w.blocks):
+                self._multiply(r, v)
+                if v == last:
+                    self._load_a(w, following, r, far=far)
+            self._load_b(w, following, v, far=far)
+
+    def _load_a(self, w: _Walk, s: Val, r: int, *, far: bool) -> None:
+        f = self.fn
+        at = f.gep(w.a, s * w.along)
+        if r:
+            at = f.gep(at, w.step * (r * tiles.TILE_ROWS))
+        tiles.load(f, tiles.a_tile(r), at, w.step, passing=self._passes("a", far))
+
+    def _load_b(self, w: _Walk, s: Val, v: int, *, far: bool) -> None:
+        f = self.fn
+        at = f.gep(f.gep(w.b, s * w.apart), v * tiles.LINE)
+        tiles.load(f, tiles.b_tile(v), at, f.i64(self.width), passing=self._passes("b", far))
+
+    def _passes(self, operand: Near, far: bool) -> bool:
+        return bool(self.micro.near) and (far or operand != self.micro.near)
+
+    def _multiply(self, r: int, v: int) -> None:
+        tiles.multiply(self.fn, self.instruction, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+
     def _step(self, a: Val, step: Val, b: Val, blocks: int) -> None:
         """One tile of K: rows at ``a`` against the panel at ``b``."""
         f, wide = self.fn, self.fn.i64(self.width)
@@ -237,8 +296,8 @@ class _Emitter:
             for r in range(blocks):
                 if v == 0:
                     at = f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a
-                    tiles.load(f, tiles.a_tile(r), at, step, passing=self.micro.passing)
-                tiles.multiply(f, self.instruction, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+                    tiles.load(f, tiles.a_tile(r), at, step)
+                self._multiply(r, v)
 
     # -- what happens to the sums -----------------------------------------------------------------------------------
 

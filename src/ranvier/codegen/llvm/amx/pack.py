@@ -7,6 +7,7 @@ every panel of B. The copy converts on its way, and pads K with zeros, so that n
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
@@ -42,30 +43,35 @@ def packed_bytes(m: int, steps: int) -> int:
 def pack_rows(a: View, batch: Batch, target: Storage, steps: int, dtype: DType) -> Launch:
     """Packs the last two axes [M, K] of ``a``, whose rows are contiguous, as elements of ``dtype``."""
     m, k = a.shape
-    blocks = -(-m // ROWS)
-    entries = 1
-    for extent, _, _ in batch:
-        entries *= extent
-    numbers = {
-        _Dim.M: m,
-        _Dim.K: k,
-        _Dim.ROW: a.strides[0],
-        _Dim.STEPS: steps,
-        _Dim.BLOCKS: blocks,
-        _Dim.RANK: len(batch),
-    }
+    entries = math.prod(extent for extent, _, _ in batch)
     return Launch(
-        _spec(a.dtype, dtype),
+        pack_spec(a.dtype, dtype),
         (At.of(a), At(target)),
-        (*(numbers[each] for each in _Dim if each in numbers), *(x for each in batch for x in each)),
-        tiles=entries * blocks,
+        (*pack_dims(a, steps, len(batch)), *(x for each in batch for x in each)),
+        tiles=entries * -(-m // ROWS),
         writes=(target,),
         traffic=1.0 * entries * (m * k * a.dtype.numpy.itemsize + packed_bytes(m, steps)),
         label="pack",
     )
 
 
-def _spec(source: DType, dtype: DType) -> KernelSpec:
+def pack_dims(a: View, steps: int, rank: int = 0) -> tuple[int, ...]:
+    """The numbers of the kernel that packs; those of ``rank`` batch axes follow."""
+    m, k = a.shape
+    numbers = {
+        _Dim.M: m,
+        _Dim.K: k,
+        _Dim.ROW: a.strides[0],
+        _Dim.STEPS: steps,
+        _Dim.BLOCKS: -(-m // ROWS),
+        _Dim.RANK: rank,
+    }
+    return tuple(numbers[each] for each in _Dim if each in numbers)
+
+
+def pack_spec(source: DType, dtype: DType) -> KernelSpec:
+    """Tiles of the kernel are blocks of 32 rows; the first buffer is the matrix, the second the target."""
+
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         _Packer(module.kernel(symbol), isa, source, dtype).emit()
 

@@ -73,7 +73,7 @@ def many_rows(p: Problem, b: CodedB, isa: Isa, threads: int) -> list[Launch]:
     if not pairs:
         plan = Plan(p, isa, threads)
     elif amx.suits(isa, DType.bfloat16, DType.bfloat16):
-        plan = TilePlan(p, isa, threads)
+        plan = TilePlan(p, isa, threads, packs=False)  # tiles are single panels here: too little for it
     else:
         plan = PairPlan(p, isa, threads)
     *before, multiply = plan.launches()

@@ -3,7 +3,8 @@
 One driver serves every type, shape, layout and epilogue: all of that is in its arguments, so it is compiled once per
 machine. A tile is a group of row blocks times a group of panels of one batch entry. Inside, K blocks are outermost
 (their partial sums wait in scratch, one dense block per micro-tile), then panels, then row blocks, so that a panel of B
-is read from a near cache by all rows.
+is read from a near cache by all rows. Rows that micro-kernels want in another order may be packed into scratch first,
+by a kernel that is called as if it were launched: then they never leave the caches.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import IntEnum
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx.tiles import release
-from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
+from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var
 from ranvier.codegen.llvm.control import ALPHA, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 
@@ -68,12 +69,15 @@ class Dim(IntEnum):
     REST = 32  # bytes of A in the last step of K, for micro-kernels that work with tiles
     B_SHIFT = 33  # 1 where elements of B are half as wide as those of the sums
     FETCHED = 34  # bytes of the next panel that a micro-kernel brings near per step of K
-    RANK = 35  # batch axes
-    BATCH = 36  # extent, then strides of a, b, out, residual, per axis
+    PACKER = 35  # position in bufs of a kernel that packs the rows of a tile, 0 where they are read as they are
+    PACKED = 36  # where in scratch it puts them
+    PACK_DIMS = 37  # position in dims of its numbers
+    RANK = 38  # batch axes
+    BATCH = 39  # extent, then strides of a, b, out, residual, per axis
 
 
 def driver_spec() -> KernelSpec:
-    return KernelSpec("gemm driver", ("gemm driver",), _emit)
+    return KernelSpec("gemm driver", ("gemm driver", 2), _emit)
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -102,6 +106,7 @@ class _Driver(_Function):
         self.isa, self.rows = isa, rows
         self.control = fn.stack("i64", SLOTS)
         self.place = fn.stack("i64", 6)
+        self.packing = fn.stack("ptr", 2)  # from where to where
 
     def slot(self, slot: Slot, value: Operand) -> None:
         write_slot(self.fn, self.control, slot, value)
@@ -121,16 +126,16 @@ class _Driver(_Function):
         self.slot(Slot.TILES, 0)
         row_groups, panel_groups = self.dim(Dim.ROW_GROUPS), self.dim(Dim.PANEL_GROUPS)
         row_group, panel_group = self.dim(Dim.ROW_GROUP), self.dim(Dim.PANEL_GROUP)
+        packed = f.var("i64", -1)  # the rows that scratch has
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             above = quotient(f, tile, row_groups)
             i0 = (tile - above * row_groups) * row_group
-            self.i1 = f.min_(i0 + row_group, self.dim(Dim.ROW_BLOCKS))
-            self.i0 = i0
+            self.i0, self.i1 = i0, f.min_(i0 + row_group, self.dim(Dim.ROW_BLOCKS))
             batch = quotient(f, above, panel_groups)
             p0 = (above - batch * panel_groups) * panel_group
             p1 = f.min_(p0 + panel_group, self.dim(Dim.PANELS))
             offsets = batch_offsets(f, self.dim, batch, Dim.RANK, Dim.BATCH, 4)
-            self.a = f.gep(self.buf(Buf.A), offsets[0])
+            self.a = self._rows_of(f.gep(self.buf(Buf.A), offsets[0]), batch, packed)
             self.b = f.gep(self.buf(Buf.B), offsets[1])
             self.out = f.gep(self.buf(Buf.OUT), offsets[2])
             self.residual = f.gep(self.buf(Buf.RESIDUAL), offsets[3])
@@ -141,6 +146,26 @@ class _Driver(_Function):
             with f.if_(f.cmp("ne", read_slot(f, self.control, Slot.TILES), 0)):
                 release(f)
         f.ret()
+
+    def _rows_of(self, a: Val, batch: Val, packed: Var) -> Val:
+        """A for the tile: as it is, or as if all of it were packed and these rows of it in scratch."""
+        f = self.fn
+        found = f.var("ptr", a)
+        packer = self.dim(Dim.PACKER)
+        with f.if_(f.cmp("ne", packer, 0)):
+            back = self.dim(Dim.PACKED) - self.i0 * self.dim(Dim.ROWS) * self.dim(Dim.A_ROW)
+            # not "inbounds", which gep says: there is nothing where it leads
+            there = f.emit("ptr", f"getelementptr i8, ptr {f.args['scratch'].name}, i64 {back.name}")
+            found.set(there)
+            rows = batch * self.dim(Dim.ROW_BLOCKS) + self.i0
+            with f.if_(f.cmp("ne", packed.get(), rows)):
+                packed.set(rows)
+                f.store(a, self.packing)
+                f.store(there, f.gep(self.packing, 1, "ptr"))
+                pack = f.load("ptr", f.gep(f.args["bufs"], packer, "ptr"))
+                dims = f.gep(f.args["dims"], self.dim(Dim.PACK_DIMS), "i64")
+                f.call_pointer(pack, "void", [self.packing, dims, self.i0, self.i1, f.args["scratch"]])
+        return found.get()
 
     def _tile(self, p0: Val, p1: Val) -> None:
         f = self.fn

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, KernelSpec
 from ranvier.codegen.llvm.amx import micro as amx
-from ranvier.codegen.llvm.amx.pack import pack_rows, packed_bytes
+from ranvier.codegen.llvm.amx.pack import pack_dims, pack_rows, pack_spec, packed_bytes
 from ranvier.codegen.llvm.amx.tiles import COLUMNS, ROWS
 from ranvier.codegen.llvm.gemm.blocks import Blocks, Cut, Panels
 from ranvier.codegen.llvm.gemm.pack import PackedB, pair_depth, panel_vectors
 from ranvier.codegen.llvm.gemm.pairs import pack_pairs
-from ranvier.codegen.llvm.gemm.plan import Matrix, Plan
+from ranvier.codegen.llvm.gemm.plan import Matrix, Packer, Plan
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.gemm.tiles import rows_for
 from ranvier.codegen.llvm.isa import Isa
@@ -18,9 +21,12 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 _BF16 = DType.bfloat16
-_K_BLOCK = 320  # pairs: a panel of so many stays in the nearest cache, if the rows of A only pass through it
-_A_BYTES = 512 << 10  # rows of A in the second-level cache, beside as many bytes of sums that wait
-_MANY_BLOCKS, _FEW_LINES = 8, 2  # with more blocks of rows, so few lines in every step bring the next panel near
+_WHOLE_K = 1280  # pairs up to which K is not cut: then no sums wait, and an operand stays near as far as it can
+_K_BLOCK = 320  # pairs of a K that is cut: a panel of so many stays in the nearest cache
+_A_BYTES = 1 << 20  # rows of A in the second-level cache
+_B_BYTES = 1 << 20  # panels of B that stay there instead, while rows of A pass …
+_PANELS = 12  # … if they are so many that packing the rows for them costs little
+_MANY_BLOCKS = 8  # of rows, from which on every tile of work packs its own
 _WAITING_BYTES = 512 << 10
 _BLOCK_PANELS = 4  # panels of B from which on copying A pays
 
@@ -77,14 +83,20 @@ class PairPlan(Plan):
 
 
 class TilePlan(PairPlan):
-    """The matrix unit: 32 x 32 sums at a time."""
+    """The matrix unit: 32 x 32 sums at a time.
 
-    def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
+    One operand stays in the second-level cache, some rows of A or some panels of B, and the other one passes. What the
+    passing one has for one call of the micro-kernel stays in the nearest cache until the next call.
+    """
+
+    def __init__(self, problem: Problem, isa: Isa, threads: int, *, packs: bool = True) -> None:
+        """``packs``: whether a tile of work may pack its rows; else all are packed before."""
         super().__init__(problem, isa, threads)
+        self.packs = packs
+        self.near: amx.Near = ""
         self.rate = 8.0
-        self.k_block, self.a_bytes, self.waiting_bytes = _K_BLOCK, _A_BYTES, _WAITING_BYTES
-        self.lines = _FEW_LINES if -(-problem.m // ROWS) > _MANY_BLOCKS else amx.LINES
-        self.fetched = amx.fetched_bytes(self.lines)
+        self.k_block = self.deep if self.deep <= _WHOLE_K else _K_BLOCK
+        self.a_bytes, self.waiting_bytes = _A_BYTES, _WAITING_BYTES
         self.rest = amx.rest_bytes(2 * self.p.k)
 
     def with_rows(self, p: Problem) -> Problem:
@@ -100,16 +112,54 @@ class TilePlan(PairPlan):
         return True
 
     def a(self) -> Matrix:
+        packs = self.blocks and self.packs and self.rows.count > _MANY_BLOCKS and self.deep <= _WHOLE_K
+        self.lines = self._lines(-(-self.rows.count // self.threads) if packs else self.rows.count)
+        self.fetched = amx.fetched_bytes(self.lines)
         if not self.blocks:
             return super().a()
-        p, self.by_rows, self.rest = self.p, True, 0
+        p, self.by_rows, self.rest, self.near = self.p, True, 0, "b"
         steps = self.deep // amx.STEP
-        target, table, strides = self.room(super().a(), packed_bytes(p.m, steps), 1)
         source = View(p.a.storage, p.a.dtype, (p.m, p.k), p.a_strides, p.a.offset)
+        if packs:
+            if self._rows_pass(packed_bytes(p.m, steps)):
+                self.near, self.lines, self.fetched = "a", 0, 0
+            self.packer = Packer(pack_spec(p.a.dtype, _BF16), pack_dims(source, steps), packed_bytes(ROWS, steps))
+            return replace(super().a(), row=4 * self.deep // self.a_item, column=2 * ROWS // self.a_item)
+        target, table, strides = self.room(super().a(), packed_bytes(p.m, steps), 1)
         self.before.append(pack_rows(source, table, target, steps, _BF16))
         self.a_item = 2
         # blocks are as long as their rows; a step of K is a line of all of them
         return Matrix(At(target), 2 * self.deep, ROWS, tuple(s // 2 for s in strides))
+
+    def _lines(self, blocks: int) -> int:
+        """Of the next panel in every step: so many that all of it is near when the ``blocks`` of rows that stay, or
+        those of them that can, have had this one."""
+        near = self.a_bytes // max(1, min(self.deep, self.k_block) * self.group * 2 * ROWS)
+        return amx.LINES // max(1, min(4, min(near, blocks) // 4))
+
+    def _rows_pass(self, packed: int) -> bool:
+        """Whether B stays: it is small, or rows have to come again for other panels in any case."""
+        panels = self._resident(_B_BYTES)
+        return panels >= _PANELS and (panels == self.panels.cut.count or packed > self.a_bytes)
+
+    def _resident(self, nbytes: int) -> int:
+        """Panels of B that stay near while rows pass."""
+        panel = self.deep * self.panels.cut.size * self.isa.vector_bytes
+        return max(1, min(self.panels.cut.count, nbytes // max(1, panel)))
+
+    def groups(
+        self, k_block: int, k_blocks: int, tile_bytes: int, work: float, a_bytes: int | None = None
+    ) -> tuple[int, int]:
+        if self.packer is None:
+            return super().groups(k_block, k_blocks, tile_bytes, work, a_bytes)
+        if self.near == "a":
+            return 1, Cut.of(self.panels.cut.count, self._resident(a_bytes or _B_BYTES)).size
+        # threads have rows of their own, as they would have to pack the same ones otherwise
+        near = max(1, (a_bytes or self.a_bytes) // self.packer.block)
+        turns = -(-self.rows.count // (near * self.threads))
+        row_group = -(-self.rows.count // (turns * self.threads))
+        waiting = self.waiting_bytes if k_blocks > 1 else math.inf
+        return row_group, max(1, int(min(self.panels.cut.count, waiting // (row_group * tile_bytes))))
 
     def row_blocks(self) -> Cut:
         return Blocks.of(self.p.m, ROWS)
@@ -121,5 +171,5 @@ class TilePlan(PairPlan):
         cut = self.panels.cut
         layout: amx.Layout = "blocks" if self.blocks else "rows"
         widths = cut.size, max(1, cut.size - 1)
-        wide, narrow = (amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.blocks).spec() for v in widths)
+        wide, narrow = (amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near).spec() for v in widths)
         return wide, wide, narrow, narrow

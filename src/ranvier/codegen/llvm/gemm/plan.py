@@ -9,7 +9,7 @@ from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.control import ALPHA, CLAMP, number_bits
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
-from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
+from ranvier.codegen.llvm.gemm.driver import Buf, Dim, driver_spec
 from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
 from ranvier.codegen.llvm.gemm.micro import NARROW_STORED, Layout, Micro, Stored
 from ranvier.codegen.llvm.gemm.pack import PackedB, pack_launch
@@ -47,12 +47,22 @@ class Matrix:
     batch: tuple[int, ...]  # stride per batch axis
 
 
+@dataclass(frozen=True)
+class Packer:
+    """A kernel that packs the row blocks of one entry of A, its numbers, and the bytes that a block comes to."""
+
+    spec: KernelSpec
+    dims: tuple[int, ...]
+    block: int
+
+
 class Plan:
     """Decisions for one product. A B of 16 bits is widened by the micro-kernel."""
 
     rest = 0  # bytes of A in the last step of K, of micro-kernels that work with tiles
     units = 1  # elements of B in what counts as one
     fetched = 64  # bytes of the next panel that a micro-kernel fetches per step of K
+    packer: Packer | None = None  # of rows, for every tile of work by itself
 
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
         self.isa, self.threads = isa, threads
@@ -209,13 +219,13 @@ class Plan:
         out_item, weights = p.out.dtype.numpy.itemsize, p.k * p.n * self.b_item // self.units
         traffic = 1.0 * (self.a_item * p.m * p.k + weights + out_item * p.m * p.n) * p.entries
         work = microseconds(flops / self.rate, weights * p.entries)
-        usual = self._groups(k_block, k_blocks, tile_bytes, work)
+        usual = self.groups(k_block, k_blocks, tile_bytes, work)
         sizes = {f"{size >> 10} KB of A": size for size in _OTHER_A_BYTES}
         row_group, panel_group = tuning.choose(
             "product blocks",
             p.key,
             usual,
-            lambda: {name: self._groups(k_block, k_blocks, tile_bytes, work, size) for name, size in sizes.items()},
+            lambda: {name: self.groups(k_block, k_blocks, tile_bytes, work, size) for name, size in sizes.items()},
         )
         row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
         count = p.entries * row_groups * panel_groups
@@ -224,7 +234,11 @@ class Plan:
         scratch = tile_bytes if direct < panels.cut.count or waiting else 0
         if waiting:
             scratch *= row_group * panel_group
+        packer, packed = self.packer, scratch
+        if packer is not None:
+            scratch += packer.block * row_group
         table = self._batch_table(a, b, simple.residual)
+        finish_dims, finish_buffers = (done.dims, done.buffers) if done else ((), ())
         numbers = {
             Dim.ROW_BLOCKS: rows.count,
             Dim.ROWS: rows.size,
@@ -261,6 +275,9 @@ class Plan:
             Dim.REST: self.rest,
             Dim.B_SHIFT: int(self.b_item < item),
             Dim.FETCHED: self.fetched,
+            Dim.PACKER: Buf.OPERANDS + len(finish_buffers) if packer else 0,
+            Dim.PACKED: packed,
+            Dim.PACK_DIMS: Dim.BATCH + len(table) + len(finish_dims),
             Dim.RANK: len(p.batch),
         }
         micro = self.micro_kernels()
@@ -273,9 +290,13 @@ class Plan:
                 place_of(simple.residual) if simple.residual else absent,
                 *(Code(each) for each in micro),
                 Code(done.spec if done else micro[0]),
-                *(done.buffers if done else ()),
+                *finish_buffers,
+                *((Code(packer.spec),) if packer else ()),
             ),
-            (*(numbers[each] for each in Dim if each in numbers), *table, *(done.dims if done else ())),
+            (
+                *(numbers[each] for each in Dim if each in numbers),
+                *(*table, *finish_dims, *(packer.dims if packer else ())),
+            ),
             tiles=count,
             writes=(p.out.storage,),
             grain=grain(count, work, self.threads),
@@ -295,7 +316,7 @@ class Plan:
     def _other_depths(self) -> dict[str, int]:
         return {f"at most {most}": self.depth_of_blocks(most) for most in _OTHER_K_BLOCKS}
 
-    def _groups(
+    def groups(
         self, k_block: int, k_blocks: int, tile_bytes: int, work: float, a_bytes: int | None = None
     ) -> tuple[int, int]:
         """Row blocks and panels of a tile of work: what stays near, and enough tiles for all threads."""
