@@ -109,3 +109,5 @@ def test_what_only_torch_can() -> None:
     assert causal_forms(q[..., :12], k, v, row, 0.25) is None
     assert causal_forms(q, k.mT.contiguous().mT, v, row, 0.25) is None
     assert causal_forms(q, k, v, row.float(), 0.25) is None
+    far = torch.empty_strided(SIZES, (0, 16, 1 << 28, 1), dtype=torch.float16, device="meta")
+    assert causal_forms(q, far, v, row, 0.25) is None

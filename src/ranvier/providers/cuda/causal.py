@@ -88,6 +88,8 @@ def causal_forms(q: Any, k: Any, v: Any, row: Any, scale: float) -> CausalForms 
     if any(each.stride(3) != 1 for each in (q, k, v)):
         return None
     along = [tuple(map(int, each.stride()[:3])) for each in (q, k, v)]
+    if any(q.shape[2] * t + q.shape[1] * h >= 1 << 31 for _, h, t in along):  # positions in a sequence have 32 bits
+        return None
     step = row.stride(0) if row.shape[0] > 1 else 0
     what = Causal(dtype, tuple(q.shape), along[0], along[1], along[2], step, scale)  # type: ignore[arg-type]
     return _forms(what, q.device)
