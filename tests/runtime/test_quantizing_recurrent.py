@@ -1,4 +1,4 @@
-"""8-bit models with recurrent layers, and with the rest in bfloat16."""
+"""8-bit models with recurrent layers."""
 
 from __future__ import annotations
 
@@ -88,24 +88,3 @@ def test_layers_that_stay(tmp_path: Any) -> None:
     made, report = Quantizer(recurrent(tmp_path), FEEDS, near, CONFIG).run(force=True)
     assert next(layer.reason for layer in report.layers if layer.name == "lstm") == "it hurt the results"
     assert report.difference.error <= 0.003 and find_recurrent(made)
-
-
-def test_the_rest_in_bfloat16(tmp_path: Any) -> None:
-    """Errors are those of a session that runs the result so, and "best" leaves float32 where they are too large."""
-    graph = recurrent(tmp_path)
-    expected = list(results(graph, FEEDS, CONFIG))
-    given = {"slower": 1e9, "keep": ("lstm",)}
-    narrow = CONFIG.updated(precision="bf16")
-    made, report = Quantizer(graph, FEEDS, Quantization(rest="bf16", **given), CONFIG).run()
-    assert report.precision == "bf16"
-    assert report.difference == difference(list(results(made, FEEDS, narrow)), expected)
-    for bound, precision in ((0.2, "bf16"), (1e-6, "float32")):
-        options = Quantization(rest="best", max_error=bound, **given)
-        _, report = Quantizer(recurrent(tmp_path), FEEDS, options, CONFIG).run(force=True)
-        assert report.precision == precision or not _narrows(graph)
-
-
-def _narrows(graph: Graph) -> bool:
-    """Whether this processor multiplies bfloat16: elsewhere results in it are those in float32."""
-    pair = [list(results(graph, FEEDS, config)) for config in (CONFIG, CONFIG.updated(precision="bf16"))]
-    return difference(*pair).error > 0
