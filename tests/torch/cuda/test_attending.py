@@ -173,3 +173,22 @@ def test_a_matrix_with_rows_of_an_odd_length_lies_the_other_way_round() -> None:
     )
     (step,) = inner(made, ContractionStep)
     assert step.work.right.strides[1:] == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_row"),
+    [((2, 1, 1, 5), True), ((1, 1, 1, 5), True), ((2, 1, 5, 5), False), ((1, 2, 1, 5), False)],
+)
+def test_padding_beside_a_causal_mask_is_known(mask: tuple[int, ...], is_row: bool) -> None:
+    added = np.where(np.arange(np.prod(mask)).reshape(mask) % 5 == 1, np.float16(-60000), np.float16(0))
+    made = run(
+        f"g (float16[2,5,16] x, float16[{','.join(map(str, mask))}] mask) => (float16[2,5,16] y) {{"
+        + LAYER
+        + "s = MatMul(q, kt) d = Div(s, root) c = Where(causal, d, low) m = Add(c, mask)"
+        + TAIL
+        + "}",
+        {**weights(), "causal": np.tri(5, dtype=bool)[None, None], "low": np.float16(-60000)},
+        {"x": halves(2, 5, 16, seed=20), "mask": added},
+    )
+    (attention,) = inner(made, AttentionStep)
+    assert (attention.row is not None) == is_row

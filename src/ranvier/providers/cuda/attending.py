@@ -61,16 +61,16 @@ class AttentionStep:
         self.reads = (scores.q, scores.turned, v, *self._masks)
         self.writes: tuple[Value, ...] = (out,)
         self.causal = causal
-        self._row = row
+        self.row = row
         self._scale = scores.scale
         self._ran = False
 
     def run(self, env: Env) -> None:
         q, turned, v = (env.tensors[value] for value in self.reads[:3])
-        if self._row is None or not q.is_cuda:
+        if self.row is None or not q.is_cuda:
             env.tensors[self.writes[0]] = self._by_library(env)
             return
-        given = (q, turned.mT, v, env.tensors[self._row])
+        given = (q, turned.mT, v, env.tensors[self.row])
         forms = causal_forms(*given, self._scale)
         made = None
         if forms is not None:  # the first run only shows how results lie; meanwhile kernels are compiled
