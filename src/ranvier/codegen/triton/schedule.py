@@ -18,13 +18,14 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from ranvier.codegen.loops.ir import Nest, Scan
+from ranvier.codegen.loops.ir import Nest, Reduce, Scan
 from ranvier.records import dataclass
 
 Way = Literal["flat", "tiled", "rows", "columns"]
 PROCESSORS = 132  # of the GPU that defaults are for; others differ by little
 _WHOLE = 16384  # the longest row that is kept in registers
 _PER_WARP = 512  # elements
+_SEVERAL_FOLDS = 3  # after each of which a program waits: more programs fill the time
 _SHORT_ROW = 8  # a row that one lane may walk however few there are: it waits at every fourth step
 _NARROWEST = 16  # lanes that read neighbouring elements: whole sectors of memory
 
@@ -131,7 +132,8 @@ def _rows(nest: Nest, outer: tuple[int, ...], row: tuple[int, ...]) -> Plan:
         whole = second <= _WHOLE
         second = second if whole else 4096
         first = _between(2048 // second, 1, most)
-        while first > 1 and lanes // first < PROCESSORS * 2:
+        folds = sum(isinstance(stage, Reduce) for stage in nest.stages)
+        while first > 1 and lanes // first < PROCESSORS * (2 if folds < _SEVERAL_FOLDS else 6):
             first //= 2
         return Plan("rows", outer, row, (), (first, second), whole, _warps(first * second, _PER_WARP))
     first = min(64, most)

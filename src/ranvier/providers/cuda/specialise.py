@@ -104,10 +104,12 @@ class Specialiser:
         alone = _before_norms(rewritten, steps)
         made = _define(steps, env, inputs, alone)
         given = (inputs, outputs, env.tensors, self._place)
-        together = set() if self._lone else _together(made, given)
-        while not self._lone and (more := _without_company(made, steps, outputs) - together):
-            alone |= more
+        lonely = set() if self._lone else _without_company(made, steps, outputs)
+        together = _together(made, given) if lonely else set()
+        while lonely - together:
+            alone |= lonely - together
             made = _define(steps, env, inputs, alone)
+            lonely = _without_company(made, steps, outputs)
         if not made.loops:
             return list(steps)
         how: dict[str, Any] = {"held": made.held, "chooser": self._chooser, "origin": made.origin}
