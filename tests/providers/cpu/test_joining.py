@@ -101,7 +101,7 @@ def programs(draw: st.DrawFn) -> tuple[list[Launch], set[int], list[Storage]]:
 def test_what_is_made_stays_the_same(program: tuple[list[Launch], set[int], list[Storage]]) -> None:
     launches, products, made = program
     expected = interpreted(launches)
-    once, places = made_once(launches, set())
+    once, places = made_once(launches, set(range(len(launches))), set())
     kept = {storage for each in once for storage in each.writes}
     found = interpreted(once)
     assert all(found[s] == expected[s] for s in made if s in kept)
@@ -121,20 +121,29 @@ def test_a_copy_that_is_there_is_not_made_again() -> None:
     launches = []
     for copy, out in zip(copies, outs):
         launches += [launch("copy", [x], [copy], flops=0.0), launch("product", [copy], [out])]
-    found, places = made_once(launches, set())
+    found, places = made_once(launches, {0, 2, 4}, set())
     assert [each.spec.name for each in found] == ["copy", "product", "product", "product"]
     assert places == [0, 1, 0, 2, 0, 3]
     assert all(each.buffers[0] == At(copies[0]) for each in found[1:])
-    assert made_once(launches, set(copies))[0] == launches  # somebody else looks at them
+    assert made_once(launches, {0, 2, 4}, set(copies))[0] == launches  # somebody else looks at them
+    assert made_once(launches, set(), set())[0] == launches  # they prepare nothing
 
 
 def test_a_copy_of_what_changed_meanwhile_is_made_again() -> None:
     x, y, first, second = (Storage("temp", 64) for _ in range(4))
     copies = [launch("copy", [x], [first]), launch("copy", [x], [second])]
     changed = [launch("map", [], [x]), copies[0], launch("map", [y], [x], 1), copies[1]]
-    assert made_once(changed, set())[0] == changed
+    assert made_once(changed, {1, 3}, set())[0] == changed
     twice = [*copies, launch("map", [y], [second], 1)]  # what is written over is nobody else's
-    assert made_once(twice, set())[0] == twice
+    assert made_once(twice, {0, 1}, set())[0] == twice
+
+
+def test_a_copy_is_not_held_for_long() -> None:
+    x, copies = Storage("input", 64), [Storage("temp", 64) for _ in range(2)]
+    between = [launch("map", [x], [Storage("output", 64, index=k)], k) for k in range(20)]
+    launches = [launch("copy", [x], [copies[0]]), *between, launch("copy", [x], [copies[1]])]
+    assert made_once(launches, {0, 21}, set())[0] == launches
+    assert len(made_once([*launches[:3], launches[-1]], {0, 3}, set())[0]) == 3
 
 
 def test_what_a_product_needs_moves_with_it() -> None:

@@ -6,6 +6,7 @@ each product takes and what stands between them are known then, whatever operato
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Literal
@@ -19,37 +20,39 @@ from ranvier.codegen.storage import Storage
 from ranvier.records import dataclass
 from ranvier.varying import following
 
-_REACH = 12  # launches that a product may be moved past: its result waits for its reader that much longer
+_REACH = 12  # launches that a product may be moved past, or a copy wait: memory is held that much longer
 _PREPARED = 4  # launches that may be moved with it, because it needs what they make
 _MEETING_NS = 2_000  # what it costs threads to meet after a step
 
 
-def made_once(launches: Sequence[Launch], kept: Set[Storage]) -> tuple[list[Launch], list[int]]:
-    """The launches without those that make again, of the same tensors, what is there already; and where each one is.
+def made_once(launches: Sequence[Launch], prepares: Set[int], kept: Set[Storage]) -> tuple[list[Launch], list[int]]:
+    """The launches without those that make again, of the same tensors, what was made shortly before; and where each
+    one is. What is computed again long after is so in order not to be held meanwhile.
 
     Three products of one tensor each make a copy of its rows in the order in which the matrix unit takes them.
-    ``kept`` are storages that are looked at from outside.
+    ``prepares`` are the places of launches that prepare operands of products, ``kept`` storages that are looked at from
+    outside.
     """
-    writers: dict[Storage, int] = {}
-    for launch in launches:
-        for storage in launch.writes:
-            writers[storage] = writers.get(storage, 0) + 1
+    if len(prepares) < 2:
+        return list(launches), list(range(len(launches)))
+    writers = Counter(storage for launch in launches for storage in launch.writes)
     made: list[Launch] = []
     places: list[int] = []
     written: dict[Storage, int] = {}  # when a storage was last written
     known: dict[tuple[object, ...], list[tuple[int, Launch]]] = {}
     instead: dict[Storage, Storage] = {}
-    for launch in launches:
+    for place, launch in enumerate(launches):
         if instead and any(isinstance(b, At) and b.storage in instead for b in launch.buffers):
             launch = _rewired(launch, instead)
-        target = launch.writes[0] if len(launch.writes) == 1 else None
         again: int | None = None
-        if target is not None and target.kind == "temp" and target not in kept and writers[target] == 1:
+        target = launch.writes[0]
+        if place in prepares and target.kind == "temp" and target not in kept and writers[target] == 1:
             read = [b.storage for b in launch.buffers if isinstance(b, At) and b.storage is not target]
             # numbers may vary from call to call: they are compared, and never part of a key
             others = known.setdefault((launch.spec, *map(id, read)), [])
+            near = [(k, each) for k, each in others if len(made) - k <= _REACH]
             again = next(
-                (k for k, each in others if _same(each, launch) and all(written.get(s, -1) < k for s in read)), None
+                (k for k, each in near if _same(each, launch) and all(written.get(s, -1) < k for s in read)), None
             )
             if again is None:
                 others.append((len(made), launch))
@@ -69,7 +72,7 @@ def _same(one: Launch, other: Launch) -> bool:
     def buffers(x: Launch) -> list[object]:
         return [(None if b.storage in x.writes else b.storage, b.offset) if isinstance(b, At) else b for b in x.buffers]
 
-    alike = one.tiles == other.tiles and one.rounds == other.rounds
+    alike = len(one.writes) == len(other.writes) == 1 and one.tiles == other.tiles and one.rounds == other.rounds
     return alike and buffers(one) == buffers(other) and one.dims == other.dims
 
 

@@ -43,6 +43,7 @@ class Realiser(BaseRealiser):
         self.multiplies: DType | None = None  # of the contraction at hand: the type of 16 bits of its operands
         self._consultation: tuning.Consultation | None = None
         self._products: list[Launch] = []
+        self._prepares: list[Launch] = []  # what makes operands ready for a product
 
     def run(self) -> Realised:
         launches = self.done.launches
@@ -70,9 +71,10 @@ class Realiser(BaseRealiser):
     def _join_products(self) -> None:
         """Products of one tensor share what they need of it, and are one step where that pays."""
         kept = {storage for storage, _, _ in self.checks} | set(self.reuse)
-        marked = {id(each) for each in self._products}
-        launches, places = made_once(self.done.launches, kept)
-        products = {places[k] for k, each in enumerate(self.done.launches) if id(each) in marked}
+        before = self.done.launches
+        products, prepares = (_places(before, found) for found in (self._products, self._prepares))
+        launches, places = made_once(before, prepares, kept)
+        products = {places[k] for k in products}
         if len(launches) < len(places):
             self._moved(launches, places)
         choice = Choice(launches, self.threads, self._consultation)
@@ -117,12 +119,13 @@ class Realiser(BaseRealiser):
         self.add(made)
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
+        first = len(self.done.launches)
         made = anchor.realise(self, views, target, epilogue)
         self.add(made)
-        if made and made[-1].label.endswith(
-            "matmul"
-        ):  # after what prepares its operands; convolutions are cut by pixels
-            self._products.append(self.done.launches[-1])
+        if made and made[-1].label.endswith("matmul"):
+            *prepares, product = self.done.launches[first:]
+            self._products.append(product)
+            self._prepares += prepares
 
     def call(self, each: Opaque, views: list[View], outs: list[View]) -> None:
         self.multiplies = self._multiplies(each)
@@ -148,6 +151,11 @@ class Realiser(BaseRealiser):
 
     def for_store(self, value: Expr, target: View) -> Expr:
         return _for_store(value, target)
+
+
+def _places(launches: Sequence[Launch], wanted: Sequence[Launch]) -> set[int]:
+    marked = {id(each) for each in wanted}
+    return {k for k, each in enumerate(launches) if id(each) in marked}
 
 
 def _for_store(value: Expr, target: View) -> Expr:
