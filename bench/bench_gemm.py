@@ -8,8 +8,8 @@ comparable on a machine that others use too. The peak is what a loop of
 register-only FMAs reaches between the runs of the same case.
 
 With ``--types`` the same products with constant weights are made of narrower numbers (bf16, f16, int8 with int32 sums)
-beside those of float32; the peak is then that of the matrix unit, where there is one, and the peer OpenVINO told to
-compute in bfloat16.
+beside those of float32; the peak is then that of the matrix unit, where there is one, taken before and after the runs
+of every round, and the share of it the median over rounds; the peer is OpenVINO told to compute in bfloat16.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Case:
     transposed: bool = False
     rounds: dict[str, list[float]] = field(default_factory=dict)  # least seconds of every round, per runner
     peak: float = 0.0  # of FMAs, measured between the runs of this case
-    tile_peaks: dict[str, float] = field(default_factory=dict)  # of the matrix unit, by type, likewise
+    tile_peaks: dict[str, list[float]] = field(default_factory=dict)  # of the matrix unit, by type, in every round
 
     @property
     def name(self) -> str:
@@ -74,6 +74,11 @@ class Case:
     def ratio(self, peer: str) -> float:
         """How much longer the peer takes: the median over rounds, as both share each round's disturbances."""
         return statistics.median(p / o for p, o in zip(self.rounds[peer], self.rounds["ours"]))
+
+    def share(self, kind: str) -> float:
+        """Of the matrix unit's peak: the median over rounds, each against the peak before and after it."""
+        shares = (self.flops / t / 1e9 / peak for t, peak in zip(self.rounds[kind], self.tile_peaks[kind]))
+        return statistics.median(shares)
 
     @property
     def flops(self) -> float:
@@ -258,15 +263,17 @@ def measure(cases: list[Case], isa: Isa, rounds: int, types: Sequence[str] = ())
         repeat = max(1, min(40, int(2e8 / case.flops)))
         for _ in range(rounds):
             case.peak = max(case.peak, *(fma() for _ in range(5)))
-            for kind, loop in units.items():
-                case.tile_peaks[kind] = max(case.tile_peaks.get(kind, 0.0), *(loop() for _ in range(5)))
             for name, run in runs.items():
                 least = math.inf
+                loop = units.get(name)
+                peak = [loop() for _ in range(5)] if loop else []
                 for _ in range(repeat):
                     start = time.thread_time()
                     run()
                     least = min(least, time.thread_time() - start)
                 case.rounds.setdefault(name, []).append(least)
+                if loop:
+                    case.tile_peaks.setdefault(name, []).append(max(*peak, *(loop() for _ in range(5))))
 
 
 def show_types(cases: list[Case], isa: Isa, types: Sequence[str]) -> None:
@@ -280,7 +287,7 @@ def show_types(cases: list[Case], isa: Isa, types: Sequence[str]) -> None:
         row = [c.name]
         for kind in types:
             rate = c.flops / c.best[kind] / 1e9
-            share = f"{rate / c.tile_peaks[kind]:.0%}" if kind in c.tile_peaks else "-"
+            share = f"{c.share(kind):.0%}" if kind in c.tile_peaks else "-"
             item = 1 if kind == "int8" else 2
             gbs = item * c.k * c.n / c.best[kind] / 1e9
             faster = statistics.median(f / n for f, n in zip(c.rounds["ours"], c.rounds[kind]))
@@ -307,7 +314,13 @@ def main() -> None:
     measure(cases, isa, options.rounds, options.types)
     if options.json:
         rows = [
-            {"case": c.name, "flops": c.flops, "seconds": c.best, "peak_gflops": c.peak, "tile_peaks": c.tile_peaks}
+            {
+                "case": c.name,
+                "flops": c.flops,
+                "seconds": c.best,
+                "peak_gflops": c.peak,
+                "tile_shares": {kind: c.share(kind) for kind in c.tile_peaks},
+            }
             for c in cases
         ]
         print(json.dumps({"isa": isa.name, "cases": rows}))
