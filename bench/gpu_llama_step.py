@@ -23,7 +23,7 @@ import triton
 from torch.nn import functional
 
 from bench.gpu_timing import captured, fastest, milliseconds
-from ranvier.providers.cuda.kernels import few_tokens, int4, w4a16
+from ranvier.providers.cuda.kernels import cluster_attention, few_tokens, int4, w4a16
 from ranvier.providers.cuda.kernels.choose import decode_splits, gemv_tile
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
@@ -36,8 +36,13 @@ FLOAT_TILES = [Tile(*one) for one in ((2, 1024, 4), (4, 1024, 4), (8, 1024, 4), 
                                       (2, 1024, 4, 2), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8))]  # fmt: skip
 INT4_TILES = [Tile(*one) for one in ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2))]
 LONG_INT4_TILES = [Tile(*one) for one in ((4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8))]
-CUTS = [few_tokens.Cut(*one) for one in ((8, 2, 3), (8, 2, 2), (8, 4, 2), (4, 2, 6), (4, 4, 4), (16, 2, 1), (16, 1, 2))]
-ATTENTIONS = ((16, 64, 4, True), (16, 64, 4, False), (16, 128, 8, True), (32, 64, 4, True), (32, 64, 4, False))
+CUTS = [few_tokens.Cut(*one) for one in ((8, 2, 2), (8, 3, 2), (8, 8, 1), (16, 3, 1), (8, 3, 1))]
+LONG_CUT = few_tokens.Cut(16, 3, 1)  # for rows of four times the length
+ATTENTIONS = (
+    (16, 128, 4, False),
+    (32, 64, 4, False),
+    *(cluster_attention.Cut(*one) for one in ((8, 16), (8, 8), (4, 16))),
+)
 
 
 How = Tile | few_tokens.Cut  # which kernel a product gets, and how the work is cut for it
@@ -121,7 +126,9 @@ class Step:
 
     def __init__(self, model: Model, weights: str, *, splits: int, pdl: bool, tiles: dict[str, How]) -> None:
         self.model, self.kind, self.pdl, self.tiles = model, weights, pdl, tiles
-        self.how = (splits, 64, 4, True)  # splits of attention, tokens of a tile, warps, joined in the same launch
+        self.early = True
+        # splits of attention, tokens of a tile, warps, joined in the same launch; or how a cluster does it
+        self.how: tuple[int, int, int, bool] | cluster_attention.Cut = (splits, 128, 4, False)
         shape, device = model.shape, model.device
 
         def buffer(n: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -179,10 +186,16 @@ class Step:
         shape, layer = self.model.shape, self.model.layers[index]
         q, k, v = self.qkv.view(-1, shape.dim).split((shape.heads, shape.kv_heads, shape.kv_heads))
         new = NewToken(k[None], v[None], self.model.cos, self.model.sin)
+        if isinstance(self.how, cluster_attention.Cut):
+            out = self.attended.view(1, shape.heads, shape.dim)
+            given = (q[None], layer.k_cache, layer.v_cache, self.model.lengths, out, new)
+            cluster_attention.cluster_attention(*given, pdl=self.pdl, early=self.early, cut=self.how)
+            return
         splits, tokens, warps, fused = self.how
         decode_attention(
             q[None], layer.k_cache, layer.v_cache, self.model.lengths, self.attended.view(1, shape.heads, shape.dim),
             workspace=self.workspace, splits=splits, new=new, tokens=tokens, warps=warps, fused=fused, pdl=self.pdl,
+            early=self.early,
         )  # fmt: skip
 
     def __call__(self) -> torch.Tensor:
@@ -307,21 +320,35 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
     step.tiles = tuned(step, kind)
     row["tiles"] = {name: str(tile) for name, tile in step.tiles.items()}
     row["tuned_ms"] = milliseconds(captured(step).replay)
-    for how in ATTENTIONS:
-        step.how = how
-        step.workspace = Workspace.empty(1, shape.heads, shape.kv_heads, shape.dim, how[0], model.device)
-        name = f"splits_{how[0]}_tokens_{how[1]}" + "_apart" * (not how[3])
+
+    def tried(name: str) -> None:
+        """With launches that wait, and with launches that start early."""
         try:
             row[f"{name}_ms"] = milliseconds(captured(step).replay)
             step.pdl = True
             step.logits.fill_(float("nan"))
-            graph = captured(step)
-            row[f"{name}_pdl_ms"] = milliseconds(graph.replay)
+            row[f"{name}_pdl_ms"] = milliseconds(captured(step).replay)
             row[f"{name}_pdl_error"] = off(step.logits, exact)
         except Exception as error:  # a tile that does not fit, or a driver without such edges in graphs
             torch.cuda.synchronize()
             row[f"{name}_failed"] = f"{type(error).__name__}: {error}"[:200]
         step.pdl = False
+
+    for how in ATTENTIONS:
+        step.how = how
+        if isinstance(how, cluster_attention.Cut):
+            tried(f"cluster_{how.warps}_{how.cluster}")
+            continue
+        step.workspace = Workspace.empty(1, shape.heads, shape.kv_heads, shape.dim, how[0], model.device)
+        tried(f"splits_{how[0]}_tokens_{how[1]}" + "_apart" * (not how[3]))
+    step.early = False
+    tried("attention_not_early")
+    step.early = True
+    for cut in CUTS:
+        step.tiles = dict.fromkeys(PRODUCTS, cut)
+        tried(f"all_{cut.warps}_{cut.stages}_{cut.resident}")
+        step.tiles["down"] = LONG_CUT
+        tried(f"all_but_down_{cut.warps}_{cut.stages}_{cut.resident}")
     times = [v for name, v in row.items() if name.endswith("_ms") and name not in ("goal_ms", "floor_ms") and v]
     row["best_ms"] = min(times)
     row["of_floor"] = row["floor_ms"] / row["best_ms"]

@@ -4,7 +4,10 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -22,14 +25,10 @@ struct uint4 {
     unsigned x, y, z, w;
 };
 struct Place {
-    unsigned x;
+    unsigned x, y, z;
 };
 static thread_local Place threadIdx, blockIdx;
 static Place gridDim;
-
-extern "C" {
-__attribute__((aligned(16))) unsigned char shared[1 << 20];
-}
 
 class Meeting {
   public:
@@ -55,25 +54,51 @@ class Meeting {
 
 struct Warp {
     Meeting all{32};
-    Meeting quads[8] = {Meeting(4), Meeting(4), Meeting(4), Meeting(4), Meeting(4), Meeting(4), Meeting(4), Meeting(4)};
+    Meeting halves[2] = {Meeting(16), Meeting(16)};
     float values[32];
     uint32_t operands[32][6];
 };
-static Meeting* block_meeting;
-static std::vector<Warp>* warps;
 
-inline Warp& my_warp() { return (*warps)[threadIdx.x >> 5]; }
-inline void __syncthreads() { block_meeting->wait(); }
+// A block: its shared memory, and where its threads meet. Blocks of a cluster run at the same time.
+struct Block {
+    explicit Block(int threads, int multiplying) : all(threads), some(multiplying), warps(threads / 32) {
+        std::memset(memory, 0xFF, sizeof memory);  // nothing may be taken for zero
+    }
+    Meeting all, some;
+    std::vector<Warp> warps;
+    __attribute__((aligned(128))) unsigned char memory[1 << 19];
+};
+static thread_local Block* block;
+static std::vector<Block*> cluster_blocks;
+static Meeting* cluster_meeting;
+
+#define SHARED(name) unsigned char* name = block->memory
+inline Warp& my_warp() { return block->warps[threadIdx.x >> 5]; }
+inline void __syncthreads() { block->all.wait(); }
+inline void __syncwarp() { my_warp().all.wait(); }
+inline void multiplying_meet() { block->some.wait(); }
+inline void cluster_meets() { cluster_meeting->wait(); }
+inline float of_block(const float* here, int rank) {
+    return *(const float*)(cluster_blocks[rank]->memory + ((const unsigned char*)here - block->memory));
+}
+inline void bring_16(void* to, const void* from) {
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16) std::abort();
+    std::memcpy(to, from, 16);
+}
+inline void all_asked() {}
+inline void wait_but_last() {}
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <class T> inline T __ldg(const T* at) { return *at; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline float __expf(float x) { return std::exp(x); }
+inline float exp2f(float x) { return std::exp2(x); }
+inline float fmaxf(float a, float b) { return a > b ? a : b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 inline float __shfl_xor_sync(unsigned mask, float x, int far) {
     Warp& warp = my_warp();
     const int lane = threadIdx.x & 31;
-    Meeting& who = mask == ~0u ? warp.all : warp.quads[lane >> 2];
+    Meeting& who = mask == ~0u ? warp.all : warp.halves[lane >> 4];
     warp.values[lane] = x;
     who.wait();
     const float y = warp.values[lane ^ far];
@@ -128,23 +153,65 @@ inline void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uin
     warp.all.wait();
 }
 
-inline uint4 streamed(const uint4* at) { return *at; }
+// Barriers (PTX, mbarrier): a phase ends when all have arrived and all bytes that were announced are there.
+struct Phases {
+    int count, missing, ended = 0;
+    long bytes = 0;
+};
+static std::mutex phases_mutex;
+static std::condition_variable phases_change;
+static std::map<const void*, Phases> phases;
+
+inline void change(const void* at, int arrived, long announced) {
+    std::unique_lock<std::mutex> lock(phases_mutex);
+    Phases& here = phases.at(at);
+    here.missing -= arrived;
+    here.bytes += announced;
+    if (here.missing || here.bytes) return;
+    here.missing = here.count;
+    ++here.ended;
+    phases_change.notify_all();
+}
+
+inline void barrier_begin(unsigned long long* at, int count) {
+    std::unique_lock<std::mutex> lock(phases_mutex);
+    phases[at] = Phases{count, count};
+}
+inline void barriers_begun() {}
+inline void arrive(unsigned long long* at) { change(at, 1, 0); }
+inline void arrive_expecting(unsigned long long* at, int bytes) { change(at, 1, bytes); }
+inline void wait(unsigned long long* at, int parity) {
+    std::unique_lock<std::mutex> lock(phases_mutex);
+    phases_change.wait(lock, [&] { return (phases.at(at).ended & 1) != parity; });
+}
+inline void bring(void* to, const void* from, int bytes, unsigned long long* when) {
+    if (bytes <= 0 || bytes % 16 || (uintptr_t)to % 16 || (uintptr_t)from % 16) std::abort();  // the engine's rules
+    std::memcpy(to, from, bytes);
+    change(when, 0, -bytes);
+}
+
 inline void let_next_start() {}
 inline void wait_for_inputs() {}
 
-template <class Body> void run_blocks(int grid, int threads, Body body) {
-    gridDim.x = grid;
-    for (int b = 0; b < grid; ++b) {
-        std::memset(shared, 0xFF, sizeof shared);  // nothing may be taken for zero
-        Meeting meeting(threads);
-        std::vector<Warp> all(threads / 32);
-        block_meeting = &meeting;
-        warps = &all;
+template <class Body> void run_blocks(int x, int y, int z, int cluster, int threads, Body body) {
+    gridDim = {(unsigned)x, (unsigned)y, (unsigned)z};
+    for (int first = 0; first < x * y * z; first += cluster) {
+        phases.clear();
+        std::vector<std::unique_ptr<Block>> held;
+        Meeting meeting(cluster * threads);
+        cluster_meeting = &meeting;
+        cluster_blocks.clear();
         std::vector<std::thread> running;
-        for (int t = 0; t < threads; ++t)
-            running.emplace_back([&, t, b] {
-                threadIdx.x = t;
-                blockIdx.x = b;
+        for (int b = 0; b < cluster; ++b) {
+            held.push_back(std::make_unique<Block>(threads, 32 * WARPS));
+            cluster_blocks.push_back(held.back().get());
+        }
+        for (int t = 0; t < cluster * threads; ++t)
+            running.emplace_back([&, t] {
+                const unsigned at = first + t / threads;
+                threadIdx = {(unsigned)(t % threads), 0, 0};
+                blockIdx = {at % x, at / x % y, at / (x * y)};
+                block = cluster_blocks[t / threads];
                 body();
             });
         for (auto& each : running) each.join();

@@ -65,8 +65,7 @@ class Decoding:
         if isinstance(self._place, Gpu):
             facts = torch.cuda.get_device_properties(self._place.device)
             processors = facts.multi_processor_count
-            # with 4-bit weights launches that begin early were slower
-            pdl = (facts.major, facts.minor) >= _PDL_SINCE and not self._coded
+            pdl = (facts.major, facts.minor) >= _PDL_SINCE
         search = Search(steps, env, outputs, self._shelf, processors, pdl=pdl)
         found = search.run()
         for value in search.let_go():

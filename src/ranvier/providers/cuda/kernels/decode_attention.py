@@ -156,13 +156,15 @@ def _decode(
     INTERLEAVED: tl.constexpr,
     FUSED: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     split = tl.program_id(0)
     head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
     batch = tl.program_id(2).to(tl.int64)
     let_next_start(PDL)
-    wait_for_inputs(PDL)
+    if not EARLY:
+        wait_for_inputs(PDL)
     length = tl.load(lengths + batch).to(tl.int32)
     begin = 0
     if window is not None:
@@ -178,6 +180,8 @@ def _decode(
     of_values = v_cache + head * v_head
     keys = _tile(of_keys, table, batch, table_batch, page, k_batch, k_token, start, stored, d, dim, TOKENS)
     values = _tile(of_values, table, batch, table_batch, page, v_batch, v_token, start, stored, d, dim, TOKENS)
+    if EARLY:
+        wait_for_inputs(PDL)
     in_head = d < dim
     member = tl.arange(0, HEADS)
     mine = member < GROUP
@@ -343,8 +347,12 @@ def decode_attention(
     stages: int = 2,
     fused: bool = True,
     pdl: bool = False,
+    early: bool = False,
 ) -> torch.Tensor:
-    """q and out ``[B, heads, D]``; see the module for the rest. ``workspace`` is needed for more than one split."""
+    """q and out ``[B, heads, D]``; see the module for the rest. ``workspace`` is needed for more than one split.
+
+    ``early``: lengths and what the cache holds without the new token are older than the launch before this one, so
+    that with ``pdl`` they are read before it has ended."""
     batch, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
@@ -400,6 +408,7 @@ def decode_attention(
         INTERLEAVED=new is not None and new.interleaved,
         FUSED=fused,
         PDL=pdl,
+        EARLY=pdl and early and new is not None,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=pdl,

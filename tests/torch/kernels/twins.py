@@ -1,0 +1,77 @@
+"""CUDA C of ours on a machine without a GPU: the same source, compiled for the processor with ``twin.h``."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ranvier.providers.cuda.kernels import native
+from tests.torch.kernels.checking import DEVICE
+
+COMPILER = shutil.which("g++") or shutil.which("c++")
+FOLDER = Path(__file__).parent
+ENTRY = """
+#include "twin.h"
+{source}
+extern "C" void twin(int grid_x, int grid_y, int grid_z, int cluster{declared}) {{
+    run_blocks(grid_x, grid_y, grid_z, cluster, THREADS, [&] {{ {name}({given}); }});
+}}
+"""
+
+
+class Twin:
+    """Stands for a loaded kernel; a launch runs it here."""
+
+    def __init__(self, folder: Path, name: str, defines: tuple[tuple[str, int], ...]) -> None:
+        source = native.source(name)
+        signature = re.search(rf"{name}\(([^)]*)\)", source)
+        assert signature is not None
+        arguments = [" ".join(each.split()) for each in signature[1].split(",")]
+        given = ", ".join(each.split()[-1] for each in arguments)
+        declared = "".join(f", {each}" for each in arguments).replace("__restrict__", "")
+        text = ENTRY.format(source=source, name=name, declared=declared, given=given)
+        digest = hashlib.sha256((text + str(defines)).encode()).hexdigest()[:16]
+        written, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
+        written.write_text(text)
+        constants = [f"-D{key}={value}" for key, value in defines]
+        how = ["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-w", f"-I{FOLDER}"]
+        subprocess.run([str(COMPILER), *how, *constants, str(written), "-o", str(library)], check=True, timeout=120)
+        self._call = ctypes.CDLL(str(library)).twin
+        self._call.restype = None
+        self.launches: list[tuple[int, int, int]] = []
+
+    def launch(
+        self, grid: tuple[int, ...], threads: int, shared: int, args: Any, *, pdl: bool = False, cluster: int = 1
+    ) -> None:
+        self.launches.append((grid[0], threads, shared))
+        given = [
+            ctypes.c_void_p(x if x is None else x.data_ptr()) if x is None or isinstance(x, torch.Tensor) else x
+            for x in args
+        ]
+        self._call(*map(ctypes.c_int, (*grid, 1, 1)[:3]), ctypes.c_int(cluster), *given)
+
+
+@pytest.fixture
+def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
+    """Kernels that were asked for. On a GPU they are the real ones, and nothing is listed."""
+    made: list[Twin] = []
+    if DEVICE == "cuda":
+        return made
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+
+    def function(name: str, defines: tuple[tuple[str, int], ...], device: int) -> Twin:
+        made.append(Twin(tmp_path, name, defines))
+        return made[-1]
+
+    monkeypatch.setattr(native, "function", function)
+    monkeypatch.setattr(native, "facts", lambda _device: ((9, 0), 1))
+    return made
