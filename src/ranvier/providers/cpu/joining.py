@@ -45,8 +45,8 @@ def made_once(launches: Sequence[Launch], prepares: Set[int], kept: Set[Storage]
         if instead and any(isinstance(b, At) and b.storage in instead for b in launch.buffers):
             launch = _rewired(launch, instead)
         again: int | None = None
-        target = launch.writes[0]
-        if place in prepares and target.kind == "temp" and target not in kept and writers[target] == 1:
+        target = launch.writes[0] if place in prepares else None
+        if target is not None and target.kind == "temp" and target not in kept and writers[target] == 1:
             read = [b.storage for b in launch.buffers if isinstance(b, At) and b.storage is not target]
             # numbers may vary from call to call: they are compared, and never part of a key
             others = known.setdefault((launch.spec, *map(id, read)), [])
