@@ -71,6 +71,9 @@ def examples() -> Iterator[tuple[str, Printed]]:
         elementwise(made(F32, (n,)), [made(F32, (n,))], lambda x: Op("tanh", (x,), F32)) for n in (4096, 512, 80)
     ]
     yield "many", Printed((Call(merged([kernel(nest).calls[0].source for nest in several])),))
+    sums = [kernel(reduction(made(F32, (1, 256)), made(F32, (1024, 256)), [0], "sum")) for _ in range(3)]
+    calls = zip(*([call.source for call in each.calls] for each in sums))
+    yield "sums", Printed(tuple(Call(merged(list(each))) for each in calls))
     yield "columns", kernel(reduction(made(F32, (64, 1, 1024)), made(F32, (64, 32, 1024)), [1], "max"))
     yield "argmax", kernel(reduction(made(DType.int64, (512, 1)), made(F32, (512, 30000)), [1], "argmax"))
     a, out = made(F32, (64, 20000)), made(F32, (64, 20000))
