@@ -87,7 +87,7 @@ def affordable(graph: Graph, feed: Mapping[str, Any], config: SessionConfig) -> 
     """How many samples: more of them say more about a model whose runs are short."""
     with Session(copied(graph), config) as session:
         (seconds,) = fastest([session], feed, 0.1)
-    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 0.4 / seconds)))
+    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 1.0 / seconds)))
 
 
 def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized]:

@@ -232,3 +232,13 @@ def test_the_error_that_other_samples_may_have() -> None:
         found = [[row[0] + rng.exponential() * 0.1 * rng.standard_normal(8)] for row in expected]
         below += difference(found, expected).most > math.sqrt(0.02)  # the mean of a squared exponential is 2
     assert below > 160
+
+
+def test_ranges_are_those_of_all_samples_in_the_end() -> None:
+    """Every second sample decides about layers; a range that others go beyond holds those too."""
+    graph = graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((16, 8, 3, 3))})
+    feeds = [{"x": (X * (3.0 if k == 5 else 1.0)).astype(np.float32)} for k in range(16)]
+    quantizer = Quantizer(graph, feeds, Quantization(slower=1e9, equalize=False, max_error=1.0), CONFIG)
+    assert quantizer._ranges["x"] == pytest.approx((X.min(), X.max()))
+    _, report = quantizer.run()
+    assert quantizer._ranges["x"] == pytest.approx((3 * X.min(), 3 * X.max())) and report.samples == 16

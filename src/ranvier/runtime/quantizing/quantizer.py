@@ -52,7 +52,7 @@ RESTS = ("float32", "bf16")
 Range = tuple[float, float]
 _FEW = 8  # samples that ways to bring channels to like ranges are chosen by
 _ROOM = 0.85  # part of an error that samples may show
-_REST = 0.9  # part of that which may be there before layers are chosen
+_REST = 0.95  # part of that which may be there before layers are chosen
 _AGREEMENT, _PLACES = 0.99, 500  # of largest entries, and of how many that says something
 
 
@@ -319,6 +319,17 @@ class Quantizer:
 
         return left | fewest(layers, math.sqrt(max(bound**2 - floor**2, 0.0)), measure, until)
 
+    def _widen(self) -> None:
+        """Once layers are chosen every sample is good for ranges, each found in the way that was chosen."""
+        if self._looked is self.feeds:
+            return
+        ways = {
+            name: next(way for way, found in self._found.items() if found[name] == bounds)
+            for name, bounds in self._ranges.items()
+        }
+        self._observe(tuple(dict.fromkeys(ways.values())), [*self._looked, *self.feeds])
+        self._ranges = {name: self._found[way][name] for name, way in ways.items()}
+
     def _slower(self, kept: frozenset[str]) -> frozenset[str]:
         """Layers that are no slower without codes."""
         self._told("timing layers")
@@ -348,6 +359,7 @@ class Quantizer:
             kept = self._chosen()
             if self.options.timed:
                 kept |= self._slower(kept)
+            self._widen()
         elif self.options.max_error is not None and self.feeds:
             search = Search(self.error, self.options.max_error, self.options.trials)
             kept = search.run([site.name for site in self.sites])
