@@ -40,6 +40,7 @@ STAGES: tuple[Mapping[str, str], ...] = (
         "product blocks": "rows and panels of a tile of work",
         "conv blocks": "pixels and panels of a tile of work",
         "integer blocks": "rows and panels of a tile of work",
+        "integer rows": "lines of an image that a tile of work takes",
     },
     {"threads": "by one thread or by all"},
     {"product joining": "products of one tensor as one step, or one by one"},

@@ -71,8 +71,8 @@ def codes() -> ModelProto:
         helper.make_node("MatMulInteger", ["x", "w"], ["a"], name="product"),
         helper.make_node("ConvInteger", ["y", "k"], ["b"], pads=[1, 1, 1, 1], name="filters"),
     ]
-    inputs = [_io("x", U8, (50, 1200)), _io("y", U8, (1, 8, 40, 40))]
-    outputs = [_io("a", TensorProto.INT32, (50, 48)), _io("b", TensorProto.INT32, (1, 24, 40, 40))]
+    inputs = [_io("x", U8, (500, 1200)), _io("y", U8, (1, 8, 40, 40))]
+    outputs = [_io("a", TensorProto.INT32, (500, 48)), _io("b", TensorProto.INT32, (1, 24, 40, 40))]
     return model_of(nodes, inputs, outputs, weights)
 
 
