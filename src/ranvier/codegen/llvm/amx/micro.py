@@ -85,7 +85,7 @@ class TileMicro:
     near: Near = ""  # the operand that the next call has again; the other comes and goes, and leaves it the cache
 
     def spec(self) -> KernelSpec:
-        key = ("amx micro", 2, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near)
+        key = ("amx micro", 3, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -241,9 +241,14 @@ class _Emitter:
                 self._ask_for_row(f.min_(s * _ASKED + k, self.rows - 1))
 
     def _walk(self, w: _Walk, asks: bool) -> None:
-        """Whole steps, each of which loads the next one's tiles when it needs its own no more."""
+        """Whole steps. Where an operand stays near, each loads the next one's tiles when it needs its own no more."""
         f = self.fn
-        near = f.min_(self.whole, _NEAR_STEPS) if self.micro.near else self.whole
+        if not self.micro.near:
+            with f.loop(0, self.whole) as s:
+                self._meanwhile(s, asks)
+                self._step(f.gep(w.a, s * w.along), w.step, f.gep(w.b, s * w.apart), w.blocks)
+            return
+        near = f.min_(self.whole, _NEAR_STEPS)
         for v in range(self.micro.vectors):
             self._load_b(w, f.i64(0), v, far=False)
         for r in range(w.blocks):
@@ -251,10 +256,9 @@ class _Emitter:
         with f.loop(0, near - 1) as s:
             self._meanwhile(s, asks)
             self._turn(w, s + 1, far=False)
-        if self.micro.near:
-            with f.loop(near - 1, self.whole - 1) as s:
-                self._meanwhile(s, False)
-                self._turn(w, s + 1, far=True)
+        with f.loop(near - 1, self.whole - 1) as s:
+            self._meanwhile(s, False)
+            self._turn(w, s + 1, far=True)
         self._meanwhile(self.whole - 1, asks)
         for v in range(self.micro.vectors):
             for r in range(w.blocks):
@@ -283,7 +287,7 @@ class _Emitter:
         tiles.load(f, tiles.b_tile(v), at, f.i64(self.width), passing=self._passes("b", far))
 
     def _passes(self, operand: Near, far: bool) -> bool:
-        return bool(self.micro.near) and (far or operand != self.micro.near)
+        return far or operand != self.micro.near
 
     def _multiply(self, r: int, v: int) -> None:
         tiles.multiply(self.fn, self.instruction, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
