@@ -11,6 +11,7 @@ against the same step in float64, on random weights and a random cache; those of
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import triton
 from torch.nn import functional
 
 from bench.gpu_timing import captured, fastest, milliseconds
-from ranvier.providers.cuda.kernels import cluster_attention, few_tokens, int4, w4a16
+from ranvier.providers.cuda.kernels import few_tokens, int4, w4a16
 from ranvier.providers.cuda.kernels.choose import decode_splits, gemv_tile
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
@@ -36,13 +37,9 @@ FLOAT_TILES = [Tile(*one) for one in ((2, 1024, 4), (4, 1024, 4), (8, 1024, 4), 
                                       (2, 1024, 4, 2), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8))]  # fmt: skip
 INT4_TILES = [Tile(*one) for one in ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2))]
 LONG_INT4_TILES = [Tile(*one) for one in ((4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8))]
-CUTS = [few_tokens.Cut(*one) for one in ((8, 2, 2), (8, 3, 2), (8, 8, 1), (16, 3, 1), (8, 3, 1))]
-LONG_CUT = few_tokens.Cut(16, 3, 1)  # for rows of four times the length
-ATTENTIONS = (
-    (16, 128, 4, False),
-    (32, 64, 4, False),
-    *(cluster_attention.Cut(*one) for one in ((8, 16), (8, 8), (4, 16))),
-)
+CUTS = [few_tokens.Cut(*one) for one in ((8, 2, 2), (8, 3, 2), (8, 8, 1))]
+LONG_CUTS = [few_tokens.Cut(*one) for one in ((16, 3, 1), (16, 1, 1, 80 << 10), (8, 1, 2, 80 << 10))]
+ATTENTIONS = ((16, 64, 4, False), (32, 64, 4, False), (16, 128, 4, False))
 
 
 How = Tile | few_tokens.Cut  # which kernel a product gets, and how the work is cut for it
@@ -127,8 +124,7 @@ class Step:
     def __init__(self, model: Model, weights: str, *, splits: int, pdl: bool, tiles: dict[str, How]) -> None:
         self.model, self.kind, self.pdl, self.tiles = model, weights, pdl, tiles
         self.early = True
-        # splits of attention, tokens of a tile, warps, joined in the same launch; or how a cluster does it
-        self.how: tuple[int, int, int, bool] | cluster_attention.Cut = (splits, 128, 4, False)
+        self.how = (splits, 128, 4, False)  # splits of attention, tokens of a tile, warps, joined in the same launch
         shape, device = model.shape, model.device
 
         def buffer(n: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -175,9 +171,8 @@ class Step:
                 w4a16.gemv(x, self.packed[index][name], out, tile=tile, **vars(around))
             return
         weight = {"qkv": layer.qkv, "o": layer.o, "down": layer.down, "head": model.table, "gate_up": layer.gate}[name]
-        if isinstance(tile, few_tokens.Cut):
-            few_tokens.floats(x, (weight, layer.up) if gated else (weight,), out, around, tile)
-        elif gated:
+        assert isinstance(tile, Tile)
+        if gated:
             gated_gemv(x, layer.gate, layer.up, out, norm=norm, eps=EPS, tile=tile, pdl=pdl)
         else:
             gemv(x, (weight,), out, norm=norm, eps=EPS, residual=residual, tile=tile, pdl=pdl)
@@ -186,11 +181,6 @@ class Step:
         shape, layer = self.model.shape, self.model.layers[index]
         q, k, v = self.qkv.view(-1, shape.dim).split((shape.heads, shape.kv_heads, shape.kv_heads))
         new = NewToken(k[None], v[None], self.model.cos, self.model.sin)
-        if isinstance(self.how, cluster_attention.Cut):
-            out = self.attended.view(1, shape.heads, shape.dim)
-            given = (q[None], layer.k_cache, layer.v_cache, self.model.lengths, out, new)
-            cluster_attention.cluster_attention(*given, pdl=self.pdl, early=self.early, cut=self.how)
-            return
         splits, tokens, warps, fused = self.how
         decode_attention(
             q[None], layer.k_cache, layer.v_cache, self.model.lengths, self.attended.view(1, shape.heads, shape.dim),
@@ -219,7 +209,10 @@ class Step:
         return weights + shape.layers * 2 * 2 * self.model.context * shape.kv_heads * shape.dim
 
 
-def quantized(weight: torch.Tensor, group: int = 128) -> int4.Int4:
+GROUP = 32  # weights under one scale
+
+
+def quantized(weight: torch.Tensor, group: int = GROUP) -> int4.Int4:
     """Symmetric 4-bit weights: the largest of a group becomes -8 or 8 less one."""
     n, k = weight.shape
     group = min(group, k)
@@ -292,7 +285,7 @@ def tuned(step: Step, kind: str) -> dict[str, How]:
             return lambda: [step.product(name, i, tile) for i in indices] and None
 
         few_bits = LONG_INT4_TILES if name == "down" else INT4_TILES
-        tried: list[How] = [*CUTS, *(few_bits if kind == "int4" else FLOAT_TILES)]
+        tried: list[How] = [*CUTS, *LONG_CUTS, *few_bits] if kind == "int4" else list(FLOAT_TILES)
         tile, took, seen = fastest(tried, launch)
         print(f"  {name:8} {took * 1e3 / len(indices):7.2f} us each  {tile}", flush=True)
         for other, how in seen.items():
@@ -336,19 +329,14 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
 
     for how in ATTENTIONS:
         step.how = how
-        if isinstance(how, cluster_attention.Cut):
-            tried(f"cluster_{how.warps}_{how.cluster}")
-            continue
         step.workspace = Workspace.empty(1, shape.heads, shape.kv_heads, shape.dim, how[0], model.device)
         tried(f"splits_{how[0]}_tokens_{how[1]}" + "_apart" * (not how[3]))
     step.early = False
     tried("attention_not_early")
     step.early = True
-    for cut in CUTS:
-        step.tiles = dict.fromkeys(PRODUCTS, cut)
-        tried(f"all_{cut.warps}_{cut.stages}_{cut.resident}")
-        step.tiles["down"] = LONG_CUT
-        tried(f"all_but_down_{cut.warps}_{cut.stages}_{cut.resident}")
+    for cut, long in itertools.product(CUTS, LONG_CUTS) if kind == "int4" else ():
+        step.tiles = {name: long if name == "down" else cut for name in PRODUCTS}
+        tried(f"all_{cut.warps}_{cut.stages}_{cut.resident}_down_{long.warps}_{long.stages}_{long.most >> 10}")
     times = [v for name, v in row.items() if name.endswith("_ms") and name not in ("goal_ms", "floor_ms") and v]
     row["best_ms"] = min(times)
     row["of_floor"] = row["floor_ms"] / row["best_ms"]

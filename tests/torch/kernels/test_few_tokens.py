@@ -66,9 +66,6 @@ def test_what_rides_along(twin: list[Twin]) -> None:
     inner = rms_norm(exact(x), exact(norm)) @ weights.T + exact(bias)
     found = few_tokens.coded(x, packed, poisoned(2, 24, dtype=dtype), around, cut)
     close(found, silu(inner) + exact(residual), 2e-2)
-    matrix = torch.from_numpy(weights.astype(np.float32)).to(dtype).to(DEVICE)
-    found = few_tokens.floats(x, [matrix], poisoned(2, 24, dtype=dtype), around, cut)
-    close(found, silu(inner) + exact(residual), 3e-2)
 
 
 def test_gate_and_up_in_turn(twin: list[Twin]) -> None:
@@ -80,46 +77,15 @@ def test_gate_and_up_in_turn(twin: list[Twin]) -> None:
     around, cut = Around(gated=True, activation="silu"), Cut(warps=1, stages=2, resident=1)
     found = few_tokens.coded(x, both, poisoned(1, 20, dtype=dtype), around, cut)
     close(found, silu(exact(x) @ gate_weights.T) * (exact(x) @ up_weights.T), 2e-2)
-    for n in (20, 24):  # in pieces, and whole tiles
-        gate, up = random(3, n, 256, dtype=dtype), random(4, n, 256, dtype=dtype)
-        found = few_tokens.floats(x, [gate, up], poisoned(1, n, dtype=dtype), around, cut)
-        close(found, silu(exact(x) @ exact(gate).T) * (exact(x) @ exact(up).T), 2e-2)
 
 
-@pytest.mark.parametrize(
-    ("m", "sizes", "k", "dtype", "most"),
-    [
-        (1, (40,), 512, torch.bfloat16, 0),
-        (1, (48, 16), 264, torch.bfloat16, 65536),  # whole tiles; a step that is not whole
-        (2, (16, 5, 11), 200, torch.float16, 65536),  # matrices that end inside a tile
-        (8, (9, 8), 1088, torch.bfloat16, 65536),
-        (5, (3,), 8, torch.float16, 0),
-    ],
-)
-def test_is_the_product_with_floats(
-    m: int, sizes: tuple[int, ...], k: int, dtype: torch.dtype, most: int, twin: list[Twin]
-) -> None:
-    x = random(m, m, k, dtype=dtype)
-    matrices = [random(n + 50, n, k, dtype=dtype, scale=k**-0.5) for n in sizes]
-    out = poisoned(m, sum(sizes), dtype=dtype)
-    few_tokens.floats(x, matrices, out, Around(), Cut(warps=2, stages=2, resident=1, most=most, depth=256))
-    wanted = np.concatenate([exact(x) @ exact(matrix).T for matrix in matrices], axis=1)
-    close(out, wanted, 1e-2 if dtype is torch.bfloat16 else 2e-3)
-
-
-def test_what_it_declines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_tokens, "FLOATS_USED", True)
+def test_what_it_declines() -> None:
     packed, _ = halves(int4_weights(1, 16, 256, 32, False)[0], torch.bfloat16)
     x = random(1, 1, 256, dtype=torch.bfloat16)
-    matrix = random(2, 16, 256, dtype=torch.bfloat16)
-    if DEVICE == "cpu":
-        assert not few_tokens.suits_codes(x, packed, Around()) and not few_tokens.suits(x, [matrix], Around())
-        return
-    assert few_tokens.suits_codes(x, packed, Around()) and few_tokens.suits(x, [matrix], Around())
-    assert not few_tokens.suits_codes(x.to(torch.float32), packed, Around())
-    assert not few_tokens.suits_codes(random(1, 9, 256, dtype=torch.bfloat16), packed, Around())
-    assert not few_tokens.suits(x, [matrix], Around(bias=random(1, 16)))  # of another type
-    assert not few_tokens.suits(x[:, 1:121], [matrix[:, 1:121]], Around())  # rows that begin at odd places
+    assert few_tokens.suits(x, packed, Around()) is (DEVICE == "cuda")
+    assert not few_tokens.suits(x.to(torch.float32), packed, Around())
+    assert not few_tokens.suits(random(1, 9, 256, dtype=torch.bfloat16), packed, Around())
+    assert not few_tokens.suits(x, packed, Around(bias=random(1, 16)))  # of another type
 
 
 def test_compiles_for_a_gpu() -> None:
@@ -137,7 +103,6 @@ def test_compiles_for_a_gpu() -> None:
             {**coded, "HALF": 1, "FLOAT_SCALES": 1, "HAS_ZEROS": 1, "TOKENS": 8, "HELD": 0, "TOGETHER": 0},
         ),
         ("few_tokens_int4", {**coded, "OF_GROUP": 4, "GROUPS": 16, "TOKENS": 1, "GATED": 1, "ACTIVATION": 1}),
-        ("few_tokens_float", {"TOKENS": 8, "HALF": 1, "FLOAT_OUT": 1}),
     )
     for name, other in kinds:
         defines = native.named({**usual, **other})

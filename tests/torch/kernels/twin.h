@@ -25,7 +25,7 @@ struct uint4 {
     unsigned x, y, z, w;
 };
 struct Place {
-    unsigned x, y, z;
+    unsigned x;
 };
 static thread_local Place threadIdx, blockIdx;
 static Place gridDim;
@@ -59,7 +59,7 @@ struct Warp {
     uint32_t operands[32][6];
 };
 
-// A block: its shared memory, and where its threads meet. Blocks of a cluster run at the same time.
+// A block: its shared memory, and where its threads meet.
 struct Block {
     explicit Block(int threads, int multiplying) : all(threads), some(multiplying), warps(threads / 32) {
         std::memset(memory, 0xFF, sizeof memory);  // nothing may be taken for zero
@@ -68,30 +68,17 @@ struct Block {
     std::vector<Warp> warps;
     __attribute__((aligned(128))) unsigned char memory[1 << 19];
 };
-static thread_local Block* block;
-static std::vector<Block*> cluster_blocks;
-static Meeting* cluster_meeting;
+static Block* block;
 
 #define SHARED(name) unsigned char* name = block->memory
 inline Warp& my_warp() { return block->warps[threadIdx.x >> 5]; }
 inline void __syncthreads() { block->all.wait(); }
 inline void __syncwarp() { my_warp().all.wait(); }
 inline void multiplying_meet() { block->some.wait(); }
-inline void cluster_meets() { cluster_meeting->wait(); }
-inline float of_block(const float* here, int rank) {
-    return *(const float*)(cluster_blocks[rank]->memory + ((const unsigned char*)here - block->memory));
-}
-inline void bring_16(void* to, const void* from) {
-    if ((uintptr_t)to % 16 || (uintptr_t)from % 16) std::abort();
-    std::memcpy(to, from, 16);
-}
-inline void all_asked() {}
-inline void wait_but_last() {}
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <class T> inline T __ldg(const T* at) { return *at; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline float __expf(float x) { return std::exp(x); }
-inline float exp2f(float x) { return std::exp2(x); }
 inline float fmaxf(float a, float b) { return a > b ? a : b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
@@ -193,25 +180,17 @@ inline void bring(void* to, const void* from, int bytes, unsigned long long* whe
 inline void let_next_start() {}
 inline void wait_for_inputs() {}
 
-template <class Body> void run_blocks(int x, int y, int z, int cluster, int threads, Body body) {
-    gridDim = {(unsigned)x, (unsigned)y, (unsigned)z};
-    for (int first = 0; first < x * y * z; first += cluster) {
+template <class Body> void run_blocks(int grid, int threads, Body body) {
+    gridDim.x = grid;
+    for (int b = 0; b < grid; ++b) {
         phases.clear();
-        std::vector<std::unique_ptr<Block>> held;
-        Meeting meeting(cluster * threads);
-        cluster_meeting = &meeting;
-        cluster_blocks.clear();
+        const auto held = std::make_unique<Block>(threads, 32 * WARPS);
+        block = held.get();
         std::vector<std::thread> running;
-        for (int b = 0; b < cluster; ++b) {
-            held.push_back(std::make_unique<Block>(threads, 32 * WARPS));
-            cluster_blocks.push_back(held.back().get());
-        }
-        for (int t = 0; t < cluster * threads; ++t)
-            running.emplace_back([&, t] {
-                const unsigned at = first + t / threads;
-                threadIdx = {(unsigned)(t % threads), 0, 0};
-                blockIdx = {at % x, at / x % y, at / (x * y)};
-                block = cluster_blocks[t / threads];
+        for (int t = 0; t < threads; ++t)
+            running.emplace_back([&, t, b] {
+                threadIdx.x = t;
+                blockIdx.x = b;
                 body();
             });
         for (auto& each : running) each.join();

@@ -21,9 +21,7 @@ FOLDER = Path(__file__).parent
 ENTRY = """
 #include "twin.h"
 {source}
-extern "C" void twin(int grid_x, int grid_y, int grid_z, int cluster{declared}) {{
-    run_blocks(grid_x, grid_y, grid_z, cluster, THREADS, [&] {{ {name}({given}); }});
-}}
+extern "C" void twin(int grid{declared}) {{ run_blocks(grid, THREADS, [&] {{ {name}({given}); }}); }}
 """
 
 
@@ -48,15 +46,13 @@ class Twin:
         self._call.restype = None
         self.launches: list[tuple[int, int, int]] = []
 
-    def launch(
-        self, grid: tuple[int, ...], threads: int, shared: int, args: Any, *, pdl: bool = False, cluster: int = 1
-    ) -> None:
-        self.launches.append((grid[0], threads, shared))
+    def launch(self, grid: int, threads: int, shared: int, args: Any, *, pdl: bool = False) -> None:
+        self.launches.append((grid, threads, shared))
         given = [
             ctypes.c_void_p(x if x is None else x.data_ptr()) if x is None or isinstance(x, torch.Tensor) else x
             for x in args
         ]
-        self._call(*map(ctypes.c_int, (*grid, 1, 1)[:3]), ctypes.c_int(cluster), *given)
+        self._call(ctypes.c_int(grid), *given)
 
 
 @pytest.fixture

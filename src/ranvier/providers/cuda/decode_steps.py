@@ -13,7 +13,6 @@ import torch
 
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cuda.decode_weights import Codes, Floats, Weights
-from ranvier.providers.cuda.kernels import cluster_attention
 from ranvier.providers.cuda.kernels.decode_attention import NewToken, Workspace, decode_attention
 from ranvier.providers.cuda.kernels.few_tokens import Around
 from ranvier.providers.cuda.kernels.first import lengths_after, look_up
@@ -195,26 +194,23 @@ class DecodeStep(_Step):
         keys, values = (cache.transpose(1, 2) for cache in caches)
         out = q.new_empty(q.shape[0], how.heads, how.dim)
         new = NewToken(k, v, env.tensors[how.operand(7)], env.tensors[how.operand(8)], how.interleaved)
-        if how.plain and cluster_attention.suits(q, keys, values, new):
-            given = (q, keys, values, lengths, out, new)
-            cluster_attention.cluster_attention(*given, scale=how.scale, pdl=self._pdl, early=early)
-        else:
-            decode_attention(
-                q,
-                keys,
-                values,
-                lengths,
-                out,
-                workspace=self._workspace,
-                splits=self._splits,
-                new=new,
-                scale=how.scale,
-                softcap=how.softcap,
-                window=how.window,
-                fused=not self._pdl,  # launches that begin early cost less than waiting for the last split
-                pdl=self._pdl,
-                early=early,
-            )
+        decode_attention(
+            q,
+            keys,
+            values,
+            lengths,
+            out,
+            workspace=self._workspace,
+            splits=self._splits,
+            new=new,
+            scale=how.scale,
+            softcap=how.softcap,
+            window=how.window,
+            tokens=128 if how.dim <= 64 else 64,
+            fused=not self._pdl,  # launches that begin early cost less than waiting for the last split
+            pdl=self._pdl,
+            early=early,
+        )
         how.hand_on(env, out.view(out.shape[0], 1, -1), caches)
 
 

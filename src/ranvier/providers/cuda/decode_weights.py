@@ -32,11 +32,8 @@ class Floats:
         self.n = sum(matrix.shape[0] for matrix in matrices)
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
-        around = replace(around, bias=self._bias)
-        if few_tokens.suits(x, self._matrices, around):
-            return few_tokens.floats(x, self._matrices, out, around)
         tile = choose.gemv_tile("float", x.shape[1], x.shape[0], self.n)
-        how: dict[str, Any] = {"bias": around.bias, "residual": around.residual, "norm": around.norm}
+        how: dict[str, Any] = {"bias": self._bias, "residual": around.residual, "norm": around.norm}
         return gemv(x, self._matrices, out, eps=around.eps, tile=tile, pdl=around.pdl, **how)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,9 +48,6 @@ class GatedFloats:
         self.n = int(gate.shape[0])
 
     def few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
-        around = replace(around, gated=True, activation=self._activation)
-        if few_tokens.suits(x, (self._gate, self._up), around):
-            return few_tokens.floats(x, (self._gate, self._up), out, around)
         tile = choose.gemv_tile("gated", x.shape[1], x.shape[0], self.n)
         how: dict[str, Any] = {"norm": around.norm, "eps": around.eps, "pdl": around.pdl}
         return gated_gemv(x, self._gate, self._up, out, activation=self._activation, tile=tile, **how)
@@ -74,7 +68,7 @@ class Codes:
 
     def _few(self, x: torch.Tensor, out: torch.Tensor, around: Around) -> torch.Tensor:
         """By the matrix unit where it takes them, else by Triton's kernel."""
-        if few_tokens.suits_codes(x, self.weights, around):
+        if few_tokens.suits(x, self.weights, around):
             return few_tokens.coded(x, self.weights, out, around)
         tile = choose.gemv_tile("int4", x.shape[1], x.shape[0])
         return w4a16.gemv(x, self.weights, out, tile=tile, **vars(around))

@@ -23,10 +23,8 @@ from ranvier.codegen.llvm import cache
 from ranvier.errors import CannotWrite, KernelError
 from ranvier.formats.files import write_files
 
-_CLUSTER, _EARLY = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, ..._PROGRAMMATIC_STREAM_SERIALIZATION
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-_USUAL_CLUSTER = 8  # more has to be asked for
 _USUAL_SHARED = 48 << 10  # more has to be asked for
 
 
@@ -53,40 +51,21 @@ class Function:
         self._image = image  # lives as long as what was loaded from it
         _driver("cuModuleLoadData", ctypes.byref(self._module), image)
         _driver("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
-        self._shared, self._cluster = _USUAL_SHARED, _USUAL_CLUSTER
+        self._shared = _USUAL_SHARED
 
-    def launch(
-        self,
-        grid: Sequence[int],
-        threads: int,
-        shared: int,
-        args: Sequence[Any],
-        *,
-        pdl: bool = False,
-        cluster: int = 1,
-    ) -> None:
-        """``grid`` has up to three axes; ``cluster`` blocks along the first reach each other's shared memory."""
+    def launch(self, grid: int, threads: int, shared: int, args: Sequence[Any], *, pdl: bool = False) -> None:
         if shared > self._shared:
             _driver("cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
             self._shared = shared
-        if cluster > self._cluster:
-            _driver("cuFuncSetAttribute", self._function, _LARGE_CLUSTERS, 1)
-            self._cluster = cluster
         held = [
             ctypes.c_void_p(None if x is None else x.data_ptr()) if x is None or isinstance(x, torch.Tensor) else x
             for x in args
         ]
         places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(x) for x in held))
-        told = [_attribute(_EARLY, 1)] * pdl + [_attribute(_CLUSTER, cluster, 1, 1)] * (cluster > 1)
-        attributes = (_Attribute * 2)(*told)
+        early = _Attribute(_EARLY, b"", (ctypes.c_uint * 16)(1))
         stream = torch.cuda.current_stream().cuda_stream
-        axes = (*grid, 1, 1)[:3]
-        how = _Launch(axes, (threads, 1, 1), shared, stream, attributes, len(told))
+        how = _Launch((grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.pointer(early), int(pdl))
         _driver("cuLaunchKernelEx", ctypes.byref(how), self._function, places, None)
-
-
-def _attribute(kind: int, *numbers: int) -> _Attribute:
-    return _Attribute(kind, b"", (ctypes.c_uint * 16)(*numbers))
 
 
 @functools.cache
@@ -105,12 +84,8 @@ def named(defines: Mapping[str, int | bool]) -> tuple[tuple[str, int], ...]:
 def source(name: str) -> str:
     """The text of a kernel, with what it includes of ours in its place: a compiler gets one text and needs no paths."""
     folder = resources.files(__package__)
-
-    def whole(file: str) -> str:
-        text = folder.joinpath(file).read_text("utf-8")
-        return re.sub(r'^#include "(.+)"$', lambda found: whole(found[1]), text, flags=re.M)
-
-    return whole(f"{name}.cu")
+    text = folder.joinpath(f"{name}.cu").read_text("utf-8")
+    return re.sub(r'^#include "(.+)"$', lambda found: folder.joinpath(found[1]).read_text("utf-8"), text, flags=re.M)
 
 
 def _image(name: str, options: Sequence[str]) -> bytes:
