@@ -19,7 +19,7 @@ _STEP = 4 * CHUNK  # elements
 _PAD, _BESIDE_PAD = 32, 16  # bytes behind a row in the ring, and behind its scales and zero points, if rows are apart
 _LINE = 128  # bytes of which stages are multiples
 _BARRIERS = 256  # bytes
-_MOST_SHARED = 220 << 10
+_MOST_SHARED, _MOST_RING = 220 << 10, 150 << 10
 _REGISTERS = 1 << 16  # of a multiprocessor
 _OF_A_THREAD, _OF_A_STEP = 60, 18  # of them without tokens, and for those of a step
 _HALVES = (torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ class Cut:
     depth: int = 2048
 
 
-SHORT, LONG = Cut(8, 2, 2), Cut(16, 3, 1)  # for rows of up to so many bytes, and for longer ones
+SHORT, LONG = Cut(8, 8, 1), Cut(16, 3, 1)  # for rows of up to so many bytes, and for longer ones
 _SHORT_ROW = 2048
 
 
@@ -164,7 +164,9 @@ def _ring_for(weights: Int4, cut: Cut, device: int) -> _Ring:
     row = 16 * weights.words.shape[1]
     whole = _ROWS * (row + weights.scales.shape[1] * sum(_beside(weights)))
     if whole <= cut.most:
-        return _Ring(True, row, min(cut.stages, _tiles_of_a_block(weights.n, cut, device)), _lines(whole))
+        stage = _lines(whole)
+        stages = min(cut.stages, _tiles_of_a_block(weights.n, cut, device), max(1, _MOST_RING // stage))
+        return _Ring(True, row, stages, stage)
     groups = 2 * cut.depth // weights.group
     row = cut.depth + _PAD + sum(groups * size + _BESIDE_PAD for size in _beside(weights))
     return _Ring(False, cut.depth, cut.stages, _lines(_ROWS * row))
