@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from ranvier.codegen.llvm import compiler
 from ranvier.codegen.loops.ir import Op
 from ranvier.codegen.storage import View
+from ranvier.codegen.triton import driver as cuda_driver
 from ranvier.codegen.triton import images, launching
 from ranvier.codegen.triton.library import kernel
 from ranvier.codegen.triton.printer import HEADER, Pointer, Source
@@ -115,7 +116,7 @@ class _Driver:
 
 
 def _launcher(monkeypatch: pytest.MonkeyPatch, driver: Any, numbers: tuple[int, ...], **how: Any) -> Any:
-    monkeypatch.setattr(launching, "_cuda", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "cuda", lambda: driver)
     monkeypatch.setattr(launching, "_loaded", {})
     source = _plain(numbers)
     image = images.Image("key", b"code", "k", 4, how.get("shared", 0))

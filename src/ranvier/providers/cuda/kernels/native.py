@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from ranvier.codegen.llvm import cache
+from ranvier.codegen.triton import driver
 from ranvier.errors import CannotWrite, KernelError
 from ranvier.formats.files import write_files
 
 _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_USUAL_SHARED = 48 << 10  # more has to be asked for
 
 
 class _Attribute(ctypes.Structure):
@@ -47,15 +46,12 @@ class Function:
     """One kernel on one device. Arguments of a launch are tensors, None for no tensor, and ctypes numbers."""
 
     def __init__(self, image: bytes, name: str) -> None:
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._image = image  # lives as long as what was loaded from it
-        _driver("cuModuleLoadData", ctypes.byref(self._module), image)
-        _driver("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
-        self._shared = _USUAL_SHARED
+        self._function = driver.function(image, name)
+        self._shared = driver.USUAL_SHARED
 
     def launch(self, grid: int, threads: int, shared: int, args: Sequence[Any], *, pdl: bool = False) -> None:
         if shared > self._shared:
-            _driver("cuFuncSetAttribute", self._function, _MAX_DYNAMIC_SHARED, shared)
+            driver.allow_shared(self._function, shared)
             self._shared = shared
         held = [
             ctypes.c_void_p(None if x is None else x.data_ptr()) if x is None or isinstance(x, torch.Tensor) else x
@@ -65,7 +61,7 @@ class Function:
         early = _Attribute(_EARLY, b"", (ctypes.c_uint * 16)(1))
         stream = torch.cuda.current_stream().cuda_stream
         how = _Launch((grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.pointer(early), int(pdl))
-        _driver("cuLaunchKernelEx", ctypes.byref(how), self._function, places, None)
+        driver.call("cuLaunchKernelEx", ctypes.byref(how), self._function, places, None)
 
 
 @functools.cache
@@ -141,7 +137,7 @@ def missing(device: int, since: tuple[int, int]) -> str:
         return f"capability {since[0]}.{since[1]} is needed"
     try:
         _nvrtc()
-        _cuda()
+        driver.cuda()
     except OSError as error:
         return str(error)
     return ""
@@ -170,16 +166,3 @@ def _compiler_version() -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
-
-
-@functools.cache
-def _cuda() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _driver(name: str, *args: Any) -> None:
-    code = getattr(_cuda(), name)(*args)
-    if code:
-        text = ctypes.c_char_p()
-        _cuda().cuGetErrorString(code, ctypes.byref(text))
-        raise KernelError(f"{name}: CUDA error {code}: {(text.value or b'').decode()}")
