@@ -6,12 +6,22 @@ import importlib.util
 import os
 from typing import Any
 
+import pytest
+
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when triton is imported
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["*"]
 elif importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["codegen/*"]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Torch's own generator draws the same for a test whatever ran before it, as NumPy's ones do (tests/conftest.py)."""
+    import torch
+
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:

@@ -79,7 +79,6 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 template <class T> inline T __ldg(const T* at) { return *at; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline float __expf(float x) { return std::exp(x); }
-inline float fmaxf(float a, float b) { return a > b ? a : b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 inline float __shfl_xor_sync(unsigned mask, float x, int far) {

@@ -153,46 +153,49 @@ class _Splitter:
         return Nest(extents, tuple(operands), (*folds, Final(tuple(stores))), nest.row, nest.label)
 
     def whole(self, stages: dict[int, Reduce], partial: dict[int, View], slots: int) -> Nest:
-        extents = (*(1 if a in self.nest.row else n for a, n in enumerate(self.nest.extents)), slots)
+        """The folds over the parts, whose results later nests read from temporaries."""
         operands: list[Operand] = []
-        folds: list[Stage] = []
+        folds, found = self.folded(stages, partial, operands)
         stores: list[tuple[int, Expr]] = []
-        for number, (k, stage) in enumerate(stages.items()):
-            view = partial[k]
-            folds.append(Reduce(stage.fold, Load(len(operands), view.dtype), stage.dtype))
-            operands.append(Operand(view, (*self.spread(view.strides[1:]), view.strides[0])))
-            original = self.nest.stages[k]
-            assert isinstance(original, Reduce)
-            result = View.temporary(original.dtype, self.shape)
-            found: Expr = Result(number, stage.dtype)
-            if original.dtype is not stage.dtype:
-                found = Op("cast", (found,), original.dtype)
-            stores.append((len(operands), found))
+        for k, value in found.items():
+            result = View.temporary(value.dtype, self.shape)
+            stores.append((len(operands), value))
             operands.append(Operand(result, (*self.spread(result.strides), 0)))
-            self.known[k] = Load(len(self.operands), original.dtype)
+            self.known[k] = Load(len(self.operands), value.dtype)
             self.operands.append(Operand(result, self.spread(result.strides)))
-        row = frozenset({len(self.nest.extents)})
-        return Nest(extents, tuple(operands), (*folds, Final(tuple(stores))), row, self.nest.label)
+        return self.over_parts(slots, operands, folds, stores)
 
     def ended(self, stages: dict[int, Reduce], partial: dict[int, View], slots: int, last: Final) -> Nest:
         """The folds over the parts, and what is stored once per outer point."""
-        extents = (*(1 if a in self.nest.row else n for a, n in enumerate(self.nest.extents)), slots)
         operands = [replace(o, strides=(*o.strides, 0)) for o in self.operands]
+        folds, results = self.folded(stages, partial, operands)
+        found = {**self.known, **results}
+        rewrite = Rewriter(lambda e: found[e.stage] if isinstance(e, Result) else e)
+        return self.over_parts(slots, operands, folds, [(k, rewrite(value)) for k, value in last.stores])
+
+    def folded(
+        self, stages: dict[int, Reduce], partial: dict[int, View], operands: list[Operand]
+    ) -> tuple[list[Stage], dict[int, Expr]]:
+        """Folds over the parts, which become operands, and what is then the result of each stage of the nest."""
         folds: list[Stage] = []
-        found: dict[int, Expr] = dict(self.known)
+        found: dict[int, Expr] = {}
         for number, (k, stage) in enumerate(stages.items()):
-            view = partial[k]
+            view, original = partial[k], self.nest.stages[k]
+            assert isinstance(original, Reduce)
             folds.append(Reduce(stage.fold, Load(len(operands), view.dtype), stage.dtype))
             operands.append(Operand(view, (*self.spread(view.strides[1:]), view.strides[0])))
-            original = self.nest.stages[k]
-            assert isinstance(original, Reduce)
             found[k] = Result(number, stage.dtype)
             if original.dtype is not stage.dtype:
                 found[k] = Op("cast", (found[k],), original.dtype)
-        rewrite = Rewriter(lambda e: found[e.stage] if isinstance(e, Result) else e)
-        stores = Final(tuple((k, rewrite(value)) for k, value in last.stores))
+        return folds, found
+
+    def over_parts(
+        self, slots: int, operands: list[Operand], folds: list[Stage], stores: list[tuple[int, Expr]]
+    ) -> Nest:
+        """A nest over the outer axes and, as its row, the parts."""
+        extents = (*(1 if a in self.nest.row else n for a, n in enumerate(self.nest.extents)), slots)
         row = frozenset({len(self.nest.extents)})
-        return Nest(extents, tuple(operands), (*folds, stores), row, self.nest.label)
+        return Nest(extents, tuple(operands), (*folds, Final(tuple(stores))), row, self.nest.label)
 
     def spread(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """Strides of a tensor over the outer axes as strides over all axes."""
