@@ -18,7 +18,7 @@ elif importlib.util.find_spec("triton") is None:
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """Torch's own generator draws the same for a test whatever ran before it, as NumPy's ones do (tests/conftest.py)."""
+    """Torch's own generator draws the same for a test whatever ran before it, as NumPy's do (tests/conftest.py)."""
     import torch
 
     torch.manual_seed(0)
