@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ranvier as rv
-from ranvier.codegen.llvm.ternary import token_codes
+from ranvier.codegen.llvm.ternary import fives, token_codes
 from ranvier.formats.onnx import read, save
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes
 from ranvier.providers.cpu.kernel import CpuKernel
@@ -50,6 +50,13 @@ def test_other_instruction_sets(monkeypatch: pytest.MonkeyPatch, kind: str, m: i
         agree(model(given, 130, 40), {"x0": given[0]}, rtol=0, atol=0)
     except rv.errors.InvalidConfig:
         pytest.skip(f"this machine has no {kind}")
+
+
+@pytest.mark.parametrize("lead", [(1,), (3,), (4,)])
+def test_weights_packed_for_far_caches(monkeypatch: pytest.MonkeyPatch, lead: tuple[int, ...]) -> None:
+    monkeypatch.setattr(fives, "_LEAST", 0)
+    given = operands(lead, 200, 130, each=True)
+    agree(model(given, 200, 130), {"x0": given[0]}, rtol=0, atol=0)
 
 
 def test_with_a_bias() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.ternary.fives import PackedFives, by_fives
 from ranvier.codegen.llvm.ternary.pack import PackedTernary
 from ranvier.codegen.llvm.ternary.tiles import by_tiles, suits_tiles
 from ranvier.codegen.llvm.ternary.vectors import by_vectors
@@ -14,7 +15,13 @@ TILE_ROWS = 4  # tokens from which the matrix unit is faster
 
 
 def ternary_matmul(
-    codes: View, packed: PackedTernary, out: View, isa: Isa, *, epilogue: Epilogue | None = None, threads: int = 1
+    codes: View,
+    packed: PackedTernary | PackedFives,
+    out: View,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
 ) -> list[Launch]:
     """``out [M, N] = epilogue(codes @ (w + 1))``: the weights' codes are multiplied, so every sum is larger by that of
     its token's codes. ``codes`` are rows as ``token_codes`` writes them."""
@@ -23,6 +30,8 @@ def ternary_matmul(
     strides = (out.strides[0], out.strides[1])
     if not (m and packed.n):
         return []
+    if isinstance(packed, PackedFives):
+        return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
     if m >= TILE_ROWS and suits_tiles(isa):
         return [by_tiles(codes, m, packed, out, strides, epilogue, threads)]
     return [by_vectors(codes, m, packed, out, strides, epilogue, isa, threads)]

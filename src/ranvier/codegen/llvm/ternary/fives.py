@@ -1,0 +1,255 @@
+"""Few tokens times weights packed five to a byte: a fifth fewer bytes than in 2 bits, for a few instructions more.
+
+That pays where weights come from beyond the second-level cache: one core gets a line of 64 bytes in about six cycles
+there, and a line of five weights a byte takes about as long to multiply.
+
+A byte holds the codes t0 to t4 (``w + 1``) that five columns have for the same k, so all five meet the same token. The
+first four are the digits of v = t0 + 3 t1 + 9 t2 + 27 t3, up to 80. Where v < 64 the byte is v + 64 t4, and its low 6
+bits, which is what ``vpermb`` looks at, are v. The other 51 combinations are the bytes from 192 on, v + 128 + 17 t4.
+Two tables turn the low 6 bits into four fields of 2 bits, one for either kind of byte, and a third one makes
+g = v + 64 t4 of the bytes from 192 on, which the others are already.
+
+Three of the fields are masked and multiplied where they stand, 1, 4 and 16 times as large; all four together give the
+fourth by subtraction, and g, which is no less a sum of the five with known factors, the fifth. So twelve instructions
+do for 320 weights. Lines hold four k of 16 lanes, so a panel has 80 columns; lines follow each other along k.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain
+from ranvier.codegen.llvm.integer.dots import multiply_add
+from ranvier.codegen.llvm.integer.finish import integer_finish
+from ranvier.codegen.llvm.integer.frame import Frame, in_order
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K
+from ranvier.codegen.llvm.ternary.pack import STEP, padded
+from ranvier.codegen.llvm.ternary.tokens import row_bytes
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
+
+Array = np.ndarray[Any, Any]
+ROWS = 3  # up to so many rows read weights in this form
+_LEAST = 2 << 20  # bytes in 2 bits a weight: what second-level caches of such processors hold
+_FIELDS = 5
+_LINE = 64
+_LANES = _LINE // 4
+_WIDTH = _FIELDS * _LANES  # columns of a panel
+_QUAD = 4  # k of a line
+_STEP_BYTES = STEP // _QUAD * _LINE
+_DIGITS = (1, 3, 9, 27)
+_FIRST = 64  # values of v that the low 6 bits hold as they are
+
+_X, _W, _OUT, _FINISH = range(4)
+_NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
+_AHEAD = 2  # steps of weights that are asked for before they are used
+_GOPS, _GBPS = 120.0, 12.0  # of one core, roughly, in codes of one row
+
+
+@dataclass(frozen=True)
+class PackedFives:
+    """Weights [K, N]; ``storage`` is [panels, K / 4, lanes] of 32-bit words, whose bytes are four k."""
+
+    storage: Storage
+    k: int
+    n: int
+
+    @property
+    def panels(self) -> int:
+        return -(-self.n // _WIDTH)
+
+    @property
+    def nbytes(self) -> int:
+        return self.storage.nbytes
+
+
+def suits_fives(isa: Isa, rows: int, k: int, n: int) -> bool:
+    """Are weights packed so for this many rows?"""
+    has = isa.vector_bytes == _LINE and isa.has("avx512vbmi") and isa.has("avx512vnni")
+    return has and rows <= ROWS and k <= UNSHIFTED_K // 2 and k * n > 4 * _LEAST
+
+
+def pack_fives(codes: Array, k: int) -> PackedFives:
+    """``codes`` are bytes [N, ceil(K / 4)], the code of k in byte k // 4 at bit 2 · (k mod 4)."""
+    n, filled = codes.shape
+    panels, quads = -(-n // _WIDTH), padded(k) // _QUAD
+    packed = packed_empty((panels, quads, _LANES), np.dtype(np.uint32))
+    at_once = max(1, (1 << 18) // (quads * _WIDTH))  # panels whose words stay in the cache
+    for first in range(0, panels, at_once):
+        part = codes[first * _WIDTH : (first + at_once) * _WIDTH]
+        count = min(at_once, panels - first)
+        words = np.zeros((count * _WIDTH, quads), np.uint32)
+        words[: len(part), :filled] = _spread()[part]
+        joined = _joined(words.reshape(count, _FIELDS, _LANES, quads))
+        packed[first : first + count] = joined.swapaxes(1, 2)
+    return PackedFives(Storage.packed(packed), k, n)
+
+
+@functools.cache
+def _spread() -> Array:
+    """The four codes of a byte as the bytes of a word."""
+    every = np.arange(256, dtype=np.uint8)[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+    return every.view("<u4")[:, 0]
+
+
+def _joined(words: Array) -> Array:
+    """Codes of five columns, [panels, 5, lanes, quads], as one byte for each k: four bytes of a word at a time, where
+    what one of them lends another comes back before the end."""
+    number = np.uint32
+    weighted = words[:, : len(_DIGITS)] * np.array(_DIGITS, number)[:, None, None]
+    v: Array = weighted.sum(axis=1, dtype=number)
+    last = words[:, len(_DIGITS)]
+    beyond = v >> number(6) & number(0x01010101)
+    joined: Array = v + (last << number(6)) + (beyond << number(7)) - number(47) * (last & beyond * number(3))
+    return joined
+
+
+def _tables() -> tuple[list[int], list[int], list[int]]:
+    """By the low 6 bits: fields of bytes below 192, fields of the others, and what stands for those themselves."""
+
+    def fields(v: int) -> int:
+        return sum(v // digit % 3 << 2 * f for f, digit in enumerate(_DIGITS))
+
+    count = 3 ** len(_DIGITS) - _FIRST
+    beyond = [(_FIRST + low % count, low // count) for low in range(64)]
+    below = [fields(low) for low in range(64)]
+    return below, [fields(v) for v, _ in beyond], [(v + 64 * last) & 255 for v, last in beyond]
+
+
+def by_fives(
+    codes: View, m: int, packed: PackedFives, out: View, strides: tuple[int, int], epilogue: Epilogue | None,
+    threads: int,
+) -> Launch:  # fmt: skip
+    rows, at_once = (1, 3) if m == 1 else (ROWS, 1)
+    work = max(m * packed.n * packed.k / _GOPS / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
+    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
+    per_tile = -(-packed.panels // wanted)
+    per_tile = -(-per_tile // at_once) * at_once
+    tiles = -(-packed.panels // per_tile)
+    done = integer_finish(epilogue, out.dtype, strides)
+    numbers = {
+        "m": m,
+        "n": packed.n,
+        "steps": padded(packed.k) // STEP,
+        "row_bytes": row_bytes(packed.k),
+        "panels": packed.panels,
+        "per_tile": per_tile,
+        "panel_bytes": padded(packed.k) // _QUAD * _LINE,
+    }
+    return Launch(
+        _spec(rows, at_once),
+        (At.of(codes), At(packed.storage), At.of(out), Code(done.spec), *done.buffers),
+        (*in_order(_NAMES, numbers), *done.dims),
+        tiles=tiles,
+        writes=(out.storage,),
+        grain=grain(tiles, work, threads),
+        scratch=rows * at_once * _WIDTH * 4,
+        flops=2.0 * m * packed.n * packed.k,
+        traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
+        label="ternary matmul",
+        rate=4.0,
+    )
+
+
+def _spec(rows: int, at_once: int) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), rows, at_once).emit()
+
+    return KernelSpec(f"ternary fives {rows} rows", ("ternary fives", rows, at_once), emit)
+
+
+class _Driver:
+    """A tile of the launch is some panels; ``at_once`` of them are read side by side, because a core asks for more
+    lines at a time then. A row or a panel past the end repeats the last one."""
+
+    def __init__(self, frame: Frame, rows: int, at_once: int) -> None:
+        self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
+        self.rows, self.at_once = rows, at_once
+        self.words, self.bytes = vector("i32", _LANES), vector("i8", _LINE)
+        self.below, self.beyond, self.whole = (self.constant(table) for table in _tables())
+
+    def constant(self, values: list[int]) -> Val:
+        return Val(self.f, self.bytes, f"<{', '.join(f'i8 {v}' for v in values)}>")
+
+    def emit(self) -> None:
+        f, at = self.f, self.at
+        out = self.frame.buf(_OUT)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            first = tile * at["per_tile"]
+            with f.loop(first, f.min_(first + at["per_tile"], at["panels"]), self.at_once) as panel:
+                starts = [
+                    f.gep(self.frame.buf(_W), f.min_(panel + p, at["panels"] - 1) * at["panel_bytes"])
+                    for p in range(self.at_once)
+                ]
+                column = panel * _WIDTH
+                columns = f.min_(at["n"] - column, self.at_once * _WIDTH)
+                with f.loop(0, at["m"], self.rows) as row:
+                    rows = [
+                        f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"])
+                        for r in range(self.rows)
+                    ]
+                    self.sums(rows, starts)
+                    count = f.min_(at["m"] - row, self.rows)
+                    self.frame.finish(
+                        out, f.args["scratch"], (0, row, column, count, columns, self.at_once * _WIDTH * 4)
+                    )
+        f.ret()
+
+    def sums(self, rows: list[Val], starts: list[Val]) -> None:
+        """Sums of a block over all of K, to scratch."""
+        f = self.f
+        acc = [
+            [[f.var(self.words, f.zero(self.words)) for _ in range(_FIELDS)] for _ in range(self.at_once)] for _ in rows
+        ]
+        with f.loop(0, self.at["steps"]) as step:
+            ahead = step + _AHEAD
+            # behind the end of a panel lies its neighbour, which is read beside it: the next one comes after those
+            skipped = f.select(
+                f.cmp("slt", ahead, self.at["steps"]), f.i64(0), self.at["panel_bytes"] * (self.at_once - 1)
+            )
+            later = ahead * _STEP_BYTES + skipped
+            for quad in range(STEP // _QUAD):
+                tokens = [self.quad(f.gep(row, step * STEP), quad) for row in rows]
+                for p, start in enumerate(starts):
+                    line = f.gep(start, step * _STEP_BYTES + quad * _LINE)
+                    f.prefetch(f.gep(start, later + quad * _LINE))
+                    self.line([of_row[p] for of_row in acc], tokens, f.load(self.bytes, line, _LINE))
+        for r, of_row in enumerate(acc):
+            for p, parts in enumerate(of_row):
+                for field, total in enumerate(self.apart([part.get() for part in parts])):
+                    at = (r * self.at_once + p) * _WIDTH * 4 + field * _LINE
+                    f.store(total, f.gep(f.args["scratch"], at), _LINE)
+
+    def quad(self, row: Val, quad: int) -> Val:
+        """Four codes of a row, in every lane."""
+        return self.f.splat(self.f.load("i32", self.f.gep(row, quad * _QUAD), 1), _LANES)
+
+    def line(self, acc: list[list[Var]], tokens: list[Val], line: Val) -> None:
+        f = self.f
+        is_beyond = f.cmp("uge", line, f.const(self.bytes, 192 - 256))
+        fields = f.bitcast(f.select(is_beyond, self.found(self.beyond, line), self.found(self.below, line)), self.words)
+        whole = f.bitcast(f.select(is_beyond, self.found(self.whole, line), line), self.words)
+        parts = [*(f.and_(fields, LOW << 2 * field) for field in range(3)), fields, whole]
+        for sums, quad in zip(acc, tokens, strict=True):
+            for total, part in zip(sums, parts, strict=True):
+                total.set(multiply_add(f, self.isa, total.get(), part, quad))
+
+    def found(self, table: Val, index: Val) -> Val:
+        return self.f.intrinsic("llvm.x86.avx512.permvar.qi.512", self.bytes, [table, index])
+
+    def apart(self, sums: list[Val]) -> list[Val]:
+        """The five columns' sums: what was added is them 1, 4 and 16 times, four of them together, all together."""
+        f = self.f
+        first, second, third, four, whole = sums
+        found = [first, f.ashr(second, 2), f.ashr(third, 4), f.ashr(four - first - second - third, 6)]
+        for digit, total in zip(_DIGITS, found, strict=True):
+            whole = whole - (total * digit if digit > 1 else total)
+        return [*found, f.ashr(whole, 6)]
