@@ -274,3 +274,18 @@ def test_strides_beyond_32_bits(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> No
     out, target = output((40,))
     column = View(x[1], F32, (40,), (7,), 3)
     check(elementwise(out, [column, column], add), {x[1]: x[2], out.storage: target}, isa)
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", [F32, DType.float16, DType.uint16, DType.int8, DType.int64, DType.bool], ids=str)
+def test_every_second_element(isa: Isa, dtype: DType) -> None:
+    """What is read with a stride of two, up to the last element of its memory, whole and behind a guard."""
+    lanes = isa.lanes(dtype.numpy.itemsize)
+    for n in [*range(1, 2 * lanes + 2, 3), 4 * lanes + 3, 8 * lanes + 1]:
+        view, storage, memory = strided(data((2 * n - 1,), dtype, n)[::2])
+        out, written = output((n,), dtype)
+        check(copy(out, view), {storage: memory, out.storage: written}, isa)
+        before = Op("lt", (Index(0), Size(n // 2)), DType.bool)
+        operands = Operand(view, (2,), guard=before, other=1), Operand(out, (1,))
+        nest = Nest((n,), operands, (Map(((1, Load(0, dtype)),)),))
+        check(nest, {storage: memory, out.storage: written}, isa)

@@ -13,7 +13,9 @@ class Arg:
 
     dtype: DType
     varies: tuple[bool, ...]  # per axis: whether it moves along it
-    lane: str  # along the lane axis: "0" stays, "1" contiguous, "s" any stride, "w" one that needs 64 bits per step
+    # along the lane axis: "0" stays, "1" contiguous, "2" every second element is read, "s" any stride, "w" one that
+    # needs 64 bits per step
+    lane: str
     at: Expr | None
     guard: Expr | None
     other: Scalar

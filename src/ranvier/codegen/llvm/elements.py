@@ -172,6 +172,30 @@ def gather_elements(
     return f.select(mask, value, f.const(value.type, other))
 
 
+def load_every_second(
+    f: Fn, isa: Isa, dtype: DType, address: Val, lanes: int, *, mask: Val | None = None, other: int | float = 0
+) -> Val:
+    """As many elements, every second one from an address: two loads and a shuffle, where a gather would take one load
+    for each lane. Nothing behind the last of them is touched."""
+    element = memory_type(dtype)
+    kind = vector(element, lanes)
+    if mask is None:
+        last = f.gep(address, lanes - 1, element)  # so that it ends with the last element
+        both = f.load(kind, address, size_of(element)), f.load(kind, last, size_of(element))
+        odd = range(lanes + 1, 2 * lanes, 2)
+        return from_memory(f, isa, dtype, f.shuffle(*both, [*range(0, lanes, 2), *odd]))
+    if not isa.masks:
+        steps = f.mul(f.lane_ids(lanes, "i32"), f.const(vector("i32", lanes), 2))
+        return gather_elements(f, isa, dtype, address, steps, mask=mask, other=other)
+    half, none = lanes // 2, f.zero(mask.type)
+    parts = []
+    for k in (0, half):
+        spread = f.shuffle(mask, none, [lane for j in range(half) for lane in (k + j, lanes)])
+        parts.append(f.masked_load(kind, f.gep(address, 2 * k, element), spread, None, size_of(element)))
+    value = from_memory(f, isa, dtype, f.shuffle(*parts, range(0, 2 * lanes, 2)))
+    return value if other == 0 else f.select(mask, value, f.const(value.type, other))
+
+
 def scatter_elements(
     f: Fn, isa: Isa, dtype: DType, value: Val, base: Val, positions: Val, *, mask: Val | None = None
 ) -> None:

@@ -10,6 +10,7 @@ from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.canon import Dependence
 from ranvier.codegen.llvm.elements import (
     gather_elements,
+    load_every_second,
     load_vector,
     memory_type,
     register_type,
@@ -194,6 +195,8 @@ class Access:
         if lanes > 1 and arg.lane == "0":
             # stays along the lanes while its guard does not
             return self.guarded_scalar(k, base, mask, lanes)
+        if lanes > 1 and arg.lane == "2":
+            return load_every_second(self.f, self.isa, arg.dtype, base, lanes, mask=mask, other=arg.other)
         return load_vector(self.f, self.isa, arg.dtype, base, lanes, mask=mask, other=arg.other)
 
     def guarded_scalar(self, k: int, base: Val, mask: Val | None, lanes: int) -> Val:
@@ -215,7 +218,7 @@ class Access:
         if block is not None and arg.lane != "0":
             stride = self.dim.get(("stride", k, self.s.lane))
             parts.append(block.start if stride is None else f.mul(block.start, stride))
-            if stride is not None and block.lanes > 1:
+            if stride is not None and block.lanes > 1 and arg.lane != "2":
                 strided = self.lane_steps(stride, block.lanes, "i64" if arg.lane == "w" else "i32")
         if at is not None and at.lanes == 1:
             parts.append(f.cast(at, "i64"))

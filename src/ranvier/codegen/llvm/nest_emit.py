@@ -78,6 +78,13 @@ class _NestEmitter(Access):
         """All stages for one outer point (or for a run of them along the lanes)."""
         if lane_range is None:
             self.stages(point, None)
+        elif self.s.together:
+            count, lanes = self.s.unroll, self.s.lanes
+            starts = [self.f.i64(u * lanes) for u in range(count)]
+            last = self.mask_below(self.f.sub(lane_range[1], starts[-1]))
+            with self.scalars.scope():
+                masks = [*[None] * (count - 1), last]
+                self.stages(point, [self.block(at, lanes, m, u) for u, (at, m) in enumerate(zip(starts, masks))])
         else:
             self.along_lanes(point, *lane_range, self.s.unroll, self.stages)
 

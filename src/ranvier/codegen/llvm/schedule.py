@@ -60,6 +60,7 @@ class Structure:
     lane_in_row: bool
     lanes: int
     unroll: int  # vectors worked on together where the lane axis is an outer one
+    together: bool  # … and those are all there are
     unrolls: tuple[int, ...]  # per stage where it is a row axis
     parked: tuple[Expr, ...]  # values kept in scratch from the first stage that has them
     slots: tuple[Slot, ...]
@@ -121,9 +122,12 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     used = _used(stages, args)
     point = cost([e for s in stages for e in expressions(s)])
     reduces = any(isinstance(s, Reduce) for s in stages)
-    unroll = _unroll(point)
+    unroll, together = _unroll(point), False
     if not in_row and reduces and point <= 4:
         unroll = 8 if isa.registers >= 32 else 4
+        # all of few lanes in one go: what a point of the row takes besides them is done once
+        together = isa.masks and lanes < nest.extents[lane] <= unroll * lanes
+        unroll = -(-nest.extents[lane] // lanes) if together else unroll
     unrolls = tuple(_unroll(cost(list(expressions(s)))) for s in stages)
     parked = _parked(nest, stages, args, lane, lanes * unroll)
 
@@ -162,13 +166,14 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         tuple(canon.text),
         tuple(_arg_key(a, canon) for a in args),
         tuple(_stage_key(s, canon) for s in stages),
-        (packed, repeat, lane, row, in_row, lanes, unroll, unrolls),
+        (packed, repeat, lane, row, in_row, lanes, unroll, together, unrolls),
         tuple(canon.number[id(e)] for e in parked),
         tuple(used),
     )
     title = _name(nest, stages)
     structure = Structure(
-        title, args, stages, packed, repeat, lane, row, in_row, lanes, unroll, unrolls, parked, tuple(slots), key
+        *(title, args, stages, packed, repeat, lane, row, in_row),
+        *(lanes, unroll, together, unrolls, parked, tuple(slots), key),
     )
     return Schedule(
         structure,
@@ -295,10 +300,11 @@ def _varies_with(nest: Nest, operand: Operand, axis: int) -> bool:
 def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], canon: Canon, narrow: Narrower) -> Arg:
     stride = operand.strides[lane]
     at, guard = narrow(operand.at), narrow(operand.guard)
+    second = stride == 2 and at is None and not written
     return Arg(
         operand.dtype,
         tuple((bool(s) and n > 1) or (a == lane and bool(s)) for a, (s, n) in enumerate(zip(operand.strides, extents))),
-        "0" if stride == 0 else "1" if stride == 1 else "s" if abs(stride) < _WIDE else "w",
+        "0" if stride == 0 else "1" if stride == 1 else "2" if second else "s" if abs(stride) < _WIDE else "w",
         at and canon(at),
         guard and canon(guard),
         operand.other,
