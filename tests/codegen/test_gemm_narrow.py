@@ -199,6 +199,24 @@ def test_many_rows_of_tiles_are_the_same_for_all_threads_and_rounded_once() -> N
 
 
 @ways
+@pytest.mark.parametrize("depth", [32, 96, 256, 640])
+def test_rows_of_a_temporary_that_stay_near(isa: Isa, depth: int) -> None:
+    """More than eight blocks of rows and twelve panels: rows are read where they lie, and whole blocks of sums are
+    written while the next one is made. Beside them are a short block, and a narrow panel with columns that miss."""
+    rows = poisoned((2, 300, depth), BF16)
+    rows[:] = random(rows.shape, depth)
+    b = random((depth, 395), 1)
+    out = poisoned((2, 300, 400), F32)
+    view, ov = view_of(rows, "temp"), view_of(out[..., :395], "output")
+    for threads, split in ((1, 1), (3, 1), (1, 7)):
+        out[:] = -7.0
+        launches = matmul(view, pack_b(b, isa, rows_hint=600), ov, isa, threads=threads)
+        Runner(launches, isa, {view.storage: rows, ov.storage: out}, split=split)()
+        check(out[..., :395], rows, b)
+        assert np.all(out[..., 395:] == -7.0)
+
+
+@ways
 @pytest.mark.parametrize("dtype", NARROW)
 def test_batches(isa: Isa, dtype: Any) -> None:
     for left, right in (((3, 20), (3,)), ((3, 20), ()), ((2, 1, 20), (4,)), ((20,), (3,)), ((2, 3, 17), (2, 1))):

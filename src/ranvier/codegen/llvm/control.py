@@ -37,6 +37,10 @@ class Slot(IntEnum):
     REST = 17
     TILES = 18
     SEGMENT_STEP = 19  # bytes between segments whose rows lie one stride apart
+    LATER = 20  # of micro-kernels that leave sums to the next call (amx/later.py)
+    LATER_OUT = 21
+    LATER_STEP = 22
+    DEFERS = 23
 
 
 SLOTS = len(Slot)

@@ -8,7 +8,8 @@ call it. What differs:
     Slot.REST says how many bytes of A exist in the last step of a segment (0: all 64), and no others are read;
     Slot.ROWS is the number of rows, 1 to 32: one kernel serves all;
     Slot.TILES is written: which configuration is loaded. The driver sets it to 0 when it is called, and where it is
-    not 0 at the end, releases the tiles.
+    not 0 at the end, releases the tiles;
+    where an operand stays near (``TileMicro.near``), sums may wait for the next call to be written (``later.py``).
 
 Of A there are the layouts
 
@@ -29,6 +30,7 @@ from typing import Literal
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx import tiles
+from ranvier.codegen.llvm.amx.later import Later
 from ranvier.codegen.llvm.amx.rows import bytes_mask, copy_rows
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.control import ALPHA, CLAMP, Slot, read_slot, write_slot
@@ -40,7 +42,7 @@ STEP = 16  # groups of K that one tile holds
 VECTORS = 2  # of the widest panels
 LINES = 8  # of the panel that comes next, brought near in every step: all of it while four blocks of rows pass
 _ASKED = 2  # rows of the output that are asked for in every step
-_NEAR_STEPS = 20  # of an operand that the nearest cache keeps from call to call: 40 KB, the rest would push them out
+NEAR_STEPS = 20  # of an operand that the nearest cache keeps from call to call: 40 KB, the rest would push them out
 Layout = Literal["rows", "blocks", "starts", "table"]
 Near = Literal["", "a", "b"]
 INSTRUCTIONS = {
@@ -85,7 +87,7 @@ class TileMicro:
     near: Near = ""  # the operand that the next call has again; the other comes and goes, and leaves it the cache
 
     def spec(self) -> KernelSpec:
-        key = ("amx micro", 3, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near)
+        key = ("amx micro", 4, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -137,6 +139,7 @@ class _Emitter:
         self.fetch = self.slot(Slot.FETCH, "ptr") if self.micro.lines else None
         self.out, self.out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
         self._begin()
+        self._decide()
         single = self.micro.a in ("rows", "blocks")
         self._ask_for_output(self.whole * _ASKED if single else f.i64(0))
         if single:
@@ -165,11 +168,30 @@ class _Emitter:
             otherwise()
             self._each(lambda tile, r, v: tiles.zero(f, tile))
 
+    def _decide(self) -> None:
+        """Whether the sums are the output as they are, and whether it is written now."""
+        f, none = self.fn, self.fn.zero("ptr")
+        self.columns = self.slot(Slot.COLUMNS)
+        self.plain = f.cmp("eq", self.columns, tiles.TILE_ROWS)
+        if self.element == "float":
+            absent = (f.cmp("eq", self.slot(slot, "ptr"), none) for slot in (Slot.BIAS, Slot.RESIDUAL))
+            for each in (f.cmp("eq", self.flags, 0), *absent):
+                self.plain = f.and_(self.plain, each)
+        self.later: Later | None = None
+        self.defers: Val | None = None
+        if self.micro.near:
+            self.later = Later(f, self.control)
+            self.later.spread(self.whole)
+            if self.micro.vectors == VECTORS:
+                may = f.and_(f.cmp("ne", self.slot(Slot.DEFERS), 0), f.cmp("eq", self.rows, tiles.ROWS))
+                self.defers = f.and_(self.plain, may)
+
     def _ask_for_output(self, first: Val) -> None:
         """Lines that will be written, on their way here while the product is made: stores wait for nothing then.
 
         Those of the first rows are asked for step by step, because many at once keep A waiting."""
-        with self.fn.loop(first, self.rows) as r:
+        f = self.fn
+        with f.loop(first if self.defers is None else f.select(self.defers, self.rows, first), self.rows) as r:
             self._ask_for_row(r)
 
     def _ask_for_row(self, r: Val) -> None:
@@ -236,9 +258,17 @@ class _Emitter:
         if self.fetch is not None:
             for k in range(self.micro.lines):
                 f.prefetch(f.gep(self.fetch, s * (self.micro.lines * tiles.LINE) + k * tiles.LINE), locality=2)
-        if asks:
-            for k in range(_ASKED):
-                self._ask_for_row(f.min_(s * _ASKED + k, self.rows - 1))
+        if self.later is not None:
+            self.later.some(s)
+        if asks and self.defers is not None:
+            with f.if_(f.not_(self.defers)):
+                self._ask_for_some(s)
+        elif asks:
+            self._ask_for_some(s)
+
+    def _ask_for_some(self, s: Val) -> None:
+        for k in range(_ASKED):
+            self._ask_for_row(self.fn.min_(s * _ASKED + k, self.rows - 1))
 
     def _walk(self, w: _Walk, asks: bool) -> None:
         """Whole steps. Where an operand stays near, each loads the next one's tiles when it needs its own no more."""
@@ -248,7 +278,7 @@ class _Emitter:
                 self._meanwhile(s, asks)
                 self._step(f.gep(w.a, s * w.along), w.step, f.gep(w.b, s * w.apart), w.blocks)
             return
-        near = f.min_(self.whole, _NEAR_STEPS)
+        near = f.min_(self.whole, NEAR_STEPS)
         for v in range(self.micro.vectors):
             self._load_b(w, f.i64(0), v, far=False)
         for r in range(w.blocks):
@@ -307,24 +337,35 @@ class _Emitter:
 
     def _finish(self) -> None:
         f = self.fn
+        if self.later is not None:
+            self.later.none()
+        if self.defers is None or self.later is None:
+            self._write()
+            return
+        with f.if_else(self.defers) as otherwise:
+            self._put_into(self.later.block)
+            self.later.put(self.out, self.out_step)
+            otherwise()
+            self._write()
+
+    def _put_into(self, block: Val) -> None:
+        """The sums one row after the other."""
+        f = self.fn
+        self._each(lambda tile, r, v: tiles.store(f, tile, self._in(block, r, v), f.i64(self.width)))
+
+    def _write(self) -> None:
+        f = self.fn
         out, step = self.out, self.out_step
-        columns = self.slot(Slot.COLUMNS)
-        none = f.zero("ptr")
-        plain = f.cmp("eq", columns, tiles.TILE_ROWS)
-        if self.element == "float":
-            bias, residual = self.slot(Slot.BIAS, "ptr"), self.slot(Slot.RESIDUAL, "ptr")
-            plain = f.and_(plain, f.cmp("eq", self.flags, 0))
-            plain = f.and_(plain, f.and_(f.cmp("eq", bias, none), f.cmp("eq", residual, none)))
 
         def there(tile: int, block: int, column: int) -> None:
             at = f.gep(out, step * (block * tiles.TILE_ROWS)) if block else out
             tiles.store(f, tile, f.gep(at, column * tiles.LINE), step)
 
-        with f.if_else(plain) as otherwise:
+        with f.if_else(self.plain) as otherwise:
             self._each(there)
             otherwise()
-            self._each(lambda tile, r, v: tiles.store(f, tile, self._in(self.block, r, v), f.i64(self.width)))
-            mask = f.mask_below(tiles.TILE_ROWS, columns)
+            self._put_into(self.block)
+            mask = f.mask_below(tiles.TILE_ROWS, self.columns)
             with f.loop(0, self.rows) as r:
                 self._row(r, f.gep(out, r * step), mask)
 

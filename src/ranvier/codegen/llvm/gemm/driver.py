@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.amx.later import BLOCK, Later
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var
 from ranvier.codegen.llvm.control import ALPHA, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
@@ -77,7 +78,7 @@ class Dim(IntEnum):
 
 
 def driver_spec() -> KernelSpec:
-    return KernelSpec("gemm driver", ("gemm driver", 2), _emit)
+    return KernelSpec("gemm driver", ("gemm driver", 3), _emit)
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -104,6 +105,7 @@ class _Driver(_Function):
     def __init__(self, fn: Fn, isa: Isa, rows: str) -> None:
         super().__init__(fn)
         self.isa, self.rows = isa, rows
+        self.tiled = isa.has("amx-tile")
         self.control = fn.stack("i64", SLOTS)
         self.place = fn.stack("i64", 6)
         self.packing = fn.stack("ptr", 2)  # from where to where
@@ -124,6 +126,9 @@ class _Driver(_Function):
             self.slot(slot, self.dim(dim))
         self.slot(Slot.SEGMENTS, 1)
         self.slot(Slot.TILES, 0)
+        if self.tiled:
+            self.slot(Slot.LATER, f.stack("i8", BLOCK))
+            self.slot(Slot.LATER_OUT, 0)
         row_groups, panel_groups = self.dim(Dim.ROW_GROUPS), self.dim(Dim.PANEL_GROUPS)
         row_group, panel_group = self.dim(Dim.ROW_GROUP), self.dim(Dim.PANEL_GROUP)
         packed = f.var("i64", -1)  # the rows that scratch has
@@ -142,7 +147,8 @@ class _Driver(_Function):
             f.store(batch, self.place)
             self.p1 = p1
             self._tile(p0, p1)
-        if self.isa.has("amx-tile"):
+        if self.tiled:
+            Later(f, self.control).all()
             with f.if_(f.cmp("ne", read_slot(f, self.control, Slot.TILES), 0)):
                 release(f)
         f.ret()
@@ -203,6 +209,8 @@ class _Driver(_Function):
         # Only the last K block of panels that need no finish kernel goes to memory directly.
         direct = f.and_(self.last, f.cmp("slt", p, self.dim(Dim.FINISHED)))
         in_place = f.cmp("ne", b_step, 0)
+        if self.tiled:
+            self.slot(Slot.DEFERS, f.cast(direct, "i64", signed=False))
         # partial sums fill whole tiles, but a B in place must not be read past its last column
         self.slot(Slot.COLUMNS, f.select(f.or_(direct, in_place), columns, lanes))
         flags = self.dim(Dim.FLAGS)

@@ -9,7 +9,7 @@ from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, KernelSpec
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.amx.pack import pack_dims, pack_rows, pack_spec, packed_bytes
-from ranvier.codegen.llvm.amx.tiles import COLUMNS, ROWS
+from ranvier.codegen.llvm.amx.tiles import COLUMNS, LINE, ROWS
 from ranvier.codegen.llvm.gemm.blocks import Blocks, Cut, Panels
 from ranvier.codegen.llvm.gemm.pack import PackedB, pair_depth, panel_vectors
 from ranvier.codegen.llvm.gemm.pairs import pack_pairs
@@ -113,6 +113,9 @@ class TilePlan(PairPlan):
 
     def a(self) -> Matrix:
         packs = self.blocks and self.packs and self.rows.count > _MANY_BLOCKS and self.deep <= _WHOLE_K
+        if packs and self._rows_stay_as_they_lie():
+            self.blocks, self.near, self.lines, self.fetched = False, "a", 0, 0
+            return super().a()
         self.lines = self._lines(-(-self.rows.count // self.threads) if packs else self.rows.count)
         self.fetched = amx.fetched_bytes(self.lines)
         if not self.blocks:
@@ -137,6 +140,16 @@ class TilePlan(PairPlan):
         near = self.a_bytes // max(1, min(self.deep, self.k_block) * self.group * 2 * ROWS)
         return amx.LINES // max(1, min(4, min(near, blocks) // 4))
 
+    def _rows_stay_as_they_lie(self) -> bool:
+        """Whether B stays near and a block of rows is one piece of memory that the nearest cache takes whole: then all
+        panels but the first find it there, and copying it gains nothing. Temporaries start at lines, others may not."""
+        p = self.p
+        fits = p.a.dtype is _BF16 and not self.rest and self.deep <= amx.NEAR_STEPS * amx.STEP
+        if not fits or p.a.storage.kind != "temp" or p.a_strides != (p.k, 1):
+            return False
+        starts = (p.a.offset, *(axis.a for axis in p.batch))
+        return not any(2 * x % LINE for x in starts) and self._rows_pass(2 * p.m * p.k)
+
     def _rows_pass(self, packed: int) -> bool:
         """Whether B stays: it is small, or rows have to come again for other panels in any case."""
         panels = self._resident(_B_BYTES)
@@ -150,10 +163,10 @@ class TilePlan(PairPlan):
     def groups(
         self, k_block: int, k_blocks: int, tile_bytes: int, work: float, a_bytes: int | None = None
     ) -> tuple[int, int]:
-        if self.packer is None:
-            return super().groups(k_block, k_blocks, tile_bytes, work, a_bytes)
         if self.near == "a":
             return 1, Cut.of(self.panels.cut.count, self._resident(a_bytes or _B_BYTES)).size
+        if self.packer is None:
+            return super().groups(k_block, k_blocks, tile_bytes, work, a_bytes)
         # threads have rows of their own, as they would have to pack the same ones otherwise
         near = max(1, (a_bytes or self.a_bytes) // self.packer.block)
         turns = -(-self.rows.count // (near * self.threads))

@@ -1,0 +1,73 @@
+"""Sums that are written to the output while the next product is made.
+
+Rows of an output lie a power of two apart often enough that all lines of a block fall into the same set or two of the
+nearest cache, which does not hold so many: lines that were asked for before are gone again when the sums are stored,
+and the stores wait for each other. So a whole block of sums is put aside, in memory that stays near, and the next call
+of the micro-kernel moves some of its rows in every step, each asked for only a few rows before. The driver moves the
+last block itself.
+
+The control block says what waits: at ``Slot.LATER`` is room for a block, ``Slot.LATER_OUT`` is where it belongs (null:
+nothing waits), and ``Slot.LATER_STEP`` the bytes between rows there. ``Slot.DEFERS`` is not 0 where a micro-kernel may
+put sums aside: nobody reads them before the driver returns.
+"""
+
+from __future__ import annotations
+
+from ranvier.codegen.llvm.amx.tiles import COLUMNS, LINE, ROWS
+from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.control import Slot, read_slot, write_slot
+
+WIDTH = 4 * COLUMNS  # bytes of a row of a block
+BLOCK = ROWS * WIDTH
+_AHEAD = 4  # rows that are on their way here
+_LINE = vector("i32", LINE // 4)
+
+
+class Later:
+    """The block that waits when a function begins."""
+
+    def __init__(self, f: Fn, control: Val) -> None:
+        self.f, self.control = f, control
+        self.block = read_slot(f, control, Slot.LATER, "ptr")
+        self.out = read_slot(f, control, Slot.LATER_OUT, "ptr")
+        self.step = read_slot(f, control, Slot.LATER_STEP)
+        self.rows = f.select(f.cmp("ne", self.out, f.zero("ptr")), f.i64(ROWS), f.i64(0))
+
+    def spread(self, steps: Val) -> None:
+        """All of it is to be moved in so many steps."""
+        f = self.f
+        self.per = f.i64(ROWS)
+        for count in (4, 2, 1):
+            self.per = f.select(f.cmp("sge", steps, ROWS // count), f.i64(count), self.per)
+
+    def some(self, s: Val) -> None:
+        """The rows of step ``s``."""
+        first = self.f.min_(s * self.per, self.rows)
+        self._move(first, self.f.min_(first + self.per, self.rows))
+
+    def all(self) -> None:
+        self._move(self.f.i64(0), self.rows)
+
+    def _move(self, begin: Val, end: Val) -> None:
+        f = self.f
+        with f.loop(begin, end) as r:
+            self._ask(self.out, self.step, f.min_(r + _AHEAD, ROWS - 1))
+            here, there = f.gep(self.block, r * WIDTH), f.gep(self.out, r * self.step)
+            for at in range(0, WIDTH, LINE):
+                f.store(f.load(_LINE, f.gep(here, at), LINE), f.gep(there, at), 4)
+
+    def put(self, out: Val, step: Val) -> None:
+        """A block is there now that belongs to ``out``."""
+        f = self.f
+        write_slot(f, self.control, Slot.LATER_OUT, out)
+        write_slot(f, self.control, Slot.LATER_STEP, step)
+        for r in range(_AHEAD):
+            self._ask(out, step, f.i64(r))
+
+    def none(self) -> None:
+        """What waited has been moved."""
+        write_slot(self.f, self.control, Slot.LATER_OUT, self.f.zero("ptr"))
+
+    def _ask(self, out: Val, step: Val, r: Val) -> None:
+        for at in range(0, WIDTH, LINE):
+            self.f.prefetch(self.f.gep(out, r * step + at), write=True)
