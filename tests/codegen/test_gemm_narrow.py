@@ -206,7 +206,7 @@ def test_rows_of_a_temporary_that_stay_near(isa: Isa, depth: int) -> None:
     rows = poisoned((2, 300, depth), BF16)
     rows[:] = random(rows.shape, depth)
     b = random((depth, 395), 1)
-    out = poisoned((2, 300, 400), F32)
+    out = poisoned((2, 300, 512), F32)
     view, ov = view_of(rows, "temp"), view_of(out[..., :395], "output")
     for threads, split in ((1, 1), (3, 1), (1, 7)):
         out[:] = -7.0

@@ -19,6 +19,8 @@ from ranvier.codegen.llvm.control import Slot, read_slot, write_slot
 
 WIDTH = 4 * COLUMNS  # bytes of a row of a block
 BLOCK = ROWS * WIDTH
+COLLIDING = 2048  # bytes: rows a multiple of it apart fall into four sets of the nearest cache, or fewer
+WORTH_GROUPS = 128  # of K: a shorter product has no time to move rows in
 _AHEAD = 4  # rows that are on their way here
 _LINE = vector("i32", LINE // 4)
 

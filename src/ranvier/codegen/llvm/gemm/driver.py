@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.amx.later import BLOCK, Later
+from ranvier.codegen.llvm.amx.later import BLOCK, COLLIDING, WORTH_GROUPS, Later
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var
 from ranvier.codegen.llvm.control import ALPHA, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
@@ -78,7 +78,7 @@ class Dim(IntEnum):
 
 
 def driver_spec() -> KernelSpec:
-    return KernelSpec("gemm driver", ("gemm driver", 3), _emit)
+    return KernelSpec("gemm driver", ("gemm driver", 4), _emit)
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -210,7 +210,9 @@ class _Driver(_Function):
         direct = f.and_(self.last, f.cmp("slt", p, self.dim(Dim.FINISHED)))
         in_place = f.cmp("ne", b_step, 0)
         if self.tiled:
-            self.slot(Slot.DEFERS, f.cast(direct, "i64", signed=False))
+            collide = f.cmp("eq", f.and_(self.dim(Dim.OUT_ROW), COLLIDING - 1), 0)
+            long = f.cmp("sge", self.dim(Dim.K_BLOCK), WORTH_GROUPS)
+            self.slot(Slot.DEFERS, f.cast(f.and_(direct, f.and_(collide, long)), "i64", signed=False))
         # partial sums fill whole tiles, but a B in place must not be read past its last column
         self.slot(Slot.COLUMNS, f.select(f.or_(direct, in_place), columns, lanes))
         flags = self.dim(Dim.FLAGS)
