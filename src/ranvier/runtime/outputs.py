@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.storage import aligned_empty
 from ranvier.memory import NOTHING, Promise, promised, promises
 
 Array = np.ndarray[Any, Any]
 _Shape = tuple[int, ...]
+_BYTE = np.dtype(np.uint8)
 FROM_BYTES = 256 << 10  # smaller ones are the allocator's business: it keeps those by itself
 LIMIT_BYTES = 128 << 20  # of blocks that wait
 
@@ -85,7 +87,7 @@ class Blocks:
         return made, promise
 
     def _leased(self, block: Array | None, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return np.asarray(_Lease(np.empty(nbytes, np.uint8) if block is None else block, self, shape, dtype))
+        return np.asarray(_Lease(aligned_empty((nbytes,), _BYTE) if block is None else block, self, shape, dtype))
 
     def _take(self, nbytes: int) -> Array | None:
         if not self._lock.acquire(blocking=False):

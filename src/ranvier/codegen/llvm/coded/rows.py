@@ -29,7 +29,8 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-_AHEAD = 1024  # bytes of a stream that are asked for before their use
+_AHEAD = 2048  # bytes of a stream that are asked for before their use
+_GROUPS_AHEAD = 4
 _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
 _WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
@@ -242,8 +243,10 @@ class _Pass:
                     for acc in part[r]:
                         acc.set(first if not number else f.const(kind, 0))
             begin = group * words
+            ahead = self._ahead(begin, deep, panels)
+            self._ask_for_scales(panel, group, groups, panels)
             with f.loop(begin, begin + words) as word:
-                self._word(word, left, streams, sums)
+                self._word(word, left, streams, sums, ahead)
             for part in sums[1:]:
                 for r, v in itertools.product(range(lines), range(panels)):
                     sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
@@ -256,12 +259,31 @@ class _Pass:
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
                 f.store(totals[r][v].get(), place)
 
-    def _word(self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]]) -> None:
+    def _ahead(self, word: Val, deep: Val, panels: int) -> Val:
+        """How far ahead of a group's words to ask for codes: behind the end of a panel lies its neighbour, which is
+        read at the same time, and what comes next lies behind all of those."""
+        f, size = self.fn, self.isa.vector_bytes
+        inside = f.cmp("slt", word + _AHEAD // size, deep)
+        return f.select(inside, f.i64(_AHEAD), deep * ((panels - 1) * size) + _AHEAD)
+
+    def _ask_for_scales(self, panel: Val, group: Val, groups: Val, panels: int) -> None:
+        """Scales are a line now and then, too few for the processor to see where they go."""
+        f = self.fn
+        later = group + _GROUPS_AHEAD
+        beyond = f.select(f.cmp("slt", later, groups), f.i64(0), groups * (panels - 1))
+        for v in range(panels):
+            at = (panel + v) * groups + later + beyond
+            f.prefetch(self._entry(Buf.SCALES, at, self.kernel.scale))
+
+    def _word(
+        self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
+    ) -> None:  # fmt: skip
         f, coding, digits = self.fn, self.kernel.coding, self.kernel.digits
         size = self.isa.vector_bytes
         here = [f.gep(s, word * size) for s in streams]
-        for at in here:
-            f.prefetch(f.gep(at, _AHEAD))
+        later = word * size + ahead
+        for stream in streams:
+            f.prefetch(f.gep(stream, later))
         if self.kernel.integers:
             quads = [self.decoder.quads(f.load(self.words, at, size)) for at in here]
             for i in range(len(quads[0])):
