@@ -118,9 +118,13 @@ class _Driver:
         with f.loop(0, self.at["steps"]) as s:
             tokens = [f.gep(row, s * STEP) for row in rows]
             words = [f.gep(start, s * (step * self.line)) for start in starts]
-            for start in words:
+            # behind the end of a panel lies its neighbour, which is read beside it: the next one comes after those
+            ahead = s * (step * self.line) + _AHEAD
+            inside = f.cmp("slt", ahead, self.at["panel_bytes"])
+            ahead = f.select(inside, ahead, self.at["panel_bytes"] * (self.at_once - 1) + ahead)
+            for start in starts:
                 for line in range(0, step * self.line, 64):
-                    f.prefetch(f.gep(start, _AHEAD + line))
+                    f.prefetch(f.gep(start, ahead + line))
             if self.unshifted:
                 self.unshifted_step(acc[0], tokens[0], words)
             else:
