@@ -40,7 +40,8 @@ from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
 _PICTURE = 28  # pixels along the shorter side, at least
-_LEAST_SAMPLES, _MOST_SAMPLES = 16, 256
+_LEAST_SAMPLES = 16
+_SAMPLES = {0.004: 256, 0.016: 128, 0.064: 32}  # by seconds of a run: steps, so that every run looks at the same ones
 _UNSEEN = 1000  # first seed of the samples that results are compared on
 _CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
 
@@ -87,7 +88,7 @@ def affordable(graph: Graph, feed: Mapping[str, Any], config: SessionConfig) -> 
     """How many samples: more of them say more about a model whose runs are short."""
     with Session(copied(graph), config) as session:
         (seconds,) = fastest([session], feed, 0.1)
-    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 1.0 / seconds)))
+    return next((count for limit, count in _SAMPLES.items() if seconds < limit), _LEAST_SAMPLES)
 
 
 def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized]:

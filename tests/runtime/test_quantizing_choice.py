@@ -55,7 +55,7 @@ def test_switches_give_what_models_give() -> None:
     quantizer._joins = False
     ranges = {site.name: quantizer._ranges[site.data.name] for site in quantizer.sites}
     expected = list(results(graph, FEEDS, CONFIG))
-    with Switches(graph, list(ranges), quantizer._means, CONFIG) as switches:
+    with Switches(graph, list(ranges), quantizer._means, CONFIG, rounding=quantizer._rounding) as switches:
         for array, original in zip(switches.results(FEEDS, {})[0], expected[0]):
             np.testing.assert_allclose(array, original, rtol=1e-5, atol=1e-5)
         for coded in (set(ranges), {"conv_a"}, {"conv_d", "dense"}, {"last"}):

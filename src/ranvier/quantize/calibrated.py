@@ -84,7 +84,7 @@ class Gptq:
     ) -> tuple[Array, Array, Array]:
         outputs, inputs = weights.shape
         left = weights.copy()
-        inverse = _upper(second)
+        inverse = upper_factor(second)
         groups = -(-inputs // group)
         scales = np.zeros((outputs, groups), scheme.scale_dtype.numpy)
         zeros = np.zeros((outputs, groups), np.uint8)
@@ -111,7 +111,7 @@ class Gptq:
         return codes, scales, zeros
 
 
-def _upper(second: Array) -> Array:
+def upper_factor(second: Array) -> Array:
     """The upper Cholesky factor of the inverse; a matrix that is nearly singular gets more on its diagonal."""
     extra = 0.0
     mean = float(np.mean(np.diag(second)))

@@ -192,7 +192,7 @@ def load_every_second(
     for k in (0, half):
         spread = f.shuffle(mask, none, [lane for j in range(half) for lane in (k + j, lanes)])
         parts.append(f.masked_load(kind, f.gep(address, 2 * k, element), spread, None, size_of(element)))
-    value = from_memory(f, isa, dtype, f.shuffle(*parts, range(0, 2 * lanes, 2)))
+    value = from_memory(f, isa, dtype, f.shuffle(parts[0], parts[1], range(0, 2 * lanes, 2)))
     return value if other == 0 else f.select(mask, value, f.const(value.type, other))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import math
 import os
 import time
@@ -22,7 +23,7 @@ from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassManager
 from ranvier.quantize import InputMoments, Observer, observer
-from ranvier.quantize.observers import OBSERVERS, ChannelMean
+from ranvier.quantize.observers import OBSERVERS
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
 from ranvier.runtime.narrowing.search import Search
@@ -32,9 +33,10 @@ from ranvier.runtime.quantizing.outdated import replace_outdated
 from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurrent, recurrent_weights
 from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, difference, timed
 from ranvier.runtime.quantizing.rest import narrower
+from ranvier.runtime.quantizing.rounding import LOOKED, Rounding, SumMoments, mean_of, moments_of
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import find_sites
-from ranvier.runtime.quantizing.static import coded_values, quantize_static
+from ranvier.runtime.quantizing.sites import Site, find_sites
+from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.switches import Switches
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, SCHEMES, quantize_weights
@@ -167,6 +169,7 @@ class Quantizer:
         self._means: dict[str, np.ndarray[Any, Any]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._moments: dict[str, InputMoments] = {}
+        self._rounding = Rounding(fit=options.fit)
         self._found: dict[str, dict[str, Range]] = {}  # ranges by the way they were found
         self._looked = self.feeds
         if self.static and len(self.feeds) >= 2 * _FEW:  # what ranges were made for shows too little of their errors
@@ -176,18 +179,22 @@ class Quantizer:
             self._running = self.config.updated(precision="bf16")
         if self.static and options.rest == BEST and self.bound is not None:
             self._told("looking at what is not coded")
-            few, expected = self.feeds[:_FEW], self._expected[:_FEW]
+            self._look_at_sums()
             allowed, seconds = self._limit * _REST, options.seconds / 2
-            self._running = narrower(graph, few, expected, self.config, allowed, seconds)
+            self._running = narrower(
+                graph, self.feeds, self._expected, self.config, allowed, seconds, self._narrowed, self._shown
+            )
         if self.static and options.equalize:
             self._take(self._evened())
         ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
         self._observe(ways, self._looked)
+        if self.static:
+            self._look_at_sums()
         if len(self._found) > 1:
             self._ranges = min(self._found.values(), key=self._error_with)
 
     def _take(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self._rounding = graph, Rounding(fit=self.options.fit)
         self.sites = [site for site in find_sites(graph) if site.name not in self.kept]
 
     def _evened(self) -> Graph:
@@ -214,7 +221,7 @@ class Quantizer:
             self._told("looking at activations")
             names = coded_values(self.graph, self.sites)
             watched: dict[str, dict[str, Observer]] = {n: {way: observer(way) for way in ways} for n in names}
-            means = {s.data.name: ChannelMean(1 if s.inner is None else -1) for s in self.sites}
+            means = {s.data.name: mean_of(s) for s in self.sites}
 
             def look(name: str, x: np.ndarray[Any, Any]) -> None:
                 self._shapes[name] = x.shape
@@ -232,15 +239,47 @@ class Quantizer:
             self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
             visit(self.graph, list(self._moments), feeds, self.config, lambda n, x: self._moments[n].update(x))
 
+    def _look_at_sums(self) -> None:
+        """What sums of layers read, for weights to be rounded by it."""
+        moments, means = moments_of(self.sites), {s.data.name: mean_of(s) for s in self.sites}
+        readers: dict[str, list[SumMoments]] = {}
+        for site in self.sites:
+            if site.name in moments:
+                readers.setdefault(site.data.name, []).append(moments[site.name])
+
+        def look(name: str, x: np.ndarray[Any, Any]) -> None:
+            means[name].update(x)
+            for each in readers.get(name, ()):
+                each.update(x)
+
+        visit(self.graph, list(means), self._looked[:LOOKED], self.config, look)
+        self._rounding = Rounding(moments, self.options.fit)
+        self._means = {**{name: each.mean for name, each in means.items()}, **self._means}
+
+    def _narrowed(self, running: SessionConfig) -> Graph:
+        """The graph without any codes, for sessions with these options."""
+        graph = copied(self.graph)
+        self._narrow(find_sites(graph), running)
+        return graph
+
+    def _narrow(self, sites: Sequence[Site], running: SessionConfig) -> None:
+        """Weights of these layers as numbers of bfloat16, those that are multiplied in it."""
+        if running.precision == "bf16":
+            stays = (*running.keep_f32, *map(glob.escape, self.kept))
+            those = [s for s in sites if not any(fnmatch.fnmatchcase(s.name, pattern) for pattern in stays)]
+            narrow_weights(those, self._rounding, self._means)
+
     def made(self, kept: frozenset[str] = frozenset()) -> Graph:
         """The graph with all layers quantized but these."""
         graph = copied(self.graph)
         left = self.kept | kept
-        sites = [s for s in find_sites(graph, products_only=not self.static) if s.name not in left]
+        every = find_sites(graph, products_only=not self.static)
+        sites = [s for s in every if s.name not in left]
         if self.static:
-            signed, fit = self.options.signed, self.options.fit
+            self._narrow([s for s in every if s.name in left], self._running)
+            signed, rounding = self.options.signed, self._rounding
             joins, means = self._joins, self._means
-            quantize_static(graph, sites, self._ranges, signed=signed, fit=fit, means=means, joins=joins)
+            quantize_static(graph, sites, self._ranges, signed=signed, rounding=rounding, means=means, joins=joins)
             quantize_recurrent([node for node in find_recurrent(graph) if node.name not in left])
         else:
             quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
@@ -305,7 +344,7 @@ class Quantizer:
         until = time.perf_counter() + self.options.seconds
         ways = [self._ranges, *(way for way in self._found.values() if way is not self._ranges)]
         names, expected = [site.name for site in self.sites], self._expected
-        options = {"signed": self.options.signed, "fit": self.options.fit}
+        options = {"signed": self.options.signed, "rounding": self._rounding}
         self._told("judging layers")
         with Switches(self.graph, names, self._means, self.config, **options) as switches:  # type: ignore[arg-type]
             layers, ranges = judge(

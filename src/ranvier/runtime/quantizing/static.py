@@ -19,6 +19,7 @@ from ranvier.graph.types import TensorType
 from ranvier.passes.edit import builder
 from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
+from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.quantizing.tails import multiply_instead, tail
 
@@ -105,16 +106,17 @@ def quantize_static(
     ranges: Mapping[str, Range],
     *,
     signed: bool = False,
-    fit: str = "minmax",
+    rounding: Rounding | None = None,
     means: Mapping[str, Array] | None = None,
     joins: bool = True,
 ) -> None:
     """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``.
 
-    ``means`` of the input channels of layers: what rounding of weights adds to a result on average comes off its bias.
-    Without ``joins`` layers alone read codes, and what lies between them is not rounded for others.
+    ``rounding`` of weights: to the nearest codes unless given. ``means`` of the input channels of layers: what rounding
+    of weights adds to a result on average comes off its bias. Without ``joins`` layers alone read codes, and what lies
+    between them is not rounded for others.
     """
-    activations = Integers(8, signed, "tensor", signed=signed)
+    activations, rounding = Integers(8, signed, "tensor", signed=signed), rounding or Rounding()
     scales: dict[str, np.float32] = {}
     names = {value.name: value for value in graph.values()}
     layers = {id(site.node) for site in sites}
@@ -125,7 +127,7 @@ def quantize_static(
             read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
             scales[name] = _pair(graph, value, read, ranges[name], activations)
     for site in sites:
-        _layer(site, fit, scales, (means or {}).get(_source(site.data)))
+        _layer(site, rounding, scales, (means or {}).get(_source(site.data)))
         behind = tail(site.node)
         if behind.value.name in scales:
             for node in behind.nodes:
@@ -152,15 +154,6 @@ def _position(graph: Graph):  # type: ignore[no-untyped-def]
     return lambda node: order[id(node)]
 
 
-def rounded_weights(site: Site, fit: str = "minmax") -> tuple[Array, Array, Array]:
-    """Codes, the step of each output channel, and what the weights lost; the axis of outputs is in front."""
-    moved = np.moveaxis(site.numbers, site.outputs, 0)
-    coded = Integers(8, True, "channel", fit=fit).quantize(moved.reshape(len(moved), -1))
-    codes = coded.codes.reshape(moved.shape)
-    steps = coded.scales.reshape(-1).astype(np.float32)
-    return codes, steps, moved - codes.astype(np.float32) * steps.reshape(-1, *[1] * (moved.ndim - 1))
-
-
 def mean_loss(site: Site, lost: Array, mean: Array) -> Array:
     """What lost weights [outputs, ...] take off each output channel on average."""
     groups = int(site.node.attrs.get("group", 1)) if site.inner is None else 1
@@ -168,10 +161,27 @@ def mean_loss(site: Site, lost: Array, mean: Array) -> Array:
     return np.asarray(np.einsum("goi,gi->go", inputs, mean.reshape(groups, -1)).reshape(-1))
 
 
-def _layer(site: Site, fit: str, scales: Mapping[str, np.float32], mean: Array | None) -> None:
+def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str, Array]) -> None:
+    """Put numbers of bfloat16 in place of the weights of layers that are multiplied in it."""
+    for site in sites:
+        values = rounding.bfloat(site)
+        mean = means.get(site.data.name)
+        shift = None if mean is None else mean_loss(site, np.moveaxis(site.numbers, site.outputs, 0) - values, mean)
+        ops, name = builder(site.node, ORIGIN), site.weight.name
+        weight = ops.constant(np.ascontiguousarray(np.moveaxis(values, 0, site.outputs)), f"{name}.bfloat")
+        if shift is not None and site.node.op == "MatMul":
+            _later_bias(site, shift)
+        elif shift is not None and (site.bias is None or site.bias.const is not None):
+            bias = shift if site.bias is None else site.bias.const.numpy() + shift  # type: ignore[union-attr]
+            moved = ops.constant(bias.astype(np.float32), f"{name}.bfloat.bias")
+            site.node.set_inputs([*site.node.inputs[:2], moved])
+        site.node.set_input(1, weight)
+
+
+def _layer(site: Site, rounding: Rounding, scales: Mapping[str, np.float32], mean: Array | None) -> None:
     node = site.node
     ops = builder(node, ORIGIN)
-    first, steps, lost = rounded_weights(site, fit)
+    first, steps, lost = rounding.codes(site)
     codes = np.moveaxis(first, 0, site.outputs)
     name = site.weight.name
     weight = ops.DequantizeLinear(

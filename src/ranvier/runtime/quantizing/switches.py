@@ -19,9 +19,10 @@ from ranvier.graph.types import TensorType
 from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.samples import Feed
 from ranvier.runtime.quantizing.sites import Site, find_sites
-from ranvier.runtime.quantizing.static import added_row, mean_loss, rounded_weights
+from ranvier.runtime.quantizing.static import added_row, mean_loss
 from ranvier.runtime.session import Session
 
 ORIGIN = "switch"
@@ -40,15 +41,15 @@ class Switches:
         config: SessionConfig,
         *,
         signed: bool = False,
-        fit: str = "minmax",
+        rounding: Rounding | None = None,
     ) -> None:
         self.names = list(names)
         self._scheme = Integers(8, signed, "tensor", signed=signed)
         self._code = DType.int8 if signed else DType.uint8
-        made = copied(graph)
+        made, rounding = copied(graph), rounding or Rounding()
         for site in find_sites(made):
             if site.name in self.names:
-                self._switch(made, site, f"switch{self.names.index(site.name)}", means.get(site.data.name), fit)
+                self._switch(made, site, f"switch{self.names.index(site.name)}", means.get(site.data.name), rounding)
         self._session = Session(made, config)
 
     def __enter__(self) -> Switches:
@@ -57,9 +58,9 @@ class Switches:
     def __exit__(self, *_: object) -> None:
         self._session.close()
 
-    def _switch(self, graph: Graph, site: Site, stem: str, mean: Array | None, fit: str) -> None:
+    def _switch(self, graph: Graph, site: Site, stem: str, mean: Array | None, rounding: Rounding) -> None:
         node, data, scalar = site.node, site.data, TensorType(DType.float32, ())
-        lost = rounded_weights(site, fit)[2]
+        lost = rounding.codes(site)[2]
         row = None if mean is None else mean_loss(site, lost, mean).astype(np.float32)
         if node.op == "MatMul" and added_row(node, len(lost)) is None:  # there is no bias to take it back by
             row = None
