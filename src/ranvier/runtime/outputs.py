@@ -30,9 +30,11 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_address", "_block", "_blocks")
 
-    def __init__(self, block: Array, blocks: Blocks, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, block: Array, address: int, blocks: Blocks, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:  # fmt: skip
         self._block, self._blocks = block, blocks
-        self._address = block.ctypes.data  # asked for now: at the end of the interpreter NumPy can no longer tell
+        self._address = address  # kept: it takes NumPy long to tell, and at the end of the interpreter it cannot
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
@@ -81,24 +83,29 @@ class Blocks:
         except BaseException:
             for block in found:
                 if block is not None:
-                    self.give(block, block.ctypes.data)
+                    self.give(*block)
             promise.done()
             raise
         return made, promise
 
-    def _leased(self, block: Array | None, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return np.asarray(_Lease(aligned_empty((nbytes,), _BYTE) if block is None else block, self, shape, dtype))
+    def _leased(
+        self, found: tuple[Array, int] | None, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array:  # fmt: skip
+        if found is None:
+            made = aligned_empty((nbytes,), _BYTE)
+            found = made, made.ctypes.data
+        return np.asarray(_Lease(*found, self, shape, dtype))
 
-    def _take(self, nbytes: int) -> Array | None:
+    def _take(self, nbytes: int) -> tuple[Array, int] | None:
         if not self._lock.acquire(blocking=False):
             return None
         try:
             known = self._sizes.get(nbytes)
             if not known:
                 return None
-            block = self._waiting.pop(known.pop())
+            address = known.pop()
             self.nbytes -= nbytes
-            return block
+            return self._waiting.pop(address), address
         finally:
             self._lock.release()
 

@@ -42,7 +42,7 @@ _NAMES = (
     "out_bytes",
 )
 _ROW_GROUP = 256
-_PANEL_GROUP = 16
+_PANEL_GROUP = 8
 _GOPS = 2000.0
 _WIDTH = VECTORS * LINE
 _WORDS = STEP // DEPTH  # of a step, in every column
