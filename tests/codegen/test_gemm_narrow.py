@@ -199,7 +199,7 @@ def test_many_rows_of_tiles_are_the_same_for_all_threads_and_rounded_once() -> N
 
 
 @ways
-@pytest.mark.parametrize("depth", [32, 96, 256, 640])
+@pytest.mark.parametrize("depth", [32, 160, 256, 640])
 def test_rows_of_a_temporary_that_stay_near(isa: Isa, depth: int) -> None:
     """More than eight blocks of rows and twelve panels: rows are read where they lie, and whole blocks of sums are
     written while the next one is made. Beside them are a short block, and a narrow panel with columns that miss."""
@@ -294,6 +294,20 @@ def test_one_row(isa: Isa) -> None:
         a, b = random((3, 1, k), k), random((3, k, n), n)
         check(product(a[0], b[0], isa, packed=DType.bfloat16), a[0], b[0])
         check(product(a, b, isa, packed=DType.bfloat16), a, b)
+
+
+@ways
+@pytest.mark.parametrize("columns", [16, 80, 96])
+def test_weights_packed_for_many_rows_serve_few(isa: Isa, columns: int) -> None:
+    """Tiles that lie apart are nothing that one row can be multiplied with as vectors."""
+    b = random((2, 64, columns), 1)
+    packed = pack_b(b, isa, rows_hint=256)
+    assert packed.apart == (isa is WAYS.get("tiles") and columns > 16)
+    for rows in (1, 8, 40):
+        a, out = random((2, rows, 64), rows), poisoned((2, rows, columns))
+        av, ov = view_of(a), view_of(out, "output")
+        Runner(matmul(av, packed, ov, isa), isa, {av.storage: a, ov.storage: out})()
+        check(out, a, b)
 
 
 @ways

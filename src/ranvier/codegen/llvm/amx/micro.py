@@ -4,7 +4,9 @@ It stands where the float micro-kernels do (``gemm/micro.py``) and reads the sam
 call it. What differs:
 
     an "element" of A and B is a group of 32 bits (two bfloat16 or four bytes along K), and Slot.K counts groups: a
-    multiple of ``STEP``. B is packed as ever, panel after panel, group after group, with zeros where K was padded;
+    multiple of ``STEP``. B is packed as ever, panel after panel, group after group, with zeros where K was padded. A
+    tile of a wide panel then takes half of every row; with ``TileMicro.apart`` the two tiles of a step follow each
+    other instead, each in one piece, which is quicker to load;
     Slot.REST says how many bytes of A exist in the last step of a segment (0: all 64), and no others are read;
     Slot.ROWS is the number of rows, 1 to 32: one kernel serves all;
     Slot.TILES is written: which configuration is loaded. The driver sets it to 0 when it is called, and where it is
@@ -85,9 +87,10 @@ class TileMicro:
     a: Layout = "rows"
     lines: int = LINES  # brought near in every step, from FETCH on
     near: Near = ""  # the operand that the next call has again; the other comes and goes, and leaves it the cache
+    apart: bool = False
 
     def spec(self) -> KernelSpec:
-        key = ("amx micro", 4, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near)
+        key = ("amx micro", 5, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near, self.apart)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -117,6 +120,7 @@ class _Emitter:
         self.element = "float" if micro.left is DType.bfloat16 else "i32"
         self.kind = vector(self.element, tiles.TILE_ROWS)
         self.width = micro.vectors * tiles.LINE
+        self.b_row, self.b_tile = (tiles.LINE, STEP * tiles.LINE) if micro.apart else (self.width, tiles.LINE)
         self.control = fn.args["control"]
         self.line = fn.i64(tiles.LINE)
         self.block = fn.stack("i8", 2 * tiles.ROWS * tiles.LINE)  # rows copied together, or sums on their way out
@@ -313,8 +317,8 @@ class _Emitter:
 
     def _load_b(self, w: _Walk, s: Val, v: int, *, far: bool) -> None:
         f = self.fn
-        at = f.gep(f.gep(w.b, s * w.apart), v * tiles.LINE)
-        tiles.load(f, tiles.b_tile(v), at, f.i64(self.width), passing=self._passes("b", far))
+        at = f.gep(f.gep(w.b, s * w.apart), v * self.b_tile)
+        tiles.load(f, tiles.b_tile(v), at, f.i64(self.b_row), passing=self._passes("b", far))
 
     def _passes(self, operand: Near, far: bool) -> bool:
         return far or operand != self.micro.near
@@ -324,9 +328,9 @@ class _Emitter:
 
     def _step(self, a: Val, step: Val, b: Val, blocks: int) -> None:
         """One tile of K: rows at ``a`` against the panel at ``b``."""
-        f, wide = self.fn, self.fn.i64(self.width)
+        f, b_row = self.fn, self.fn.i64(self.b_row)
         for v in range(self.micro.vectors):
-            tiles.load(f, tiles.b_tile(v), f.gep(b, v * tiles.LINE), wide)
+            tiles.load(f, tiles.b_tile(v), f.gep(b, v * self.b_tile), b_row)
             for r in range(blocks):
                 if v == 0:
                     at = f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a

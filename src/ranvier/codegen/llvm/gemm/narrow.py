@@ -26,6 +26,7 @@ _K_BLOCK = 320  # pairs of a K that is cut: a panel of so many stays in the near
 _A_BYTES = 1 << 20  # rows of A in the second-level cache
 _B_BYTES = 1 << 20  # panels of B that stay there instead, while rows of A pass …
 _PANELS = 12  # … if they are so many that packing the rows for them costs little
+_LEAST_NEAR = 64  # pairs of rows that are not packed for them
 _MANY_BLOCKS = 8  # of rows, from which on every tile of work packs its own
 _WAITING_BYTES = 512 << 10
 _BLOCK_PANELS = 4  # panels of B from which on copying A pays
@@ -144,7 +145,7 @@ class TilePlan(PairPlan):
         """Whether B stays near and a block of rows is one piece of memory that the nearest cache takes whole: then all
         panels but the first find it there, and copying it gains nothing. Temporaries start at lines, others may not."""
         p = self.p
-        fits = p.a.dtype is _BF16 and not self.rest and self.deep <= amx.NEAR_STEPS * amx.STEP
+        fits = p.a.dtype is _BF16 and not self.rest and _LEAST_NEAR <= self.deep <= amx.NEAR_STEPS * amx.STEP
         if not fits or p.a.storage.kind != "temp" or p.a_strides != (p.k, 1):
             return False
         starts = (p.a.offset, *(axis.a for axis in p.batch))
@@ -184,5 +185,9 @@ class TilePlan(PairPlan):
         cut = self.panels.cut
         layout: amx.Layout = "blocks" if self.blocks else "rows"
         widths = cut.size, max(1, cut.size - 1)
-        wide, narrow = (amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near).spec() for v in widths)
+        apart = isinstance(self.p.b, PackedB) and self.p.b.apart
+        wide, narrow = (
+            amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near, apart and v == cut.size).spec()
+            for v in widths
+        )
         return wide, wide, narrow, narrow

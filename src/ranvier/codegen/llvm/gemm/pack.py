@@ -29,6 +29,7 @@ from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _WIDENED_ROWS = 16
+_WHOLE_ROWS = 16  # up to so many rows of A, those of a panel of tiles stay whole: one row of A reads them as vectors
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class PackedB:
     panels: Panels
     deep: int  # K as it is packed: elements, or pairs and zeros behind them
     pairs: bool = False
+    apart: bool = False  # tiles of wide panels follow each other, as ``amx/micro.py`` describes
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +80,8 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, ve
         b = b.astype(np.float32)
     deep = pair_depth(k, isa) if pairs else k
     panels = Panels.of(n, lanes, vectors or panel_vectors(max(1, rows_hint), n, k, isa, item, pairs))
+    tiled = pairs and amx.suits(isa, DType.bfloat16, DType.bfloat16)
+    apart = tiled and rows_hint > _WHOLE_ROWS and panels.cut.size == amx.VECTORS
     if n == 1:
         return PackedB(Storage.packed(np.ascontiguousarray(b)), dtype, tuple(batch), k, n, panels, k)
     flat = b.reshape(math.prod(batch), k, n)
@@ -89,7 +93,9 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, ve
         wide = panels.cut.large * width
         _fill(source[:, :wide], target[: wide * deep], width)
         _fill(source[:, wide:], target[wide * deep :], width - lanes)
-    return PackedB(Storage.constant(packed), dtype, tuple(batch), k, n, panels, deep, pairs)
+        if apart:
+            _take_apart(target[: wide * deep], width, lanes)
+    return PackedB(Storage.constant(packed), dtype, tuple(batch), k, n, panels, deep, pairs, apart)
 
 
 def multiplies_pairs(isa: Isa) -> bool:
@@ -146,6 +152,12 @@ def _fill(source: Array, target: Array, width: int) -> None:
         rest = n - whole * width
         out[whole, :, :rest] = source[:, whole * width :]
         out[whole, :, rest:] = 0
+
+
+def _take_apart(panels: Array, width: int, lanes: int) -> None:
+    """Tiles that lie beside each other in a panel one after the other."""
+    tiles = panels.reshape(-1, amx.STEP, width // lanes, lanes)
+    tiles.reshape(-1, width // lanes, amx.STEP, lanes)[:] = tiles.swapaxes(1, 2).copy()
 
 
 # -- at run time ------------------------------------------------------------------------------------------------------

@@ -66,9 +66,9 @@ def _by_dots(p: Problem) -> bool:
 def _can_stream_pairs(p: Problem, isa: Isa) -> bool:
     """One row has nothing to multiply, only a B to read: that goes faster by several streams than by tiles.
 
-    A B packed for tiles serves, if nothing was added to its K that the row does not have.
+    A B packed for tiles serves, if its rows are whole and nothing was added to its K that the row does not have.
     """
-    return isa.has("avx512bf16") and isinstance(p.b, PackedB) and 2 * p.b.deep == p.k
+    return isa.has("avx512bf16") and isinstance(p.b, PackedB) and not p.b.apart and 2 * p.b.deep == p.k
 
 
 def _wants_pairs(p: Problem, isa: Isa) -> bool:
