@@ -5,8 +5,9 @@
 Products: one thread each, in turns in one process, several calls a turn; the shortest call counts, in time of the
 thread on its core, so that neighbours who take the core away do not count. Every one starts from float tokens. Results
 are held against integers worked out by NumPy: ours must be equal to them after the last rounding; ONNX Runtime scales
-tokens by block and is only close. litespark-inference is left out where it is not installed (its wheel is built with
-g++; with LITESPARK_BUILD_AMX=1 its matrix-unit kernel, which is off by default, is measured too).
+tokens by block and is only close. For one token, what a plain loop takes that only reads as many bytes as our kernel,
+the same ones every time, stands beside. litespark-inference is left out where it is not installed (its wheel is built
+with g++; with LITESPARK_BUILD_AMX=1 its matrix-unit kernel, which is off by default, is measured too).
 
 The model: random weights, 128 tokens of prompt and steps of one token behind them; wall time.
 """
@@ -30,6 +31,9 @@ from rich.table import Table
 
 import ranvier as rv
 from bench.models.ternary import Decoder, Shape, bitnet
+from ranvier.codegen.llvm import peaks
+from ranvier.codegen.llvm.isa import host
+from ranvier.codegen.llvm.ternary import suits_fives
 from ranvier.codegen.storage import aligned_empty
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes, quantized_tokens
 
@@ -38,6 +42,7 @@ Runner = Callable[[], Array]
 PRODUCTS = ((1, 2048, 2048), (1, 2560, 6912), (1, 6912, 2560), (128, 2048, 2048), (128, 2560, 6912))
 SCALE = np.float32(0.5)
 BLOCK = 64
+READING = "only reading"
 
 
 def one_layer(x: Array, op: str, n: int, stored: dict[str, Array], domain: str, **attrs: int) -> onnx.ModelProto:
@@ -115,9 +120,16 @@ def litespark(x: Array, codes: Array) -> dict[str, Runner]:
     return found
 
 
-def in_turns(runners: dict[str, Runner], seconds: float) -> dict[str, float]:
-    """The shortest time of each, in seconds."""
-    best = dict.fromkeys(runners, float("inf"))
+def packed_bytes(m: int, k: int, n: int) -> int:
+    """Of the weights as our kernel reads them: five to a byte, or four."""
+    return k * n // 5 if suits_fives(host(), m, k, n) else k * n // 4
+
+
+def in_turns(
+    runners: dict[str, Runner], seconds: float, reading: Callable[[], float] | None = None
+) -> dict[str, float]:  # fmt: skip
+    """The shortest time of each, in seconds, and of ``reading``, which measures itself."""
+    best = dict.fromkeys([*runners, *([READING] if reading else [])], float("inf"))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, run in runners.items():
@@ -126,6 +138,9 @@ def in_turns(runners: dict[str, Runner], seconds: float) -> dict[str, float]:
                 start = time.thread_time()
                 run()
                 best[name] = min(best[name], time.thread_time() - start)
+        for _ in range(4 if reading else 0):
+            assert reading is not None
+            best[READING] = min(best[READING], reading())
     return best
 
 
@@ -140,13 +155,13 @@ def products(seconds: float, console: Console) -> None:
         runners = {"ours": ours(x, codes), "onnxruntime": onnxruntime_bits(x, codes), **litespark(x, codes)}
         errors = {name: float(np.abs(run() - exact).max() / np.abs(exact).max()) for name, run in runners.items()}
         assert errors["ours"] == 0, "our results are not the exact ones"
-        times = in_turns(runners, seconds)
+        nbytes = packed_bytes(m, k, n)
+        times = in_turns(runners, seconds, peaks.read_loop(host(), nbytes, 1, again=True) if m == 1 else None)
         for name, taken in times.items():
-            rate = codes.nbytes / taken / 1e9
+            rate = (nbytes if name in ("ours", READING) else codes.nbytes) / taken / 1e9
             faster = taken / times["ours"]
-            table.add_row(
-                f"{m} x {k} x {n}", name, f"{taken * 1e6:.0f}", f"{faster:.2f}", f"{rate:.1f}", f"{errors[name]:.1g}"
-            )
+            error = f"{errors[name]:.1g}" if name in errors else "-"
+            table.add_row(f"{m} x {k} x {n}", name, f"{taken * 1e6:.0f}", f"{faster:.2f}", f"{rate:.1f}", error)
     console.print(table)
 
 

@@ -204,17 +204,18 @@ def tile_loop(isa: Isa, dtype: DType) -> Callable[[], float]:
     return once
 
 
-def read_loop(isa: Isa, nbytes: int, threads: int) -> Callable[[], float]:
+def read_loop(isa: Isa, nbytes: int, threads: int, *, again: bool = False) -> Callable[[], float]:
     """A short measurement of reading by itself, for a benchmark to repeat: seconds for ``nbytes`` by all threads.
 
-    Every call reads other bytes than the one before, so that near caches do not have them.
+    Every call reads other bytes than the one before, so that near caches do not have them; with ``again`` it reads the
+    same ones twice, and what counts is the second time.
     """
     made = kernels([_SPECS["read"]], isa)
     function = _SIGNATURE(made[_SPECS["read"]].address)
     part = nbytes // threads // 1024 * 1024
     blocks = [_pages(max(_BLOCK // 4, 8 * part)) for _ in range(threads)]
     sinks = [np.zeros(64, np.float32) for _ in range(threads)]
-    places = itertools.cycle(range(0, blocks[0].nbytes - part + 1, part))
+    places = itertools.repeat(0) if again else itertools.cycle(range(0, blocks[0].nbytes - part + 1, part))
 
     def once() -> float:
         held = made, blocks  # code and memory live as long as this function
