@@ -78,7 +78,7 @@ class Dim(IntEnum):
 
 
 def driver_spec() -> KernelSpec:
-    return KernelSpec("gemm driver", ("gemm driver", 4), _emit)
+    return KernelSpec("gemm driver", ("gemm driver", 5), _emit)
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -134,7 +134,9 @@ class _Driver(_Function):
         packed = f.var("i64", -1)  # the rows that scratch has
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             above = quotient(f, tile, row_groups)
-            i0 = (tile - above * row_groups) * row_group
+            # every other group of panels has the rows the other way round: it finds the last ones near
+            nth = tile - above * row_groups
+            i0 = f.select(f.cmp("eq", f.and_(above, 1), 0), nth, row_groups - 1 - nth) * row_group
             self.i0, self.i1 = i0, f.min_(i0 + row_group, self.dim(Dim.ROW_BLOCKS))
             batch = quotient(f, above, panel_groups)
             p0 = (above - batch * panel_groups) * panel_group
