@@ -54,6 +54,16 @@ def test_one_layer_stays_coded(told_times: None) -> None:
     assert found and len(found | slow) < len(LAYERS)
 
 
+def test_the_layer_that_stays_coded_is_the_one_that_costs_least(
+    told_times: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worth, "_BATCHES", len(LAYERS))
+    monkeypatch.setitem(COST, "layer9", 1.1)
+    assert chosen(frozenset(name for name in LAYERS if COST[name] < 1)) == {
+        name for name in LAYERS if COST[name] > 1 and name != "layer9"
+    }
+
+
 def test_no_more_than_the_time_there_is(told_times: None) -> None:
     assert chosen(frozenset(), until=0.0) == frozenset()
 

@@ -23,7 +23,7 @@ Rounded = tuple[Array, Array, Array]
 _MOST = 2048  # terms of a sum: the work grows with their cube
 _ROWS, _TIMES = 1024, 4  # sums that are looked at: at least, and for every term
 LOOKED = 16  # samples that serve
-_DAMPING = 0.01  # of the mean of the diagonal
+_DAMPING = 0.01  # of the diagonal
 _BLOCK = 64
 
 
@@ -90,22 +90,23 @@ def spread(weights: Array, second: Array, nearest: Callable[[Array], Array]) -> 
     """Weights [groups, outputs, terms] on a grid, by moments [groups, terms, terms]; ``nearest`` rounds one term of all
     sums [groups, outputs]. The plain nearest where that is no worse."""
     plain = np.stack([nearest(weights[..., k]) for k in range(weights.shape[2])], axis=2)
-    made = _spread(weights, second, nearest)
+    diagonal = np.einsum("gkk->gk", second)
+    # what matters most is rounded while most is left to make up for it
+    order = np.argsort(-diagonal * np.square(plain - weights).mean(axis=1), axis=1, kind="stable")
+    made = _spread(weights, second, order, nearest)
     errors = [
         np.einsum("gok,gkl,gol->go", lost, second, lost, optimize=True) for lost in (made - weights, plain - weights)
     ]
     return np.where((errors[0] < errors[1])[..., None], made, plain)
 
 
-def _spread(weights: Array, second: Array, nearest: Callable[[Array], Array]) -> Array:
+def _spread(weights: Array, second: Array, order: Array, nearest: Callable[[Array], Array]) -> Array:
     terms = weights.shape[2]
-    diagonal = np.einsum("gkk->gk", second)
-    order = np.argsort(-diagonal, axis=1, kind="stable")  # those that matter most are rounded while most can make up
     factors = np.empty_like(second)
     for k, matrix in enumerate(second):
         damped = matrix[np.ix_(order[k], order[k])]
-        some = float(diagonal[k].mean()) or 1.0
-        damped[np.diag_indices(terms)] += _DAMPING * some + np.where(np.diag(damped) == 0, some, 0.0)
+        own = np.diag(damped)  # of each by itself, so that powers of two between channels change nothing
+        damped[np.diag_indices(terms)] += np.where(own > 0, _DAMPING * own, float(own.mean()) or 1.0)
         factors[k] = upper_factor(damped)
     left = np.take_along_axis(weights, order[:, None, :], axis=2)
     made = np.empty_like(left)
