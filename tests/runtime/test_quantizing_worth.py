@@ -64,6 +64,20 @@ def test_the_layer_that_stays_coded_is_the_one_that_costs_least(
     }
 
 
+def test_neighbours_that_pay_for_each_other_only(told_times: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers share a conversion: one of them alone is slower, both without codes are fastest."""
+    pair = frozenset(LAYERS[:2])
+    kept = frozenset(LAYERS[3:])
+
+    class Shared(Model):
+        def __init__(self, names: Any, config: Any) -> None:
+            super().__init__(names, config)
+            self.time = {0: 1.2, 1: 1.4, 2: 1.0}[len(pair & names)] + 0.1 * (LAYERS[2] in names)
+
+    monkeypatch.setattr(worth, "Session", Shared)
+    assert chosen(kept) == pair
+
+
 def test_no_more_than_the_time_there_is(told_times: None) -> None:
     assert chosen(frozenset(), until=0.0) == frozenset()
 
