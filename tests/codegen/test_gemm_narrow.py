@@ -174,7 +174,7 @@ def test_depth_in_blocks(isa: Isa, dtype: Any) -> None:
 @pytest.mark.parametrize("out", [F32, BF16])
 def test_many_rows(isa: Isa, out: Any) -> None:
     """Rows that every tile of work packs for itself: panels pass by them or they by panels, in a group or several."""
-    for m, n, k in ((300, 130, 70), (290, 400, 50), (450, 640, 1200), (520, 130, 2100)):
+    for m, n, k in ((300, 130, 70), (290, 400, 50), (450, 640, 1200), (520, 130, 2100), (70, 130, 2700)):
         a, b = random((m, k + 3), 1)[:, :k], random((k, n), 2)
         found = []
         for threads, split in ((1, 1), (1, 4), (2, 3)):
@@ -199,14 +199,15 @@ def test_many_rows_of_tiles_are_the_same_for_all_threads_and_rounded_once() -> N
 
 
 @ways
+@pytest.mark.parametrize("kind", [F32, BF16])
 @pytest.mark.parametrize("depth", [32, 160, 256, 640])
-def test_rows_of_a_temporary_that_stay_near(isa: Isa, depth: int) -> None:
+def test_rows_of_a_temporary_that_stay_near(isa: Isa, depth: int, kind: Any) -> None:
     """More than eight blocks of rows and twelve panels: rows are read where they lie, and whole blocks of sums are
     written while the next one is made. Beside them are a short block, and a narrow panel with columns that miss."""
     rows = poisoned((2, 300, depth), BF16)
     rows[:] = random(rows.shape, depth)
     b = random((depth, 395), 1)
-    out = poisoned((2, 300, 512), F32)
+    out = poisoned((2, 300, 1024 if kind is BF16 else 512), kind)
     view, ov = view_of(rows, "temp"), view_of(out[..., :395], "output")
     for threads, split in ((1, 1), (3, 1), (1, 7)):
         out[:] = -7.0

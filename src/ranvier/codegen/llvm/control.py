@@ -44,7 +44,7 @@ class Slot(IntEnum):
 
 
 SLOTS = len(Slot)
-ALPHA, CLAMP = 1, 2  # bits of the FLAGS slot
+ALPHA, CLAMP, ROUND = 1, 2, 4  # bits of the FLAGS slot; the last one: results are stored as bfloat16
 
 
 def number_bits(value: float, element_bytes: int) -> int:

@@ -8,7 +8,7 @@ last block itself.
 
 The control block says what waits: at ``Slot.LATER`` is room for a block, ``Slot.LATER_OUT`` is where it belongs (null:
 nothing waits), and ``Slot.LATER_STEP`` the bytes between rows there. ``Slot.DEFERS`` is not 0 where a micro-kernel may
-put sums aside: nobody reads them before the driver returns.
+put sums aside: nobody reads them before the driver returns. Sums that are wanted as bfloat16 are rounded on their way.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from __future__ import annotations
 from ranvier.codegen.llvm.amx.tiles import COLUMNS, LINE, ROWS
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.control import Slot, read_slot, write_slot
+from ranvier.codegen.llvm.elements import store_product
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
 
 WIDTH = 4 * COLUMNS  # bytes of a row of a block
 BLOCK = ROWS * WIDTH
 COLLIDING = 2048  # bytes: rows a multiple of it apart fall into four sets of the nearest cache, or fewer
 WORTH_GROUPS = 128  # of K: a shorter product has no time to move rows in
 _AHEAD = 4  # rows that are on their way here
-_LINE = vector("i32", LINE // 4)
 
 
 class Later:
-    """The block that waits when a function begins."""
+    """The block that waits when a function begins; it belongs to an output of type ``dtype``."""
 
-    def __init__(self, f: Fn, control: Val) -> None:
-        self.f, self.control = f, control
+    def __init__(self, f: Fn, isa: Isa, control: Val, dtype: DType = DType.float32) -> None:
+        self.f, self.isa, self.control, self.dtype = f, isa, control, dtype
+        self.lanes = COLUMNS if dtype is DType.bfloat16 else COLUMNS // 2  # of a line of the output
         self.block = read_slot(f, control, Slot.LATER, "ptr")
         self.out = read_slot(f, control, Slot.LATER_OUT, "ptr")
         self.step = read_slot(f, control, Slot.LATER_STEP)
@@ -55,8 +58,9 @@ class Later:
         with f.loop(begin, end) as r:
             self._ask(self.out, self.step, f.min_(r + _AHEAD, ROWS - 1))
             here, there = f.gep(self.block, r * WIDTH), f.gep(self.out, r * self.step)
-            for at in range(0, WIDTH, LINE):
-                f.store(f.load(_LINE, f.gep(here, at), LINE), f.gep(there, at), 4)
+            for k in range(0, COLUMNS, self.lanes):
+                value = f.load(vector("float", self.lanes), f.gep(here, 4 * k), LINE)
+                store_product(f, self.isa, self.dtype, value, f.gep(there, k * self.dtype.numpy.itemsize))
 
     def put(self, out: Val, step: Val) -> None:
         """A block is there now that belongs to ``out``."""
@@ -71,5 +75,5 @@ class Later:
         write_slot(self.f, self.control, Slot.LATER_OUT, self.f.zero("ptr"))
 
     def _ask(self, out: Val, step: Val, r: Val) -> None:
-        for at in range(0, WIDTH, LINE):
+        for at in range(0, COLUMNS // self.lanes * LINE, LINE):
             self.f.prefetch(self.f.gep(out, r * step + at), write=True)

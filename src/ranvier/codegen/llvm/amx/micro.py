@@ -35,7 +35,8 @@ from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.later import Later
 from ranvier.codegen.llvm.amx.rows import bytes_mask, copy_rows
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.control import ALPHA, CLAMP, Slot, read_slot, write_slot
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, ROUND, Slot, read_slot, write_slot
+from ranvier.codegen.llvm.elements import store_product
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -88,13 +89,15 @@ class TileMicro:
     lines: int = LINES  # brought near in every step, from FETCH on
     near: Near = ""  # the operand that the next call has again; the other comes and goes, and leaves it the cache
     apart: bool = False
+    rounds: bool = False  # results may be wanted as bfloat16, which Slot.FLAGS says (near ones only)
 
     def spec(self) -> KernelSpec:
-        key = ("amx micro", 5, self.left.name, self.right.name, self.vectors, self.a, self.lines, self.near, self.apart)
+        names = self.left.name, self.right.name
+        key = ("amx micro", 6, *names, self.vectors, self.a, self.lines, self.near, self.apart, self.rounds)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
-            _Emitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self).emit()
+            _Emitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self, isa).emit()
 
         narrow = DType.bfloat16 in (self.left, self.right)
         return KernelSpec(name, key, emit, "bfloat16 tiles" if narrow else "int8 tiles")
@@ -114,8 +117,8 @@ class _Walk:
 
 
 class _Emitter:
-    def __init__(self, fn: Fn, micro: TileMicro) -> None:
-        self.fn, self.micro = fn, micro
+    def __init__(self, fn: Fn, micro: TileMicro, isa: Isa) -> None:
+        self.fn, self.micro, self.isa = fn, micro, isa
         self.instruction = INSTRUCTIONS[micro.left, micro.right]
         self.element = "float" if micro.left is DType.bfloat16 else "i32"
         self.kind = vector(self.element, tiles.TILE_ROWS)
@@ -179,12 +182,13 @@ class _Emitter:
         self.plain = f.cmp("eq", self.columns, tiles.TILE_ROWS)
         if self.element == "float":
             absent = (f.cmp("eq", self.slot(slot, "ptr"), none) for slot in (Slot.BIAS, Slot.RESIDUAL))
-            for each in (f.cmp("eq", self.flags, 0), *absent):
+            flags = f.and_(self.flags, ~ROUND) if self.micro.rounds else self.flags
+            for each in (f.cmp("eq", flags, 0), *absent):
                 self.plain = f.and_(self.plain, each)
         self.later: Later | None = None
         self.defers: Val | None = None
         if self.micro.near:
-            self.later = Later(f, self.control)
+            self.later = Later(f, self.isa, self.control, DType.bfloat16 if self.micro.rounds else DType.float32)
             self.later.spread(self.whole)
             if self.micro.vectors == VECTORS:
                 may = f.and_(f.cmp("ne", self.slot(Slot.DEFERS), 0), f.cmp("eq", self.rows, tiles.ROWS))
@@ -200,7 +204,7 @@ class _Emitter:
 
     def _ask_for_row(self, r: Val) -> None:
         f = self.fn
-        for v in range(self.micro.vectors):
+        for v in range(1 if self.micro.rounds else self.micro.vectors):
             f.prefetch(f.gep(self.out, r * self.out_step + v * tiles.LINE), write=True)
 
     def _in(self, base: Val, block: int, column: int) -> Val:
@@ -365,7 +369,11 @@ class _Emitter:
             at = f.gep(out, step * (block * tiles.TILE_ROWS)) if block else out
             tiles.store(f, tile, f.gep(at, column * tiles.LINE), step)
 
-        with f.if_else(self.plain) as otherwise:
+        as_they_are = self.plain
+        if self.micro.rounds:
+            self.rounding = f.cmp("ne", f.and_(self.flags, ROUND), 0)
+            as_they_are = f.and_(as_they_are, f.not_(self.rounding))
+        with f.if_else(as_they_are) as otherwise:
             self._each(there)
             otherwise()
             self._put_into(self.block)
@@ -401,9 +409,23 @@ class _Emitter:
                 for value in values:
                     # the value stands second: where it is NaN, it is what comes out
                     value.set(f.quick_min(high, f.quick_max(low, value.get())))
+        found = [value.get() for value in values]
+        if not self.micro.rounds:
+            self._store(found, out, mask, DType.float32)
+            return
+        with f.if_else(self.rounding) as otherwise:
+            self._store(found, out, mask, DType.bfloat16)
+            otherwise()
+            self._store(found, out, mask, DType.float32)
+
+    def _store(self, values: list[Val], out: Val, mask: Val, dtype: DType) -> None:
+        f = self.fn
         for v, value in enumerate(values):
-            at = f.gep(out, v * tiles.LINE)
-            if v == vectors - 1:
-                f.masked_store(value.get(), at, mask)
+            at = f.gep(out, v * tiles.TILE_ROWS * dtype.numpy.itemsize)
+            last = v == len(values) - 1
+            if dtype is DType.bfloat16:
+                store_product(f, self.isa, dtype, value, at, mask if last else None)
+            elif last:
+                f.masked_store(value, at, mask)
             else:
-                f.store(value.get(), at)
+                f.store(value, at)

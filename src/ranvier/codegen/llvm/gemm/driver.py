@@ -15,8 +15,9 @@ from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.amx.later import BLOCK, COLLIDING, WORTH_GROUPS, Later
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var
-from ranvier.codegen.llvm.control import ALPHA, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
+from ranvier.codegen.llvm.control import ALPHA, ROUND, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
 
 
 class Buf(IntEnum):
@@ -78,7 +79,7 @@ class Dim(IntEnum):
 
 
 def driver_spec() -> KernelSpec:
-    return KernelSpec("gemm driver", ("gemm driver", 5), _emit)
+    return KernelSpec("gemm driver", ("gemm driver", 6), _emit)
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -150,7 +151,10 @@ class _Driver(_Function):
             self.p1 = p1
             self._tile(p0, p1)
         if self.tiled:
-            Later(f, self.control).all()
+            with f.if_else(f.cmp("ne", f.and_(self.dim(Dim.FLAGS), ROUND), 0)) as otherwise:
+                Later(f, self.isa, self.control, DType.bfloat16).all()
+                otherwise()
+                Later(f, self.isa, self.control).all()
             with f.if_(f.cmp("ne", read_slot(f, self.control, Slot.TILES), 0)):
                 release(f)
         f.ret()
@@ -213,8 +217,10 @@ class _Driver(_Function):
         in_place = f.cmp("ne", b_step, 0)
         if self.tiled:
             collide = f.cmp("eq", f.and_(self.dim(Dim.OUT_ROW), COLLIDING - 1), 0)
+            rounds = f.cmp("ne", f.and_(self.dim(Dim.FLAGS), ROUND), 0)
             long = f.cmp("sge", self.dim(Dim.K_BLOCK), WORTH_GROUPS)
-            self.slot(Slot.DEFERS, f.cast(f.and_(direct, f.and_(collide, long)), "i64", signed=False))
+            worth = f.and_(f.or_(collide, rounds), long)
+            self.slot(Slot.DEFERS, f.cast(f.and_(direct, worth), "i64", signed=False))
         # partial sums fill whole tiles, but a B in place must not be read past its last column
         self.slot(Slot.COLUMNS, f.select(f.or_(direct, in_place), columns, lanes))
         flags = self.dim(Dim.FLAGS)
@@ -277,6 +283,7 @@ def _emit_rows(module: Module, name: str) -> None:
     a_row, out_row, residual_row = at.dim(Dim.A_ROW), at.dim(Dim.OUT_ROW), at.dim(Dim.RESIDUAL_ROW)
     slice_ = at.dim(Dim.K_BLOCK) * at.dim(Dim.FETCHED)
     most = at.dim(Dim.K_BLOCK) * given["width"] - slice_
+    narrower = f.cast(f.cmp("ne", f.and_(at.dim(Dim.FLAGS), ROUND), 0), "i64", signed=False)
     null = f.zero("ptr")
 
     def slot(number: Slot, value: Val) -> None:
@@ -289,7 +296,7 @@ def _emit_rows(module: Module, name: str) -> None:
         here = f.select(is_large, rows, small_rows)
         slot(Slot.ROWS, here)
         waiting = f.gep(given["waiting"], nth * apart)
-        out = f.gep(given["out"], row * out_row + given["column"])
+        out = f.gep(given["out"], row * out_row + f.ashr(given["column"], narrower))
         slot(Slot.OUT, f.select(given["direct"], out, waiting))
         slot(Slot.PARTIAL, f.select(given["first"], null, waiting))
         beside = f.gep(given["residual"], row * residual_row + given["column"])

@@ -11,6 +11,7 @@ from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.amx.pack import pack_dims, pack_rows, pack_spec, packed_bytes
 from ranvier.codegen.llvm.amx.tiles import COLUMNS, LINE, ROWS
 from ranvier.codegen.llvm.gemm.blocks import Blocks, Cut, Panels
+from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, simple_form
 from ranvier.codegen.llvm.gemm.pack import PackedB, pair_depth, panel_vectors
 from ranvier.codegen.llvm.gemm.pairs import pack_pairs
 from ranvier.codegen.llvm.gemm.plan import Matrix, Packer, Plan
@@ -181,13 +182,20 @@ class TilePlan(PairPlan):
     def depth_of_blocks(self, most: int) -> int:
         return amx.padded_groups(super().depth_of_blocks(most))
 
+    def epilogue(self) -> tuple[Simple, Finish | None, int]:
+        """Sums that are only rounded need no finish kernel: that is done while the next ones are made."""
+        p = self.p
+        plain = p.alpha == 1.0 and simple_form(p.epilogue, p.dtype) == Simple()
+        self.rounds = bool(self.near) and plain and p.out.dtype is _BF16 and p.out_strides[1] == 1
+        return (Simple(), None, self.panels.cut.count) if self.rounds else super().epilogue()
+
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
         cut = self.panels.cut
         layout: amx.Layout = "blocks" if self.blocks else "rows"
         widths = cut.size, max(1, cut.size - 1)
         apart = isinstance(self.p.b, PackedB) and self.p.b.apart
         wide, narrow = (
-            amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near, apart and v == cut.size).spec()
+            amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near, apart and v == cut.size, self.rounds).spec()
             for v in widths
         )
         return wide, wide, narrow, narrow

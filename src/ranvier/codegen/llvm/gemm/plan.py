@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.control import ALPHA, CLAMP, number_bits
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, ROUND, number_bits
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
 from ranvier.codegen.llvm.gemm.driver import Buf, Dim, driver_spec
 from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
@@ -63,6 +63,7 @@ class Plan:
     units = 1  # elements of B in what counts as one
     fetched = 64  # bytes of the next panel that a micro-kernel fetches per step of K
     packer: Packer | None = None  # of rows, for every tile of work by itself
+    rounds = False  # whether the micro-kernel stores sums as bfloat16
 
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
         self.isa, self.threads = isa, threads
@@ -229,7 +230,7 @@ class Plan:
         )
         row_groups, panel_groups = -(-rows.count // row_group), -(-panels.cut.count // panel_group)
         count = p.entries * row_groups * panel_groups
-        simple, done, direct = self._epilogue()
+        simple, done, direct = self.epilogue()
         waiting = tile_bytes if k_blocks > 1 else 0
         scratch = tile_bytes if direct < panels.cut.count or waiting else 0
         if waiting:
@@ -259,9 +260,11 @@ class Plan:
             Dim.A_K: a.column * self.a_item * self.group,
             Dim.A_STEP: (a.row if self.by_rows else a.column) * self.a_item,
             Dim.B_STEP: 0 if self.packed else (b.row or p.n) * self.b_item,
-            Dim.OUT_ROW: p.out_strides[0] * item,
+            Dim.OUT_ROW: p.out_strides[0] * (out_item if self.rounds else item),
             Dim.RESIDUAL_ROW: simple.residual.strides[1] * item if simple.residual else 0,
-            Dim.FLAGS: (ALPHA if p.alpha != 1.0 else 0) | (CLAMP if simple.clamps else 0),
+            Dim.FLAGS: (ALPHA if p.alpha != 1.0 else 0)
+            | (CLAMP if simple.clamps else 0)
+            | (ROUND if self.rounds else 0),
             Dim.ALPHA: number_bits(p.alpha, item),
             Dim.LOW: number_bits(simple.low, item),
             Dim.HIGH: number_bits(simple.high, item),
@@ -343,7 +346,7 @@ class Plan:
         columns = k_block * self.group * self.p.n * self.b_item // self.units
         return columns <= _SHARED_BYTES and blocks >= _OWN_BLOCKS * self.threads
 
-    def _epilogue(self) -> tuple[Simple, Finish | None, int]:
+    def epilogue(self) -> tuple[Simple, Finish | None, int]:
         """What the micro-kernel does, the finish kernel for the rest, and the first panel that needs it."""
         p, panels = self.p, self.panels.cut.count
         simple = simple_form(p.epilogue, p.dtype)
