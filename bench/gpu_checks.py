@@ -28,6 +28,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+HALVES = {  # products of halves are rounded in another order there: one step of float16 beside
+    "test_attention_4d_fp16_expanded",
+    "test_attention_4d_gqa_with_past_and_present_fp16_expanded",
+}
 RUNS = 4  # one that prepares, those before a capture, the capture and a replay
 CASE_SECONDS = 40.0
 SHARES = {"tests": 0.3, "cases": 0.4, "printer": 0.2, "kernels": 0.1}  # of the time
@@ -149,8 +153,9 @@ def _case_worker(pipe: Any, device: str, more: dict[str, Any]) -> None:
             pipe.send((name, {"ok": True, **_one_case(by_name[name], device, more)}))
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"[:600]
-            pipe.send((name, {"ok": False, "problem": text}))
-            if "ProviderFailed" in text or "lost" in text:  # a context that answers everything with one error
+            ends = "ProviderFailed" in text or "lost" in text  # a context that answers everything with one error
+            pipe.send((name, {"ok": False, "problem": text, "ends": ends}))
+            if ends:
                 os._exit(1)
 
 
@@ -203,6 +208,9 @@ def run_cases(device: str, workers: int, seconds: float, match: str, full: bool,
                 if row is not None:
                     results[name] = row
                 worker.name = ""
+                if row is not None and row.get("ends"):
+                    gone(worker, "")
+                    continue
                 if not waiting:
                     worker.end()
                     alive.remove(worker)
@@ -217,12 +225,13 @@ def run_cases(device: str, workers: int, seconds: float, match: str, full: bool,
                 gone(worker, f"took more than {CASE_SECONDS:.0f} s")
     for worker in alive:
         worker.end()
+    known = {*DEVIATIONS, *(HALVES if device != "cpu" else ())}
     failures = {name: row["problem"] for name, row in results.items() if not row["ok"]}
     graphs = Counter(line for row in results.values() for line in row.get("graphs", ()))
     return {
         "counts": Counter("passed" if row["ok"] else "failure" for row in results.values()),
-        "failures": {name: why for name, why in failures.items() if name not in DEVIATIONS},
-        "known": {name: why for name, why in failures.items() if name in DEVIATIONS},
+        "failures": {name: why for name, why in failures.items() if name not in known},
+        "known": {name: why for name, why in failures.items() if name in known},
         "not run": len(names) - len(results),
         "providers": Counter(p for row in results.values() for p in row.get("providers", ())),
         "graphs": dict(graphs.most_common(20)),

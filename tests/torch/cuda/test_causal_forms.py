@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from ranvier.providers.cuda import causal  # noqa: E402
 from ranvier.providers.cuda.causal import CausalForms, causal_forms  # noqa: E402
 from ranvier.providers.cuda.choosing import LIBRARY  # noqa: E402
+from tests.torch.codegen.checking import DEVICE  # noqa: E402
 
 SIZES = (1, 2, 24, 16)
 TIMES: dict[str, float] = {}
@@ -40,15 +41,15 @@ def _made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def given() -> tuple[Any, ...]:
-    q, k, v = (torch.randn(SIZES).half() for _ in range(3))
-    row = torch.zeros(1, 1, 1, SIZES[2]).half()
+    q, k, v = (torch.randn(SIZES).half().to(DEVICE) for _ in range(3))
+    row = torch.zeros(1, 1, 1, SIZES[2], device=DEVICE).half()
     row[..., :5] = torch.finfo(torch.float16).min
     return q, k, v, row
 
 
 def by_torch(q: Any, k: Any, v: Any, row: Any) -> Any:
     n = q.shape[2]
-    hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+    hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
     scores = (q.double() @ k.double().mT * 0.25 + row.double()).masked_fill(hidden, float("-inf"))
     return (torch.softmax(scores, -1) @ v.double()).half()
 

@@ -24,6 +24,7 @@ from tests.torch.cuda.models import expected, inputs, load  # noqa: E402
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"
 LOST = "CUDA error: an illegal memory access was encountered"
 LAUNCH = "CUDA error: too many resources requested for launch"
+CAPTURING = "CUDA error: operation not permitted when stream is capturing"
 
 
 class Failing:
@@ -118,6 +119,10 @@ def test_a_device_lost_while_results_leave(monkeypatch: pytest.MonkeyPatch) -> N
         (RuntimeError(LOST), errors.ProviderFailed),
         (RuntimeError("CUDA error: device-side assert triggered"), errors.ProviderFailed),
         (RuntimeError(LAUNCH), errors.KernelError),
+        (
+            RuntimeError(f"{CAPTURING}\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."),
+            errors.KernelError,
+        ),
         (ValueError("bad"), errors.KernelError),
     ],
 )

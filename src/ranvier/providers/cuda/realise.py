@@ -89,8 +89,15 @@ class Places:
         memory = self.memory(view.storage, env) if memory is None else memory
         dtype = torch_type(view.dtype)
         flat = torch.empty(0, dtype=dtype, device=memory.device)
-        start = memory.storage_offset() * memory.element_size() // dtype.itemsize
-        return flat.set_(memory.untyped_storage(), start + view.offset, view.shape, view.strides)
+        start = memory.storage_offset() * memory.element_size() // dtype.itemsize + view.offset
+        backwards = [axis for axis, (n, step) in enumerate(zip(view.shape, view.strides)) if step < 0 and n]
+        if not backwards:
+            return flat.set_(memory.untyped_storage(), start, view.shape, view.strides)
+        # torch has no steps backwards: a copy of what is read the other way round
+        start += sum((view.shape[axis] - 1) * view.strides[axis] for axis in backwards)
+        return flat.set_(memory.untyped_storage(), start, view.shape, [abs(step) for step in view.strides]).flip(
+            backwards
+        )
 
 
 class NestStep:
