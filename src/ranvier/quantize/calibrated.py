@@ -7,6 +7,7 @@ Weights are [out, in] here, as in PyTorch's Linear.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -91,24 +92,37 @@ class Gptq:
         if fixed is not None and fixed.zeros is not None:
             scales, zeros = fixed.scales, fixed.zeros
         codes = np.zeros(weights.shape, np.uint8)
-        size = 128
-        for start in range(0, inputs, size):
-            stop = min(start + size, inputs)
-            errors = np.zeros((outputs, stop - start))
-            for k in range(start, stop):
-                member = int(order[k]) // group
-                if fixed is None and k % group == 0:
-                    span = scheme.quantize(left[:, k : k + group])
-                    assert span.zeros is not None
-                    scales[:, member], zeros[:, member] = span.scales[:, 0], span.zeros[:, 0]
-                scale, zero = scales[:, member].astype(np.float64), zeros[:, member]
-                code = scheme.codes(left[:, k], scale, zero)
-                codes[:, k] = code
-                error = (left[:, k] - (code.astype(np.float64) - zero) * scale) / inverse[k, k]
-                left[:, k:stop] -= np.outer(error, inverse[k, k:stop])
-                errors[:, k - start] = error
-            left[:, stop:] -= errors @ inverse[start:stop, stop:]
+
+        def nearest(k: int) -> Array:
+            member = int(order[k]) // group
+            if fixed is None and k % group == 0:
+                span = scheme.quantize(left[:, k : k + group])
+                assert span.zeros is not None
+                scales[:, member], zeros[:, member] = span.scales[:, 0], span.zeros[:, 0]
+            scale, zero = scales[:, member].astype(np.float64), zeros[:, member]
+            codes[:, k] = scheme.codes(left[:, k], scale, zero)
+            return (codes[:, k].astype(np.float64) - zero) * scale
+
+        feed_back(left, inverse, nearest)
         return codes, scales, zeros
+
+
+def feed_back(left: Array, factors: Array, nearest: Callable[[int], Array], block: int = 128) -> Array:
+    """Round terms [..., outputs, terms] one after the other, each error spread over those still to come by the upper
+    factors [..., terms, terms]: ``left`` is written over on the way. ``nearest(k)`` gives what its term k becomes.
+    Terms beyond a block get the errors of all of it at once."""
+    terms = left.shape[-1]
+    made = np.empty_like(left)
+    for start in range(0, terms, block):
+        stop = min(start + block, terms)
+        errors = np.zeros((*left.shape[:-1], stop - start))
+        for k in range(start, stop):
+            made[..., k] = nearest(k)
+            error = (left[..., k] - made[..., k]) / factors[..., k, k, None]
+            left[..., k:stop] -= error[..., None] * factors[..., None, k, k:stop]
+            errors[..., k - start] = error
+        left[..., stop:] -= errors @ factors[..., start:stop, stop:]
+    return made
 
 
 def upper_factor(second: Array) -> Array:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.dtypes import DType
 from ranvier.quantize import Integers
-from ranvier.quantize.calibrated import upper_factor
+from ranvier.quantize.calibrated import feed_back, upper_factor
 from ranvier.quantize.observers import ChannelMean
 from ranvier.runtime.quantizing.sites import Site
 
@@ -109,16 +110,7 @@ def _spread(weights: Array, second: Array, order: Array, nearest: Callable[[Arra
         damped[np.diag_indices(terms)] += np.where(own > 0, _DAMPING * own, float(own.mean()) or 1.0)
         factors[k] = upper_factor(damped)
     left = np.take_along_axis(weights, order[:, None, :], axis=2)
-    made = np.empty_like(left)
-    for start in range(0, terms, _BLOCK):
-        stop = min(start + _BLOCK, terms)
-        errors = np.zeros((*left.shape[:2], stop - start))
-        for k in range(start, stop):
-            made[..., k] = nearest(left[..., k])
-            error = (left[..., k] - made[..., k]) / factors[:, k, k, None]
-            left[..., k:stop] -= error[..., None] * factors[:, None, k, k:stop]
-            errors[..., k - start] = error
-        left[..., stop:] -= errors @ factors[:, start:stop, stop:]
+    made = feed_back(left, factors, lambda k: nearest(left[..., k]), _BLOCK)
     found = np.empty_like(made)
     np.put_along_axis(found, order[:, None, :], made, axis=2)
     return found
@@ -126,9 +118,7 @@ def _spread(weights: Array, second: Array, order: Array, nearest: Callable[[Arra
 
 def to_bfloat(values: Array) -> Array:
     """The nearest numbers that bfloat16 has, halves to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    even = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return even.astype(np.uint32).view(np.float32).reshape(np.shape(values))
+    return values.astype(np.float32).astype(DType.bfloat16.numpy).astype(np.float32)
 
 
 class Rounding:

@@ -19,7 +19,7 @@ from ranvier.graph.types import TensorType
 from ranvier.passes.edit import builder
 from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
-from ranvier.runtime.quantizing.rounding import Rounding
+from ranvier.runtime.quantizing.rounding import Rounding, groups_of
 from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.quantizing.tails import multiply_instead, tail
 
@@ -156,7 +156,7 @@ def _position(graph: Graph):  # type: ignore[no-untyped-def]
 
 def mean_loss(site: Site, lost: Array, mean: Array) -> Array:
     """What lost weights [outputs, ...] take off each output channel on average."""
-    groups = int(site.node.attrs.get("group", 1)) if site.inner is None else 1
+    groups = groups_of(site)
     inputs = lost.reshape(groups, len(lost) // groups, mean.size // groups, -1).sum(axis=3)
     return np.asarray(np.einsum("goi,gi->go", inputs, mean.reshape(groups, -1)).reshape(-1))
 

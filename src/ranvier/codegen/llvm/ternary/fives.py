@@ -21,16 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
-from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain
 from ranvier.codegen.llvm.integer.dots import multiply_add
-from ranvier.codegen.llvm.integer.finish import integer_finish
-from ranvier.codegen.llvm.integer.frame import Frame, in_order
+from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K
 from ranvier.codegen.llvm.ternary.pack import STEP, padded
-from ranvier.codegen.llvm.ternary.tokens import row_bytes
+from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage, View
@@ -48,10 +46,8 @@ _STEP_BYTES = STEP // _QUAD * _LINE
 _DIGITS = (1, 3, 9, 27)
 _FIRST = 64  # values of v that the low 6 bits hold as they are
 
-_X, _W, _OUT, _FINISH = range(4)
-_NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
 _AHEAD = 2  # steps of weights that are asked for before they are used
-_GOPS, _GBPS = 120.0, 12.0  # of one core, roughly, in codes of one row
+_GOPS = 120.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +57,10 @@ class PackedFives:
     storage: Storage
     k: int
     n: int
+
+    @property
+    def width(self) -> int:
+        return _WIDTH
 
     @property
     def panels(self) -> int:
@@ -128,96 +128,35 @@ def by_fives(
     codes: View, m: int, packed: PackedFives, out: View, strides: tuple[int, int], epilogue: Epilogue | None,
     threads: int,
 ) -> Launch:  # fmt: skip
-    rows, at_once = (1, 3) if m == 1 else (ROWS, 1)
-    work = max(m * packed.n * packed.k / _GOPS / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
-    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
-    per_tile = -(-packed.panels // wanted)
-    per_tile = -(-per_tile // at_once) * at_once
-    tiles = -(-packed.panels // per_tile)
-    done = integer_finish(epilogue, out.dtype, strides)
-    numbers = {
-        "m": m,
-        "n": packed.n,
-        "steps": padded(packed.k) // STEP,
-        "row_bytes": row_bytes(packed.k),
-        "panels": packed.panels,
-        "per_tile": per_tile,
-        "panel_bytes": padded(packed.k) // _QUAD * _LINE,
-    }
-    return Launch(
-        _spec(rows, at_once),
-        (At.of(codes), At(packed.storage), At.of(out), Code(done.spec), *done.buffers),
-        (*in_order(_NAMES, numbers), *done.dims),
-        tiles=tiles,
-        writes=(out.storage,),
-        grain=grain(tiles, work, threads),
-        scratch=rows * at_once * _WIDTH * 4,
-        flops=2.0 * m * packed.n * packed.k,
-        traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
-        label="ternary matmul",
-        rate=4.0,
-    )
+    block = Block(1, 3) if m == 1 else Block(ROWS, 1)
+    return panel_launch(_spec(block), block, codes, m, packed, out, strides, epilogue, threads, gops=_GOPS)
 
 
-def _spec(rows: int, at_once: int) -> KernelSpec:
+def _spec(block: Block) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), rows, at_once).emit()
+        _Driver(Frame(module, symbol, isa, NAMES, FINISH), block, _WIDTH).emit()
 
-    return KernelSpec(f"ternary fives {rows} rows", ("ternary fives", rows, at_once), emit)
+    return KernelSpec(f"ternary fives {block.rows} rows", ("ternary fives", block.rows, block.at_once), emit)
 
 
-class _Driver:
-    """A tile of the launch is some panels; ``at_once`` of them are read side by side, because a core asks for more
-    lines at a time then. A row or a panel past the end repeats the last one."""
-
-    def __init__(self, frame: Frame, rows: int, at_once: int) -> None:
-        self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.rows, self.at_once = rows, at_once
-        self.words, self.bytes = vector("i32", _LANES), vector("i8", _LINE)
+class _Driver(PanelDriver):
+    def __init__(self, frame: Frame, block: Block, width: int) -> None:
+        super().__init__(frame, block, width)
+        self.bytes = vector("i8", _LINE)
         self.below, self.beyond, self.whole = (self.constant(table) for table in _tables())
 
     def constant(self, values: list[int]) -> Val:
         return Val(self.f, self.bytes, f"<{', '.join(f'i8 {v}' for v in values)}>")
 
-    def emit(self) -> None:
-        f, at = self.f, self.at
-        out = self.frame.buf(_OUT)
-        with f.loop(f.args["begin"], f.args["end"]) as tile:
-            first = tile * at["per_tile"]
-            with f.loop(first, f.min_(first + at["per_tile"], at["panels"]), self.at_once) as panel:
-                starts = [
-                    f.gep(self.frame.buf(_W), f.min_(panel + p, at["panels"] - 1) * at["panel_bytes"])
-                    for p in range(self.at_once)
-                ]
-                column = panel * _WIDTH
-                columns = f.min_(at["n"] - column, self.at_once * _WIDTH)
-                with f.loop(0, at["m"], self.rows) as row:
-                    rows = [
-                        f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"])
-                        for r in range(self.rows)
-                    ]
-                    self.sums(rows, starts)
-                    count = f.min_(at["m"] - row, self.rows)
-                    self.frame.finish(
-                        out, f.args["scratch"], (0, row, column, count, columns, self.at_once * _WIDTH * 4)
-                    )
-        f.ret()
-
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
-        """Sums of a block over all of K, to scratch."""
         f = self.f
         acc = [
             [[f.var(self.words, f.zero(self.words)) for _ in range(_FIELDS)] for _ in range(self.at_once)] for _ in rows
         ]
         with f.loop(0, self.at["steps"]) as step:
-            ahead = step + _AHEAD
-            # behind the end of a panel lies its neighbour, which is read beside it: the next one comes after those
-            skipped = f.select(
-                f.cmp("slt", ahead, self.at["steps"]), f.i64(0), self.at["panel_bytes"] * (self.at_once - 1)
-            )
-            later = ahead * _STEP_BYTES + skipped
+            later = self.later((step + _AHEAD) * _STEP_BYTES)
             for quad in range(STEP // _QUAD):
-                tokens = [self.quad(f.gep(row, step * STEP), quad) for row in rows]
+                tokens = [self.quad(f.gep(row, step * STEP), quad * _QUAD) for row in rows]
                 for p, start in enumerate(starts):
                     line = f.gep(start, step * _STEP_BYTES + quad * _LINE)
                     f.prefetch(f.gep(start, later + quad * _LINE))
@@ -227,10 +166,6 @@ class _Driver:
                 for field, total in enumerate(self.apart([part.get() for part in parts])):
                     at = (r * self.at_once + p) * _WIDTH * 4 + field * _LINE
                     f.store(total, f.gep(f.args["scratch"], at), _LINE)
-
-    def quad(self, row: Val, quad: int) -> Val:
-        """Four codes of a row, in every lane."""
-        return self.f.splat(self.f.load("i32", self.f.gep(row, quad * _QUAD), 1), _LANES)
 
     def line(self, acc: list[list[Var]], tokens: list[Val], line: Val) -> None:
         f = self.f

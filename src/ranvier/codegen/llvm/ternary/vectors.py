@@ -1,7 +1,5 @@
-"""Few tokens times ternary weights by the vector units: weights are read once, as they are packed.
-
-A tile of the launch is some panels. For a block of rows, two panels at a time (one with several rows), sums gather in
-registers over the whole of K and go to a finish kernel. A row or a panel past the end repeats the last one.
+"""Few tokens times ternary weights by the vector units: weights are read once, as they are packed, two panels at a time
+for one row and one for several.
 
 A single row is a matter of reading weights, and of how few instructions a word takes: with byte products into int32
 each of the four codes in a byte is masked and multiplied where it stands, into a sum of its own that is 1, 4, 16 or 64
@@ -10,23 +8,19 @@ times as large. Eight instructions for 256 weights; the shifts are done once at 
 
 from __future__ import annotations
 
-from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.builder import Module, Val, Var, vector
-from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain
+from ranvier.codegen.launch import KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Module, Val, Var
 from ranvier.codegen.llvm.integer.dots import multiply_add
-from ranvier.codegen.llvm.integer.finish import integer_finish
-from ranvier.codegen.llvm.integer.frame import Frame, in_order
+from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K, adds_unshifted, dots_of
 from ranvier.codegen.llvm.ternary.pack import DEPTH, STEP, VECTORS, PackedTernary
-from ranvier.codegen.llvm.ternary.tokens import row_bytes
+from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 
-_X, _W, _OUT, _FINISH = range(4)
-_NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
 _AHEAD = 4096  # bytes of weights asked for before they are used
-_GOPS, _GBPS = 150.0, 12.0  # of one core, roughly, in codes of one row
+_GOPS = 150.0
 
 
 def by_vectors(
@@ -34,94 +28,37 @@ def by_vectors(
     isa: Isa, threads: int,
 ) -> Launch:  # fmt: skip
     unshifted = m == 1 and adds_unshifted(isa) and packed.k <= UNSHIFTED_K
-    rows = 1 if m == 1 else 4 if isa.registers >= 32 else 2
-    at_once = 2 if m == 1 else 1
-    work = max(m * packed.n * packed.k / _GOPS / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
-    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
-    per_tile = -(-packed.panels // wanted)
-    per_tile = -(-per_tile // at_once) * at_once
-    tiles = -(-packed.panels // per_tile)
-    done = integer_finish(epilogue, out.dtype, strides)
-    numbers = {
-        "m": m,
-        "n": packed.n,
-        "steps": packed.words * DEPTH // STEP,
-        "row_bytes": row_bytes(packed.k),
-        "panels": packed.panels,
-        "per_tile": per_tile,
-        "panel_bytes": packed.words * packed.width * 4,
-    }
-    return Launch(
-        _spec(rows, at_once, unshifted),
-        (At.of(codes), At(packed.storage), At.of(out), Code(done.spec), *done.buffers),
-        (*in_order(_NAMES, numbers), *done.dims),
-        tiles=tiles,
-        writes=(out.storage,),
-        grain=grain(tiles, work, threads),
-        scratch=rows * at_once * packed.width * 4,
-        flops=2.0 * m * packed.n * packed.k,
-        traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
-        label="ternary matmul",
-        rate=4.0,
-    )
+    block = Block(1, 2) if m == 1 else Block(4 if isa.registers >= 32 else 2, 1)
+    spec = _spec(block, unshifted)
+    return panel_launch(spec, block, codes, m, packed, out, strides, epilogue, threads, gops=_GOPS)
 
 
-def _spec(rows: int, at_once: int, unshifted: bool) -> KernelSpec:
+def _spec(block: Block, unshifted: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), rows, at_once, unshifted).emit()
+        _Driver(Frame(module, symbol, isa, NAMES, FINISH), block, unshifted).emit()
 
-    key = ("ternary vectors", rows, at_once, unshifted)
-    return KernelSpec(f"ternary {rows} rows", key, emit)
+    key = ("ternary vectors", block.rows, block.at_once, unshifted)
+    return KernelSpec(f"ternary {block.rows} rows", key, emit)
 
 
-class _Driver:
-    def __init__(self, frame: Frame, rows: int, at_once: int, unshifted: bool) -> None:
-        self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.rows, self.at_once, self.unshifted = rows, at_once, unshifted
-        self.lanes = self.isa.lanes(4)
-        self.kind = vector("i32", self.lanes)
-        self.size = self.isa.vector_bytes
+class _Driver(PanelDriver):
+    def __init__(self, frame: Frame, block: Block, unshifted: bool) -> None:
+        super().__init__(frame, block, VECTORS * frame.isa.lanes(4))
+        self.unshifted = unshifted
         self.line = VECTORS * self.size  # bytes of a panel for one word along K
 
-    def emit(self) -> None:
-        f, at = self.f, self.at
-        out = self.frame.buf(_OUT)
-        with f.loop(f.args["begin"], f.args["end"]) as tile:
-            first = tile * at["per_tile"]
-            with f.loop(first, f.min_(first + at["per_tile"], at["panels"]), self.at_once) as panel:
-                starts = [
-                    f.gep(self.frame.buf(_W), f.min_(panel + p, at["panels"] - 1) * at["panel_bytes"])
-                    for p in range(self.at_once)
-                ]
-                column = panel * (VECTORS * self.lanes)
-                columns = f.min_(at["n"] - column, self.at_once * VECTORS * self.lanes)
-                with f.loop(0, at["m"], self.rows) as row:
-                    rows = [
-                        f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"])
-                        for r in range(self.rows)
-                    ]
-                    self.sums(rows, starts)
-                    count = f.min_(at["m"] - row, self.rows)
-                    place = (0, row, column, count, columns, self.at_once * self.line)
-                    self.frame.finish(out, f.args["scratch"], place)
-        f.ret()
-
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
-        """Sums of a block over all of K, to scratch."""
         f = self.f
         chains = 4 if self.unshifted else 1
         acc = [
-            [[f.var(self.kind, f.zero(self.kind)) for _ in range(chains)] for _ in range(self.at_once * VECTORS)]
+            [[f.var(self.words, f.zero(self.words)) for _ in range(chains)] for _ in range(self.at_once * VECTORS)]
             for _ in rows
         ]
         step = STEP // DEPTH
         with f.loop(0, self.at["steps"]) as s:
             tokens = [f.gep(row, s * STEP) for row in rows]
             words = [f.gep(start, s * (step * self.line)) for start in starts]
-            # behind the end of a panel lies its neighbour, which is read beside it: the next one comes after those
-            ahead = s * (step * self.line) + _AHEAD
-            inside = f.cmp("slt", ahead, self.at["panel_bytes"])
-            ahead = f.select(inside, ahead, self.at["panel_bytes"] * (self.at_once - 1) + ahead)
+            ahead = self.later(s * (step * self.line) + _AHEAD)
             for start in starts:
                 for line in range(0, step * self.line, 64):
                     f.prefetch(f.gep(start, ahead + line))
@@ -140,18 +77,14 @@ class _Driver:
         """The words of a vector of columns."""
         start = words[c // VECTORS]
         at = self.f.gep(start, word * self.line + c % VECTORS * self.size)
-        return self.f.load(self.kind, at, self.size)
-
-    def quad(self, tokens: Val, word: int, k: int) -> Val:
-        """Four codes of a row, in every lane."""
-        return self.f.splat(self.f.load("i32", self.f.gep(tokens, word * DEPTH + 4 * k), 1), self.lanes)
+        return self.f.load(self.words, at, self.size)
 
     def unshifted_step(self, acc: list[list[Var]], tokens: Val, words: list[Val]) -> None:
         f = self.f
         for word in range(STEP // DEPTH):
             found = [self.column(words, word, c) for c in range(len(acc))]
             for k in range(4):
-                quad = self.quad(tokens, word, k)
+                quad = self.quad(tokens, word * DEPTH + 4 * k)
                 for c, codes in enumerate(found):
                     part = f.and_(codes, _signed(LOW << 2 * k))
                     acc[c][k].set(multiply_add(f, self.isa, acc[c][k].get(), part, quad))
@@ -166,7 +99,7 @@ class _Driver:
                 for k in range(4):
                     part = f.and_(f.lshr(codes, 2 * k) if k else codes, LOW)
                     for r in range(self.rows):
-                        dots[r][c].add(part, self.quad(tokens[r], word, k))
+                        dots[r][c].add(part, self.quad(tokens[r], word * DEPTH + 4 * k))
         for row, made in zip(acc, dots):
             for var, dot in zip(row, made):
                 var[0].set(dot.total())

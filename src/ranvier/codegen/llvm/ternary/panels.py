@@ -1,0 +1,135 @@
+"""What kernels of few tokens share, in whatever form they read the weights.
+
+A tile of the launch is some panels. For a block of rows, one panel or several at a time, sums gather in registers over
+the whole of K and go to a finish kernel. Panels are read side by side, because a core asks for more lines at a time
+then. A row or a panel past the end repeats the last one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from ranvier.codegen.launch import At, Code, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Val, vector
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain
+from ranvier.codegen.llvm.integer.finish import integer_finish
+from ranvier.codegen.llvm.integer.frame import Frame, in_order
+from ranvier.codegen.llvm.ternary.pack import STEP, padded
+from ranvier.codegen.llvm.ternary.tokens import row_bytes
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import Storage, View
+from ranvier.records import dataclass
+
+_X, _W, _OUT, FINISH = range(4)
+NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
+_GBPS = 12.0  # of one core, roughly
+
+
+class Packed(Protocol):
+    """Weights [K, N] in panels of ``width`` columns, each all of K."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def panels(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sums that are in registers: of so many rows and panels."""
+
+    rows: int
+    at_once: int
+
+
+def panel_launch(
+    spec: KernelSpec, block: Block, codes: View, m: int, packed: Packed, out: View, strides: tuple[int, int],
+    epilogue: Epilogue | None, threads: int, *, gops: float,
+) -> Launch:  # fmt: skip
+    """``gops`` of one core, roughly, in codes of one row."""
+    work = max(m * packed.n * packed.k / gops / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
+    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
+    per_tile = -(-packed.panels // wanted)
+    per_tile = -(-per_tile // block.at_once) * block.at_once
+    tiles = -(-packed.panels // per_tile)
+    done = integer_finish(epilogue, out.dtype, strides)
+    numbers = {
+        "m": m,
+        "n": packed.n,
+        "steps": padded(packed.k) // STEP,
+        "row_bytes": row_bytes(packed.k),
+        "panels": packed.panels,
+        "per_tile": per_tile,
+        "panel_bytes": packed.nbytes // packed.panels,
+    }
+    return Launch(
+        spec,
+        (At.of(codes), At(packed.storage), At.of(out), Code(done.spec), *done.buffers),
+        (*in_order(NAMES, numbers), *done.dims),
+        tiles=tiles,
+        writes=(out.storage,),
+        grain=grain(tiles, work, threads),
+        scratch=block.rows * block.at_once * packed.width * 4,
+        flops=2.0 * m * packed.n * packed.k,
+        traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
+        label="ternary matmul",
+        rate=4.0,
+    )
+
+
+class PanelDriver(ABC):
+    """The walk over panels and rows; ``sums`` is what forms of weights differ in. ``width``: columns of a panel."""
+
+    def __init__(self, frame: Frame, block: Block, width: int) -> None:
+        self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
+        self.rows, self.at_once, self.width = block.rows, block.at_once, width
+        self.lanes = self.isa.lanes(4)
+        self.words = vector("i32", self.lanes)
+        self.size = self.isa.vector_bytes
+
+    def emit(self) -> None:
+        f, at = self.f, self.at
+        out = self.frame.buf(_OUT)
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            first = tile * at["per_tile"]
+            with f.loop(first, f.min_(first + at["per_tile"], at["panels"]), self.at_once) as panel:
+                starts = [
+                    f.gep(self.frame.buf(_W), f.min_(panel + p, at["panels"] - 1) * at["panel_bytes"])
+                    for p in range(self.at_once)
+                ]
+                column = panel * self.width
+                columns = f.min_(at["n"] - column, self.at_once * self.width)
+                with f.loop(0, at["m"], self.rows) as row:
+                    rows = [
+                        f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"])
+                        for r in range(self.rows)
+                    ]
+                    self.sums(rows, starts)
+                    count = f.min_(at["m"] - row, self.rows)
+                    place = (0, row, column, count, columns, self.at_once * self.width * 4)
+                    self.frame.finish(out, f.args["scratch"], place)
+        f.ret()
+
+    @abstractmethod
+    def sums(self, rows: list[Val], starts: list[Val]) -> None:
+        """Sums of a block over all of K, to scratch: [rows][panels][columns]."""
+
+    def quad(self, tokens: Val, at: int) -> Val:
+        """Four codes of a row, in every lane."""
+        return self.f.splat(self.f.load("i32", self.f.gep(tokens, at), 1), self.lanes)
+
+    def later(self, at: Val) -> Val:
+        """Where to ask for what comes ``at`` bytes behind the start of a panel: behind its end lies its neighbour,
+        which is read beside it, and the next one comes after those."""
+        f = self.f
+        inside = f.cmp("slt", at, self.at["panel_bytes"])
+        return f.select(inside, at, self.at["panel_bytes"] * (self.at_once - 1) + at)
