@@ -28,11 +28,17 @@ class Tile:
         return self.strided or self.rows
 
 
+# Of 32 registers, what is left to sums and B where each row of A keeps one whose lanes the products pick.
+LANE_REGISTERS = 28
 TILES: tuple[Tile, ...] = (
     Tile(32, 6, 4, 0.97),
     Tile(32, 8, 3, 0.97),
     Tile(32, 12, 2, 0.95),
     Tile(32, 12, 1, 0.85, strided=24),
+    Tile(LANE_REGISTERS, 5, 4, 0.97),
+    Tile(LANE_REGISTERS, 7, 3, 0.97),
+    Tile(LANE_REGISTERS, 9, 2, 0.95),
+    Tile(LANE_REGISTERS, 12, 1, 0.85),
     Tile(16, 4, 3, 0.95),
     Tile(16, 6, 2, 0.95),
     Tile(16, 12, 1, 0.80),

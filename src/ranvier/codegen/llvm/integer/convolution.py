@@ -21,9 +21,9 @@ from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.integer.dots import BYTES, TILES, WORDS, Dot, tuned_dot
+from ranvier.codegen.llvm.integer.dots import HALF, TILES, WORDS, Dot, tuned_dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
-from ranvier.codegen.llvm.integer.pack import HALF, PackedCodes, pack_codes, put_right
+from ranvier.codegen.llvm.integer.pack import PackedCodes, pack_codes, put_right
 from ranvier.codegen.llvm.integer.padded import padded_conv, reads_padded
 from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES, micro_kernels, row_blocks
 from ranvier.codegen.llvm.isa import Isa
@@ -146,7 +146,7 @@ def integer_conv(
     gathered = -(-(pixels * row_bytes + 2 * isa.vector_bytes) // 64) * 64
     return [
         Launch(
-            _spec(x.dtype is DType.int8, dot),
+            _spec(x.dtype, dot),
             (
                 *(At.of(x), At(packed.storage), At.of(out), At.of(zero)),
                 Code(micro[0]),
@@ -171,11 +171,11 @@ def _item(dot: Dot) -> int:
     return 2 if dot is WORDS else 1
 
 
-def _spec(signed: bool, dot: Dot) -> KernelSpec:
-    turns = signed and dot is BYTES
+def _spec(codes: DType, dot: Dot) -> KernelSpec:
+    signed, turns = codes is DType.int8, dot.turns(codes)
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), signed, dot).emit()
+        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), signed, turns, dot).emit()
 
     form = "turned" if turns else "words" if dot is WORDS else "plain"
     key = ("integer conv", form, signed and dot is WORDS, dot is TILES)
@@ -183,9 +183,9 @@ def _spec(signed: bool, dot: Dot) -> KernelSpec:
 
 
 class _Driver:
-    def __init__(self, frame: Frame, signed: bool, dot: Dot) -> None:
+    def __init__(self, frame: Frame, signed: bool, turns: bool, dot: Dot) -> None:
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.signed, self.dot = signed, dot
+        self.signed, self.turns, self.dot = signed, turns, dot
         self.item = _item(dot)
         self.element = "i8" if self.item == 1 else "i16"
         self.control = self.f.stack("i64", SLOTS)
@@ -232,7 +232,7 @@ class _Driver:
         f = self.f
         if self.dot is WORDS:
             return f.cast(codes, "i16", signed=self.signed)
-        return f.xor(codes, HALF - 256) if self.dot is BYTES and self.signed else codes
+        return f.xor(codes, HALF - 256) if self.turns else codes
 
     def gather(self, image: Val, group: Val, first: Val, count: Val) -> None:
         f, at = self.f, self.at

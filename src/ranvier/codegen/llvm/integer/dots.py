@@ -1,8 +1,8 @@
 """The instruction that multiplies small integers: four bytes, or two 16-bit words, of every 32-bit lane at a time.
 
 Products of 8-bit codes are exact in all of them. The matrix unit multiplies bytes of either sign; where only the vector
-units multiply bytes, one operand is unsigned and the other signed; elsewhere codes are widened to 16 bits first,
-because the older byte instruction saturates.
+units multiply bytes, one operand is unsigned and the other signed (VNNI), or both are signed (NEON's dot products);
+elsewhere codes are widened to 16 bits first, because the older byte instruction saturates.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import replace
 from ranvier.codegen import tuning
 from ranvier.codegen.llvm.amx.micro import STEP, suits
 from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.gemm.tiles import LANE_REGISTERS
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
+
+HALF = 128
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,20 @@ class Dot:
         """32-bit groups that K codes fill."""
         return -(-k // (self.group * self.step)) * self.step
 
+    @property
+    def moves(self) -> int:
+        """What is added to codes of A that have the other sign than ``left``: 0 where all are taken as they are."""
+        if self.left is DType.uint8:
+            return HALF
+        return -HALF if self.left is DType.int8 else 0
+
+    def turns(self, left: DType) -> bool:
+        """Whether codes of A of this type are moved so."""
+        return self.moves != 0 and left is not self.left
+
 
 BYTES = Dot(4, DType.uint8, DType.int8)
+SIGNED = Dot(4, DType.int8, DType.int8)
 WORDS = Dot(2, DType.int16, DType.int16)
 TILES = Dot(4, None, DType.int8, STEP)
 _TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a matter of reading B
@@ -39,7 +54,15 @@ _TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a m
 
 def dot_of(isa: Isa) -> Dot:
     """What the vector units have."""
-    return BYTES if isa.has("avx512vnni") or isa.has("avxvnni") else WORDS
+    if isa.has("avx512vnni") or isa.has("avxvnni"):
+        return BYTES
+    return SIGNED if isa.has("dotprod") else WORDS
+
+
+def multiplies_bytes(isa: Isa) -> bool:
+    """Whether the vector units multiply four bytes of a lane at a time: the second operand signed, the first one
+    unsigned or, where it stays below 128, of either sign."""
+    return dot_of(isa).group == BYTES.group
 
 
 def dot_for(isa: Isa, rows: int) -> Dot:
@@ -56,18 +79,38 @@ def tuned_dot(isa: Isa, rows: int, key: tuple[object, ...]) -> Dot:
 
 
 def shapes_of(isa: Isa) -> Isa:
-    """The instruction set as the table of micro-kernel shapes should see it: does a product need a register?"""
-    return isa if dot_of(isa) is BYTES else replace(isa, fma=False)
+    """The instruction set as the table of micro-kernel shapes should see it: does a product need a register, and do
+    rows of A, of which products pick lanes?"""
+    dot = dot_of(isa)
+    if dot is SIGNED:
+        return replace(isa, registers=min(isa.registers, LANE_REGISTERS))
+    return isa if dot is BYTES else replace(isa, fma=False)
 
 
 def multiply_add(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
-    """``acc + left · right`` in every 32-bit lane; operands are vectors of i32 that hold a group each."""
-    lanes = acc.lanes
-    if dot_of(isa) is BYTES:
-        kind = vector("i8", 4 * lanes)
+    """``acc + left · right`` in every 32-bit lane; operands are vectors of i32 that hold a group each.
+
+    Where all are signed (``SIGNED``) a ``right`` that is one lane of a register everywhere costs no instruction.
+    """
+    lanes, dot = acc.lanes, dot_of(isa)
+    kind = vector("i8", 4 * lanes)
+    if dot is BYTES:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return f.intrinsic(name, acc.type, [acc, f.bitcast(left, kind), f.bitcast(right, kind)])
+    if dot is SIGNED:
+        name = f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8"
+        return f.intrinsic(name, acc.type, [acc, f.bitcast(left, kind), f.bitcast(right, kind)])
     return acc + _words(f, isa, left, right)
+
+
+def spread_groups(f: Fn, isa: Isa, at: Val, count: int) -> list[Val]:
+    """So many 32-bit groups that follow each other at an address, each in every lane of a vector."""
+    lanes = isa.lanes(4)
+    if dot_of(isa) is SIGNED and count > 1:
+        # one load for all of them: the products pick their lanes
+        beside = f.load(vector("i32", count), at, 1)
+        return [f.shuffle(beside, None, [k] * lanes) for k in range(count)]
+    return [f.splat(f.load("i32", f.gep(at, 4 * k), 1), lanes) for k in range(count)]
 
 
 def multiply_words(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
@@ -85,8 +128,15 @@ _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.
 
 def _words(f: Fn, isa: Isa, left: Val, right: Val) -> Val:
     lanes = left.lanes
-    if isa.triple == "x86_64" and lanes * 4 == isa.vector_bytes:
-        kind = vector("i16", 2 * lanes)
-        return f.intrinsic(_PAIRS[isa.vector_bytes], left.type, [f.bitcast(left, kind), f.bitcast(right, kind)])
+    whole = lanes * 4 == isa.vector_bytes
+    words = [f.bitcast(x, vector("i16", 2 * lanes)) for x in (left, right)]
+    if isa.triple == "x86_64" and whole:
+        return f.intrinsic(_PAIRS[isa.vector_bytes], left.type, words)
+    if isa.triple == "aarch64" and whole:
+        # long products of either half, whose neighbours are added
+        halves = [range(lanes), range(lanes, 2 * lanes)]
+        name, pairs = f"llvm.aarch64.neon.smull.v{lanes}i32", f"llvm.aarch64.neon.addp.v{lanes}i32"
+        long = [f.intrinsic(name, left.type, [f.shuffle(x, None, half) for x in words]) for half in halves]
+        return f.intrinsic(pairs, left.type, long)
     low = f.ashr(f.shl(left, 16), 16) * f.ashr(f.shl(right, 16), 16)
     return low + f.ashr(left, 16) * f.ashr(right, 16)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.builder import Fn, Module, Val, mangled, vector
+from ranvier.codegen.llvm.builder import Fn, Module, Val
 from ranvier.codegen.llvm.code_forms import Codes, CodesAsNumbers, codes_as_numbers, codes_of
 from ranvier.codegen.llvm.elements import (
     gather_elements,
@@ -24,7 +24,7 @@ from ranvier.codegen.llvm.elements import (
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
-from ranvier.codegen.llvm.integer.narrow import packed_bytes, packs
+from ranvier.codegen.llvm.integer.narrow import lowest_beyond, nearest, packed_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
 from ranvier.dtypes import DType
@@ -83,29 +83,30 @@ class _Body:
         if codes is None:
             return widened(f, emitter.value(self.value, leaf), lanes)
         divides = _divides(codes)
-        x = widened(f, emitter.value(divides.args[0] if divides else codes.number, leaf), lanes)
+        x = widened(f, emitter.value(_unbounded(codes), leaf), lanes)
         made = made or [widened(f, each, lanes) for each in self._bounds(emitter, leaf, codes)]
         # the bound stands second: it is what comes out where x is NaN
         number = f.quick_min(f.quick_max(x, made[0]), made[1])
         if divides:
             number = divided(f, number, made[2], made[3])
-        code = _whole(f, number)
+        code = nearest(f, emitter.isa, number)
         return f.cast(code if codes.zero is None else code + made[-1], "i8")
 
     def _unclipped(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes, made: list[Val]) -> Val:
         """Codes less their zero point as 32 bits, for instructions that saturate.
 
-        Only what lies above is clipped: numbers that no integer holds become the lowest one, which is right for those
-        below and for NaN.
+        Only one end is clipped. Where numbers that no integer holds become the lowest one it is the upper: that is
+        right for those below and for NaN. Elsewhere NaN has to go with what lies below.
         """
         f, divides = emitter.fn, _divides(codes)
-        number = divides.args[0] if divides else codes.number
-        if codes.zero is None and codes.low == 0 and _cuts_at_zero(number):
-            number = number.args[0]
-        x = widened(f, emitter.value(number, leaf), emitter.lanes)
-        # the number stands second: it is what comes out where it is NaN
-        x = f.quick_min(made[1], x)
-        return _whole(f, divided(f, x, made[2], made[3]) if divides else x)
+        x = widened(f, emitter.value(_unbounded(codes), leaf), emitter.lanes)
+        if lowest_beyond(emitter.isa):
+            # the number stands second: it is what comes out where it is NaN
+            x = f.quick_min(made[1], x)
+        else:
+            x = f.quick_max(x, made[0])
+            x = f.quick_min(x, made[1]) if divides else x
+        return nearest(f, emitter.isa, divided(f, x, made[2], made[3]) if divides else x)
 
     def _bounds(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes) -> list[Val]:
         """Bounds for the number that becomes a code, what it is divided by and the reciprocal, the zero point."""
@@ -192,7 +193,7 @@ class _Body:
 
         done = f.i64(0)  # rows and columns of a corner that is finished
         pairs = f.i64(0)
-        if packs(isa) and self.dense and codes is not None and bounds is not None:
+        if self.dense and codes is not None and bounds is not None:
             done, pairs = f.and_(rows, -2), f.and_(columns, -2 * lanes)
             with f.loop(0, done, 2) as r:
                 two = [line_of(r), line_of(r + 1)]
@@ -268,9 +269,12 @@ class _Line:
         return load_vector(self.f, self.isa, expr.dtype, self.places[expr.operand], 1)
 
 
-def _whole(f: Fn, number: Val) -> Val:
-    kind = vector("i32", number.lanes)
-    return f.intrinsic(f"llvm.lrint.{mangled(kind)}.{mangled(number.type)}", kind, [number])
+def _unbounded(codes: Codes) -> Expr:
+    """The number that becomes a code, or what it divides, without a bound at zero where codes have the same one: of two
+    such bounds in a row the compiler keeps the one that lets NaN pass."""
+    divides = _divides(codes)
+    number = divides.args[0] if divides else codes.number
+    return number.args[0] if codes.zero is None and codes.low == 0 and _cuts_at_zero(number) else number
 
 
 def _cuts_at_zero(expr: Expr) -> TypeGuard[Op]:

@@ -14,13 +14,14 @@ from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.gemm.blocks import Cut
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
+from ranvier.codegen.llvm.integer.dots import WORDS, dot_of
 from ranvier.codegen.llvm.integer.frame import in_order
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.product import most_rows
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _NAMES = (
@@ -117,6 +118,9 @@ class _Kernel:
             name: f.load("i64", f.gep(f.args["dims"], k, "i64"), invariant=True) for k, name in enumerate(_NAMES)
         }
         self.lanes = isa.lanes(4)
+        dot = dot_of(isa)
+        # codes of the state and their zero point, moved alike where the product wants signed ones
+        self.moved = dot.moves if dot.turns(DType.uint8) else 0
         self.control = f.stack("i64", SLOTS)
         self.codes = f.args["scratch"]
         self.sums, self.totals = (f.gep(self.codes, self.at[name]) for name in ("sums_at", "totals_at"))
@@ -195,7 +199,7 @@ class _Kernel:
 
     def quantize(self, scale: Val, zero: Val) -> None:
         f, at = self.f, self.at
-        element = "i8" if dot_of(self.isa) is BYTES else "i16"
+        element = "i16" if dot_of(self.isa) is WORDS else "i8"
         with f.loop(0, at["batch"]) as r:
             source = f.gep(self.h, r * at["hidden"], "float")
             target = f.gep(self.codes, r * at["row_bytes"])
@@ -206,6 +210,7 @@ class _Kernel:
                 code = vmath.rint(f, f.div(x, f.splat(scale, lanes)), self.isa) + f.splat(zero, lanes)
                 # the bound stands second: it is what comes out where x is NaN
                 whole = f.cast(f.quick_min(f.quick_max(code, 0.0), 255.0), "i32")
+                whole = whole + self.moved if self.moved else whole
                 f.store(f.cast(whole, element), f.gep(target, k, element))
                 total = wide if lanes > 1 else rest
                 total.set(total.get() + whole)
@@ -228,7 +233,7 @@ class _Kernel:
     def gates(self, d: Val, t: Val, scale: Val, zero: Val) -> None:
         f, at, isa = self.f, self.at, self.isa
         hidden, columns = at["hidden"], at["hidden"] * 4
-        shift = f.cast(zero, "i32")
+        shift = f.cast(zero, "i32") + self.moved if self.moved else f.cast(zero, "i32")
         per = [f.gep(self.buf(k), d * columns, "i32") for k in (_SUMS, _ZERO, _SCALE)]
         with f.loop(0, at["batch"]) as r:
             row = (d * at["steps"] + t) * at["batch"] + r

@@ -10,12 +10,13 @@ from __future__ import annotations
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm.micro import Slot, read_slot
-from ranvier.codegen.llvm.integer.dots import multiply_add
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
 
 _CHAINS = 10  # independent chains that keep two units of latency 5 busy
 _AHEAD = 1024  # bytes of B fetched ahead of their use
+_PICKED = 4  # groups of a row in a register
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class _Emitter:
         self.width = micro.vectors * isa.vector_bytes
         chains = micro.rows * micro.vectors
         self.splits = 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
+        self.picks = dot_of(isa) is SIGNED  # products pick lanes of a register that holds some groups of a row
+        self.at_once = _PICKED if self.picks else self.splits
         zero = fn.const(self.kind, 0)
         self.acc: list[list[list[Var]]] = [
             [[fn.var(self.kind, zero) for _ in range(micro.vectors)] for _ in range(micro.rows)]
@@ -53,24 +56,32 @@ class _Emitter:
         return read_slot(self.fn, self.fn.args["control"], slot, kind)
 
     def emit(self) -> None:
-        fn, splits = self.fn, self.splits
+        fn, at_once = self.fn, self.at_once
         count, step = self.slot(Slot.K), self.slot(Slot.A_STEP)
         # a pointer of its own for every row: else each costs an addition in every step
         starts = [fn.gep(fn.args["a"], step * r) for r in range(self.micro.rows)]
         rows = [fn.emit("ptr", f'call ptr asm "", "=r,0"(ptr {p.name})') for p in starts]
-        whole = fn.and_(count, -splits) if splits > 1 else count
-        with fn.loop(0, whole, splits) as k:
-            for u in range(splits):
-                self._step(rows, k, u, u)
-            self.b.set(fn.gep(self.b.get(), self.width * splits))
-        if splits > 1:
+        whole = fn.and_(count, -at_once) if at_once > 1 else count
+        with fn.loop(0, whole, at_once) as k:
+            self._steps(rows, k, at_once)
+            self.b.set(fn.gep(self.b.get(), self.width * at_once))
+        if at_once > 1:
             with fn.loop(whole, count) as k:
-                self._step(rows, k, 0, 0)
+                self._steps(rows, k, 1)
                 self.b.set(fn.gep(self.b.get(), self.width))
         self._finish()
         fn.ret()
 
-    def _step(self, rows: list[Val], k: Val, u: int, split: int) -> None:
+    def _steps(self, rows: list[Val], k: Val, count: int) -> None:
+        """So many groups of K, from ``k`` on."""
+        fn = self.fn
+        held: list[list[Val]] | None = None
+        if self.picks:
+            held = [spread_groups(fn, self.isa, fn.gep(row, k, "i32"), count) for row in rows]
+        for u in range(count):
+            self._step(rows, k, u, held)
+
+    def _step(self, rows: list[Val], k: Val, u: int, held: list[list[Val]] | None) -> None:
         fn = self.fn
         base = fn.gep(self.b.get(), u * self.width)
         for line in range(0, self.width, 64):
@@ -79,11 +90,15 @@ class _Emitter:
             fn.load(self.kind, fn.gep(base, v * self.isa.vector_bytes), self.isa.vector_bytes)
             for v in range(self.micro.vectors)
         ]
+        sums = self.acc[u % self.splits]
         for r, row in enumerate(rows):
+            if held is not None:
+                for acc, part in zip(sums[r], panel, strict=True):
+                    acc.set(multiply_add(fn, self.isa, acc.get(), part, held[r][u]))
+                continue
             group = fn.load("i32", fn.gep(fn.gep(row, k, "i32"), u, "i32"), 1)
             wide = fn.splat(group, self.lanes)
-            for v, part in enumerate(panel):
-                acc = self.acc[split][r][v]
+            for acc, part in zip(sums[r], panel, strict=True):
                 acc.set(multiply_add(fn, self.isa, acc.get(), wide, part))
 
     def _finish(self) -> None:

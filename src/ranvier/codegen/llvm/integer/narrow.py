@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.builder import Fn, Val, mangled, vector
 from ranvier.codegen.llvm.isa import Isa
 
 _WORDS = {16: "llvm.x86.sse2.packssdw.128", 32: "llvm.x86.avx2.packssdw", 64: "llvm.x86.avx512.packssdw.512"}
@@ -13,7 +13,16 @@ _UNSIGNED = {16: "llvm.x86.sse2.packuswb.128", 32: "llvm.x86.avx2.packuswb", 64:
 _SECTION = 16  # bytes that the instructions stay within
 
 
-def packs(isa: Isa) -> bool:
+def nearest(f: Fn, isa: Isa, numbers: Val) -> Val:
+    """Numbers as the integers nearest to them. What no integer holds becomes the lowest one on x86; on NEON the one at
+    its end, and zero where it is NaN."""
+    kind = vector("i32", numbers.lanes)
+    name = "llvm.aarch64.neon.fcvtns" if isa.triple == "aarch64" else "llvm.lrint"
+    return f.intrinsic(f"{name}.{mangled(kind)}.{mangled(numbers.type)}", kind, [numbers])
+
+
+def lowest_beyond(isa: Isa) -> bool:
+    """Whether :func:`nearest` gives the lowest integer for all numbers that no integer holds."""
     return isa.triple == "x86_64"
 
 
@@ -22,11 +31,14 @@ def packed_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, s
     rows. What is too large or too small becomes the largest or the smallest byte."""
     size, lanes = isa.vector_bytes, isa.lanes(4)
     words = vector("i16", 2 * lanes)
-    rows = [f.intrinsic(_WORDS[size], words, list(vectors[k : k + 2])) for k in (0, 2)]
+    rows = [_words(f, isa, vectors[k : k + 2]) for k in (0, 2)]
     if zero is not None:
         # codes are far from the ends of 16 bits, where words have been cut off already
-        wide = f.intrinsic(_WORDS[size], words, [zero, zero])
+        wide = _words(f, isa, [zero, zero])
         rows = [f.intrinsic(f"llvm.sadd.sat.v{2 * lanes}i16", words, [row, wide]) for row in rows]
+    if isa.triple == "aarch64":
+        narrowing = f"llvm.aarch64.neon.{'sqxtn' if signed else 'sqxtun'}.v{2 * lanes}i8"
+        return [f.intrinsic(narrowing, vector("i8", 2 * lanes), [row]) for row in rows]
     name = (_SIGNED if signed else _UNSIGNED)[size]
     mixed = f.bitcast(f.intrinsic(name, vector("i8", 4 * lanes), rows), vector("i32", lanes))
     # every section holds four bytes of each vector
@@ -34,3 +46,12 @@ def packed_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, s
     order = [4 * section + k for k in range(4) for section in range(sections)]
     half = lanes // 2
     return [f.shuffle(mixed, None, order[k : k + half]) for k in (0, half)]
+
+
+def _words(f: Fn, isa: Isa, pair: Sequence[Val]) -> Val:
+    """Two vectors of i32 as one of i16."""
+    lanes = isa.lanes(4)
+    if isa.triple == "aarch64":
+        short = [f.intrinsic(f"llvm.aarch64.neon.sqxtn.v{lanes}i16", vector("i16", lanes), [x]) for x in pair]
+        return f.shuffle(short[0], short[1], range(2 * lanes))
+    return f.intrinsic(_WORDS[isa.vector_bytes], vector("i16", 2 * lanes), list(pair))

@@ -2,8 +2,8 @@
 
 B is panels of signed bytes (or 16-bit words): unsigned codes are moved by 128, and whoever asks for the product takes
 that out of the result again (:func:`moved_right`). A is rows of codes as they are, but for byte products of the vector
-units, which take unsigned ones: signed codes are moved there too, and what that adds to every column is taken out by
-the finish kernel (:func:`put_right`).
+units, which take codes of one sign: those of the other are moved there too, and what that adds to every column is
+taken out by the finish kernel (:func:`put_right`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
-from ranvier.codegen.llvm.integer.dots import BYTES, TILES, Dot, dot_for, shapes_of
+from ranvier.codegen.llvm.integer.dots import HALF, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import (
     Const,
@@ -41,7 +41,6 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
-HALF = 128
 
 
 def moved_right(dtype: DType) -> int:
@@ -72,7 +71,7 @@ class PackedCodes:
     n: int
     panels: Panels
     dot: Dot
-    shift: View | None = None  # [..., N] of int32: what moving signed codes of A adds, negated
+    shift: View | None = None  # [..., N] of int32: what moving codes of A adds, negated
 
     @property
     def nbytes(self) -> int:
@@ -115,8 +114,8 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
         part = words[..., first : min(end, n)]
         room[..., : part.shape[-1]] = part
     shift = None
-    if dot is BYTES:
-        total = signed(b).sum(axis=-2, dtype=np.int32) * np.int32(-HALF)
+    if dot.moves:
+        total = signed(b).sum(axis=-2, dtype=np.int32) * np.int32(-dot.moves)
         shift = View.dense(Storage.constant(total), DType.int32, total.shape)
     return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift)
 
@@ -147,17 +146,17 @@ def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[P
     if size and entries:
         launches.append(pack_launch(words, panels, table, storage))
     shift = None
-    if dot is BYTES and left is DType.int8:
+    if dot.turns(left):
         shift = View.temporary(DType.int32, (*batch, n))
-        launches += _shift(b, shift, isa, threads)
+        launches += _shift(b, shift, -dot.moves, isa, threads)
     return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift), launches
 
 
-def _shift(b: View, shift: View, isa: Isa, threads: int) -> list[Launch]:
+def _shift(b: View, shift: View, times: int, isa: Isa, threads: int) -> list[Launch]:
     *batch, k, n = b.shape
     code: Expr = Load(0, b.dtype)
     code = _cast(turned(code) if b.dtype is DType.uint8 else code, DType.int32)
-    total = Op("mul", (Result(0, DType.int32), Const(-HALF, DType.int32)), DType.int32)
+    total = Op("mul", (Result(0, DType.int32), Const(times, DType.int32)), DType.int32)
     operands = (
         Operand(b, (*b.strides[:-2], b.strides[-1], b.strides[-2])),
         Operand(shift, (*shift.strides, 0)),
@@ -171,7 +170,7 @@ def put_right(
     left: DType, packed: PackedCodes, epilogue: Epilogue | None, batch: tuple[int, ...], isa: Isa, threads: int
 ) -> tuple[Epilogue | None, list[Launch]]:
     """The epilogue of a product with this batch on sums of codes of A as they are."""
-    if left is not DType.int8 or packed.dot is not BYTES:
+    if not packed.dot.turns(left):
         return epilogue, []
     shift, launches = packed.shift, []
     assert shift is not None
@@ -207,7 +206,7 @@ def left_codes(a: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, list[La
     kind = dot.left or a.dtype
     target = View.dense(Storage.temporary(math.prod(room) * width), kind, room)
     value: Expr = Load(0, a.dtype)
-    value = _cast(turned(value) if a.dtype is DType.int8 and kind is DType.uint8 else value, kind)
+    value = _cast(turned(value) if dot.turns(a.dtype) else value, kind)
     # what stands behind the last code of a row meets zeros of B
     operands = (Operand(a, a.strides), Operand(target, target.strides))
     launches = nests.launches(Nest(a.shape, operands, (Map(((1, value),)),), label="codes"), isa, threads)
