@@ -1,4 +1,5 @@
-"""Runs launches for aarch64 under ``qemu-aarch64``, where that is installed.
+"""Runs launches for aarch64 as programs of their own: by themselves where that is the processor, else under
+``qemu-aarch64``, where that is installed.
 
 No cross linker is needed: each run becomes a static executable of one segment, with code, constants and buffers at
 addresses known here, and a few instructions at the start that call every kernel and write the buffers to stdout.
@@ -9,21 +10,25 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ranvier.codegen.launch import Code, KernelSpec, Launch
 from ranvier.codegen.llvm import compiler
-from ranvier.codegen.llvm.isa import Isa, named
+from ranvier.codegen.llvm.isa import Isa, architecture, named
 from ranvier.codegen.llvm.library import source, symbol_of
 from ranvier.codegen.storage import Storage
 from tests.codegen.harness import POISON, Array, ranges_of
 
 NEON = named("neon", "aarch64")
-QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+_NATIVE = sys.platform == "linux" and architecture() == "aarch64"
+_QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+needed = pytest.mark.skipif(not (_NATIVE or _QEMU), reason="qemu-aarch64 is not installed")
 _BASE = 0x400000  # where the file is mapped, headers and all
 _HEADERS = 64 + 56
 
@@ -104,13 +109,13 @@ class _Program:
         header = b"\x7fELF\x02\x01\x01" + bytes(9)
         header += struct.pack("<HHIQQQIHHHHHH", 2, 183, 1, _BASE + _HEADERS, 64, 0, 0, 64, 56, 1, 0, 0, 0)
         header += struct.pack("<IIQQQQQQ", 1, 7, 0, _BASE, _BASE, size, size, 0x1000)
-        assert QEMU is not None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "program"
             path.write_bytes(header + self._data)
             path.chmod(0o700)
-            done = subprocess.run([QEMU, str(path)], capture_output=True, timeout=60, check=False)
-        assert done.returncode == 0, f"the emulated program ended with {done.returncode}: {done.stderr.decode()}"
+            starter = [] if _NATIVE else [str(_QEMU)]
+            done = subprocess.run([*starter, str(path)], capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, f"the program ended with {done.returncode}: {done.stderr.decode()}"
         found: dict[Storage, bytes] = {}
         at = 0
         for storage, (_, nbytes) in self._places.items():

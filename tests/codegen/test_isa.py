@@ -62,6 +62,8 @@ def test_features_are_those_llvm_finds():
     found, expected = isa.host_features(), llvm.get_host_cpu_features()
     names = {name for i in isa.TABLE if i.triple == isa.architecture() for name in i.needs}
     names |= {name for i in here_names() for name in isa.OPTIONAL.get(i, ())}
+    if isa.architecture() == "aarch64":  # where it looks for some of them only, and names those it looked for
+        names &= expected.keys()
     assert {n for n in names if found.get(n)} == {n for n in names if expected.get(n)}
 
 
@@ -193,9 +195,9 @@ def emit_vector_axpy(module: Module, symbol: str, target: Isa) -> None:
     fn.ret()
 
 
-@pytest.mark.skipif(emulated.QEMU is None, reason="qemu-aarch64 is not installed")
+@emulated.needed
 @pytest.mark.parametrize("n", [1, 4, 37])
-def test_neon_runs_under_emulation(n):
+def test_neon_runs_as_a_program_of_its_own(n):
     rng = np.random.default_rng(n)
     x, y = rng.standard_normal((2, n), np.float32)
     first, second, third = (Storage("input", 4 * n) for _ in range(3))

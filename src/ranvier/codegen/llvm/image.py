@@ -1,8 +1,8 @@
 """Object code as an image: all sections in one piece with every distance resolved, so that loading is a copy.
 
 A linker wants 100 µs an object and the whole of LLVM in memory; an image wants neither. Only what generated kernels
-consist of is understood (x86-64 ELF, code and constants); :func:`from_object` answers None to anything else, and
-LLVM links that.
+consist of is understood (ELF, code and constants, of an architecture in :mod:`relocation`); :func:`from_object` answers
+None to anything else, and LLVM links that.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import ctypes
 import functools
 import mmap
 import struct
-import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import field
 
+from ranvier.codegen.llvm import fresh_code
 from ranvier.codegen.llvm.isa import architecture
+from ranvier.codegen.llvm.relocation import RULES, Rules
 from ranvier.errors import KernelError, OutOfMemory
 from ranvier.records import dataclass
 
@@ -28,8 +29,6 @@ _ITEM = struct.Struct("<IH")  # offset, bytes of the name that follows
 # sections that hold memory at run time: SHF_ALLOC; written to while running: SHF_WRITE; one copy per thread: SHF_TLS
 _ALLOC, _WRITE, _TLS = 0x2, 0x1, 0x400
 _PROGBITS, _SYMTAB, _RELA, _UNWIND = 1, 2, 4, 0x70000001
-# kinds of relocation, by the numbers of the x86-64 ABI
-_ABSOLUTE, _DISTANCE, _CALL, _SLOTS = 1, (2,), (4,), (9, 41, 42)
 
 
 @dataclass
@@ -65,8 +64,8 @@ class Image:
 
 
 def supported() -> bool:
-    """Can this process load images? Elsewhere caches of instructions and rules for executable memory differ."""
-    return sys.platform == "linux" and architecture() == "x86_64"
+    """Can this process load images? On other systems rules for executable memory differ."""
+    return architecture() in RULES and fresh_code.possible()
 
 
 # -- from an object -------------------------------------------------------------------------------------------------
@@ -89,7 +88,8 @@ class _Section:
 
 def from_object(data: bytes) -> Image | None:
     """The image of a relocatable object, or None where it holds something an image cannot express."""
-    if data[:7] != b"\x7fELF\x02\x01\x01" or struct.unpack_from("<HH", data, 16) != (1, 62):
+    rules = RULES.get(architecture())
+    if data[:7] != b"\x7fELF\x02\x01\x01" or not rules or struct.unpack_from("<HH", data, 16) != (1, rules.machine):
         return None
     table, size, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
     sections = [_Section(*struct.unpack_from("<IIQQQQIIQQ", data, table + k * size)) for k in range(count)]
@@ -105,13 +105,14 @@ def from_object(data: bytes) -> Image | None:
         code += b"\0" * (-len(code) % max(1, section.align))
         section.place = len(code)
         code += data[section.start : section.start + section.size]
-    return _Linker(data, sections, code).run()
+    return _Linker(data, sections, code, rules).run()
 
 
 class _Linker:
-    def __init__(self, data: bytes, sections: list[_Section], code: bytearray) -> None:
+    def __init__(self, data: bytes, sections: list[_Section], code: bytearray, rules: Rules) -> None:
         self._sections = sections
         self._code = code
+        self._rules = rules
         self._slots: dict[str, int] = {}  # import -> its slot
         self._stubs: dict[str, int] = {}  # import -> code that jumps there: it may lie further than a call reaches
         self._absolute: list[int] = []
@@ -142,25 +143,26 @@ class _Linker:
 
     def _relocate(self, at: int, kind: int, symbol: tuple[str, int, int, int], addend: int) -> bool:
         name, _, section, value = symbol
+        rules = self._rules
+        target: int | None
         inside = 0 < section < len(self._sections) and self._sections[section].place >= 0
         if inside:
             target = self._sections[section].place + value
         elif section:
             return False  # in a section that is not loaded, or special
-        elif kind in _CALL:
+        elif kind in rules.calls:
             target = self._stub(name)
-        elif kind in _SLOTS:
+        elif kind in rules.slots:
             target = self._slot(name)
         else:
             return False
-        if kind == _ABSOLUTE:
+        if target is None or (inside and kind in rules.slots):
+            return False
+        if kind == rules.absolute:
             struct.pack_into("<Q", self._code, at, target + addend)
             self._absolute.append(at)
-        elif kind in _DISTANCE + _CALL or (kind in _SLOTS and not inside):
-            struct.pack_into("<i", self._code, at, target + addend - at)
-        else:
-            return False
-        return True
+            return True
+        return rules.write(self._code, at, kind, target + addend)
 
     def _slot(self, name: str) -> int:
         if name not in self._slots:
@@ -169,11 +171,15 @@ class _Linker:
             self._code += bytes(8)
         return self._slots[name]
 
-    def _stub(self, name: str) -> int:
+    def _stub(self, name: str) -> int | None:
         if name not in self._stubs:
             slot = self._slot(name)
+            self._code += b"\0" * (-len(self._code) % 4)
+            made = self._rules.stub(len(self._code), slot)
+            if made is None:
+                return None
             self._stubs[name] = len(self._code)
-            self._code += b"\xff\x25" + struct.pack("<i", slot - len(self._code) - 6)  # jmp [rip + …]
+            self._code += made
         return self._stubs[name]
 
 
@@ -207,9 +213,10 @@ class Loaded:
     def __init__(self, images: Sequence[Image]) -> None:
         starts: list[int] = []
         size = 0
+        page = RULES[architecture()].page
         for image in images:
             starts.append(size)
-            size += len(image.code) + -len(image.code) % _ALIGN
+            size += len(image.code) + -len(image.code) % page
         size = max(size, 1)
         process = _process()
         base = process.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
@@ -225,6 +232,7 @@ class Loaded:
             for offset in image.absolute:
                 ctypes.c_uint64.from_address(at + offset).value += at
             self.addresses |= {name: at + offset for name, offset in image.symbols.items()}
+        fresh_code.announce(base, size)
         # never writable and executable at the same time: some systems forbid it
         if process.mprotect(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
             raise KernelError(f"this system allows no generated code: error {ctypes.get_errno()} from mprotect")
