@@ -1,6 +1,6 @@
 """How codes of 0, 1 and 2 meet signed bytes, by what the processor has.
 
-``Bytes``  four products of a lane at a time into int32 (VNNI)
+``Bytes``  four products of a lane at a time into int32 (VNNI, NEON's dot products)
 ``Pairs``  two at a time into int16, which never saturates here: 2 · 2 · 128 is far from it, and 16 of those are added
            up before they are widened
 ``Words``  bytes widened to 16 bits, for everything else
@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Fn, Val, vector
-from ranvier.codegen.llvm.integer.dots import BYTES, dot_of, multiply_add, multiply_words
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, multiply_add, multiply_words
 from ranvier.codegen.llvm.isa import Isa
 
 LOW = 0x03030303
@@ -63,7 +63,7 @@ class WordDots(Dots):
 
 
 def dots_of(isa: Isa) -> type[Dots]:
-    if dot_of(isa) is BYTES:
+    if multiplies_bytes(isa):
         return Dots
     if isa.triple == "x86_64" and isa.vector_bytes in _PAIRS:
         return PairDots
@@ -72,7 +72,49 @@ def dots_of(isa: Isa) -> type[Dots]:
 
 def adds_unshifted(isa: Isa) -> bool:
     """Can codes be multiplied where they stand in their bytes, 4, 16 or 64 times as large?"""
-    return dot_of(isa) is BYTES
+    return multiplies_bytes(isa)
+
+
+class Fields:
+    """Takes the four codes of every byte apart by one instruction each, leaving them where they stand.
+
+    ``chain``: which sum a code is added to; ``powers``: what power of two each sum is too large by. Signed bytes cannot
+    be 128, so the last code is shifted down there, bytes apart, which needs no mask, and joins the first.
+    """
+
+    def __init__(self, f: Fn, isa: Isa, kind: str) -> None:
+        self.f = f
+        signed = dot_of(isa) is SIGNED
+        self.shifted = 3 if signed else 4
+        self.chain = (0, 1, 2, 0) if signed else (0, 1, 2, 3)
+        self.powers = (0, 2, 4) if signed else (0, 2, 4, 6)
+        self.masks = [f.const(kind, _signed(LOW << 2 * k)) for k in range(self.shifted)]
+        if signed:
+            # in registers of their own: the compiler would make them again for every use
+            self.masks = [f.emit(m.type, f'call {m.type} asm "", "=w,0"({m.type} {m.name})') for m in self.masks]
+
+    def part(self, codes: Val, k: int) -> Val:
+        f = self.f
+        if k < self.shifted:
+            return f.and_(codes, self.masks[k])
+        return self._moved(codes, k)
+
+    def low(self, codes: Val, k: int) -> Val:
+        """Code ``k`` of every byte as it is."""
+        f = self.f
+        if k == self.shifted:
+            return self._moved(codes, k)
+        return f.and_(f.lshr(codes, 2 * k) if k else codes, self.masks[0])
+
+    def _moved(self, codes: Val, k: int) -> Val:
+        moved = self.f.lshr(self.f.bitcast(codes, vector("i8", 4 * codes.lanes)), 2 * k)
+        return self.f.bitcast(moved, codes.type)
+
+
+def _signed(mask: int) -> int:
+    """A mask as the constant of an i32."""
+    mask &= 0xFFFFFFFF
+    return mask - (1 << 32) if mask >> 31 else mask
 
 
 UNSHIFTED_K = 1 << 18  # 128 · 128 times a quarter of this fits int32
