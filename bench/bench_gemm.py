@@ -232,7 +232,7 @@ def peak_loop(isa: Isa) -> Callable[[], float]:
     x, y = (f.load(kind, f.gep(memory, (chains + k) * step)) for k in range(2))
     with f.loop(0, f.args["n"]):
         for each in sums:
-            each.set(f.fma(each.get(), x, y))
+            each.set(f.fma(x, y, each.get()))
     for k, each in enumerate(sums):
         f.store(each.get(), f.gep(memory, k * step))
     f.ret()

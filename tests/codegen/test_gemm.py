@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ranvier.codegen.launch import Code
 from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.gemm import matmul, pack_b
 from ranvier.codegen.llvm.gemm.driver import driver_spec
@@ -331,3 +332,21 @@ def test_code_for_arm() -> None:
         assert "ret" in text
     assert "fmla" in text
     assert "Folded Spill" not in text
+
+
+def test_one_stream_is_walked_where_memory_follows_one() -> None:
+    """A row times packed columns: every access to B is a fixed distance from one pointer, which moves by four steps."""
+    neon = named("neon", "aarch64")
+    text = compiler.assembly(library.source(Micro("float", 1, 4).spec(), neon), neon)
+    loop = next(part for part in text.split(".LBB0_") if part.count("fmla") == 16)
+    pairs = [line.split("[")[1].split("]")[0].split(",") for line in loop.splitlines() if "\tldp\tq" in line]
+    assert len({base for base, *_ in pairs}) == 1
+    assert sorted(int(offset[0].strip(" #")) if offset else 0 for _, *offset in pairs) == list(range(0, 256, 32))
+
+
+def test_one_row_takes_long_pieces_of_a_matrix_in_place() -> None:
+    """Where memory follows one stream, a row of B is left only after as much of it as registers can hold."""
+    neon = named("neon", "aarch64")
+    views = [View.temporary(F32, shape) for shape in ((1, 512), (512, 64), (1, 64))]
+    (launch,) = matmul(views[0], views[1], views[2], neon)
+    assert Code(Micro("float", 1, 16, "rows", packed=False).spec()) in launch.buffers

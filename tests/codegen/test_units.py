@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm import isa
+from ranvier.codegen.llvm import compiler, isa, library, peaks
 from ranvier.codegen.llvm.gemm import matmul, pack_b
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.peaks import Peaks
@@ -36,3 +36,12 @@ def test_units_have_peaks_of_their_own() -> None:
     found = {units: top.arithmetic(units) for units in ("", "bytes", "bfloat16 tiles", "int8 tiles")}
     assert found == {"": 100.0, "bytes": 400.0, "bfloat16 tiles": 1500.0, "int8 tiles": 3000.0}
     assert Peaks(100.0, 10.0, 12.0, 50.0).arithmetic("int8 tiles") == 100.0
+
+
+def test_the_peak_of_multiply_adds_is_nothing_but_multiply_adds() -> None:
+    """On an instruction set whose multiply-adds overwrite the addend, too: no register is copied in the loop."""
+    neon = isa.named("neon", "aarch64")
+    text = compiler.assembly(library.source(peaks._SPECS["fma"], neon), neon)
+    loop = next(part for part in text.split(".LBB0_") if part.count("fmla") == peaks._chains(neon))
+    others = {line.split()[0] for line in loop.splitlines()[1:]} - {"fmla"}
+    assert others <= {"add", "cmp", "b.lt", "b", "ldp", "ldr"}

@@ -33,7 +33,7 @@ from ranvier.devices import machine_info, usable_cores
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-_VERSION = 2  # of the way of measuring
+_VERSION = 3  # of the way of measuring
 _FILE = "peaks.json"
 _BLOCK = 64 << 20  # bytes of each array of a thread: beyond what caches hold of several streams
 _L2_BLOCK = 256 << 10  # fits every second-level cache, and no first-level one
@@ -281,11 +281,14 @@ def _chains(isa: Isa) -> int:
 def _emit_fma(module: Module, symbol: str, isa: Isa) -> None:
     fn = _begin(module, symbol)
     kind = vector("float", isa.lanes(4))
-    scale = fn.splat(fn.load("float", fn.args["source"]), isa.lanes(4))  # zero, which only we know
+    # zeros, which only we know: whole vectors, because one element for all may be copied in every turn
+    a, b = (fn.load(kind, fn.gep(fn.args["source"], k * isa.vector_bytes), align=4) for k in range(2))
     sums = [fn.var(kind, float(k)) for k in range(_chains(isa))]
     with fn.loop(0, fn.args["count"]):
         for total in sums:
-            total.set(fn.fma(total.get(), scale, scale))
+            # the sum is the addend, as in every product: where multiply-adds overwrite it, a factor that goes round
+            # would have to be copied first
+            total.set(fn.fma(a, b, total.get()))
     for k, total in enumerate(sums):
         fn.store(total.get(), fn.gep(fn.args["target"], k * isa.lanes(4), "float"))
     fn.ret()

@@ -109,8 +109,8 @@ class Micro:
 
 # Independent chains of FMAs that keep two units of latency 4 busy; small tiles split K to have as many.
 _CHAINS = 8
-# Bytes of packed B, or rows of one in place, fetched ahead of their use.
-_AHEAD = 2048
+# Bytes of packed B, or rows of one in place, fetched ahead of their use; one stream alone is followed without us.
+_AHEAD, _AHEAD_ALONE = 2048, 1024
 _ROWS_AHEAD = 8
 
 
@@ -184,12 +184,14 @@ class _Emitter:
     def _along_k(self, count: Val, rows: list[Val], step: Val | None = None) -> None:
         """All of one segment; ``rows`` are row pointers, or the one column pointer with its ``step``.
 
-        Every split walks its own part of K: as many streams through B, which a memory far away answers faster than one.
+        Where a memory far away answers several streams faster than one, every split walks its own part of K: as many
+        streams through B. Elsewhere splits take turns along one.
         """
         fn, element, splits = self.fn, self.a_element, self.splits
         b_step = self.b_step or fn.i64(self.panel)
         part = fn.lshr(count, splits.bit_length() - 1) if splits > 1 else count
         start = self.b.get()
+        apart = self.isa.streams > 1
 
         def row_loader(k: Val, skipped: Val | None) -> Callable[[int], Val]:
             if step is None:
@@ -202,6 +204,10 @@ class _Emitter:
             for split in range(splits):
                 if split:
                     self._fence()
+                if not apart:
+                    here = k * splits + split if splits > 1 else k
+                    self._step(fn.gep(start, here * b_step), row_loader(here, None), split, here)
+                    continue
                 skipped = part * split if split else None
                 panel = start if skipped is None else fn.gep(start, skipped * b_step)
                 self._step(fn.gep(panel, k * b_step), row_loader(k, skipped), split, k)
@@ -254,7 +260,7 @@ class _Emitter:
             fn.prefetch(fn.gep(self.fetch, k * 64), locality=2)
         ahead: Val | None
         if self.b_step is None:
-            ahead = fn.gep(base, _AHEAD)
+            ahead = fn.gep(base, _AHEAD if self.isa.streams > 1 else _AHEAD_ALONE)
         elif self.splits > 1 and micro.rows == 1:
             ahead = None  # short pieces of four rows at once: asking for more of them gets in the way
         else:

@@ -31,7 +31,7 @@ _WAITING_BYTES = 256 << 10  # partial sums that wait for the next K block
 _NEAR_BYTES = 256 << 10  # a B this small is read in place: it is in a near cache after the first rows
 _FEW_ROWS = 256  # up to here reading B in place costs less than packing it, if its rows do not collide in the cache
 _FAR_BYTES = 16 << 10  # rows of B this far apart cost more to reach than to read
-_LONG_VECTORS = 16  # vectors of such a row that one pass takes
+_LONG_BYTES = 1 << 10  # of such a row that one pass takes
 _APART_BYTES, _APART_COLUMNS = 2 << 10, 256  # columns of A so far apart and so many are lost before the next rows come
 _WIDENED_ROWS = 48  # with more, a B of 16 bits is widened once and not by every use
 _WAY_BYTES, _WAYS = 128 << 10, 16  # of the second-level cache
@@ -133,9 +133,10 @@ class Plan:
         if tuning.consulted() and self._can_stay(b):
             other = {"in place" if self.packed else "packed": not self.packed}
             self.packed = tuning.choose("product way", p.key, self.packed, lambda: other)
-        if not self.packed and self.rows.count == 1 and abs(b.row) * self.b_item >= _FAR_BYTES:
-            # every k step is in other pages: take much of a row while there
-            vectors = min(_LONG_VECTORS, (self.isa.registers - 8) // p.m)
+        far = abs(b.row) * self.b_item >= _FAR_BYTES or self.isa.streams == 1
+        if not self.packed and self.rows.count == 1 and far:
+            # every k step is in other pages, or leaves the only stream memory follows: take much of a row while there
+            vectors = min(_LONG_BYTES // self.isa.vector_bytes, (self.isa.registers - 8) // p.m)
             self.panels = Panels.of(p.n, self.lanes, max(tile.vectors, vectors))
         return self._rearranged(p.b, b, (p.k, p.n), self.panels, self.b_item) if self.packed else b
 
