@@ -202,6 +202,7 @@ DEPTHWISE = [
     Case((1, 3, 2, 2), 3, (3, 3), pads=(1, 1, 1, 1), group=3),
     Case((1, 9, 6, 6), 27, (3, 3), pads=(1, 1, 1, 1), group=9),
     Case((1, 5, 4, 30), 5, (1, 15), pads=(0, 7, 0, 7), group=5),
+    Case((1, 37, 4, 200), 37, (3, 3), pads=(1, 1, 1, 1), group=37),  # rows of which a line of channels fills a cache
 ]
 THIN = [
     Case((1, 3, 30, 31), 16, (7, 7), strides=(2, 2), pads=(3, 3, 3, 3)),

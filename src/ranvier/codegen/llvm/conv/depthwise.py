@@ -9,7 +9,7 @@ import numpy as np
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise, Structure
-from ranvier.codegen.llvm.conv.depthwise_flat import HELD_TAPS, MOST_TAPS, FlatDepthwise
+from ranvier.codegen.llvm.conv.depthwise_flat import HELD_TAPS, LINE, MOST_TAPS, FlatDepthwise, takes_turns
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
 from ranvier.codegen.llvm.isa import Isa
@@ -76,7 +76,7 @@ def depthwise(
     block = min(-(-shape.out[1] // min(shape.out[1], -(-wanted // planes))), max(2, _BLOCK // line))
     blocks = -(-shape.out[1] // block)
     cached = shape.kernel[1] * max(width, shape.size[2]) * item
-    wide = 2 * lanes if pairs else lanes
+    wide = 2 * lanes if pairs else LINE // item if high and takes_turns(isa) else lanes
     channel_block = max(1, _L1 // cached // wide) * wide
     dims = (
         *shape.size,

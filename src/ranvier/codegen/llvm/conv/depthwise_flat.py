@@ -1,10 +1,13 @@
 """Depthwise convolution with a small two-dimensional kernel, all of it unrolled.
 
 For one vector of channels the kernel walks down a block of output rows, so that the input rows two outputs share are
-still in the first cache. A kernel row outside the image becomes a block of zeros with a column step of zero: borders
-above and below need no other code. Where rows are whole numbers of groups of pixels, only a group's first and last
-columns can lie outside, and checking those always costs next to nothing. Otherwise groups that touch a border or the
-row's end run a second copy of the body that checks every column.
+still in the first cache. Where a vector is but a part of a cache line, the vectors of some lines take turns in every
+output row instead: each would else bring all of those lines near by itself.
+
+A kernel row outside the image becomes a block of zeros with a column step of zero: borders above and below need no
+other code. Where rows are whole numbers of groups of pixels, only a group's first and last columns can lie outside, and
+checking those always costs next to nothing. Otherwise groups that touch a border or the row's end run a second copy of
+the body that checks every column.
 """
 
 from __future__ import annotations
@@ -12,9 +15,17 @@ from __future__ import annotations
 from ranvier.codegen.llvm.builder import Val, Var, vector
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise
 from ranvier.codegen.llvm.conv.epilogues import Lanes
+from ranvier.codegen.llvm.isa import Isa
 
 MOST_TAPS = 25
 HELD_TAPS = 9  # weights that stay in registers while the vector of channels does
+LINE = 64  # bytes
+
+
+def takes_turns(isa: Isa) -> bool:
+    """Whether vectors of a line take turns: they are smaller than it, and setting one up, for a row alone, is cheap
+    because its weights fit the registers."""
+    return isa.vector_bytes < LINE and isa.registers >= 32
 
 
 class FlatDepthwise(Depthwise):
@@ -22,16 +33,25 @@ class FlatDepthwise(Depthwise):
         f, at = self.f, self.at
         source = f.gep(self.x, image * at["xn"], self.source)
 
-        def body(piece: Lanes) -> None:
-            weights: list[Val] = []
-            if self.high * self.taps <= HELD_TAPS and self.isa.registers >= 32:
-                weights = self.weights(piece, range(self.high))
-            corner = self.code.rows(image, at["q0"] + f.i64(0))
-            fixed = self.code.fixed(corner, piece.channel, piece)
+        def column(piece: Lanes) -> None:
+            weights, fixed = self.known(piece, image)
             with f.loop(first, last) as oh:
                 self.line(piece, image, oh, source, weights, fixed)
 
-        self.pieces(f.i64(0), at["channels"], body)
+        if not takes_turns(self.isa):
+            self.pieces(f.i64(0), at["channels"], column)
+            return
+        with f.loop(0, at["channels"], at["channel_block"]) as start, f.loop(first, last) as oh:
+            stop = f.min_(start + at["channel_block"], at["channels"])
+            self.pieces(start, stop, lambda piece: self.line(piece, image, oh, source, *self.known(piece, image)))
+
+    def known(self, piece: Lanes, image: Val) -> tuple[list[Val], dict[int, Val]]:
+        """What does not change from row to row: weights that stay in registers, and operands of the epilogue."""
+        weights: list[Val] = []
+        if self.high * self.taps <= HELD_TAPS and self.isa.registers >= 32:
+            weights = self.weights(piece, range(self.high))
+        corner = self.code.rows(image, self.at["q0"] + self.f.i64(0))
+        return weights, self.code.fixed(corner, piece.channel, piece)
 
     def weights(self, piece: Lanes, rows: range) -> list[Val]:
         f, at = self.f, self.at
