@@ -170,6 +170,26 @@ def test_casts(isa: Isa, source: DType) -> None:
 
 
 @ISAS
+@pytest.mark.parametrize("bounds", [(0, None), (0, 255), (-128, 127)])
+def test_casts_of_what_was_clipped(isa: Isa, bounds: tuple[float, float | None]) -> None:
+    """NaN passes the clip and is 0 as an integer, also where the type has the same bounds once more."""
+    low, high = (None if end is None else Const(float(end), DType.float32) for end in bounds)
+    x = samples(DType.float32, 6)
+    assert np.isnan(x).any()
+    cut: Expr = Op("max", (Load(0, DType.float32), low), DType.float32)
+    if high is not None:
+        cut = Op("min", (cut, high), DType.float32)
+    targets = [DType.uint8, DType.int8, DType.uint16, DType.int32, DType.uint32]
+    with np.errstate(all="ignore"):
+        real = np.clip(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=1e300, neginf=-1e300), *bounds)
+    for lanes in (1, isa.lanes(4)):
+        for target, got in zip(targets, evaluate([Op("cast", (cut,), t) for t in targets], [x], isa, lanes)):
+            info = np.iinfo(target.numpy)
+            want = [0 if np.isnan(v) else min(max(int(r), info.min), info.max) for v, r in zip(x, real)]
+            same(got, np.array(want, target.numpy), what=str(target))
+
+
+@ISAS
 def test_bits_where_and_bool(isa: Isa) -> None:
     x = samples(DType.float32, 6)
     p, q = samples(DType.bool, 7), samples(DType.bool, 8)

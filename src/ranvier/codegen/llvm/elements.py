@@ -228,9 +228,10 @@ def _float_to_int(f: Fn, value: Val, target: DType) -> Val:
         # clamped as floats (exact for these ranges) and through i32: far shorter than the generic expansion
         low = 0 if not is_signed(target) else -(1 << (target.bits - 1))
         high = low + (1 << target.bits) - 1
-        # the bound stands second: it is what comes out where the value is NaN
         number = f.select(f.cmp("uno", value, value), 0.0, value) if low else value
-        number = f.quick_min(f.quick_max(number, low), high)
+        # The last bound stands second: it is what comes out where the value is NaN. It comes last because of two bounds
+        # at zero in a row, as after a Relu, LLVM keeps the first, which lets NaN pass.
+        number = f.quick_max(f.quick_min(f.const(number.type, high), number), low)
         return f.cast(f.cast(number, "i32"), kind)
     name = "fptosi" if is_signed(target) else "fptoui"
     source = {"float": "f32", "double": "f64"}[value.element]

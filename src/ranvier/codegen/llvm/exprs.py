@@ -133,8 +133,8 @@ class ExprEmitter:
         """Codes, or how far they lie from their zero point, without becoming bytes."""
         parts = [self.value(codes.number, leaf), *self.ends(codes, leaf)]
         x, low, high = self._fitted(parts) if any(p.lanes > 1 for p in parts) else parts
-        # the bound stands second: it is what comes out where x is NaN
-        return self.fn.quick_min(self.fn.quick_max(x, low), high)
+        # the last bound stands second: it is what comes out where x is NaN (see elements.py for the order)
+        return self.fn.quick_max(self.fn.quick_min(high, x), low)
 
     def _find(self, expr: Expr) -> Val | None:
         for known in reversed(self._known):
