@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
+from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.dtypes import DType
@@ -232,7 +233,7 @@ def test_activations_as_codes(isa: Isa, bits: int) -> None:
         a = rows(m, k, m)
         a[0, : min(group, k)] = 0
         got = product(a, w.packed, isa, accuracy="int8")
-        if isa.has("avx512vnni") or isa.has("avxvnni"):
+        if multiplies_bytes(isa):
             expected = quantized(a, Groups.even(k, group, coding)) @ w.matrix
             check(got, a, w, expected)
         else:

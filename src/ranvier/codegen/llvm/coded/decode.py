@@ -6,6 +6,7 @@ from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.builder.types import literal
 from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
@@ -84,13 +85,32 @@ class Decoder:
         placed = f.and_(f.ashr(top, down), own - (1 << 32))
         return f.bitcast(placed, self.kind) * float(2**lacking)
 
+    def hold_masks(self) -> None:
+        """Before a loop: what :meth:`quads` needs in registers, which the compiler would fill anew for every use."""
+        f, bits = self.fn, self.coding.bits
+        mask = f.const(vector("i32", self.lanes), ((1 << bits) - 1) * 0x01010101 if bits < 8 else -0x7F7F7F80)
+        self.mask = f.emit(mask.type, f'call {mask.type} asm "", "=w,0"({mask.type} {mask.name})')
+
     def quads(self, word: Val) -> list[Val]:
-        """Four consecutive k as unsigned bytes each."""
+        """Four consecutive k as bytes each, unsigned ones but for 8 bits where products are of signed bytes (see
+        :func:`subtracted`)."""
         f, bits = self.fn, self.coding.bits
         mask = ((1 << bits) - 1) * 0x01010101
+        if dot_of(self.isa) is SIGNED:
+            if bits == 8:
+                return [f.xor(word, self.mask)]
+            bytes_ = vector("i8", 4 * self.lanes)
+            last = 8 // bits - 1
+            top = f.bitcast(f.lshr(f.bitcast(word, bytes_), bits * last), word.type)  # nothing to be masked
+            return [*(f.and_(f.lshr(word, bits * i) if i else word, self.mask) for i in range(last)), top]
         if bits == 8:
             return [word]
         return [f.and_(f.lshr(word, bits * i) if i else word, mask) for i in range(8 // bits)]
+
+
+def subtracted(isa: Isa, coding: Coding) -> int:
+    """What is to be subtracted from codes as :meth:`Decoder.quads` gives them, so that the middle is zero."""
+    return 0 if coding.bits == 8 and dot_of(isa) is SIGNED else coding.middle
 
 
 def scale_vector(fn: Fn, isa: Isa, dtype: DType, at: Val) -> Val:

@@ -1,8 +1,10 @@
-"""Coded weights in the order kernels read them: panels of as many columns as a vector has lanes.
+"""Coded weights in the order kernels read them: panels of as many columns as a vector, or some vectors, have lanes.
 
 A 32-bit word holds consecutive k of one column, a vector of words those of a panel, and the words of a panel follow
-each other along K. Within a word k = 4i + b has its code in byte b, ``bits * i`` bits up: a shift and a mask leave four
-consecutive k as bytes, which is what instructions for integers multiply, and single codes are no harder to reach.
+each other along K. Where one walk through memory brings a core the most bytes, vectors that fill a line of the cache
+are a panel together (:func:`beside`); elsewhere each is one, and several are read at a time. Within a word k = 4i + b
+has its code in byte b, ``bits * i`` bits up: a shift and a mask leave four consecutive k as bytes, which is what
+instructions for integers multiply, and single codes are no harder to reach.
 
 Groups of K that share a scale are whole words. Where they are not in the graph, or their k are not consecutive, an
 order says which k of the activations stands where, and codes of zero fill what is left.
@@ -23,7 +25,13 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
+LINE = 64
 _PANELS = 32  # packed at a time: what is spread out to bytes in between is small
+
+
+def beside(isa: Isa) -> int:
+    """Vectors of a panel."""
+    return max(1, LINE // isa.vector_bytes) if isa.streams == 1 else 1
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,11 @@ class CodedB:
     coding: Coding
     k: int
     n: int
-    lanes: int
+    lanes: int  # of a vector
     groups: int
     words: int  # of a group, in one column
-    codes: Storage  # [panels, groups, words, lanes] of 32 bits, and one more
-    scales: Storage  # [panels, groups, lanes]
+    codes: Storage  # [panels, groups, words, columns of a panel] of 32 bits, and one more
+    scales: Storage  # [panels, groups, columns of a panel]
     scale_type: DType
     zeros: Storage | None  # likewise: subtracted from what codes stand for, before they are scaled
     zero_type: DType | None
@@ -82,7 +90,8 @@ class CodedB:
         return self.groups * self.words * self.coding.per_word
 
     @property
-    def panels(self) -> int:
+    def vectors(self) -> int:
+        """Those that have columns."""
         return -(-self.n // self.lanes)
 
     @property
@@ -101,7 +110,7 @@ def pack_coded(
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8; ``scales`` and ``zeros``, what is
     subtracted from the values of codes, are [N, groups]."""
-    lanes, order = isa.lanes(4), groups.order.reshape(-1)
+    lanes, order = isa.lanes(4) * beside(isa), groups.order.reshape(-1)
     count, length = groups.order.shape
     words = length // coding.per_word
     panels = -(-n // lanes)
@@ -121,7 +130,7 @@ def pack_coded(
         whole = np.array_equal(zeros, np.clip(np.rint(zeros), -128, 127))
         zero_type = DType.int8 if whole else DType.float32
     return CodedB(
-        *(coding, groups.k, n, lanes, count, words),
+        *(coding, groups.k, n, isa.lanes(4), count, words),
         codes=Storage.packed(room),
         scales=_spread(scales, lanes, scale_type),
         scale_type=scale_type,

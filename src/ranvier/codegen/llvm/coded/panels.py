@@ -16,6 +16,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
 from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.control import quotient
 from ranvier.codegen.llvm.gemm import driver
 from ranvier.codegen.llvm.gemm.blocks import Panels
@@ -142,6 +143,7 @@ class _Panels:
         self.lanes = isa.lanes(4)
         self.words = vector("i32", self.lanes)
         self.decoder = Decoder(fn, isa, kernel.coding, table)
+        self.places = Places(fn, isa)
 
     def dim(self, k: int) -> Val:
         return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
@@ -183,15 +185,14 @@ class _Panels:
         codes = self.buf(Buf.GIVEN + driver.Buf.B)
         steps = coding.per_word // (2 if self.kernel.pairs else 1)  # rows of the panel that a word makes
         with f.loop(0, width) as v:
-            stream = f.gep(codes, (first + v) * groups * words * size)
+            stream = self.places.codes(codes, first + v, groups * words)
             target = f.gep(f.args["scratch"], v * size)
             with f.loop(0, groups) as group:
-                at = (first + v) * groups + group
-                scale = self._about(Buf.SCALES, self.kernel.scale, at)
-                zero = self._about(Buf.ZEROS, self.kernel.zero, at) if self.kernel.zero else None
+                scale = self._about(Buf.SCALES, self.kernel.scale, first + v, group)
+                zero = self._about(Buf.ZEROS, self.kernel.zero, first + v, group) if self.kernel.zero else None
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
-                    found = self.decoder.words(f.gep(stream, word * size))
+                    found = self.decoder.words(f.gep(stream, word * self.places.step))
                     values = []
                     for k in range(coding.per_word):
                         value = self.decoder.value(found, k)
@@ -205,8 +206,8 @@ class _Panels:
                 with f.loop(groups * words * steps, self.dim(Dim.DEEP)) as past:
                     f.store(f.const(self.words, 0), f.gep(target, past * row), size)
 
-    def _about(self, buf: Buf, dtype: DType, at: Val) -> Val:
-        address = self.fn.gep(self.buf(buf), at * (self.lanes * dtype.numpy.itemsize))
+    def _about(self, buf: Buf, dtype: DType, number: Val, group: Val) -> Val:
+        address = self.places.entry(self.buf(buf), number, self.dim(Dim.GROUPS), group, dtype.numpy.itemsize)
         return scale_vector(self.fn, self.isa, dtype, address)
 
     def _paired(self, values: list[Val]) -> list[Val]:

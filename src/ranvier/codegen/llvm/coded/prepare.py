@@ -15,6 +15,7 @@ from typing import Literal
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.coded.decode import subtracted
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.control import batch_offsets
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type
@@ -87,7 +88,7 @@ def prepare(p: Problem, b: CodedB, isa: Isa, form: Form) -> Prepared:
     launch = Launch(
         _spec(p.a.dtype, form, ordered, dense, width),
         (At(p.a.storage, p.a.offset * item), At(b.order or p.a.storage), At(rows), At(about)),
-        (b.groups, length, -b.coding.middle, p.a_strides[1], len(axes) + 1, *table),
+        (b.groups, length, -subtracted(isa, b.coding), p.a_strides[1], len(axes) + 1, *table),
         tiles=count,
         writes=(rows, about) if about_row else (rows,),
         flops=4.0 * count * b.deep,

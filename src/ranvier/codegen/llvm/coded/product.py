@@ -12,7 +12,7 @@ from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
 from ranvier.codegen.llvm.coded.rows import few_rows, fits_digits
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
-from ranvier.codegen.llvm.integer.dots import BYTES, dot_of
+from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -42,7 +42,7 @@ def coded_matmul(
         return []
     p = folded(problem_of(a, stand_in(b, 1, isa, pairs=False), out, epilogue, 1.0))
     pairs = accuracy != "float32" and multiplies_pairs(isa)
-    whole = b.coding.kind == "integers" and dot_of(isa) is BYTES
+    whole = b.coding.kind == "integers" and multiplies_bytes(isa)
     integers = whole and accuracy == "int8"
     if b.n > 1 and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:
         return _many(p, b, isa, threads, pairs)

@@ -18,19 +18,21 @@ from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
-from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.pack import LINE, CodedB
+from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
 from ranvier.codegen.llvm.control import batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.problem import Problem
-from ranvier.codegen.llvm.integer.dots import multiply_add
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _AHEAD = 2048  # bytes of a stream that are asked for before their use
 _GROUPS_AHEAD = 4
+_WHOLE, _WHOLE_NUMBER = 0x4B400000, 3 << 22  # bits and value of a float to which small integers are added exactly
 _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
 _WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
@@ -89,10 +91,14 @@ class Pass:
     activations: Activations
     rows: int
     panels: int
+    together: int = 1  # words of a group that the code of a turn takes
+    once: bool = False  # a group is one turn
+    as_floats: bool = False  # integers are counted in the lowest bits of a float
 
     def spec(self) -> KernelSpec:
         zero = self.zero.name if self.zero else ""
         key = ("coded pass", *self.coding.key, self.scale.name, zero, self.activations, self.rows, self.panels)
+        key += (self.together, self.once, self.as_floats)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Pass(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
@@ -114,26 +120,42 @@ def fits_digits(b: CodedB) -> bool:
     return b.words * b.coding.per_word << (b.coding.bits + 7) < 1 << 31
 
 
+def _stays_small(b: CodedB) -> bool:
+    """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign."""
+    return b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
+
+
+def _together(b: CodedB, isa: Isa, activations: Activations) -> int:
+    """Words that one turn takes: as many as a line of the cache holds, where a vector is a part of one and there is
+    little to do for a word, so that counting and asking ahead would take as long."""
+    if activations == "floats" or dot_of(isa) is not SIGNED:
+        return 1
+    return math.gcd(b.words, LINE // isa.vector_bytes)
+
+
 def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations) -> Launch:
     table = _WIDE if isa.registers >= 32 else _NARROW
     rows = Cut.of(p.m, max(table)).size
     panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
     if activations == "digits":
         panels = _DIGIT_PANELS[isa.registers >= 32]
-    kernel = Pass(b.coding, b.scale_type, b.zero_type, activations, rows, panels)
+    together = _together(b, isa, activations)
+    once = together == b.words and together > 1
+    as_floats = dot_of(isa) is SIGNED and activations != "floats" and _stays_small(b)
+    kernel = Pass(b.coding, b.scale_type, b.zero_type, activations, rows, panels, together, once, as_floats)
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
-    steps = -(-b.panels // kernel.panels)
+    steps = -(-b.vectors // kernel.panels)
     wanted = max(1, min(math.floor(work / TILE_US), 8 * threads) if threads > 1 else 1)
     share = kernel.panels * max(1, steps * p.entries // wanted)
-    shares = -(-b.panels // share)
+    shares = -(-b.vectors // share)
     done = finish(p.epilogue, DType.float32, p.out.dtype, p.out_strides)
     item = p.out.dtype.numpy.itemsize
     batch = [x for axis, steps in zip(p.batch, prepared.batch) for x in (axis.extent, *steps, axis.out * item)]
     numbers = {
         Dim.M: p.m,
         Dim.N: p.n,
-        Dim.PANELS: b.panels,
+        Dim.PANELS: b.vectors,
         Dim.GROUPS: b.groups,
         Dim.WORDS: b.words,
         Dim.ROW: prepared.row,
@@ -168,6 +190,9 @@ class _Pass:
         self.lanes = isa.lanes(4)
         self.kind, self.words = vector("float", self.lanes), vector("i32", self.lanes)
         self.decoder = Decoder(fn, isa, kernel.coding, table)
+        self.places = Places(fn, isa)
+        assert self.places.beside == 1 or self.places.beside % kernel.panels == 0
+        self.picks = kernel.integers and dot_of(isa) is SIGNED  # products pick lanes of what rows' registers hold
         self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
         self.place = fn.stack("i64", 6)
 
@@ -223,9 +248,9 @@ class _Pass:
         left = [self._opaque(f.gep(self.rows, r * self.dim(Dim.ROW))) for r in picked]
         about = [f.gep(self.about, r * self.dim(Dim.ABOUT_ROW)) for r in picked]
         deep = groups * words
-        streams = [
-            self._opaque(f.gep(self.buf(Buf.CODES), (panel + v) * deep * self.isa.vector_bytes)) for v in range(panels)
-        ]
+        streams = self._streams(panel, deep, panels)
+        if self.picks:
+            self.decoder.hold_masks()
         totals = [[f.var(self.kind, f.const(self.kind, 0.0)) for _ in range(panels)] for _ in range(rows)]
         kind = self.words if kernel.integers else self.kind
         lines = rows * kernel.digits
@@ -238,6 +263,7 @@ class _Pass:
                 if kernel.integers:
                     numbers = f.gep(about[r // kernel.digits], group * self.about_bytes)
                     less = f.load("i32", f.gep(numbers, 4 + 4 * (r % kernel.digits)))
+                    less = less + _WHOLE if kernel.as_floats else less
                     first = f.splat(less, self.lanes)
                 for number, part in enumerate(sums):
                     for acc in part[r]:
@@ -245,24 +271,36 @@ class _Pass:
             begin = group * words
             ahead = self._ahead(begin, deep, panels)
             self._ask_for_scales(panel, group, groups, panels)
-            with f.loop(begin, begin + words) as word:
-                self._word(word, left, streams, sums, ahead)
+            if kernel.once:
+                self._turn(begin, left, streams, sums, ahead)
+            else:
+                with f.loop(begin, begin + words, kernel.together) as word:
+                    self._turn(word, left, streams, sums, ahead)
             for part in sums[1:]:
                 for r, v in itertools.product(range(lines), range(panels)):
                     sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
             for v in range(panels):
-                at = (panel + v) * groups + group
                 gathered = [[sums[0][r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
-                self._join(at, group, about, gathered, [totals[r][v] for r in range(rows)])
+                self._join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)])
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
                 f.store(totals[r][v].get(), place)
 
+    def _streams(self, panel: Val, deep: Val, panels: int) -> list[Val]:
+        """Where the codes of vectors begin: each has a pointer of its own, or those that lie side by side share one."""
+        f, codes = self.fn, self.buf(Buf.CODES)
+        if self.places.beside == 1:
+            return [self._opaque(self.places.codes(codes, panel + v, deep)) for v in range(panels)]
+        first = self._opaque(self.places.codes(codes, panel, deep))
+        return [f.gep(first, v * self.isa.vector_bytes) for v in range(panels)]
+
     def _ahead(self, word: Val, deep: Val, panels: int) -> Val:
         """How far ahead of a group's words to ask for codes: behind the end of a panel lies its neighbour, which is
         read at the same time, and what comes next lies behind all of those."""
         f, size = self.fn, self.isa.vector_bytes
+        if self.places.beside > 1:
+            return f.i64(_AHEAD)
         inside = f.cmp("slt", word + _AHEAD // size, deep)
         return f.select(inside, f.i64(_AHEAD), deep * ((panels - 1) * size) + _AHEAD)
 
@@ -270,26 +308,40 @@ class _Pass:
         """Scales are a line now and then, too few for the processor to see where they go."""
         f = self.fn
         later = group + _GROUPS_AHEAD
+        if self.places.beside > 1:
+            f.prefetch(self._entry(Buf.SCALES, panel, later, self.kernel.scale))
+            return
         beyond = f.select(f.cmp("slt", later, groups), f.i64(0), groups * (panels - 1))
         for v in range(panels):
-            at = (panel + v) * groups + later + beyond
-            f.prefetch(self._entry(Buf.SCALES, at, self.kernel.scale))
+            f.prefetch(self._entry(Buf.SCALES, panel, later + beyond, self.kernel.scale, v))
+
+    def _turn(
+        self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
+    ) -> None:  # fmt: skip
+        f, step = self.fn, self.places.step
+        later = word * step + ahead
+        for stream in streams if self.places.beside == 1 else streams[:1]:
+            for line in range(0, step * self.kernel.together, LINE):
+                f.prefetch(f.gep(f.gep(stream, later), line))
+        for k in range(self.kernel.together):
+            self._word(word + k if k else word, left, streams, sums)
 
     def _word(
-        self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
+        self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]]
     ) -> None:  # fmt: skip
         f, coding, digits = self.fn, self.kernel.coding, self.kernel.digits
         size = self.isa.vector_bytes
-        here = [f.gep(s, word * size) for s in streams]
-        later = word * size + ahead
-        for stream in streams:
-            f.prefetch(f.gep(stream, later))
+        here = [f.gep(s, word * self.places.step) for s in streams]
         if self.kernel.integers:
             quads = [self.decoder.quads(f.load(self.words, at, size)) for at in here]
+            picked = self._picked(word, left, len(quads[0])) if self.picks else None
             for i in range(len(quads[0])):
                 for r, row in enumerate(left):
-                    four = f.load("i32", f.gep(f.gep(row, word * (coding.per_word * digits)), 4 * i * digits))
-                    wide = f.splat(four, self.lanes)
+                    if picked is not None:
+                        wide = picked[r][i]
+                    else:
+                        four = f.load("i32", f.gep(f.gep(row, word * (coding.per_word * digits)), 4 * i * digits))
+                        wide = f.splat(four, self.lanes)
                     for v, found in enumerate(quads):
                         acc = sums[i % len(sums)][r][v]
                         acc.set(multiply_add(f, self.isa, acc.get(), found[i], wide))
@@ -304,19 +356,31 @@ class _Pass:
                     acc = sums[k % len(sums)][r][v]
                     acc.set(f.fma(wide, value, acc.get()))
 
-    def _join(self, at: Val, group: Val, about: list[Val], sums: list[list[Var]], totals: list[Var]) -> None:
-        """Sums of a group into the totals; ``at`` counts groups of columns in the scales."""
+    def _picked(self, word: Val, left: list[Val], count: int) -> list[list[Val]]:
+        """Quads of every line: those of a row, all of its digits, lie side by side."""
+        f, digits = self.fn, self.kernel.digits
+        found: list[list[Val]] = []
+        for row in left[::digits]:
+            at = f.gep(row, word * (self.kernel.coding.per_word * digits))
+            quads = spread_groups(f, self.isa, at, count * digits)
+            found += [quads[d::digits] for d in range(digits)]
+        return found
+
+    def _join(
+        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Var]], totals: list[Var]
+    ) -> None:  # fmt: skip
+        """Sums of a group into the totals of vector ``v`` from ``panel`` on."""
         f, kernel = self.fn, self.kernel
-        scale = scale_vector(f, self.isa, kernel.scale, self._entry(Buf.SCALES, at, kernel.scale))
+        scale = scale_vector(f, self.isa, kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
         zero = None
         if kernel.zero is not None:
-            zero = f.neg(scale_vector(f, self.isa, kernel.zero, self._entry(Buf.ZEROS, at, kernel.zero)))
+            zero = f.neg(scale_vector(f, self.isa, kernel.zero, self._entry(Buf.ZEROS, panel, group, kernel.zero, v)))
         for where, gathered, total in zip(about, sums, totals):
             found = gathered[-1].get()
             if kernel.integers:
-                found = f.cast(found, "float")
+                found = self._number(found)
                 for lower in reversed(gathered[:-1]):
-                    found = f.fma(found, 256.0, f.cast(lower.get(), "float"))
+                    found = f.fma(found, 256.0, self._number(lower.get()))
                 numbers = f.gep(where, group * self.about_bytes)
                 if zero is not None:
                     whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
@@ -326,5 +390,14 @@ class _Pass:
                 found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
             total.set(f.fma(found, scale, total.get()))
 
-    def _entry(self, buf: Buf, at: Val, dtype: DType) -> Val:
-        return self.fn.gep(self.buf(buf), at * (self.lanes * dtype.numpy.itemsize))
+    def _number(self, total: Val) -> Val:
+        """An exact sum as a float; where it is the low bits of one, a subtraction does what a conversion would."""
+        if self.kernel.as_floats:
+            return self.fn.bitcast(total, self.kind) - float(_WHOLE_NUMBER)
+        return self.fn.cast(total, "float")
+
+    def _entry(self, buf: Buf, panel: Val, group: Val, dtype: DType, v: int = 0) -> Val:
+        base, groups, item = self.buf(buf), self.dim(Dim.GROUPS), dtype.numpy.itemsize
+        if self.places.beside == 1:
+            return self.places.entry(base, panel + v, groups, group, item)
+        return self.fn.gep(self.places.entry(base, panel, groups, group, item), v * self.lanes * item)
