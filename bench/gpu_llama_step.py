@@ -37,8 +37,8 @@ FLOAT_TILES = [Tile(*one) for one in ((2, 1024, 4), (4, 1024, 4), (8, 1024, 4), 
                                       (2, 1024, 4, 2), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8))]  # fmt: skip
 INT4_TILES = [Tile(*one) for one in ((4, 1024, 1), (8, 1024, 1), (4, 2048, 2), (8, 2048, 2))]
 LONG_INT4_TILES = [Tile(*one) for one in ((4, 2048, 2), (8, 2048, 2), (4, 4096, 4), (2, 8192, 8), (4, 8192, 8))]
-CUTS = [few_tokens.Cut(*one) for one in ((8, 2, 2), (8, 3, 2), (8, 8, 1))]
-LONG_CUTS = [few_tokens.Cut(*one) for one in ((16, 3, 1), (16, 1, 1, 80 << 10), (8, 1, 2, 80 << 10))]
+CUTS = [few_tokens.Cut(*one) for one in ((8, 8), (16, 8), (8, 4, 2), (4, 8))]
+LONG_CUTS = [few_tokens.Cut(*one) for one in ((16, 8), (8, 8), (16, 8, 1, 32), (8, 16, 1, 8))]
 ATTENTIONS = ((16, 64, 4, False), (32, 64, 4, False), (16, 128, 4, False))
 
 
@@ -336,7 +336,7 @@ def measured(model: Model, kind: str, bandwidth: float) -> dict[str, Any]:
     step.early = True
     for cut, long in itertools.product(CUTS, LONG_CUTS) if kind == "int4" else ():
         step.tiles = {name: long if name == "down" else cut for name in PRODUCTS}
-        tried(f"all_{cut.warps}_{cut.stages}_{cut.resident}_down_{long.warps}_{long.stages}_{long.most >> 10}")
+        tried(f"all_{cut.warps}_{cut.stages}_{cut.resident}_down_{long.warps}_{long.stages}_{long.steps}")
     times = [v for name, v in row.items() if name.endswith("_ms") and name not in ("goal_ms", "floor_ms") and v]
     row["best_ms"] = min(times)
     row["of_floor"] = row["floor_ms"] / row["best_ms"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -17,32 +19,30 @@ __all__ = ["twin"]
 
 def halves(packed: int4.Int4, dtype: torch.dtype) -> tuple[int4.Int4, Array]:
     """With scales that ``dtype`` has, and the weights that these stand for, by definition."""
-    rounded = packed.scales.to(dtype)
-    codes = np.zeros((packed.n, packed.words.shape[1], 32))
+    rounded = dataclasses.replace(packed, scales=packed.scales.to(dtype))
+    row, at = np.arange(packed.n)[:, None], np.arange(packed.k)[None, :]
+    chunk, inside = at // 32, at % 32
     words = packed.words.cpu().numpy().astype(np.uint32)
-    for i in range(4):
-        for j in range(4):
-            codes[:, :, 8 * i + 2 * j] = words[:, :, j] >> (4 * i) & 15
-            codes[:, :, 8 * i + 2 * j + 1] = words[:, :, j] >> (4 * i + 16) & 15
-    flat = codes.reshape(packed.n, -1)[:, : packed.k]
-    of = np.arange(packed.k) // packed.group
-    zero = 8.0 if packed.zeros is None else packed.zeros.cpu().numpy().astype(np.float64)[:, of]
-    made = int4.Int4(packed.words, rounded, packed.zeros, packed.k, packed.group)
-    return made, (flat - zero) * exact(rounded)[:, of]
+    nibble = 4 * (inside // 8) + 16 * (inside % 2)
+    codes = words[row // 16, chunk // 4, row % 16, chunk % 4, inside % 8 // 2] >> nibble.astype(np.uint32) & 15
+    beside = (row // 16, at // packed.group, row % 16)
+    zero = 8.0 if packed.zeros is None else packed.zeros.cpu().numpy().astype(np.float64)[beside]
+    return rounded, (codes.astype(np.float64) - zero) * exact(rounded.scales)[beside]
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "group", "zeros", "dtype", "cut"),
     [
         (1, 40, 512, 32, False, torch.bfloat16, Cut(2, 2, 1)),
-        (1, 40, 512, 32, False, torch.bfloat16, Cut(2, 2, 1, most=0, depth=128)),  # rows in pieces
+        (1, 40, 512, 32, False, torch.bfloat16, Cut(2, 2, 1, steps=2)),  # a tile in pieces
         (2, 16, 504, 32, True, torch.bfloat16, Cut(2, 1, 1)),  # a chunk that is not whole
-        (3, 24, 1024, 64, False, torch.float16, Cut(1, 3, 1, most=0, depth=256)),
+        (3, 24, 1152, 64, False, torch.float16, Cut(1, 3, 1, steps=2)),  # a piece that is not whole
         (5, 20, 512, 32, True, torch.bfloat16, Cut(2, 2, 1)),
         (1, 48, 1000, 128, True, torch.float16, Cut(2, 2, 1)),  # a step that is not whole
-        (1, 36, 4096, 128, True, torch.float16, Cut(2, 2, 1, most=0, depth=1024)),
-        (8, 20, 3072, 128, False, torch.bfloat16, Cut(2, 2, 1, most=0, depth=512)),
+        (1, 36, 4096, 128, True, torch.float16, Cut(2, 2, 1, steps=8)),
+        (8, 20, 1024, 512, False, torch.bfloat16, Cut(2, 2, 1, steps=2)),  # a group that goes on
         (2, 40, 1024, 128, False, torch.bfloat16, Cut(8, 2, 1)),  # tokens in registers
+        (1, 16, 384, 96, False, torch.bfloat16, Cut(2, 2, 1)),  # groups and steps end at different places
     ],
 )
 def test_is_the_product(
@@ -88,23 +88,45 @@ def test_what_it_declines() -> None:
     assert not few_tokens.suits(x, packed, Around(bias=random(1, 16)))  # of another type
 
 
+def test_tokens_of_all_sizes(twin: list[Twin]) -> None:
+    """Chunks of very small and of very large elements, beside each other and beside zeros, lose nothing."""
+    dtype = torch.bfloat16
+    packed, weights = halves(int4_weights(5, 16, 512, 32, False)[0], dtype)
+    x = random(7, 16, 512, dtype=dtype)
+    sizes = torch.logspace(-30, 30, 16, dtype=torch.float32).to(DEVICE)
+    for token in range(16):  # each has one chunk
+        x[token] = torch.where(torch.arange(512, device=DEVICE) // 32 == token, x[token] * sizes[token], 0.0).to(dtype)
+    x[3, 100] = 0.0
+    for eight in (x[:8], x[8:]):
+        wanted = exact(eight) @ weights.T
+        found = few_tokens.coded(eight, packed, poisoned(8, 16), Around(), Cut(2, 2, 1))
+        assert (np.abs(exact(found) - wanted).max(1) < 2e-4 * np.abs(wanted).max(1)).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_does_not_vanish(bad: float, twin: list[Twin]) -> None:
+    packed, _ = halves(int4_weights(1, 16, 256, 32, False)[0], torch.bfloat16)
+    x = random(1, 1, 256, dtype=torch.bfloat16)
+    x[0, 70] = bad
+    found = few_tokens.coded(x, packed, poisoned(1, 16), Around(), Cut(2, 2, 1))
+    assert not np.isfinite(exact(found)).any()
+
+
 def test_compiles_for_a_gpu() -> None:
     try:
         native._nvrtc()
     except OSError as error:
         pytest.skip(str(error))
     usual = {"HALF": 0, "FLOAT_OUT": 0, "GATED": 0, "ACTIVATION": 0, "WARPS": 8, "RESIDENT": 1, "PDL": 1}
-    usual |= {"STAGES": 5, "DEPTH": 1024, "TOGETHER": 1}
-    coded = {"FLOAT_SCALES": 0, "HAS_ZEROS": 0, "OF_GROUP": 1, "GROUPS": 64, "TOKENS": 2, "HELD": 1}
+    usual |= {"STAGES": 5, "STEPS": 16, "ROW_STEPS": 16, "PIECES": 1, "FLOAT_SCALES": 0, "HAS_ZEROS": 0}
+    usual |= {"OF_GROUP": 1, "GROUPS": 64, "TOKENS": 1, "HELD": 1}
     kinds = (
-        ("few_tokens_int4", coded),
-        (
-            "few_tokens_int4",
-            {**coded, "HALF": 1, "FLOAT_SCALES": 1, "HAS_ZEROS": 1, "TOKENS": 8, "HELD": 0, "TOGETHER": 0},
-        ),
-        ("few_tokens_int4", {**coded, "OF_GROUP": 4, "GROUPS": 16, "TOKENS": 1, "GATED": 1, "ACTIVATION": 1}),
+        {},
+        {"HALF": 1, "FLOAT_SCALES": 1, "HAS_ZEROS": 1, "TOKENS": 8, "HELD": 0, "ROW_STEPS": 40, "PIECES": 3},
+        {"OF_GROUP": 4, "GROUPS": 16, "GATED": 1, "ACTIVATION": 1},
     )
-    for name, other in kinds:
+    for other in kinds:
         defines = native.named({**usual, **other})
         options = ("--gpu-architecture=sm_90", "--std=c++17", *(f"-D{key}={value}" for key, value in defines))
+        name = "few_tokens_int4"
         assert native.compiled(native.source(name), name, options)[1:4] == b"ELF"

@@ -1,5 +1,5 @@
 // CUDA C on a processor: a block is as many threads as it has, one block after the other. Warps meet where an
-// instruction needs all their lanes, and the matrix unit is the table of its documentation (PTX, mma.m16n8k16).
+// instruction needs all their lanes, and the matrix unit is the table of its documentation (PTX, mma.m16n8k32).
 
 #include <cmath>
 #include <condition_variable>
@@ -55,7 +55,7 @@ class Meeting {
 struct Warp {
     Meeting all{32};
     Meeting halves[2] = {Meeting(16), Meeting(16)};
-    float values[32];
+    uint32_t values[32];
     uint32_t operands[32][6];
 };
 
@@ -78,23 +78,44 @@ inline void multiplying_meet() { block->some.wait(); }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <class T> inline T __ldg(const T* at) { return *at; }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
-inline float __shfl_xor_sync(unsigned mask, float x, int far) {
+template <class T> inline T __shfl_xor_sync(unsigned mask, T x, int far) {
+    static_assert(sizeof x == 4, "lanes exchange words");
     Warp& warp = my_warp();
     const int lane = threadIdx.x & 31;
     Meeting& who = mask == ~0u ? warp.all : warp.halves[lane >> 4];
-    warp.values[lane] = x;
+    std::memcpy(&warp.values[lane], &x, 4);
     who.wait();
-    const float y = warp.values[lane ^ far];
+    T y;
+    std::memcpy(&y, &warp.values[lane ^ far], 4);
     who.wait();
     return y;
 }
 
+inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+inline int __float2int_rn(float x) { return x != x ? 0 : (int)std::nearbyint(x); }
+
+#ifdef __aarch64__
+typedef __fp16 Half;  // the other name is not C++ there
+#else
+typedef _Float16 Half;
+#endif
+
 inline float float_of(uint16_t bits) {
 #if HALF
-    _Float16 h;
+    Half h;
     std::memcpy(&h, &bits, 2);
     return (float)h;
 #else
@@ -109,7 +130,7 @@ inline float to_float(unsigned short bits) { return float_of(bits); }
 
 inline unsigned short from_float(float x) {
 #if HALF
-    const _Float16 h = (_Float16)x;
+    const Half h = (Half)x;
     unsigned short bits;
     std::memcpy(&bits, &h, 2);
     return bits;
@@ -121,7 +142,8 @@ inline unsigned short from_float(float x) {
 #endif
 }
 
-inline void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+// Unsigned bytes on the left, signed ones on the right.
+inline void multiply(int (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     Warp& warp = my_warp();
     const int lane = threadIdx.x & 31;
     const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
@@ -129,11 +151,11 @@ inline void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uin
     warp.all.wait();
     for (int i = 0; i < 4; ++i) {
         const int row = (lane >> 2) + (i & 2 ? 8 : 0), column = 2 * (lane & 3) + (i & 1);
-        for (int k = 0; k < 16; ++k) {
-            const int quad = (k & 7) >> 1, half = 16 * (k & 1), upper = k >> 3;
+        for (int k = 0; k < 32; ++k) {
+            const int quad = (k & 15) >> 2, byte = 8 * (k & 3), upper = k >> 4;
             const uint32_t a = warp.operands[4 * (row & 7) + quad][(row >> 3) + 2 * upper];
             const uint32_t b = warp.operands[4 * column + quad][4 + upper];
-            sum[i] += float_of((uint16_t)(a >> half)) * float_of((uint16_t)(b >> half));
+            sum[i] += (int)(uint8_t)(a >> byte) * (int)(int8_t)(b >> byte);
         }
     }
     warp.all.wait();

@@ -165,9 +165,7 @@ class Shelf:
     def _codes(self, node: Node, env: Env) -> int4.Int4:
         if node in self._places:
             codes, mine = self._places[node]
-            whole = codes.weights
-            own = None if whole.zeros is None else whole.zeros[mine].contiguous()
-            return int4.Int4(whole.words[mine].contiguous(), whole.scales[mine].contiguous(), own, whole.k, whole.group)
+            return int4.chosen(codes.weights, mine)
         zeros = None if node.input(3) is None else _tensor(node, 3, env)
         k, n, group = (node.attrs[name] for name in ("K", "N", "block_size"))
         groups = -(-k // group)

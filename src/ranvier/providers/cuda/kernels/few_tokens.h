@@ -1,20 +1,18 @@
-// What products of a few tokens have in common (few_tokens_*.cu), all of them bound by reading weights.
+// How products of a few tokens go through a multiprocessor (few_tokens_int4.cu), all of them bound by reading weights.
 //
-// A block has a tile of 16 rows at a time and multiplies on the matrix unit (mma.m16n8k16, weights on the left): lane
-// (g, t) of a warp brings rows 2 g and 2 g + 1, which are rows g and g + 8 of the operand. Warps have roles, and none
-// waits for more than it needs:
-// - one brings: pieces of DEPTH bytes of the tile's rows go into a ring in shared memory by the copy engine, which holds
-//   no registers and no thread, as far ahead as there is room, and before the kernel waits for what the one before it
-//   computes: so memory is never idle, neither between tiles nor between launches. Every copy takes the engine about 70
-//   cycles however short it is, so rows that follow each other go together if there is room for all of them
-//   (TOGETHER: a piece is the whole tile);
+// A block has a tile of 16 rows at a time, whose weights are one piece of memory. Warps have roles, and none waits for more
+// than it needs:
+// - one brings: pieces of a tile go into a ring in shared memory by the copy engine, which holds no registers and no
+//   thread, as far ahead as there is room, and before the kernel waits for what the one before it computes: so memory is
+//   never idle, neither between tiles nor between launches. Every copy takes the engine about 70 cycles however short it
+//   is, so a piece is as few of them as can be;
 // - WARPS of them multiply, each some steps of every piece, tokens being in shared memory, normed and padded with zeros;
 // - one finishes: adds up what the others have of a tile, and all that rides along.
 // Blocks stay and take tile after tile.
 //
-// Given by the compiler: HALF (float16, else bfloat16), FLOAT_OUT, TOKENS (room for so many), GATED (rows of gate and up
-// in turn), ACTIVATION (0 none, 1 silu, 2 gelu, 3 gelu by tanh, 4 relu), WARPS, STAGES (pieces in the ring), DEPTH,
-// TOGETHER, RESIDENT (blocks on a multiprocessor), PDL.
+// Given by the compiler: HALF (float16, else bfloat16), FLOAT_OUT, TOKENS, GATED (rows of gate and up in turn), ACTIVATION
+// (0 none, 1 silu, 2 gelu, 3 gelu by tanh, 4 relu), WARPS, STAGES (pieces in the ring), PIECES (of a tile), RESIDENT
+// (blocks on a multiprocessor), PDL.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -73,18 +71,10 @@ __device__ __forceinline__ Eight eight_at(const u16* at) {
     return y;
 }
 
-#if HALF
-#define TYPES "f16.f16"
-#else
-#define TYPES "bf16.bf16"
-#endif
 #define MULTIPLYING (32 * WARPS)
 #define THREADS (MULTIPLYING + 64)
 #define ROWS 16
-#define ROW_ROOM (TOGETHER ? DEPTH : DEPTH + 32)  // of a row in the ring: apart, neighbours are in different banks
-
-// Warps have as many steps each: no question before every step, between which the compiler moves nothing.
-#define EVEN (TOGETHER && STEPS % WARPS == 0)
+#define BARRIER_BYTES ((8 * (2 * STAGES + 4) + 127) & ~127)
 
 #ifndef ON_HOST
 // Barriers on which a phase ends when so many threads have arrived and all bytes that were announced are there.
@@ -124,10 +114,11 @@ __device__ __forceinline__ void bring(void* to, const void* from, int bytes, u64
 
 __device__ __forceinline__ void multiplying_meet() { asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLYING) : "memory"); }
 
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPES ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+// Codes of weights on the left, bytes of tokens on the right, sums of 32 products on top of what there was.
+__device__ __forceinline__ void multiply(int (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
@@ -155,45 +146,28 @@ __device__ __forceinline__ float activated(float x) {
 #endif
 }
 
-// Over the warps that multiply.
-__device__ __forceinline__ float sum_of_all(float x, float* room) {
-    for (int far = 16; far; far >>= 1) x += __shfl_xor_sync(~0u, x, far);
-    multiplying_meet();
-    if ((threadIdx.x & 31) == 0) room[threadIdx.x >> 5] = x;
-    multiplying_meet();
-    x = 0.0f;
-    for (int w = 0; w < WARPS; ++w) x += room[w];
-    return x;
-}
-
-// One token, normed where there is a norm, ``padded`` elements: ``each`` gets eight of them at a time, and where they
-// stand; a warp has all or none of every 32. ``gains`` are the norm's first of this thread.
+// One token, ``padded`` elements, times the norm's gains where there is a norm: ``each`` gets eight of them at a time, and
+// where they stand; a warp has all or none of every 128. What the norm divides by is applied to results, so nobody waits
+// for it here: ``squares`` gets this warp's share of the sum. ``gains`` are the first of this thread.
 template <class Each>
-__device__ __forceinline__ void bring_token(const u16* given, const u16* norm, const Eight& gains, float eps, int k,
-                                            int padded, float* room, Each each) {
-    float factor = 1.0f;
-    if (norm) {
-        float squares = 0.0f;
-        for (int i = 8 * threadIdx.x; i < k; i += 8 * MULTIPLYING) {
-            const Eight y = eight_at(given + i);
-#pragma unroll
-            for (int e = 0; e < 8; ++e) squares += y.part[e] * y.part[e];
-        }
-        factor = rsqrtf(sum_of_all(squares, room) / k + eps);
-    }
+__device__ __forceinline__ void bring_token(const u16* given, const u16* norm, const Eight& gains, int k, int padded,
+                                            float* squares, Each each) {
+    float sum = 0.0f;
     for (int i = 8 * threadIdx.x; i < padded; i += 8 * MULTIPLYING) {
         Eight y = i < k ? eight_at(given + i) : Eight{};
         if (norm && i < k) {
             const Eight gain = i < 8 * MULTIPLYING ? gains : eight_at(norm + i);
 #pragma unroll
-            for (int e = 0; e < 8; ++e) y.part[e] = to_float(from_float(y.part[e] * factor * gain.part[e]));
+            for (int e = 0; e < 8; ++e) {
+                sum += y.part[e] * y.part[e];
+                y.part[e] *= gain.part[e];
+            }
         }
         each(i, y);
     }
-}
-
-__device__ __forceinline__ u32 pair_of(float low, float high) {
-    return (u32)from_float(low) | (u32)from_float(high) << 16;
+    if (!norm) return;
+    for (int far = 16; far; far >>= 1) sum += __shfl_xor_sync(~0u, sum, far);
+    if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum;
 }
 
 // Where results go, and what is added to them.
@@ -201,35 +175,68 @@ struct Around {
     const u16* bias;
     const u16* residual;
     Result* out;
-    int m, n;  // tokens, rows of the weights
+    int n;  // rows of the weights
     long long residual_step, out_step;
+    float normed, eps;  // one over the length of what is normed, or zero
 };
 
-// By one warp: a tile of which each of those that multiply has a part [TOKENS][ROWS] of the sums, all written when
-// ``there`` says so.
-__device__ __forceinline__ void finish_tile(const float* parts, u64* there, int parity, int tile, const Around& to) {
-    const int results = GATED ? ROWS / 2 : ROWS;
-    bool waited = false;
-    for (int i = threadIdx.x & 31; i < to.m * results; i += 32) {
-        const int token = i / results, of = i % results;
-        const int at = tile * results + of;
-        if (at >= (GATED ? to.n / 2 : to.n)) continue;
-        float bias = 0.0f, residual = 0.0f;
-        if (!GATED && to.bias) bias = to_float(to.bias[at]);
-        if (!GATED && to.residual) residual = to_float(to.residual[token * to.residual_step + at]);
-        if (!waited) wait(there, parity);
-        waited = true;
-        float y = 0.0f, gate = 0.0f;
+// By one warp: a tile of which each of those that multiply has a part [TOKENS][4][ROWS] of the sums, all written when
+// ``there`` says so. Half the lanes add up a half of what there is of a row each.
+class Finish {
+  public:
+    __device__ __forceinline__ Finish(const Around& to, const float* squares) : to_(to), squares_(squares) {}
+
+    __device__ __forceinline__ void operator()(const float* parts, u64* there, int parity, int tile) {
+        const int row = threadIdx.x & 15, half = (threadIdx.x >> 4) & 1;
+        const int at = GATED ? tile * (ROWS / 2) + row / 2 : tile * ROWS + row;
+        const bool mine = !half && (GATED ? !(row & 1) && at < to_.n / 2 : at < to_.n);
+        float bias = 0.0f, residual[TOKENS] = {};
+        if (!GATED && mine && to_.bias) bias = to_float(to_.bias[at]);
+        if (!GATED && mine && to_.residual)
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float* part = parts + (w * TOKENS + token) * ROWS;
-            if (GATED) gate += part[2 * of];
-            y += part[GATED ? 2 * of + 1 : of];
+            for (int i = 0; i < TOKENS; ++i) residual[i] = to_float(to_.residual[i * to_.residual_step + at]);
+        wait(there, parity);
+        if (!known_) factors();
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) {
+            float y = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const float* part = parts + (w * TOKENS + i) * (4 * ROWS) + half * ROWS + row;
+                y += part[0] + part[2 * ROWS];
+            }
+            y += __shfl_xor_sync(~0u, y, 16);
+            y *= factors_[i];
+            if (GATED) {
+                const float up = __shfl_xor_sync(~0u, y, 1);
+                y = up * activated(y);
+            } else {
+                y = activated(y + bias) + residual[i];
+            }
+            if (mine) to_.out[i * to_.out_step + at] = result_of(y);
         }
-        y = GATED ? y * activated(gate) : activated(y + bias) + residual;
-        to.out[token * to.out_step + at] = result_of(y);
     }
-}
+
+  private:
+    // What norms multiply with: all squares are there when any tile is.
+    __device__ __forceinline__ void factors() {
+        known_ = true;
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) {
+            factors_[i] = 1.0f;
+            if (!to_.normed) continue;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) sum += squares_[i * WARPS + w];
+            factors_[i] = rsqrtf(sum * to_.normed + to_.eps);
+        }
+    }
+
+    const Around to_;
+    const float* squares_;
+    float factors_[TOKENS];
+    bool known_ = false;
+};
 
 // Where things are in shared memory: barriers, then the ring, then what the kernels need, then parts of tiles.
 struct Ring {
@@ -240,18 +247,20 @@ struct Ring {
 
 __device__ __forceinline__ Ring ring_in(unsigned char* shared, int stage_bytes) {
     u64* barriers = (u64*)shared;
-    return {barriers, barriers + STAGES, barriers + 2 * STAGES, barriers + 2 * STAGES + 2, shared + 256, stage_bytes};
+    return {barriers, barriers + STAGES, barriers + 2 * STAGES, barriers + 2 * STAGES + 2,
+            shared + BARRIER_BYTES, stage_bytes};
 }
 
-// What all warps do. ``pieces`` of every tile go through the ring; ``copy(stage, tile, piece, full)`` is for all lanes of
-// the warp that brings, and announces its bytes; ``ready()`` runs before inputs are there and ``begin()`` as soon as they
-// are, ``take(stage, piece)`` multiplies this warp's share, ``give(to)`` writes its part [TOKENS][ROWS] of a complete tile
-// and starts from zero. ``parts`` are [2][WARPS][TOKENS][ROWS], of a tile and of the next.
-template <class Copy, class Ready, class Begin, class Take, class Give>
-__device__ __forceinline__ void walk(const Ring& ring, int pieces, float* parts, const Around& to, Copy copy, Ready ready,
-                                     Begin begin, Take take, Give give) {
+// What all warps do. PIECES of every tile go through the ring; ``copy(stage, tile, piece, full)`` is for one lane of the
+// warp that brings, and announces its bytes; ``ready()`` runs before inputs are there and ``begin()`` as soon as they
+// are; ``load(stage)`` reads this warp's share of a piece, while the one before is multiplied, ``take(loaded, piece)``
+// multiplies it, ``give(to)`` writes its part [TOKENS][4][ROWS] of a complete tile and starts from zero. ``parts`` are
+// [2][WARPS][TOKENS][4][ROWS], of a tile and of the next; ``squares`` [TOKENS][WARPS] what a norm adds up.
+template <class Copy, class Ready, class Begin, class Load, class Take, class Give>
+__device__ __forceinline__ void walk(const Ring& ring, float* parts, const float* squares, const Around& to, Copy copy,
+                                     Ready ready, Begin begin, Load load, Take take, Give give) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int tiles = (to.n + ROWS - 1) / ROWS;
+    const int tiles = (to.n + ROWS - 1) / ROWS, of_warp = TOKENS * 4 * ROWS;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_begin(ring.full + s, 1);
@@ -273,9 +282,9 @@ __device__ __forceinline__ void walk(const Ring& ring, int pieces, float* parts,
     };
     if (warp == WARPS) {
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            for (int piece = 0; piece < pieces; ++piece, next()) {
+            for (int piece = 0; piece < PIECES; ++piece, next()) {
                 wait(ring.empty + stage, parity ^ 1);
-                copy(ring.stages + stage * ring.stage_bytes, tile, piece, ring.full + stage);
+                if (lane == 0) copy(ring.stages + stage * ring.stage_bytes, tile, piece, ring.full + stage);
             }
         }
         let_next_start();  // its weights come behind these, not among them
@@ -287,27 +296,37 @@ __device__ __forceinline__ void walk(const Ring& ring, int pieces, float* parts,
         turn ^= 1;
     };
     if (warp > WARPS) {
+        Finish finish(to, squares);
         wait_for_inputs();
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, next_part()) {
-            finish_tile(parts + turn * (WARPS * TOKENS * ROWS), ring.whole + turn, half, tile, to);
+            finish(parts + turn * (WARPS * of_warp), ring.whole + turn, half, tile);
             __syncwarp();
             if (lane == 0) arrive(ring.taken + turn);
         }
         return;
     }
+    auto loaded = [&] {
+        wait(ring.full + stage, parity);
+        auto found = load(ring.stages + stage * ring.stage_bytes);
+        __syncwarp();
+        if (lane == 0) arrive(ring.empty + stage);
+        next();
+        return found;
+    };
     ready();
     wait_for_inputs();
     begin();
     multiplying_meet();
+    auto piece_there = loaded();
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, next_part()) {
-        for (int piece = 0; piece < pieces; ++piece, next()) {
-            wait(ring.full + stage, parity);
-            take(ring.stages + stage * ring.stage_bytes, piece);
-            __syncwarp();
-            if (lane == 0) arrive(ring.empty + stage);
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            const auto now = piece_there;
+            if (piece + 1 < PIECES || tile + (int)gridDim.x < tiles) piece_there = loaded();
+            take(now, piece);
         }
         wait(ring.taken + turn, half ^ 1);
-        give(parts + (turn * WARPS + warp) * (TOKENS * ROWS));
+        give(parts + (turn * WARPS + warp) * of_warp);
         __syncwarp();
         if (lane == 0) arrive(ring.whole + turn);
     }

@@ -30,6 +30,29 @@ MOST_TOGETHER = 4  # tokens that share what was unpacked
 
 
 @kernel
+def _row_at(row: tl.tensor, steps: tl.tensor) -> tl.tensor:
+    """Where the words of a row begin, in tiles of 16 rows of which every step has 256."""
+    return (row // 16).to(tl.int64) * (steps * 256) + row % 16 * 16
+
+
+@kernel
+def _chunk_at(chunk: tl.tensor) -> tl.tensor:
+    """How far from there a chunk is."""
+    return chunk // 4 * 256 + chunk % 4 * 4
+
+
+@kernel
+def _word_at(word: tl.tensor) -> tl.tensor:
+    return word // 16 * 256 + word % 16
+
+
+@kernel
+def _beside_at(row: tl.tensor, groups: tl.tensor) -> tl.tensor:
+    """Where scales of a row begin; those of its next group are 16 further."""
+    return row // 16 * (groups * 16) + row % 16
+
+
+@kernel
 def _gemv(
     x: tl.tensor,
     words: tl.tensor,
@@ -43,6 +66,7 @@ def _gemv(
     n: tl.tensor,
     k: tl.tensor,
     chunks: tl.tensor,
+    steps: tl.tensor,
     groups: tl.tensor,
     x_step: tl.tensor,
     residual_step: tl.tensor,
@@ -62,15 +86,15 @@ def _gemv(
     read = tl.minimum(row, n - 1)  # rows past the end are read as the last one, so loads need no mask
     chunk = tl.arange(0, CHUNKS)
     four = tl.arange(0, 4)[None, None, :]
-    from_words = words + read.to(tl.int64)[:, None, None] * (chunks * 4) + chunk[None, :, None] * 4 + four
-    from_scales = (read * groups)[:, None]
+    from_words = words + _row_at(read, steps)[:, None, None] + _chunk_at(chunk)[None, :, None] + four
+    from_scales = _beside_at(read, groups)[:, None]
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     from_x = x + tl.minimum(token, m - 1).to(tl.int64)[:, None, None, None] * x_step
     eight = tl.arange(0, 8)[None, None, None, :]
     let_next_start(PDL)
     there = chunk[None, :] < chunks
     word = tl.load(from_words, mask=there[:, :, None], other=0, eviction_policy="evict_first")
-    scale = tl.load(scales + from_scales + (chunk // OF_GROUP)[None, :], mask=there, other=0.0)
+    scale = tl.load(scales + from_scales + (chunk // OF_GROUP)[None, :] * 16, mask=there, other=0.0)
     wait_for_inputs(PDL)
     total = tl.zeros((TOKENS, ROWS, CHUNKS), tl.float32)
     squares = tl.zeros((TOKENS, 1, CHUNKS, 8), tl.float32)
@@ -80,9 +104,9 @@ def _gemv(
             ahead = place + CHUNKS
             more = ahead < chunks
             next_word = tl.load(
-                from_words + (first + CHUNKS) * 4, mask=more[:, :, None], other=0, eviction_policy="evict_first"
+                from_words + (first + CHUNKS) * 64, mask=more[:, :, None], other=0, eviction_policy="evict_first"
             )
-            next_scale = tl.load(scales + from_scales + ahead // OF_GROUP, mask=more, other=0.0)
+            next_scale = tl.load(scales + from_scales + ahead // OF_GROUP * 16, mask=more, other=0.0)
         piece = tl.zeros((TOKENS, ROWS, CHUNKS, 4), tl.float32)
         excess = tl.zeros((TOKENS, 1, CHUNKS, 4), tl.float32)
         plain = tl.zeros((TOKENS, 1, CHUNKS, 4), tl.float32)
@@ -112,7 +136,7 @@ def _gemv(
             piece += (both << 16).to(tl.float32, bitcast=True)[None] * low
             piece += both.to(tl.float32, bitcast=True)[None] * high
         if zeros is not None:
-            zero = tl.load(zeros + from_scales + place // OF_GROUP, mask=place < chunks, other=0).to(tl.float32)
+            zero = tl.load(zeros + from_scales + place // OF_GROUP * 16, mask=place < chunks, other=0).to(tl.float32)
             beside = tl.sum(excess, axis=3) + zero[None] * tl.sum(plain, axis=3)
         else:
             beside = tl.sum(excess, axis=3)
@@ -163,14 +187,14 @@ def _gemm(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     width = tl.cdiv(k, 32) * 4
     at = tl.arange(0, WORDS)
-    from_words = words + row.to(tl.int64)[:, None] * width
+    from_words = words + _row_at(row, tl.cdiv(k, 128))[:, None]
     from_x = x + token.to(tl.int64)[None, :] * x_step
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, width, WORDS):
         word_at = first + at
         mask = (row[:, None] < n) & (word_at[None, :] < width)
-        word = tl.load(from_words + word_at[None, :], mask=mask, other=0)
-        place = row[:, None] * groups + (word_at[None, :] // 4) * 32 // GROUP
+        word = tl.load(from_words + _word_at(word_at)[None, :], mask=mask, other=0)
+        place = _beside_at(row, groups)[:, None] + (word_at[None, :] // 4) * 32 // GROUP * 16
         scale = tl.load(scales + place, mask=mask, other=0.0).to(tl.float32)
         if zeros is not None:
             zero = tl.load(zeros + place, mask=mask, other=0).to(tl.float32)
@@ -200,12 +224,12 @@ def _unpack(
     WORDS: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0)
     width = tl.cdiv(k, 32) * 4
     at = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     mask = at < width
-    word = tl.load(words + row * width + at, mask=mask, other=0)
-    place = row * groups + (at // 4) * 32 // GROUP
+    word = tl.load(words + _row_at(row, tl.cdiv(k, 128)) + _word_at(at), mask=mask, other=0)
+    place = _beside_at(row, groups) + (at // 4) * 32 // GROUP * 16
     scale = tl.load(scales + place, mask=mask, other=0.0).to(tl.float32)
     if zeros is not None:
         zero = tl.load(zeros + place, mask=mask, other=0).to(tl.float32)
@@ -214,7 +238,7 @@ def _unpack(
     for i in tl.static_range(8):
         here = (at // 4) * 32 + 8 * (i % 4) + 2 * (at % 4) + i // 4
         weight = (((word >> (4 * i)) & 15).to(tl.float32) - zero) * scale
-        tl.store(out + row * out_step + here, weight.to(out.dtype.element_ty), mask=here < k)
+        tl.store(out + row.to(tl.int64) * out_step + here, weight.to(out.dtype.element_ty), mask=here < k)
 
 
 def gemv(
@@ -236,7 +260,7 @@ def gemv(
     ``gated`` weights are ``int4.interleaved``: out [M, N / 2] is ``activation(gate) * up``.
     """
     m, k = x.shape
-    chunks = weights.words.shape[1]
+    chunks = blocks(k, CHUNK)
     at_once = max(1, min(tile.depth, power_of_two(k)) // CHUNK)
     tokens = min(MOST_TOGETHER, power_of_two(m))
     _gemv[(blocks(m, tokens), blocks(weights.n, tile.rows))](
@@ -252,7 +276,8 @@ def gemv(
         weights.n,
         k,
         chunks,
-        weights.scales.shape[1],
+        weights.steps,
+        weights.groups,
         x.stride(0),
         0 if residual is None else residual.stride(0),
         out.stride(0),
@@ -293,7 +318,7 @@ def gemm(
         m,
         weights.n,
         k,
-        weights.scales.shape[1],
+        weights.groups,
         x.stride(0),
         out.stride(0),
         ROWS=tile.rows,
@@ -309,7 +334,7 @@ def gemm(
 
 def unpack(weights: Int4, out: torch.Tensor) -> torch.Tensor:
     """The weights as floats, [N, K]."""
-    width = weights.words.shape[1] * 4
+    width = blocks(weights.k, CHUNK) * 4
     step = min(512, power_of_two(width))
     _unpack[(weights.n, blocks(width, step))](
         weights.words,
@@ -317,7 +342,7 @@ def unpack(weights: Int4, out: torch.Tensor) -> torch.Tensor:
         weights.zeros,
         out,
         weights.k,
-        weights.scales.shape[1],
+        weights.groups,
         out.stride(0),
         WORDS=step,
         GROUP=weights.group,
