@@ -251,6 +251,13 @@ SIZES: list[Case] = [
         "Range: .* has no end",
     ),
     (
+        "float a, float b, float c",
+        "Range (a, b, c)",
+        {"a": scalar(0, np.float32), "b": scalar(np.inf, np.float32), "c": scalar(1, np.float32)},
+        InvalidValue,
+        "Range: .* has no end",
+    ),
+    (
         "int64 a, int64 b, int64 c",
         "Range (a, b, c)",
         {"a": scalar(0), "b": scalar(5), "c": scalar(0)},

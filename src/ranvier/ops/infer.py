@@ -170,8 +170,8 @@ class TypeInference:
         quick = quick_answer(node, operands, self.values)
         if quick is not None:
             return quick
-        check_question(node, operands)
         known = contents(node, self.values)
+        check_question(node, operands, known)
         asked = question(node, operands, known)
         answer = None if asked is None else _MEMO.find(asked)
         if answer is None:

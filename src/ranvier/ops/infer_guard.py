@@ -1,13 +1,18 @@
 """Questions that the standard's type inference must not be asked.
 
 It is native code that trusts its caller: for the operators below, a wrong attribute makes it read outside its memory
-or never come back, and with it the process that loads the model. Each check refuses only what no run could compute.
+or never come back, and with it the process that loads the model; or its answer is what the processor at hand makes of a
+number that no integer holds. Each check refuses only what no run could compute.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Node
@@ -18,11 +23,16 @@ _TERM = r"[A-Za-z ]*(\.{3}[A-Za-z ]*)?"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 
 
-def check_question(node: Node, operands: Sequence[Type | None]) -> None:
-    """Raise InvalidValue where the standard's inference could not be trusted with this node."""
+def check_question(
+    node: Node, operands: Sequence[Type | None], known: Mapping[int, np.ndarray[Any, Any]] | None = None
+) -> None:
+    """Raise InvalidValue where the standard's inference could not be trusted with this node. ``known`` are contents of
+    its operands."""
     guard = _GUARDS.get(node.op) if node.domain == "" else None
     if guard is not None:
         guard(node, operands)
+    if node.op == "Range" and node.domain == "" and known:
+        _range(known)
 
 
 def _einsum(node: Node, operands: Sequence[Type | None]) -> None:
@@ -48,6 +58,14 @@ def _layer_normalization(node: Node, operands: Sequence[Type | None]) -> None:
     rank = operands[0].rank if operands and isinstance(operands[0], TensorType) else None
     if rank is not None and not -rank <= axis < rank:
         raise InvalidValue(f"{node.op}: axis {axis} is out of range for rank {rank}", op=node.op)
+
+
+def _range(known: Mapping[int, np.ndarray[Any, Any]]) -> None:
+    start, limit, delta = (float(known[k].reshape(-1)[0]) if k in known and known[k].size else None for k in range(3))
+    if delta == 0:
+        raise InvalidValue("Range: delta must not be 0", op="Range")
+    if start is not None and limit is not None and delta is not None and not math.isfinite((limit - start) / delta):
+        raise InvalidValue(f"Range: {start} to {limit} by {delta} has no end", op="Range")
 
 
 def _split(node: Node, operands: Sequence[Type | None]) -> None:
