@@ -207,7 +207,8 @@ def test_a_trace_shows_the_kernels_inside_a_part(tmp_path: Path) -> None:
     shown = [e for e in trace if e["ph"] == "X"]
     whole = [e for e in shown if e["cat"] in ("run", "3 nodes")]
     kernels = [e for e in shown if e not in whole]
-    assert len(whole) == 2 and sorted(e["args"]["op"] for e in kernels) == ["MatMul + Relu", "Neg"]
+    # some instruction sets have a kernel more for a product of three columns, which copies those apart
+    assert len(whole) == 2 and {e["args"]["op"] for e in kernels} == {"MatMul + Relu", "Neg"}
     outer = min(whole, key=lambda e: e["dur"])
     for kernel in kernels:
         assert kernel["args"]["kernel"] and kernel["args"]["provider"] == "cpu" and kernel["args"]["threads"] >= 1
