@@ -202,6 +202,8 @@ DEPTHWISE = [
     Case((1, 3, 2, 2), 3, (3, 3), pads=(1, 1, 1, 1), group=3),
     Case((1, 9, 6, 6), 27, (3, 3), pads=(1, 1, 1, 1), group=9),
     Case((1, 5, 4, 30), 5, (1, 15), pads=(0, 7, 0, 7), group=5),
+    Case((2, 21, 30, 1), 21, (20, 1), pads=(10, 0, 9, 0), group=21),  # a signal along the height
+    Case((1, 12, 31, 1), 24, (3, 1), strides=(2, 1), dilations=(2, 1), pads=(1, 0, 2, 0), group=12),
     Case((1, 37, 4, 200), 37, (3, 3), pads=(1, 1, 1, 1), group=37),  # rows of which a line of channels fills a cache
 ]
 THIN = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ def depthwise(
 ) -> list[Launch]:
     require_channels_last(x, "the input")
     require_channels_last(out, "the output")
+    if _is_column(shape):
+        turned = None if numbering is None else Numbering(numbering.d, numbering.w, numbering.h, numbering.first)
+        return depthwise(_lying(x), packed, _lying(out), _as_row(shape), isa, epilogue, threads, turned)
     tail = Tail.of(epilogue, packed.dtype)
     item = x.dtype.numpy.itemsize
     lanes = isa.lanes(packed.dtype.numpy.itemsize)
@@ -105,6 +109,23 @@ def depthwise(
             label="depthwise",
         )
     ]
+
+
+def _is_column(shape: ConvShape) -> bool:
+    """A signal that lies along the height: as a row, several of its pixels are computed at once."""
+    return shape.size[2] == shape.kernel[2] == shape.out[2] == 1 and shape.begin[2] == 0 and shape.out[1] > 1
+
+
+def _as_row(shape: ConvShape) -> ConvShape:
+    names = ("size", "out", "kernel", "strides", "dilations", "begin")
+    triples = {name: getattr(shape, name) for name in names}
+    return replace(shape, **{name: (d, w, h) for name, (d, h, w) in triples.items()})
+
+
+def _lying(view: View) -> View:
+    """Height and width in each other's place."""
+    shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (view.shape, view.strides))
+    return replace(view, shape=shape, strides=strides)
 
 
 def _pair_group(width: int, taps: int) -> int:
