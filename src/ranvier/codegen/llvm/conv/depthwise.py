@@ -12,7 +12,15 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise, Structure
 from ranvier.codegen.llvm.conv.depthwise_flat import HELD_TAPS, LINE, MOST_TAPS, FlatDepthwise, takes_turns
 from ranvier.codegen.llvm.conv.epilogues import Tail
-from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, packed_constant, require_channels_last
+from ranvier.codegen.llvm.conv.shape import (
+    ConvShape,
+    Numbering,
+    Packed,
+    Pixels,
+    Triple,
+    packed_constant,
+    require_channels_last,
+)
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -117,9 +125,18 @@ def _is_column(shape: ConvShape) -> bool:
 
 
 def _as_row(shape: ConvShape) -> ConvShape:
-    names = ("size", "out", "kernel", "strides", "dilations", "begin")
-    triples = {name: getattr(shape, name) for name in names}
-    return replace(shape, **{name: (d, w, h) for name, (d, h, w) in triples.items()})
+    def turned(t: Triple) -> Triple:
+        return t[0], t[2], t[1]
+
+    return replace(
+        shape,
+        size=turned(shape.size),
+        out=turned(shape.out),
+        kernel=turned(shape.kernel),
+        strides=turned(shape.strides),
+        dilations=turned(shape.dilations),
+        begin=turned(shape.begin),
+    )
 
 
 def _lying(view: View) -> View:
