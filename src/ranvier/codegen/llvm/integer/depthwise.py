@@ -1,10 +1,11 @@
 """Depthwise convolutions of 8-bit codes: a vector of channels at a time, int32 sums.
 
 Filters are stored less their zero points. Where that leaves 8 bits, and the processor multiplies four bytes of a lane
-at once, codes of up to four rows of a window are brought together, channel by channel, by one permutation: a column of
-a window is then one instruction instead of four. Elsewhere filters are one 16-bit number per 32-bit lane, so that a
-widened code times a filter is one instruction. Where a window leaves the image the zero point of ``x`` is multiplied
-instead: sums are those of all taps everywhere, and what the zero point adds is the same for all pixels of a channel.
+at once, codes of up to four rows of a window are brought together, channel by channel, by one permutation, or for four
+vectors at once by eight that interleave: a column of a window is then one instruction instead of four. Elsewhere
+filters are one 16-bit number per 32-bit lane, so that a widened code times a filter is one instruction. Where a window
+leaves the image the zero point of ``x`` is multiplied instead: sums are those of all taps everywhere, and what the zero
+point adds is the same for all pixels of a channel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import grain
-from ranvier.codegen.llvm.integer.dots import multiply_add, multiply_words
+from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, dot_of, multiply_add, multiply_words
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -33,6 +34,7 @@ _NAMES = (
 _UNROLLED = 25  # taps of a kernel at most for which code is unrolled; of more than 9 some filters are read again
 _TOGETHER = 4  # pixels that share a load of the filter
 _ROWS = 4  # of a window that are multiplied at once, as bytes
+_CHANNELS = 16  # whose bytes are brought together at a time
 _SUMS_BYTES = 16 << 10
 _GOPS = 40.0
 
@@ -40,11 +42,10 @@ _GOPS = 40.0
 def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage:
     """Filters [channels, 1, *kernel] less their zero points: words, as [tap][channel] of 32-bit lanes, or bytes.
 
-    Bytes stand as [rows of four][column][channel][row], then for each channel what codes that are moved up to unsigned
-    ones add too much, then the order that brings rows together.
+    Bytes stand as [rows of four][column][channel][row], then for each channel what codes that are moved to the sign
+    that is multiplied add too much, then the order that brings rows together.
     """
-    lanes = isa.lanes(4)
-    room = -(-shape.cout // lanes) * lanes
+    lanes, room = isa.lanes(4), _room(isa, shape)
     centred = w.astype(np.int32).reshape(shape.cout, shape.taps) - zero.astype(np.int32).reshape(-1, 1)
     if not _fits_bytes(centred, isa, shape):
         packed = aligned_empty((shape.taps, room), np.dtype(np.int32))
@@ -58,17 +59,25 @@ def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage
     coded = aligned_empty((groups * width + 2, room * 4), np.dtype(np.int8))
     coded[:-2] = taps.reshape(groups, _ROWS, width, room).transpose(0, 2, 3, 1).reshape(groups * width, -1)
     coded[-2:] = 0
-    coded[-2].view(np.int32)[: shape.cout] = -128 * centred.sum(axis=1)
+    coded[-2].view(np.int32)[: shape.cout] = -dot_of(isa).moves * centred.sum(axis=1)
     coded[-1, : _ROWS * lanes] = np.arange(_ROWS * lanes).reshape(_ROWS, lanes).T.reshape(-1)
     return Storage.constant(coded)
 
 
 def _fits_bytes(centred: Array, isa: Isa, shape: ConvShape) -> bool:
     """Whether filters are bytes, of windows that code is unrolled for, and there is a whole vector of channels."""
-    wide = isa.vector_bytes == 64 and isa.has("avx512vnni") and isa.has("avx512vbmi")
-    if not wide or _structure(shape) is None or shape.cout < isa.lanes(4) or shape.kernel[1] < 2:
+    permutes = isa.vector_bytes == 64 and isa.has("avx512vnni") and isa.has("avx512vbmi")
+    if not permutes and dot_of(isa) is not SIGNED:
+        return False
+    if _structure(shape) is None or shape.cout < _CHANNELS or shape.kernel[1] < 2:
         return False
     return bool(centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127)
+
+
+def _room(isa: Isa, shape: ConvShape) -> int:
+    """Channels that filters and sums have room for."""
+    lanes = max(isa.lanes(4), _CHANNELS) if dot_of(isa) is SIGNED else isa.lanes(4)
+    return -(-shape.cout // lanes) * lanes
 
 
 def integer_depthwise(
@@ -85,8 +94,7 @@ def integer_depthwise(
     """``out = epilogue(sums)`` of codes as they are times centred filters; layouts as for ``integer_conv``."""
     if shape.is_empty:
         return []
-    lanes = isa.lanes(4)
-    room = -(-shape.cout // lanes) * lanes
+    room = _room(isa, shape)
     place, target = Pixels.of(x), Pixels.of(out)
     width, kernel, step = shape.out[2], shape.kernel[2], shape.strides[2]
     # output columns whose windows lie wholly inside the image along the width
@@ -154,7 +162,8 @@ class _Kernel:
     def __init__(self, frame: Frame, dtype: DType, structure: Structure | None, in_bytes: bool) -> None:
         self.structure, self.in_bytes = structure, in_bytes
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.signed = dtype is DType.int8
+        self.signed, self.turns = dtype is DType.int8, dot_of(self.isa).turns(dtype)
+        self.lanes = max(self.isa.lanes(4), _CHANNELS) if in_bytes else self.isa.lanes(4)  # channels at a time
         self.filters = frame.buf(_W)
         self.code = self.f.load("i8", frame.buf(_ZERO))
         self.zero = self.widened(self.code)
@@ -165,7 +174,7 @@ class _Kernel:
         return self.f.cast(codes, "i32", signed=self.signed)
 
     def emit(self) -> None:
-        f, at, lanes = self.f, self.at, self.isa.lanes(4)
+        f, at, lanes = self.f, self.at, self.lanes
         with f.loop(0, at["room"], lanes) as c:
             f.store(f.splat(self.code, lanes), f.gep(self.nothing, c))
         with f.loop(f.args["begin"], f.args["end"]) as tile:
@@ -185,7 +194,7 @@ class _Kernel:
 
     def channels(self, start: Val, stop: Val) -> None:
         """All channels of a run of pixels, sums to scratch."""
-        f, at, lanes = self.f, self.at, self.isa.lanes(4)
+        f, at, lanes = self.f, self.at, self.lanes
         with f.if_else(f.cmp("sge", at["channels"], lanes)) as few:
             with f.loop(0, at["channels"], lanes) as c:
                 # the last vector ends with the last channel, and does some of them again
@@ -209,33 +218,37 @@ class _Kernel:
         """Filters stay in registers, and pixels whose windows lie inside along the width share their codes."""
         f, at, (height, width, stride) = self.f, self.at, structure
         nothing = f.gep(self.nothing, c)
-        kind = vector("i32", lanes)
+        size = self.isa.lanes(4)
+        kind, parts = vector("i32", size), range(lanes // size)
         rows: list[tuple[Val, Val]] = []
         for i in range(height):
             y = self.y0 + i
             exists = f.cmp("ult", y, at["h"])
             line = f.gep(self.x, y * at["xh"] + c)
             rows.append((f.select(exists, line, nothing), f.select(exists, at["xw"], f.i64(0))))
-        size = _ROWS if self.in_bytes else 1
-        groups = [rows[i : i + size] for i in range(0, height, size)]
+        together = _ROWS if self.in_bytes else 1
+        groups = [rows[i : i + together] for i in range(0, height, together)]
 
-        def numbers(row: int) -> Val:
-            return f.load(kind, f.gep(self.filters, at["room"] * row + c, "i32"))
+        def numbers(row: int) -> list[Val]:
+            first = f.gep(self.filters, at["room"] * row + c, "i32")
+            return [f.load(kind, f.gep(first, part * size, "i32")) for part in parts]
 
         filters = [[numbers(i * width + j) for j in range(width)] for i in range(len(groups))]
-        start_sum = f.const(kind, 0)
+        start_sums = [f.const(kind, 0) for _ in parts]
         if self.in_bytes:
             end = len(groups) * width
-            start_sum = numbers(end) if self.signed else start_sum
+            start_sums = numbers(end) if self.turns else start_sums
+        if self.in_bytes and len(parts) == 1:
             order = f.gep(self.filters, at["room"] * (end + 1), "i32")
             self.order = f.load(vector("i8", _ROWS * lanes), order)
+        multiply = multiply_add if self.in_bytes else multiply_words
 
         def pixels(ow: Val, count: int, *, border: bool = False) -> None:
-            acc = [start_sum for _ in range(count)]
+            acc = [list(start_sums) for _ in range(count)]
             x0 = ow * stride - at["pw"]
             for group, taps in zip(groups, filters):
                 here = [(f.gep(line, x0 * step), step) for line, step in group]
-                codes: dict[int, Val] = {}
+                codes: dict[int, list[Val]] = {}
                 for p in range(count):
                     for j, tap in enumerate(taps):
                         k = p * stride + j
@@ -245,9 +258,12 @@ class _Kernel:
                                 inside = f.cmp("ult", x0 + k, at["w"])
                                 places = [f.select(inside, place, nothing) for place in places]
                             codes[k] = self.column(places, lanes)
-                        acc[p] = (multiply_add if self.in_bytes else multiply_words)(f, self.isa, acc[p], codes[k], tap)
-            for p, total in enumerate(acc):
-                f.store(total, f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32"))
+                        for part in parts:
+                            acc[p][part] = multiply(f, self.isa, acc[p][part], codes[k][part], tap[part])
+            for p, totals in enumerate(acc):
+                first = f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32")
+                for part, total in enumerate(totals):
+                    f.store(total, f.gep(first, part * size, "i32") if part else first)
 
         with f.if_else(f.cmp("sge", stop - start, _TOGETHER)) as few:
             # runs at the borders end with the last pixel at the latest, and may do some pixels again
@@ -287,12 +303,14 @@ class _Kernel:
                     weights.set(f.gep(weights.get(), at["room"], "i32"))
         f.store(total.get(), f.gep(f.args["scratch"], (ow - start) * at["room"] + c, "i32"))
 
-    def column(self, places: list[Val], lanes: int) -> Val:
+    def column(self, places: list[Val], lanes: int) -> list[Val]:
         """Codes of a column of a window for its products: a widened one, or the bytes of up to four rows."""
         if not self.in_bytes:
-            return self.load(places[0], lanes)
+            return [self.load(places[0], lanes)]
         f = self.f
         parts = [f.load(vector("i8", lanes), place, 1) for place in places]
+        if lanes > self.isa.lanes(4):
+            return self.interleaved(parts)
         if len(parts) == 1:
             found = f.cast(parts[0], "i32", signed=False)
         else:
@@ -303,7 +321,23 @@ class _Kernel:
             operands = f"{rows.type} {rows.name}, {rows.type} {self.order.name}"
             together = f.emit(rows.type, f'call {rows.type} asm "vpermb $1, $2, $0", "=v,v,v"({operands})')
             found = f.bitcast(together, vector("i32", lanes))
-        return f.xor(found, f.const(found.type, -0x7F7F7F80)) if self.signed else found
+        return [f.xor(found, f.const(found.type, -0x7F7F7F80)) if self.turns else found]
+
+    def interleaved(self, rows: list[Val]) -> list[Val]:
+        """Codes of rows, each of four vectors' channels in one register, as those four vectors."""
+        f = self.f
+        if self.turns:
+            rows = [f.xor(row, f.const(row.type, HALF - 256)) for row in rows]
+        rows = rows + [rows[-1]] * (_ROWS - len(rows))  # their filters are zero
+        pairs = [f.bitcast(x, vector("i16", 8)) for x in (*self.mixed(*rows[:2]), *self.mixed(*rows[2:]))]
+        quads = (*self.mixed(pairs[0], pairs[2]), *self.mixed(pairs[1], pairs[3]))
+        return [f.bitcast(quad, vector("i32", 4)) for quad in quads]
+
+    def mixed(self, a: Val, b: Val) -> tuple[Val, Val]:
+        """Elements of two registers by turns: of their first halves, of their second."""
+        count = a.lanes
+        order = [k + second for k in range(count) for second in (0, count)]
+        return self.f.shuffle(a, b, order[:count]), self.f.shuffle(a, b, order[count:])
 
     def load(self, at: Val, lanes: int) -> Val:
         return self.widened(self.f.load(vector("i8", lanes), at, 1))
