@@ -10,7 +10,7 @@ import pytest
 from ranvier.codegen.llvm.conv import ConvShape, conv, dynamic, pack_weights, packing
 from ranvier.codegen.llvm.conv import winograd as kernels
 from ranvier.codegen.llvm.conv.transforms import filter_transform
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.isa import Isa, named
 from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.dtypes import DType
 from tests.codegen import harness
@@ -142,5 +142,17 @@ def test_weights_transformed_at_run(isa: Isa, case: Case, m: int, monkeypatch: p
 def test_packing_at_run_counts() -> None:
     """Few pixels: transforming the weights would take longer than multiplying with them."""
     few = ConvShape.conv((1, 64, 8, 8), (64, 64, 3, 3), pads=(1, 1, 1, 1))
-    assert packing(few, harness.ISAS[0]).startswith("winograd")
-    assert packing(few, harness.ISAS[0], packed_at_run=True) == "gemm"
+    wide = named("avx512", "x86_64")
+    assert packing(few, wide).startswith("winograd")
+    assert packing(few, wide, packed_at_run=True) == "gemm"
+
+
+@pytest.mark.parametrize(
+    "size, channels, wide, narrow",
+    [(28, 128, "winograd4", "winograd4"), (7, 512, "winograd2", "winograd4"), (4, 512, "gemm", "winograd2")],
+)
+def test_slower_arithmetic_saves_more_of_it(size: int, channels: int, wide: str, narrow: str) -> None:
+    """The same bytes of weights weigh less beside products that take longer."""
+    shape = ConvShape.conv((1, channels, size, size), (channels, channels, 3, 3), pads=(1, 1, 1, 1))
+    assert packing(shape, named("avx512", "x86_64")) == wide
+    assert packing(shape, named("neon", "aarch64")) == narrow

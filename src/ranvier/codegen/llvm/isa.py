@@ -37,6 +37,7 @@ class Isa:
     masks: bool = False  # masked loads and stores of any element size are one instruction
     half: bool = False  # conversion between half and float is an instruction
     streams: int = 4  # walks through far memory at once that bring a core the most bytes
+    pace: float = 1.0  # of float32 arithmetic, beside that of the machine where the rules' constants were measured
     extensions: frozenset[str] = frozenset()  # of OPTIONAL, those in use
 
     def lanes(self, element_bytes: int) -> int:
@@ -65,8 +66,8 @@ TABLE: tuple[Isa, ...] = (
     Isa("avx512", "x86_64", "x86-64-v4", "-prefer-256-bit", 64, 32, 40, _V4, fma=True, masks=True, half=True),
     Isa("avx2", "x86_64", "x86-64-v3", "", 32, 16, 30, _V3, fma=True, half=True),
     Isa("portable", "x86_64", "x86-64", "", 16, 16, 10),
-    Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, fma=True, half=True, streams=1),  # every aarch64 has it
-    Isa("portable", "aarch64", "generic", "", 16, 32, 10, fma=True, half=True, streams=1),
+    Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, fma=True, half=True, streams=1, pace=0.25),  # any aarch64
+    Isa("portable", "aarch64", "generic", "", 16, 32, 10, fma=True, half=True, streams=1, pace=0.25),
 )
 
 

@@ -58,7 +58,7 @@ def packing(
     usual = "gemm"
     if narrow.is_narrow(shape, isa, item):
         usual = "narrow"
-    elif winograd and (m := _winograd_size(shape, packed_at_run)):
+    elif winograd and (m := _winograd_size(shape, isa.pace, packed_at_run)):
         usual = f"winograd{m}"
 
     def others() -> dict[str, str]:
@@ -74,7 +74,8 @@ def panel_width(shape: ConvShape, isa: Isa, kind: str, *, item: int = 4) -> int:
 
 
 WINOGRAD = (2, 4, 6)  # squares there are kernels for; the largest wins seldom, and only where it is measured (tuning)
-# Nanoseconds on the reference machine; only their proportions matter for the choice.
+# Nanoseconds on the reference machine; only their proportions matter for the choice. Arithmetic, also that of the
+# transforms, takes longer where its pace is less; bytes do not.
 _FLOP = 1 / 150.0
 _BYTE = 1 / 20.0  # of weights, which a network's other layers have pushed out of the near caches
 _PACKED_BYTE = 1 / 10.0  # of panels that are made at every run
@@ -83,8 +84,8 @@ _TRANSFORM = {2: (0.9, 0.6), 4: (2.0, 1.5)}  # per square and channel, into and 
 _GAIN = {2: 1.1, 4: 1.15}  # Winograd's weights take more memory: it has to be worth it
 
 
-def _time(flops: float, weights: float) -> float:
-    work, wait = flops * _FLOP, weights * _BYTE
+def _time(flops: float, weights: float, pace: float) -> float:
+    work, wait = flops * _FLOP / pace, weights * _BYTE
     return max(work, wait) + _TOGETHER * min(work, wait)
 
 
@@ -94,19 +95,19 @@ def _can_winograd(shape: ConvShape) -> bool:
     return plain and flat and min(shape.cin, shape.cout) >= 16
 
 
-def _winograd_size(shape: ConvShape, packed_at_run: bool = False) -> int:
+def _winograd_size(shape: ConvShape, pace: float, packed_at_run: bool = False) -> int:
     """The output square of Winograd's algorithm (2 or 4), or 0 where the direct way is as quick."""
     if not _can_winograd(shape):
         return 0
     weights = shape.cin * shape.cout
     packing_byte = _PACKED_BYTE if packed_at_run else 0.0
-    chosen, least = 0, _time(shape.flops, 9.0 * 4 * weights) + 9.0 * 4 * weights * packing_byte
+    chosen, least = 0, _time(shape.flops, 9.0 * 4 * weights, pace) + 9.0 * 4 * weights * packing_byte
     for m in (2, 4):
         squares = shape.n * -(-shape.out[1] // m) * -(-shape.out[2] // m)
         into, back = _TRANSFORM[m]
         positions = (m + 2) ** 2
-        cost = _time(2.0 * positions * squares * weights, 4.0 * positions * weights)
-        cost += squares * (shape.cin * into + shape.cout * back) + 4.0 * positions * weights * packing_byte
+        cost = _time(2.0 * positions * squares * weights, 4.0 * positions * weights, pace)
+        cost += squares * (shape.cin * into + shape.cout * back) / pace + 4.0 * positions * weights * packing_byte
         if cost * _GAIN[m] < least:
             chosen, least = m, cost
     return chosen
