@@ -90,7 +90,7 @@ class Profiler:
     def record(self, step: Any, start: int, end: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         shapes = tuple(_shape(x) for x in inputs)
         kernel = step.kernel
-        moved = (kernel.way, kernel.nbytes(inputs, outputs)) if isinstance(kernel, TransferKernel) else ()
+        moved = (kernel.way, sum(kernel.sizes(inputs, outputs))) if isinstance(kernel, TransferKernel) else ()
         event = Event(step.label, step.op, step.provider, start, end, threading.get_ident(), shapes, *moved)
         types = [TensorType(dtypes.of(x), x.shape) if isinstance(x, np.ndarray) else None for x in [*inputs, *outputs]]
         with self._lock:

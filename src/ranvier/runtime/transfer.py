@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ranvier.providers.base import Array, ExecutionProvider, KernelStats, MemoryUsage
-from ranvier.providers.own_memory import OwnMemory
+from ranvier.providers.own_memory import DeviceArray, OwnMemory
 from ranvier.records import dataclass
 
 HOST = "cpu"
@@ -75,17 +75,20 @@ class TransferKernel:
         move = self._memory.upload if self._inward else self._memory.download
         moved = move(inputs)
         outputs[:] = moved
-        seconds, nbytes = time.perf_counter() - started, self.nbytes(inputs, moved)
+        seconds = time.perf_counter() - started
+        sizes = self.sizes(inputs, moved)
+        nbytes = sum(sizes)
         # counted without a lock: figures for people, and a lost update loses one call of thousands
         self._calls += 1
         self._seconds += seconds
         self._bytes += nbytes
-        if self._counts is not None:
-            self._counts.add(*self.way, len(inputs), nbytes, seconds)
+        if self._counts is not None and sizes:
+            self._counts.add(*self.way, len(sizes), nbytes, seconds)
 
-    def nbytes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        """The size of what one call moved, told by the arrays on the host's side."""
-        return sum(x.nbytes for x in (inputs if self._inward else outputs))
+    def sizes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
+        """The bytes of each value that one call moved, told by the arrays on the host's side. What lies in the
+        provider's memory already is handed on as it is."""
+        return [x.nbytes for x in (inputs if self._inward else outputs) if not isinstance(x, DeviceArray)]
 
     def in_place(self, output: int, input: int) -> bool:
         return False
