@@ -11,8 +11,9 @@ import pytest
 from ranvier.codegen import tuning, tuning_store
 from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm import cache
+from ranvier.codegen.llvm.isa import named
 from ranvier.codegen.llvm.program import SERIAL_NS, chunked, estimated_ns
-from ranvier.codegen.llvm.sharing import tuned_sharing
+from ranvier.codegen.llvm.sharing import paced, tuned_sharing
 from ranvier.codegen.tuning_store import Entry
 from ranvier.varying import Span, follow
 
@@ -88,6 +89,14 @@ def test_launches_are_shared_or_not_as_measured(factor: float, name: str) -> Non
         found = tuned_sharing(launch)
     assert (chunked(found, 2)[1] > 1) != usual
     assert estimated_ns(launch) == factor * SERIAL_NS
+
+
+def test_slower_arithmetic_is_shared_earlier() -> None:
+    spec = KernelSpec("kernel", ("kernel",), lambda *_: None)
+    launch = Launch(spec, (), (), tiles=64, writes=(), flops=0.5 * SERIAL_NS * 100.0)
+    wide, neon = named("avx512", "x86_64"), named("neon", "aarch64")
+    assert [chunked(each, 2)[1] > 1 for isa in (wide, neon) for each in paced([launch], isa)] == [False, True]
+    assert [estimated_ns(each) for each in paced([launch], neon)] == [estimated_ns(launch) / neon.pace]
 
 
 # -- on disk ----------------------------------------------------------------------------------------------------------

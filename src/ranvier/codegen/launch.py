@@ -85,7 +85,7 @@ class Launch:
     # are [k * tiles, (k + 1) * tiles), is begun before all of round k - 1 are done. A range may hold several rounds:
     # its tiles are to be worked on in order.
     rounds: int = 1
-    rate: float = 1.0  # operations in the time of one of float32's, by the units that do them
+    rate: float = 1.0  # operations in the time of a float32 one of the machine that the driver's constants are of
     origin: object = field(default=None, compare=False, hash=False)  # what could make it again for a part of the work
 
     @property

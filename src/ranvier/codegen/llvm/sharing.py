@@ -1,14 +1,23 @@
-"""Whether a launch is worth a second thread, where that was measured."""
+"""Whether a launch is worth a second thread: how long it takes on this instruction set, and what was measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.program import FLOPS_PER_NS, SERIAL_NS, estimated_ns
 
 _LEAST, _MOST = 0.2, 8.0  # times what is thought to be worth it: below and above there is no question
+
+
+def paced(launches: Sequence[Launch], isa: Isa) -> Sequence[Launch]:
+    """The launches with rates of an instruction set's arithmetic, for who divides work among threads."""
+    if isa.pace == 1.0:
+        return launches
+    return [replace(each, rate=each.rate * isa.pace) for each in launches]
 
 
 def tuned_sharing(launch: Launch) -> Launch:

@@ -11,7 +11,7 @@ from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.realiser import BaseRealiser
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
-from ranvier.codegen.llvm.sharing import tuned_sharing
+from ranvier.codegen.llvm.sharing import paced, tuned_sharing
 from ranvier.codegen.loops.ir import Epilogue, Expr, Nest
 from ranvier.codegen.loops.shorten import for_bfloat16
 from ranvier.codegen.storage import View
@@ -105,6 +105,7 @@ class Realiser(BaseRealiser):
     # -- launches ---------------------------------------------------------------------------------------------------
 
     def add(self, launches: Sequence[Launch]) -> None:
+        launches = paced(launches, self.isa)
         if self.threads > 1 and tuning.consulted():
             launches = [tuned_sharing(each) for each in launches]
         for each in launches:

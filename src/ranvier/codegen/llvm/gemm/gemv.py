@@ -75,7 +75,7 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     rows = min(1 if p.m == 1 else 2 if p.m == 2 else 4, isa.lanes(item))
     nbytes = 1.0 * b_item * p.k * p.n * p.entries
     flops = 2.0 * p.m * p.n * p.k * p.entries
-    work = microseconds(flops, nbytes)
+    work = microseconds(flops / isa.pace, nbytes)
     strips = -(-p.n // STRIP)
     wanted = smallest(math.floor(work / TILE_US), 8 * threads) if threads > 1 else 1
     group = STRIP * largest(1, strips * p.entries // largest(1, wanted))

@@ -220,7 +220,7 @@ class Plan:
         flops = 2.0 * p.m * p.n * p.k * p.entries
         out_item, weights = p.out.dtype.numpy.itemsize, p.k * p.n * self.b_item // self.units
         traffic = 1.0 * (self.a_item * p.m * p.k + weights + out_item * p.m * p.n) * p.entries
-        work = microseconds(flops / self.rate, weights * p.entries)
+        work = microseconds(flops / (self.rate * self.isa.pace), weights * p.entries)
         usual = self.groups(k_block, k_blocks, tile_bytes, work)
         sizes = {f"{size >> 10} KB of A": size for size in _OTHER_A_BYTES}
         row_group, panel_group = tuning.choose(
