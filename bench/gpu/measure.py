@@ -119,7 +119,7 @@ def measure(
             entry["runners"][OURS] = {"error": max(error(found[n], w) for n, w in zip(case.compared, wanted))}
     except Exception as problem:
         entry["failed"][OURS] = f"{type(problem).__name__}: {problem}"[:2000]
-    module = prepare_twin(path, case, device)
+    module = None if case.alone else prepare_twin(path, case, device)
     if module is not None:
         _prepare_torch(module, case, given, device, compiled, calls, entry, wanted)
     for name, times in _turns(calls, device, seconds).items():

@@ -42,6 +42,18 @@ def _linear(weights: Weights, inside: int, outside: int, *, bias: bool = True, r
     return made
 
 
+def unpacked(weights: Weights) -> Weights:
+    """The same with 4-bit weights, each of which is codes around 8 and their scales, as the floats they stand for."""
+    for array in weights:
+        if array.dtype != np.uint8:
+            yield array
+            continue
+        scales = torch.from_numpy(next(weights).astype(np.float32))[..., None]
+        bytes_ = torch.from_numpy(np.array(array))
+        codes = torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(-2)
+        yield ((codes.float() - 8) * scales).flatten(1).T.contiguous().numpy()
+
+
 def _norm(weights: Weights, width: int, epsilon: float = 1e-5) -> nn.LayerNorm:
     made = nn.LayerNorm(width, eps=epsilon)
     made.weight, made.bias = _take(weights, width), _take(weights, width)
