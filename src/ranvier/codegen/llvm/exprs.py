@@ -20,7 +20,9 @@ from ranvier.codegen.llvm.elements import (
     store_vector,
     widened,
 )
+from ranvier.codegen.llvm.extremes import float_extreme
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath.core import exactly
 from ranvier.codegen.loops.ir import Const, Expr, Op
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
@@ -39,6 +41,7 @@ _PREDICATES = {  # name -> (float, signed, unsigned)
 }
 # floats and integers alike
 ARITHMETIC: dict[str, Callable[[Fn, Val, Val], Val]] = {"add": Fn.add, "sub": Fn.sub, "mul": Fn.mul}
+_WHOLE = 3.0 * (1 << 22)  # what is added to it, and is smaller, becomes whole
 _LLVM_UNARY = {"sqrt": "sqrt", "abs": "fabs"}
 _VMATH_UNARY = frozenset(
     {
@@ -131,10 +134,25 @@ class ExprEmitter:
 
     def _clipped(self, codes: CodesAsNumbers, leaf: Leaf) -> Val:
         """Codes, or how far they lie from their zero point, without becoming bytes."""
+        if self.isa.triple == "aarch64":
+            return self._clipped_first(codes, leaf)
         parts = [self.value(codes.number, leaf), *self.ends(codes, leaf)]
         x, low, high = self._fitted(parts) if any(p.lanes > 1 for p in parts) else parts
         # the last bound stands second: it is what comes out where x is NaN (see elements.py for the order)
         return self.fn.quick_max(self.fn.quick_min(high, x), low)
+
+    def _clipped_first(self, codes: CodesAsNumbers, leaf: Leaf) -> Val:
+        """The same with numbers clipped before they are rounded: bounds are whole, and small numbers are rounded by two
+        additions, where the instruction that rounds takes as long as four of them."""
+        f, number = self.fn, codes.number
+        rounds = isinstance(number, Op) and number.name == "round"
+        parts = [self.value(number.args[0] if isinstance(number, Op) and rounds else number, leaf)]
+        parts += self.ends(codes, leaf)
+        x, low, high = self._fitted(parts) if any(p.lanes > 1 for p in parts) else parts
+        clipped = f.number_min(f.number_max(x, low), high)
+        if not rounds:
+            return clipped
+        return exactly(f, "fsub", exactly(f, "fadd", clipped, _WHOLE), _WHOLE)
 
     def _find(self, expr: Expr) -> Val | None:
         for known in reversed(self._known):
@@ -258,16 +276,6 @@ def _constant(expr: Op, position: int) -> float | None:
     if isinstance(arg, Const) and arg.value == arg.value:
         return float(arg.value)
     return None
-
-
-def float_extreme(f: Fn, name: str, a: Val, b: Val, left: float | None = None, right: float | None = None) -> Val:
-    """The smaller or larger, NaN if either is; one instruction where one side is known to be no NaN."""
-    quick = f.quick_min if name == "min" else f.quick_max
-    if left is not None:
-        return quick(a, b)
-    if right is not None:
-        return quick(b, a)
-    return f.select(f.cmp("uno", a, a), a, quick(a, b))
 
 
 def _quotient(f: Fn, isa: Isa, x: Val, y: Val, reciprocal: Val) -> Val:

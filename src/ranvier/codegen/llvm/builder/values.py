@@ -210,6 +210,15 @@ class Values:
         x, y = self._pair(a, b)
         return self.select(self.cmp("ogt", x, y), x, y)
 
+    def number_min(self, a: Operand, b: Operand) -> Val:
+        """One instruction on NEON: the smaller, or the number where the other is NaN."""
+        x, y = self._pair(a, b)
+        return self.intrinsic(f"llvm.minnum.{mangled(x.type)}", x.type, [x, y])
+
+    def number_max(self, a: Operand, b: Operand) -> Val:
+        x, y = self._pair(a, b)
+        return self.intrinsic(f"llvm.maxnum.{mangled(x.type)}", x.type, [x, y])
+
     def unary(self, name: str, a: Val) -> Val:
         """An LLVM intrinsic of one operand and its type: ``sqrt fabs floor ceil trunc rint roundeven ctpop …``."""
         return self.intrinsic(f"llvm.{name}.{mangled(a.type)}", a.type, [a])

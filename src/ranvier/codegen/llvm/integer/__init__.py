@@ -1,6 +1,12 @@
 """Products and convolutions of 8-bit codes with exact int32 sums."""
 
-from ranvier.codegen.llvm.integer.convolution import dot_of_filters, integer_conv, pack_filters, pixels_hint
+from ranvier.codegen.llvm.integer.convolution import (
+    dot_of_filters,
+    finishes_together,
+    integer_conv,
+    pack_filters,
+    pixels_hint,
+)
 from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
@@ -14,6 +20,7 @@ __all__ = [
     "Recurrent",
     "dot_of",
     "dot_of_filters",
+    "finishes_together",
     "integer_conv",
     "integer_depthwise",
     "integer_matmul",

@@ -5,12 +5,15 @@ are gathered first: taps after each other, channels side by side, the zero point
 the form the micro-kernels want (as they are, unsigned, or 16 bits wide). Bytes are cheap to copy, a copied row has no
 borders, and its length is a whole number of groups whatever the number of channels. Where tiles can find the channels
 of a tap in a copy of the image itself, ``padded.py`` does without such rows.
+
+Where tiles of sums are small, several are finished together, because a call of the finish kernel costs as much as one
+of them; windows of one pixel are then copied as the block they are, or read where they lie.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +24,7 @@ from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.integer.dots import HALF, TILES, WORDS, Dot, tuned_dot
+from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, WORDS, Dot, tuned_dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import PackedCodes, pack_codes, put_right
 from ranvier.codegen.llvm.integer.padded import padded_conv, reads_padded
@@ -35,14 +38,17 @@ Array = np.ndarray[Any, Any]
 _ROWS_BYTES = 128 << 10  # gathered rows of one block …
 _MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
 _OTHERS_BYTES = tuple(size << 10 for size in (32, 64, 128, 256, 512, 1024))
+_SUMS_BYTES = 16 << 10  # that are finished together
 _GOPS, _TILE_GOPS = 300.0, 1200.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "pixels"),
     *("kd", "kh", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw"),
     *("across", "run_taps", "depth", "groups", "row_bytes", "rows", "block_pixels", "blocks"),
-    *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width", "entry"),
+    *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width", "entry", "finished"),
 )
+# how rows come about: window by window, as a block of pixels copied at once, or where they lie
+Rows = Literal["windows", "block", "place"]
 
 
 def dot_of_filters(isa: Isa, shape: ConvShape) -> Dot:
@@ -59,6 +65,22 @@ def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
 def pixels_hint(shape: ConvShape) -> int:
     """Filters are packed for one of three kinds of images."""
     return 1 if shape.pixels < 4 else 8 if shape.pixels <= 16 else 256
+
+
+def finishes_together(packed: PackedCodes) -> bool:
+    """Whether tiles of sums are so small that several share a call of the finish kernel, which products' driver does
+    not do."""
+    return packed.dot is SIGNED
+
+
+def _rows_of(shape: ConvShape, place: Pixels, codes: DType, dot: Dot) -> Rows:
+    single = shape.taps == 1 and shape.group == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
+    dense = (place.w, place.h, place.d) == tuple(
+        shape.depth * apart for apart in (1, shape.size[2], shape.size[1] * shape.size[2])
+    )
+    if dot is not SIGNED or not (single and dense) or shape.depth % dot.group:
+        return "windows"
+    return "block" if dot.turns(codes) else "place"
 
 
 def integer_conv(
@@ -86,7 +108,10 @@ def integer_conv(
     row_bytes = packed.k * 4
     cut = packed.panels.cut
     rows = row_blocks(shape.pixels, isa, packed).size
-    row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
+    place, target = Pixels.of(x), Pixels.of(out)
+    form = _rows_of(shape, place, x.dtype, dot)
+    if form == "windows":
+        row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
     work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3
     work += shape.n * shape.cout * shape.pixels * FINISH_US
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads) // shape.n)
@@ -106,9 +131,9 @@ def integer_conv(
     if threads > 1 and shape.n * count < min(int(work / TILE_US), 2 * threads):
         panel_group = max(1, cut.count * shape.n * count // (2 * threads))
     panel_groups = -(-cut.count // panel_group)
-    place, target = Pixels.of(x), Pixels.of(out)
     joined = shape.dilations[2] == 1 and place.w == shape.depth and shape.group == 1
     wide = cut.size * isa.vector_bytes
+    finished = min(pixels, max(1, _SUMS_BYTES // (rows * wide)) * rows) if finishes_together(packed) else rows
     numbers = {
         **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
         "yn": target.n * out.dtype.numpy.itemsize,
@@ -135,6 +160,7 @@ def integer_conv(
         "panel_groups": panel_groups,
         "width": shape.width,
         "entry": packed.entry * 4,
+        "finished": finished,
     }
     # filters of all groups lie side by side in the result
     columns = None if packed.shift is None else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
@@ -146,7 +172,7 @@ def integer_conv(
     gathered = -(-(pixels * row_bytes + 2 * isa.vector_bytes) // 64) * 64
     return [
         Launch(
-            _spec(x.dtype, dot),
+            _spec(x.dtype, dot, form),
             (
                 *(At.of(x), At(packed.storage), At.of(out), At.of(zero)),
                 Code(micro[0]),
@@ -158,7 +184,7 @@ def integer_conv(
             tiles=tiles,
             writes=(out.storage,),
             grain=grain(tiles, work, threads),
-            scratch=rows * wide + gathered,
+            scratch=(finished + (rows if dot is SIGNED else 0)) * wide + gathered,
             flops=shape.flops,
             traffic=float(x.nbytes * item + packed.nbytes + out.nbytes),
             label="integer conv",
@@ -171,30 +197,31 @@ def _item(dot: Dot) -> int:
     return 2 if dot is WORDS else 1
 
 
-def _spec(codes: DType, dot: Dot) -> KernelSpec:
+def _spec(codes: DType, dot: Dot, rows: Rows) -> KernelSpec:
     signed, turns = codes is DType.int8, dot.turns(codes)
 
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), signed, turns, dot).emit()
+        _Driver(Frame(module, symbol, isa, _NAMES, _FINISH), signed, turns, dot, rows).emit()
 
     form = "turned" if turns else "words" if dot is WORDS else "plain"
-    key = ("integer conv", form, signed and dot is WORDS, dot is TILES)
+    key = ("integer conv", form, signed and dot is WORDS, dot is TILES, dot is SIGNED, rows)
     return KernelSpec(f"integer conv {form}{' by tiles' if dot is TILES else ''}", key, emit)
 
 
 class _Driver:
-    def __init__(self, frame: Frame, signed: bool, turns: bool, dot: Dot) -> None:
+    def __init__(self, frame: Frame, signed: bool, turns: bool, dot: Dot, rows: Rows) -> None:
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.signed, self.turns, self.dot = signed, turns, dot
+        self.signed, self.turns, self.dot, self.rows = signed, turns, dot, rows
         self.item = _item(dot)
         self.element = "i8" if self.item == 1 else "i16"
         self.control = self.f.stack("i64", SLOTS)
 
     def emit(self) -> None:
         f, at = self.f, self.at
-        sums_bytes = at["rows"] * at["wide"]
         self.sums = f.args["scratch"]
-        self.gathered = f.gep(f.args["scratch"], sums_bytes)
+        if self.dot is SIGNED:
+            self.sums = f.gep(self.sums, at["rows"] * at["wide"])
+        self.gathered = f.gep(self.sums, at["finished"] * at["wide"])
         zero = f.load("i8", self.frame.buf(_ZERO))
         self.zero = self.converted(zero)
         self.limits()
@@ -237,6 +264,13 @@ class _Driver:
     def gather(self, image: Val, group: Val, first: Val, count: Val) -> None:
         f, at = self.f, self.at
         base = f.gep(self.frame.buf(_X), image * at["xn"] + group * at["depth"])
+        if self.rows != "windows":
+            pixels = f.gep(base, first * at["depth"])
+            if self.rows == "place":
+                self.gathered = pixels
+            else:
+                self.copy(self.gathered, pixels, count * at["depth"])
+            return
         line = f.div(first, at["ow"])
         ow = f.var("i64", f.rem(first, at["ow"]))
         oh, od = f.var("i64", f.rem(line, at["oh"])), f.var("i64", f.div(line, at["oh"]))
@@ -373,13 +407,29 @@ class _Driver:
             first_column = f.lshr(column, 2)
             columns = f.min_(f.lshr(width, 2), at["width"] - first_column)
             following = f.gep(panel, width * at["k"])
-            with f.loop(0, count, rows) as r:
-                if self.dot is TILES:
-                    # every block of rows fetches a part of the next panel
-                    write_slot(f, self.control, Slot.FETCH, f.gep(following, f.div(r, rows) * at["k"] * 64))
-                # a last block has fewer rows: what lies behind them is multiplied for nothing
-                left = f.gep(self.gathered, r * at["row_bytes"])
-                f.call_pointer(micro, "void", [left, panel, self.control])
-                exist = f.min_(rows, count - r)
-                here = group * at["width"] + first_column
-                self.frame.finish(out, self.sums, (image, first + r, here, exist, columns, width))
+            here = group * at["width"] + first_column
+            if self.dot is SIGNED:
+                with f.loop(0, count, at["finished"]) as start:
+                    exist = f.min_(at["finished"], count - start)
+                    self.block(micro, panel, start, exist, width)
+                    self.frame.finish(out, self.sums, (image, first + start, here, exist, columns, width))
+            else:
+                with f.loop(0, count, rows) as r:
+                    if self.dot is TILES:
+                        # every block of rows fetches a part of the next panel
+                        write_slot(f, self.control, Slot.FETCH, f.gep(following, f.div(r, rows) * at["k"] * 64))
+                    # a last block has fewer rows: what lies behind them is multiplied for nothing
+                    left = f.gep(self.gathered, r * at["row_bytes"])
+                    f.call_pointer(micro, "void", [left, panel, self.control])
+                    exist = f.min_(rows, count - r)
+                    self.frame.finish(out, self.sums, (image, first + r, here, exist, columns, width))
+
+    def block(self, micro: Val, panel: Val, start: Val, count: Val, width: Val) -> None:
+        """Sums of some rows; the last ones are multiplied for nothing, or, where nothing may be read behind the image,
+        together with some before them, once more. There is room for these in front."""
+        f, at = self.f, self.at
+        with f.loop(0, count, at["rows"]) as row:
+            r = f.min_(row, count - at["rows"]) if self.rows == "place" else row
+            write_slot(f, self.control, Slot.OUT, f.gep(self.sums, r * width))
+            left = f.gep(self.gathered, (start + r) * at["row_bytes"])
+            f.call_pointer(micro, "void", [left, panel, self.control])

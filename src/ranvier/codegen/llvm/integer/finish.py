@@ -86,7 +86,7 @@ class _Body:
         x = widened(f, emitter.value(_unbounded(codes), leaf), lanes)
         made = made or [widened(f, each, lanes) for each in self._bounds(emitter, leaf, codes)]
         # the bound stands second: it is what comes out where x is NaN
-        number = f.quick_min(f.quick_max(x, made[0]), made[1])
+        number = f.quick_min(_at_least(f, emitter.isa, x, made[0]), made[1])
         if divides:
             number = divided(f, number, made[2], made[3])
         code = nearest(f, emitter.isa, number)
@@ -104,8 +104,8 @@ class _Body:
             # the number stands second: it is what comes out where it is NaN
             x = f.quick_min(made[1], x)
         else:
-            x = f.quick_max(x, made[0])
-            x = f.quick_min(x, made[1]) if divides else x
+            x = _at_least(f, emitter.isa, x, made[0])
+            x = f.number_min(x, made[1]) if divides else x
         return nearest(f, emitter.isa, divided(f, x, made[2], made[3]) if divides else x)
 
     def _bounds(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes) -> list[Val]:
@@ -267,6 +267,11 @@ class _Line:
     def single(self, expr: Expr) -> Val:
         assert isinstance(expr, Load)
         return load_vector(self.f, self.isa, expr.dtype, self.places[expr.operand], 1)
+
+
+def _at_least(f: Fn, isa: Isa, x: Val, bound: Val) -> Val:
+    """The larger of a number and a bound; the bound where the number is NaN. One instruction."""
+    return f.quick_max(x, bound) if isa.triple == "x86_64" else f.number_max(x, bound)
 
 
 def _unbounded(codes: Codes) -> Expr:

@@ -34,6 +34,7 @@ from ranvier.codegen.loops.ir import (
     Result,
     Size,
     substitute,
+    walk,
 )
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage, View, dense_strides
@@ -181,10 +182,34 @@ def put_right(
         shift, launches = every, nests.launches(copy, isa, threads)
     given = () if epilogue is None else epilogue.operands
     raw = Result(0, DType.int32)
+    if epilogue is not None and (joined := _joined(epilogue, raw, shift)) is not None:
+        return joined, launches
     total: Expr = Op("add", (raw, Load(len(given), DType.int32)), DType.int32)
     value = total if epilogue is None else substitute(epilogue.value, {raw: total})
     apart = packed.n if math.prod(shift.shape[:-1]) > 1 else 0
     return Epilogue(value, (*given, Operand(shift, (apart, 0, 1)))), launches
+
+
+def _joined(epilogue: Epilogue, raw: Result, shift: View) -> Epilogue | None:
+    """The epilogue with ``shift`` in the constant that it adds to the sums of every column, if there is one."""
+    parts = list(walk(epilogue.value))
+    adds = [e for e in parts if isinstance(e, Op) and e.name == "add" and e.args[0] == raw]
+    if not adds or shift.rank != 1 or shift.storage.array is None:
+        return None
+    added = adds[0].args[1]
+    # neither the sums nor the constant may be met anywhere else
+    others = any(e.args[1] != added for e in adds) or parts.count(raw) != len(adds)
+    if others or not isinstance(added, Load) or parts.count(added) != len(adds):
+        return None
+    operand = epilogue.operands[added.operand]
+    array, n = operand.view.storage.array, shift.shape[0]
+    if array is None or operand.dtype is not DType.int32 or operand.strides != (0, 0, 1) or operand.at or operand.guard:
+        return None
+    start = operand.view.offset + operand.offset
+    total = array.reshape(-1)[start : start + n] + shift.storage.array.reshape(-1)[shift.offset : shift.offset + n]
+    operands = list(epilogue.operands)
+    operands[added.operand] = Operand(View.constant(total, DType.int32), (0, 0, 1))
+    return Epilogue(epilogue.value, tuple(operands))
 
 
 def _cast(x: Expr, dtype: DType) -> Expr:

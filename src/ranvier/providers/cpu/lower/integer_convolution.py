@@ -25,6 +25,7 @@ from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.integer import (
     PackedCodes,
     dot_of_filters,
+    finishes_together,
     integer_conv,
     integer_depthwise,
     integer_matmul,
@@ -280,7 +281,8 @@ class _Convolution:
         else:
             packed, packing = pack_at_run(filters, shape.pixels, image.dtype, isa, r.threads)
             before += packing
-        if self.pointwise and pixels_even(image, shape.size) and not reads_padded(shape, packed):
+        rows_apart = reads_padded(shape, packed) or (finishes_together(packed) and self.weights is not None)
+        if self.pointwise and pixels_even(image, shape.size) and not rows_apart:
             return [*before, *self._product(image, packed, target, r, how)]
         return [*before, *integer_conv(image, zero, packed, target, shape, isa, **how)]
 
