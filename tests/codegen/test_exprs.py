@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,19 @@ def test_emits_for_arm() -> None:
     exprs: list[Expr] = [op("exp", DType.float32), op("cast", DType.float32, result=DType.uint8)]
     emit([*exprs, op("add", DType.float16, DType.float16)], [DType.float32, DType.float16], 4, module, "k", isa)
     assert "fcvt" in compiler.assembly(str(module), isa)
+
+
+@pytest.mark.parametrize(("name", "triple"), [("neon", "aarch64"), ("portable", "x86_64"), ("avx512", "x86_64")])
+def test_a_clip_is_two_instructions(name: str, triple: str) -> None:
+    isa = named(name, triple)
+    module = Module(extremes=isa.extremes)
+    low, high = Const(0.0, DType.float32), Const(6.0, DType.float32)
+    clip = Op("min", (Op("max", (Load(0, DType.float32), low), DType.float32), high), DType.float32)
+    emit([clip], [DType.float32], isa.lanes(4), module, "k", isa)
+    words = re.findall(
+        r"^\s+(v?f?(?:max|min)(?:ps)?|fcm\w+|v?cmp\w*ps|bsl|bit|bif)\b", compiler.assembly(str(module), isa), re.M
+    )
+    assert sorted(word.strip("vfps") for word in words) == ["max", "min"]
 
 
 def masked_kernel(dtype: DType, lanes: int, module: Module, symbol: str, isa: Isa) -> None:

@@ -27,7 +27,7 @@ Unary = Callable[[Array], Array]
 
 def source(function: Any, isa: Isa, given: str, lanes: int, operands: int, made: str) -> tuple[str, str]:
     """A module with a loop that applies the function to arrays."""
-    module, symbol = Module(), f"vmath_test_{next(_names)}"
+    module, symbol = Module(extremes=isa.extremes), f"vmath_test_{next(_names)}"
     f = module.function(symbol, [("ptr", "x"), ("ptr", "y"), ("ptr", "out"), ("i64", "count")])
     with f.loop(0, f.args["count"], lanes) as i:
         args = [f.load(vector(given, lanes), f.gep(f.args[name], i, given)) for name in ("x", "y")[:operands]]

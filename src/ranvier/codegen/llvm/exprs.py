@@ -20,7 +20,6 @@ from ranvier.codegen.llvm.elements import (
     store_vector,
     widened,
 )
-from ranvier.codegen.llvm.extremes import float_extreme
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath.core import exactly
 from ranvier.codegen.loops.ir import Const, Expr, Op
@@ -276,6 +275,18 @@ def _constant(expr: Op, position: int) -> float | None:
     if isinstance(arg, Const) and arg.value == arg.value:
         return float(arg.value)
     return None
+
+
+def float_extreme(f: Fn, name: str, a: Val, b: Val, left: float | None = None, right: float | None = None) -> Val:
+    """The smaller or larger, NaN if either is; one instruction where one side is known to be no NaN."""
+    if f.module.extremes:
+        return f.min_(a, b) if name == "min" else f.max_(a, b)
+    quick = f.quick_min if name == "min" else f.quick_max
+    if left is not None:
+        return quick(a, b)
+    if right is not None:
+        return quick(b, a)
+    return f.select(f.cmp("uno", a, a), a, quick(a, b))
 
 
 def _quotient(f: Fn, isa: Isa, x: Val, y: Val, reciprocal: Val) -> Val:

@@ -27,7 +27,8 @@ class Accumulator:
         self._identity = f.const(kind, identity(fold, dtype))
         self._best = f.var(kind, self._identity)
         # Whether there was a NaN is kept apart from the extreme of the rest: one instruction on the critical path.
-        watched = dtype.is_float and fold in ("max", "min")
+        # Where the extreme is one by itself, it tells.
+        watched = dtype.is_float and fold in ("max", "min") and not f.module.extremes
         self._nan = f.var(vector("i1", lanes), f.const(vector("i1", lanes), 0)) if watched else None
         self._where = f.var(vector("i64", lanes), f.const(vector("i64", lanes), 0)) if is_arg(fold) else None
 

@@ -36,6 +36,7 @@ class Isa:
     fma: bool = False
     masks: bool = False  # masked loads and stores of any element size are one instruction
     half: bool = False  # conversion between half and float is an instruction
+    extremes: bool = False  # so is the smaller or larger of two floats, NaN if either is
     streams: int = 4  # walks through far memory at once that bring a core the most bytes
     pace: float = 1.0  # of float32 arithmetic, beside that of the machine where the rules' constants were measured
     extensions: frozenset[str] = frozenset()  # of OPTIONAL, those in use
@@ -43,6 +44,12 @@ class Isa:
     def lanes(self, element_bytes: int) -> int:
         """Elements of the given size in one register."""
         return self.vector_bytes // element_bytes
+
+    @property
+    def abreast(self) -> int:
+        """Vectors worked on side by side where a function of each is a long chain of instructions: as many as make 64
+        bytes, as far as registers hold what they need."""
+        return max(1, 64 // self.vector_bytes) if self.registers >= 32 else 1
 
     def has(self, extension: str) -> bool:
         return extension in self.extensions
@@ -66,8 +73,9 @@ TABLE: tuple[Isa, ...] = (
     Isa("avx512", "x86_64", "x86-64-v4", "-prefer-256-bit", 64, 32, 40, _V4, fma=True, masks=True, half=True),
     Isa("avx2", "x86_64", "x86-64-v3", "", 32, 16, 30, _V3, fma=True, half=True),
     Isa("portable", "x86_64", "x86-64", "", 16, 16, 10),
-    Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, fma=True, half=True, streams=1, pace=0.25),  # any aarch64
-    Isa("portable", "aarch64", "generic", "", 16, 32, 10, fma=True, half=True, streams=1, pace=0.25),
+    # any aarch64 has it
+    Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, fma=True, half=True, extremes=True, streams=1, pace=0.25),
+    Isa("portable", "aarch64", "generic", "", 16, 32, 10, fma=True, half=True, extremes=True, streams=1, pace=0.25),
 )
 
 

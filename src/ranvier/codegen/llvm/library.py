@@ -75,7 +75,7 @@ def symbol_of(spec: KernelSpec, isa: Isa) -> str:
 
 def source(spec: KernelSpec, isa: Isa) -> str:
     """The LLVM IR of a spec."""
-    module = Module()
+    module = Module(extremes=isa.extremes)
     spec.emit(module, symbol_of(spec, isa), isa)
     return ("" if _steps_pointers(spec) else toolchain.REDUCE.decode()) + str(module)
 

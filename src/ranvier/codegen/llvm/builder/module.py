@@ -12,10 +12,11 @@ _KERNEL = (("ptr", "bufs"), ("ptr", "dims"), ("i64", "begin"), ("i64", "end"), (
 
 
 class Module(Declarations):
-    """One compilation unit: functions, and what they declare."""
+    """One compilation unit: functions, and what they declare. ``extremes``: see :class:`Isa`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, extremes: bool = False) -> None:
         super().__init__()
+        self.extremes = extremes
         self.functions: list[Fn] = []
         self.globals: list[str] = []
 

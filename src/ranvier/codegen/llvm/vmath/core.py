@@ -106,11 +106,13 @@ def flip_sign(f: Fn, x: Val, sign: Val) -> Val:
 
 def at_most(f: Fn, x: Val, limit: float) -> Val:
     """min(x, limit) that lets NaN through."""
-    return f.quick_min(f.const(x.type, limit), x)
+    bound = f.const(x.type, limit)
+    return f.min_(bound, x) if f.module.extremes else f.quick_min(bound, x)
 
 
 def at_least(f: Fn, x: Val, limit: float) -> Val:
-    return f.quick_max(f.const(x.type, limit), x)
+    bound = f.const(x.type, limit)
+    return f.max_(bound, x) if f.module.extremes else f.quick_max(bound, x)
 
 
 def any_lane(f: Fn, condition: Val) -> Val:
