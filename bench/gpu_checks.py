@@ -134,12 +134,14 @@ def _one_case(case: Any, device: str, more: dict[str, Any]) -> Row:
         return {"providers": dict(report.by_provider()), "graphs": [line.rpartition(": ")[2] for line in told]}
 
 
-def _case_worker(pipe: Any, device: str, more: dict[str, Any]) -> None:
-    """Answers names of cases until there is nobody to ask."""
+def _case_worker(pipe: Any, device: str, more: dict[str, Any], said: str) -> None:
+    """Answers names of cases until there is nobody to ask. What it says goes to a file, for the case that it ends."""
+    import faulthandler
     import warnings
 
     warnings.simplefilter("ignore")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    faulthandler.enable()
     from tests.conformance.cases import all_cases
 
     by_name = {case.name: case for case in all_cases()}
@@ -162,16 +164,26 @@ def _case_worker(pipe: Any, device: str, more: dict[str, Any]) -> None:
 class _Worker:
     def __init__(self, context: Any, device: str, more: dict[str, Any]) -> None:
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_case_worker, args=(theirs, device, more), daemon=True)
+        handle, name = tempfile.mkstemp(suffix=".log")
+        os.close(handle)
+        self._said = Path(name)
+        self.process = context.Process(target=_case_worker, args=(theirs, device, more, name), daemon=True)
         self.process.start()
         theirs.close()
         self.name = ""
         self.since = time.monotonic()
 
+    def last_words(self) -> str:
+        """How the process ended, and what it said then."""
+        self.process.join(5)
+        lines = [line.strip() for line in self._said.read_text(errors="replace").splitlines() if line.strip()]
+        return f"the process ended with {self.process.exitcode}: {' | '.join(lines[-14:])}"[:1500]
+
     def end(self) -> None:
         self.pipe.close()
         self.process.kill()
         self.process.join()
+        self._said.unlink(missing_ok=True)
 
 
 def run_cases(device: str, workers: int, seconds: float, match: str, full: bool, more: dict[str, Any]) -> Row:
@@ -202,8 +214,7 @@ def run_cases(device: str, workers: int, seconds: float, match: str, full: bool,
                 try:
                     name, row = worker.pipe.recv()
                 except (EOFError, OSError):
-                    worker.process.join(5)
-                    gone(worker, f"the process ended with {worker.process.exitcode}")
+                    gone(worker, worker.last_words())
                     continue
                 if row is not None:
                     results[name] = row
@@ -219,8 +230,7 @@ def run_cases(device: str, workers: int, seconds: float, match: str, full: bool,
                 try:
                     worker.pipe.send(worker.name)
                 except OSError:
-                    worker.process.join(5)
-                    gone(worker, f"the process ended with {worker.process.exitcode}")
+                    gone(worker, worker.last_words())
             elif worker.name and time.monotonic() - worker.since > CASE_SECONDS:
                 gone(worker, f"took more than {CASE_SECONDS:.0f} s")
     for worker in alive:
