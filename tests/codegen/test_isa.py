@@ -222,3 +222,10 @@ def test_looking_loads_no_llvm():
     program = "import sys; from ranvier.codegen.llvm import isa; isa.host(); print('llvmlite.binding' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
+
+
+def test_short_vectors_work_abreast_where_registers_allow() -> None:
+    """A cache line of them; with few registers what they hold would go to memory and back."""
+    found = {(i.name, i.triple): i.abreast for i in isa.TABLE}
+    assert found["avx512", "x86_64"] == found["avx2", "x86_64"] == found["portable", "x86_64"] == 1
+    assert found["neon", "aarch64"] == found["portable", "aarch64"] == 4

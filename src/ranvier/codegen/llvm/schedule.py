@@ -122,13 +122,13 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     used = _used(stages, args)
     point = cost([e for s in stages for e in expressions(s)])
     reduces = any(isinstance(s, Reduce) for s in stages)
-    unroll, together = _unroll(point), False
+    unroll, together = _unroll(point, isa), False
     if not in_row and reduces and point <= 4:
         unroll = 8 if isa.registers >= 32 else 4
         # all of few lanes in one go: what a point of the row takes besides them is done once
         together = isa.masks and lanes < nest.extents[lane] <= unroll * lanes
         unroll = -(-nest.extents[lane] // lanes) if together else unroll
-    unrolls = tuple(_unroll(cost(list(expressions(s)))) for s in stages)
+    unrolls = tuple(_unroll(cost(list(expressions(s))), isa) for s in stages)
     parked = _parked(nest, stages, args, lane, lanes * unroll)
 
     slots: list[Slot] = []
@@ -198,9 +198,9 @@ def _name(nest: Nest, stages: tuple[Stage, ...]) -> str:
     return " ".join([*words, *types])
 
 
-def _unroll(instructions: float) -> int:
+def _unroll(instructions: float, isa: Isa) -> int:
     """Vectors worked on together: enough to hide latency, few enough to compile quickly."""
-    return 1 if instructions > 24 else 2 if instructions > 12 else 4
+    return max(isa.abreast, 1 if instructions > 24 else 2 if instructions > 12 else 4)
 
 
 def _with_an_axis(nest: Nest) -> Nest:

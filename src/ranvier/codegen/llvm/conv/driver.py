@@ -298,7 +298,7 @@ class Driver:
             there = f.gep(place, c, self.out_element)
             self.tail.store(acc, rows, channel + c, there, self.code.out_dtype, piece.mask)
 
-        channel_pieces(f, self.isa, self.item, f.i64(0), columns, body)
+        channel_pieces(f, self.isa, self.item, f.i64(0), columns, body, abreast=not self.code.tail.is_cheap)
 
     def tap_pixel(self, tap: Val) -> tuple[Val, Val]:
         """How far a tap's pixel lies from the row's first, in the output and in the numbering."""

@@ -157,21 +157,24 @@ class Lanes:
     mask: Val | None
 
 
-def channel_pieces(f: Fn, isa: Isa, item: int, start: Val, stop: Val, body: Callable[[Lanes], None]) -> None:
+def channel_pieces(
+    f: Fn, isa: Isa, item: int, start: Val, stop: Val, body: Callable[[Lanes], None], *, abreast: bool = False
+) -> None:
     """Run ``body`` over [start, stop) by vectors; the rest by a mask where the machine has them, else one by one.
 
-    With masks there is a single copy of the body; without them a second, scalar one.
+    With masks there is a single copy of the body; without them a second, scalar one, and one more for several short
+    vectors at a time where it may take them ``abreast``.
     """
     lanes = isa.lanes(item)
     if isa.masks:
         with f.loop(start, stop, lanes) as c:
             body(Lanes(lanes, c, below(f, lanes, stop - c)))
         return
-    whole = start + f.and_(stop - start, -lanes)
-    with f.loop(start, whole, lanes) as c:
-        body(Lanes(lanes, c, None))
-    with f.loop(whole, stop) as c:
-        body(Lanes(1, c, None))
+    for width in dict.fromkeys((lanes * isa.abreast if abreast else lanes, lanes, 1)):
+        whole = start + f.and_(stop - start, -width) if width > 1 else stop
+        with f.loop(start, whole, width) as c:
+            body(Lanes(width, c, None))
+        start = whole
 
 
 def below(f: Fn, lanes: int, count: Val) -> Val:

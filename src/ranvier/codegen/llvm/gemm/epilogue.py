@@ -223,8 +223,9 @@ def _pieces(f: Fn, isa: Isa, lanes: int, stop: Val, body: Callable[[Val, int, Va
         with f.loop(0, stop, lanes) as c:
             body(c, lanes, f.mask_below(lanes, stop - c))
         return
-    whole = f.and_(stop, -lanes)
-    with f.loop(0, whole, lanes) as c:
-        body(c, lanes, None)
-    with f.loop(whole, stop) as c:
-        body(c, 1, None)
+    start: Val | int = 0
+    for width in dict.fromkeys((lanes * isa.abreast, lanes, 1)):
+        whole = f.and_(stop, -width) if width > 1 else stop
+        with f.loop(start, whole, width) as c:
+            body(c, width, None)
+        start = whole
