@@ -229,7 +229,8 @@ class Depthwise:
         f = self.f
         if self.by_pairs(piece):
             values = [f.shuffle(v, None, together(piece.count)) for v in values]
-        if count is None and self.tail.is_cheap:
+        # a long epilogue waits for itself: where vectors are short, those of all pixels are under way at once
+        if count is None and (self.tail.is_cheap or self.isa.abreast > 1):
             for p, value in enumerate(values):
                 self.store(piece, value, place, rows, f.i64(p), fixed)
             return
