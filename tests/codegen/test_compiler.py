@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ranvier.codegen.llvm import compiler, image, isa
+from ranvier.codegen.llvm import compiler, fresh_code, image, isa
 from ranvier.errors import KernelError
 from tests.codegen.harness import ISAS
 
@@ -236,6 +236,15 @@ def test_other_code_in_the_same_place():
             assert call(held["f"], k) == k + k % 4
             del held
     assert len(places) < 400  # or nothing was tried
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64", "vax"])
+def test_where_caches_of_instructions_cannot_be_told(monkeypatch, architecture):
+    """Without the function that tells them LLVM links, except where they notice by themselves."""
+    for module in (fresh_code, image):
+        monkeypatch.setattr(module, "architecture", lambda: architecture)
+    monkeypatch.setattr(fresh_code, "_cleaner", lambda: None)
+    assert image.supported() is (sys.platform == "linux" and architecture == "x86_64")
 
 
 @needs_images
