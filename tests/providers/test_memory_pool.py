@@ -86,7 +86,7 @@ def test_what_was_freed_serves_again_and_similar_sizes_share() -> None:
     assert (stats.active, stats.peak, stats.allocations) == (990_000, 1_000_000, 2)
 
 
-def test_without_pooling_nothing_is_kept() -> None:
+def test_without_pooling_nothing_iskept() -> None:
     made, source = pool(pooling=False)
     buffer = made.alloc(1000)
     made.free(buffer)
@@ -95,7 +95,7 @@ def test_without_pooling_nothing_is_kept() -> None:
     assert len(source.reserved) == 2
 
 
-def test_no_more_is_kept_than_may_be_and_the_longest_idle_goes() -> None:
+def test_no_more_iskept_than_may_be_and_the_longest_idle_goes() -> None:
     made, source = pool(growth="incremental", pool_size=2 * MB)
     held = [made.alloc(MB) for _ in range(4)]
     places = [address(buffer) for buffer in held]
@@ -105,6 +105,15 @@ def test_no_more_is_kept_than_may_be_and_the_longest_idle_goes() -> None:
     assert {address(made.alloc(MB)), address(made.alloc(MB))} == set(places[2:])
     assert made.trim() == 0  # all in use
     assert len(source.reserved) == 4
+
+
+def test_trim_counts_what_was_more_than_may_bekept() -> None:
+    made = PoolAllocator(MemoryConfig(pool_size=4_000_000))
+    first, *kept = [made.alloc(900_000) for _ in range(2)]
+    made.free(first)
+    kept.append(made.alloc(1_197_121))  # a chunk larger than it: with its rest there is too much
+    before = made.stats().reserved
+    assert made.trim() == before - made.stats().reserved > 0
 
 
 def test_trim_gives_back_what_nobody_uses() -> None:
@@ -132,7 +141,7 @@ def test_alignment(kind: str, alignment: int, tmp_path: Path) -> None:
 # -- limits and failures ----------------------------------------------------------------------------------------------
 
 
-def test_a_limit_counts_all_that_was_taken_and_gives_up_what_is_kept_first() -> None:
+def test_a_limit_counts_all_that_was_taken_and_gives_up_what_iskept_first() -> None:
     made, source = pool(limit=3 * MB, growth="incremental")
     made.free(made.alloc(2 * MB))
     held = made.alloc(2 * MB + 100_000)  # the kept chunk is too small, and has to go

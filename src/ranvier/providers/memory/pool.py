@@ -334,8 +334,11 @@ class PoolAllocator:
     def trim(self) -> int:
         """Give chunks nobody uses back to the system; returns their bytes. A static pool stays whole."""
         with self._lock:
-            self._settle()
-            return 0 if self._static else self._release(list(self._idle))
+            before = self._reserved
+            self._settle()  # which gives back what is more than may be kept
+            if not self._static:
+                self._release(list(self._idle))
+            return before - self._reserved
 
     def close(self) -> int:
         """Give everything back that is not in use, and the rest as it is freed; returns the bytes still in use."""
