@@ -86,7 +86,7 @@ def test_what_was_freed_serves_again_and_similar_sizes_share() -> None:
     assert (stats.active, stats.peak, stats.allocations) == (990_000, 1_000_000, 2)
 
 
-def test_without_pooling_nothing_iskept() -> None:
+def test_without_pooling_nothing_is_kept() -> None:
     made, source = pool(pooling=False)
     buffer = made.alloc(1000)
     made.free(buffer)
@@ -95,7 +95,7 @@ def test_without_pooling_nothing_iskept() -> None:
     assert len(source.reserved) == 2
 
 
-def test_no_more_iskept_than_may_be_and_the_longest_idle_goes() -> None:
+def test_no_more_is_kept_than_may_be_and_the_longest_idle_goes() -> None:
     made, source = pool(growth="incremental", pool_size=2 * MB)
     held = [made.alloc(MB) for _ in range(4)]
     places = [address(buffer) for buffer in held]
@@ -107,7 +107,7 @@ def test_no_more_iskept_than_may_be_and_the_longest_idle_goes() -> None:
     assert len(source.reserved) == 4
 
 
-def test_trim_counts_what_was_more_than_may_bekept() -> None:
+def test_trim_counts_what_was_more_than_may_be_kept() -> None:
     made = PoolAllocator(MemoryConfig(pool_size=4_000_000))
     first, *kept = [made.alloc(900_000) for _ in range(2)]
     made.free(first)
@@ -141,7 +141,7 @@ def test_alignment(kind: str, alignment: int, tmp_path: Path) -> None:
 # -- limits and failures ----------------------------------------------------------------------------------------------
 
 
-def test_a_limit_counts_all_that_was_taken_and_gives_up_what_iskept_first() -> None:
+def test_a_limit_counts_all_that_was_taken_and_gives_up_what_is_kept_first() -> None:
     made, source = pool(limit=3 * MB, growth="incremental")
     made.free(made.alloc(2 * MB))
     held = made.alloc(2 * MB + 100_000)  # the kept chunk is too small, and has to go
