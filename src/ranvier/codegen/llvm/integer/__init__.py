@@ -10,9 +10,9 @@ from ranvier.codegen.llvm.integer.convolution import (
 from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
+from ranvier.codegen.llvm.integer.matmul import integer_matmul
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
 from ranvier.codegen.llvm.integer.padded import reads_padded
-from ranvier.codegen.llvm.integer.product import integer_matmul
 from ranvier.codegen.llvm.integer.table import table_lookup
 
 __all__ = [

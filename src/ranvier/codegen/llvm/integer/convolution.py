@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 _ROWS_BYTES = 128 << 10  # gathered rows of one block …
 _MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
 _OTHERS_BYTES = tuple(size << 10 for size in (32, 64, 128, 256, 512, 1024))
-_SUMS_BYTES = 16 << 10  # that are finished together
+_SUMS_BYTES, _PANELS = 32 << 10, 4  # that are finished together
 _GOPS, _TILE_GOPS = 300.0, 1200.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
@@ -133,7 +133,10 @@ def integer_conv(
     panel_groups = -(-cut.count // panel_group)
     joined = shape.dilations[2] == 1 and place.w == shape.depth and shape.group == 1
     wide = cut.size * isa.vector_bytes
-    finished = min(pixels, max(1, _SUMS_BYTES // (rows * wide)) * rows) if finishes_together(packed) else rows
+    finished, room = rows, rows * wide
+    if finishes_together(packed):
+        finished = min(pixels, max(1, _SUMS_BYTES // (rows * wide * _PANELS)) * rows)
+        room = (finished + rows) * wide * _PANELS
     numbers = {
         **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
         "yn": target.n * out.dtype.numpy.itemsize,
@@ -184,7 +187,7 @@ def integer_conv(
             tiles=tiles,
             writes=(out.storage,),
             grain=grain(tiles, work, threads),
-            scratch=(finished + (rows if dot is SIGNED else 0)) * wide + gathered,
+            scratch=room + gathered,
             flops=shape.flops,
             traffic=float(x.nbytes * item + packed.nbytes + out.nbytes),
             label="integer conv",
@@ -218,10 +221,11 @@ class _Driver:
 
     def emit(self) -> None:
         f, at = self.f, self.at
-        self.sums = f.args["scratch"]
+        self.sums, panels = f.args["scratch"], 1
         if self.dot is SIGNED:
-            self.sums = f.gep(self.sums, at["rows"] * at["wide"])
-        self.gathered = f.gep(self.sums, at["finished"] * at["wide"])
+            panels = _PANELS
+            self.sums = f.gep(self.sums, at["rows"] * at["wide"] * panels)
+        self.gathered = f.gep(self.sums, at["finished"] * at["wide"] * panels)
         zero = f.load("i8", self.frame.buf(_ZERO))
         self.zero = self.converted(zero)
         self.limits()
@@ -396,40 +400,63 @@ class _Driver:
         f, at = self.f, self.at
         out = f.gep(self.frame.buf(_OUT), image * at["yn"])
         filters = f.gep(self.frame.buf(_B), group * at["entry"])
+        if self.dot is SIGNED:
+            self.together(image, group, first, count, p0, p1, out, filters)
+            return
         rows = at["rows"]
         with f.loop(p0, p1) as p:
-            is_wide = f.cmp("slt", p, at["wide_panels"])
-            width = f.select(is_wide, at["wide"], at["wide"] - self.isa.vector_bytes)
-            column = p * at["wide"] - f.max_(p - at["wide_panels"], 0) * self.isa.vector_bytes  # in bytes of int32
-            panel = f.gep(filters, column * at["k"])
-            micro = f.select(is_wide, self.frame.buf(_WIDE), self.frame.buf(_NARROW))
+            micro, panel, column, width = self.panel(filters, p)
             write_slot(f, self.control, Slot.OUT_STEP, width)
             first_column = f.lshr(column, 2)
             columns = f.min_(f.lshr(width, 2), at["width"] - first_column)
             following = f.gep(panel, width * at["k"])
-            here = group * at["width"] + first_column
-            if self.dot is SIGNED:
-                with f.loop(0, count, at["finished"]) as start:
-                    exist = f.min_(at["finished"], count - start)
-                    self.block(micro, panel, start, exist, width)
-                    self.frame.finish(out, self.sums, (image, first + start, here, exist, columns, width))
-            else:
-                with f.loop(0, count, rows) as r:
-                    if self.dot is TILES:
-                        # every block of rows fetches a part of the next panel
-                        write_slot(f, self.control, Slot.FETCH, f.gep(following, f.div(r, rows) * at["k"] * 64))
-                    # a last block has fewer rows: what lies behind them is multiplied for nothing
-                    left = f.gep(self.gathered, r * at["row_bytes"])
-                    f.call_pointer(micro, "void", [left, panel, self.control])
-                    exist = f.min_(rows, count - r)
-                    self.frame.finish(out, self.sums, (image, first + r, here, exist, columns, width))
+            with f.loop(0, count, rows) as r:
+                if self.dot is TILES:
+                    # every block of rows fetches a part of the next panel
+                    write_slot(f, self.control, Slot.FETCH, f.gep(following, f.div(r, rows) * at["k"] * 64))
+                # a last block has fewer rows: what lies behind them is multiplied for nothing
+                left = f.gep(self.gathered, r * at["row_bytes"])
+                f.call_pointer(micro, "void", [left, panel, self.control])
+                exist = f.min_(rows, count - r)
+                here = group * at["width"] + first_column
+                self.frame.finish(out, self.sums, (image, first + r, here, exist, columns, width))
 
-    def block(self, micro: Val, panel: Val, start: Val, count: Val, width: Val) -> None:
-        """Sums of some rows; the last ones are multiplied for nothing, or, where nothing may be read behind the image,
-        together with some before them, once more. There is room for these in front."""
+    def panel(self, filters: Val, p: Val) -> tuple[Val, Val, Val, Val]:
+        """Which kernel multiplies a panel, where it begins, and its first column and width, in bytes of int32."""
         f, at = self.f, self.at
+        is_wide = f.cmp("slt", p, at["wide_panels"])
+        width = f.select(is_wide, at["wide"], at["wide"] - self.isa.vector_bytes)
+        column = p * at["wide"] - f.max_(p - at["wide_panels"], 0) * self.isa.vector_bytes
+        micro = f.select(is_wide, self.frame.buf(_WIDE), self.frame.buf(_NARROW))
+        return micro, f.gep(filters, column * at["k"]), column, width
+
+    def together(
+        self, image: Val, group: Val, first: Val, count: Val, p0: Val, p1: Val, out: Val, filters: Val
+    ) -> None:  # fmt: skip
+        """Some panels times some rows, and then what follows for all of their sums."""
+        f, at = self.f, self.at
+        step = at["wide"] * _PANELS
+        write_slot(f, self.control, Slot.OUT_STEP, step)
+        with f.loop(p0, p1, _PANELS) as p, f.loop(0, count, at["finished"]) as start:
+            end = f.min_(p + _PANELS, p1)
+            exist = f.min_(at["finished"], count - start)
+            _, _, begins, _ = self.panel(filters, p)
+            with f.loop(p, end) as q:
+                micro, panel, column, _ = self.panel(filters, q)
+                self.block(micro, panel, start, exist, column - begins, step)
+            _, _, last, width = self.panel(filters, end - 1)
+            first_column = f.lshr(begins, 2)
+            columns = f.min_(f.lshr(last + width, 2), at["width"]) - first_column
+            here = group * at["width"] + first_column
+            self.frame.finish(out, self.sums, (image, first + start, here, exist, columns, step))
+
+    def block(self, micro: Val, panel: Val, start: Val, count: Val, column: Val, step: Val) -> None:
+        """Sums of some rows and a panel; the last rows are multiplied for nothing, or, where nothing may be read behind
+        the image, together with some before them, once more. There is room for these in front."""
+        f, at = self.f, self.at
+        sums = f.gep(self.sums, column)
         with f.loop(0, count, at["rows"]) as row:
             r = f.min_(row, count - at["rows"]) if self.rows == "place" else row
-            write_slot(f, self.control, Slot.OUT, f.gep(self.sums, r * width))
+            write_slot(f, self.control, Slot.OUT, f.gep(sums, r * step))
             left = f.gep(self.gathered, (start + r) * at["row_bytes"])
             f.call_pointer(micro, "void", [left, panel, self.control])

@@ -1,8 +1,6 @@
-"""Products of integer matrices as launches of the blocked driver that float products use."""
+"""Products of integer matrices as a launch of the blocked driver that float products use."""
 
 from __future__ import annotations
-
-import math
 
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
@@ -10,12 +8,12 @@ from ranvier.codegen.llvm.amx.micro import LINES, TileMicro, fetched_bytes, rest
 from ranvier.codegen.llvm.amx.tiles import ROWS
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
-from ranvier.codegen.llvm.gemm.problem import Axis, Problem, folded
+from ranvier.codegen.llvm.gemm.problem import Axis, Problem
 from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.integer.dots import TILES, Dot, shapes_of
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
-from ranvier.codegen.llvm.integer.pack import PackedCodes, left_codes, pack_at_run, put_right
+from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -33,35 +31,7 @@ _GOPS, _TILE_GOPS, _GBPS = 300.0, 1500.0, 10.0  # rough speed of one core
 FINISH_US = 0.4e-3  # for an element of the result, roughly: more than for multiplying where K is small
 
 
-def integer_matmul(
-    a: View,
-    b: View | PackedCodes,
-    out: View,
-    isa: Isa,
-    *,
-    epilogue: Epilogue | None = None,
-    threads: int = 1,
-) -> list[Launch]:
-    """``out = epilogue(a @ b)`` with exact int32 sums: a [..., M, K], b [..., K, N] of 8-bit codes.
-
-    The sums are those of the codes as ``pack`` describes: unsigned codes of B are 128 less than they say. ``b`` may be
-    packed by ``pack_codes``.
-    """
-    if 0 in out.shape:
-        return []
-    m = out.shape[-2]
-    before: list[Launch] = []
-    if isinstance(b, View):
-        shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
-        b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
-    assert b.dot.groups(a.shape[-1]) == b.k
-    rows, copying = left_codes(a, b.dot, isa, threads)
-    epilogue, spreading = put_right(a.dtype, b, epilogue, out.shape[:-2], isa, threads)
-    problem = folded(_problem(rows, b, out, epilogue))
-    return [*before, *copying, *spreading, _launch(problem, b, a, isa, threads)]
-
-
-def _problem(a: View, b: PackedCodes, out: View, epilogue: Epilogue | None) -> Problem:
+def problem_of(a: View, b: PackedCodes, out: View, epilogue: Epilogue | None) -> Problem:
     """A counts in bytes, B in groups of codes."""
     batch = out.shape[:-2]
     m, n = out.shape[-2:]
@@ -123,7 +93,7 @@ def _finished(p: Problem) -> int:
     return p.n * (p.out.dtype.numpy.itemsize + beside)
 
 
-def _launch(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> Launch:
+def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -> Launch:
     lanes, panels = isa.lanes(4), b.panels
     rows = row_blocks(p.m, isa, b)
     wide = panels.cut.size * isa.vector_bytes

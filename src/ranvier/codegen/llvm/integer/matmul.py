@@ -1,0 +1,59 @@
+"""Products of integer matrices: which driver one gets."""
+
+from __future__ import annotations
+
+import math
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv.shape import ConvShape
+from ranvier.codegen.llvm.gemm.problem import Problem, folded
+from ranvier.codegen.llvm.integer.convolution import finishes_together, integer_conv
+from ranvier.codegen.llvm.integer.pack import PackedCodes, left_codes, pack_at_run, put_right
+from ranvier.codegen.llvm.integer.product import launch_of, problem_of
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.storage import View
+
+_PIXELS = 16  # rows from which a product is a convolution of windows of one pixel, where tiles are finished together
+
+
+def integer_matmul(
+    a: View,
+    b: View | PackedCodes,
+    out: View,
+    isa: Isa,
+    *,
+    epilogue: Epilogue | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """``out = epilogue(a @ b)`` with exact int32 sums: a [..., M, K], b [..., K, N] of 8-bit codes.
+
+    The sums are those of the codes as ``pack`` describes: unsigned codes of B are 128 less than they say. ``b`` may be
+    packed by ``pack_codes``.
+    """
+    if 0 in out.shape:
+        return []
+    m = out.shape[-2]
+    before: list[Launch] = []
+    if isinstance(b, View):
+        shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
+        b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
+    elif epilogue is not None and finishes_together(b) and a.strides[-1] == 1 and a.shape[-1]:
+        p = folded(problem_of(a, b, out, epilogue))
+        if not p.batch and p.m >= _PIXELS:
+            return _as_pixels(p, b, isa, threads)
+    assert b.dot.groups(a.shape[-1]) == b.k
+    rows, copying = left_codes(a, b.dot, isa, threads)
+    epilogue, spreading = put_right(a.dtype, b, epilogue, out.shape[:-2], isa, threads)
+    problem = folded(problem_of(rows, b, out, epilogue))
+    return [*before, *copying, *spreading, launch_of(problem, b, a, isa, threads)]
+
+
+def _as_pixels(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> list[Launch]:
+    """Rows are the pixels of an image, codes of a row its channels."""
+    k = p.a.shape[-1]
+    shape = ConvShape.conv((1, k, p.m), (p.n, k, 1))
+    image = View(p.a.storage, p.a.dtype, (1, k, p.m), (0, 1, p.a_strides[0]), p.a.offset)
+    target = View(p.out.storage, p.out.dtype, (1, p.n, p.m), (0, p.out_strides[1], p.out_strides[0]), p.out.offset)
+    zero = View(p.a.storage, p.a.dtype, (1,), (1,), p.a.offset)  # no window leaves the image
+    return integer_conv(image, zero, b, target, shape, isa, epilogue=p.epilogue, threads=threads)
