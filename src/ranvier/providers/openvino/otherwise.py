@@ -1,11 +1,13 @@
 """What OpenVINO reads without complaint and then means something else by.
 
 As the standard's own cases show, and arithmetic that was held against the reference: it keeps 64-bit integers in 32
-bits, saturates small ones, sums integers as floats, and looks at no index and no divisor before it uses them.
+bits, saturates small ones, sums integers as floats, and looks at no index and no divisor before it uses them. On ARM
+processors all arithmetic of integers is that of floats.
 """
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ _RESIZE = {"antialias": 0, "exclude_outside": 0, "keep_aspect_ratio_policy": "st
 _LENGTHS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})  # results that are no larger than a tensor
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _WRAPPING = frozenset({"Abs", "Add", "Div", "Mod", "Mul", "Neg", "Pow", "Sub", "Sum"})
+_OF_FLOATS = _WRAPPING | {"Clip", "Max", "Mean", "Min", "Relu"}  # on ARM
 _SUMS = frozenset(
     {"Einsum", "Gemm", "MatMul", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
     | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
@@ -48,6 +51,8 @@ def _integers(node: Node) -> str | None:
         by = _content(node.input(1))
         if by is None or not by.all():
             return "OpenVINO divides by zero without a word"
+    if node.op in _OF_FLOATS and platform.machine().lower() in ("aarch64", "arm64"):
+        return f"OpenVINO computes {made} as floats on this processor"
     return None
 
 
