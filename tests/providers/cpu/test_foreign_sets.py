@@ -16,6 +16,7 @@ from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import compiler, isa, program
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import Kernel, kernels, source
+from ranvier.ops.own.bitlinear import DOMAIN, pack_codes
 from tests.runtime.small_models import model_of
 from tests.runtime.tuning.test_alternatives import codes, convolutions, products
 
@@ -109,7 +110,22 @@ def algorithms() -> ModelProto:
     return model_of(nodes, inputs, outputs, weights)
 
 
-MODELS = [convolutions, products, codes, networks, sequences, few_bits, algorithms]
+def ternary() -> ModelProto:
+    """Weights of -1, 0 and 1 times one row, some and many."""
+    rng = np.random.default_rng(9)
+    weights: dict[str, Any] = {}
+    nodes, inputs, outputs = [], [], []
+    for k, rows in enumerate((1, 6, 70)):
+        weights[f"w{k}"] = pack_codes(rng.integers(-1, 2, (96, 512)).astype(np.int8))
+        weights[f"s{k}"] = np.float32(0.5)
+        names = [f"x{k}", f"w{k}", f"s{k}"]
+        nodes.append(helper.make_node("BitLinear", names, [f"y{k}"], domain=DOMAIN, K=512, N=96))
+        inputs.append(_io(f"x{k}", rows, 512))
+        outputs.append(_io(f"y{k}", rows, 96))
+    return model_of(nodes, inputs, outputs, weights)
+
+
+MODELS = [convolutions, products, codes, networks, sequences, few_bits, ternary, algorithms]
 
 
 @pytest.mark.parametrize("target", _foreign(), ids=lambda each: f"{each.triple} {each.key}")
