@@ -223,6 +223,26 @@ def quantized(a: Array, groups: Groups) -> Array:
 
 @ways
 @pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("accuracy", ["float32", "int8"])
+def test_largest_sums(isa: Isa, bits: int, accuracy: Accuracy) -> None:
+    """All products of a group have the same sign and the largest size: in groups whose sums still fit the low bits of a
+    float, and in groups whose sums do not."""
+    coding, n = Coding(bits), 130
+    for group, sign, edge in itertools.product([16, 128, 256, 512, 16384], [1, -1], [0, (1 << bits) - 1]):
+        scales = np.full((n, 1), 0.5, F32)
+        groups = Groups.even(group, group, coding)
+
+        def codes(first: int, end: int, k: int = group, edge: int = edge) -> Array:
+            return np.full((end - first, k), edge, np.uint8)
+
+        packed = pack_coded(codes, coding, n, groups, scales, None, isa)
+        a = np.full((1, group), sign, F32)
+        expected = np.full((1, n), sign * group * (edge - coding.middle) * 0.5)
+        np.testing.assert_allclose(product(a, packed, isa, accuracy=accuracy), expected, rtol=2e-6)
+
+
+@ways
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_activations_as_codes(isa: Isa, bits: int) -> None:
     """The same as multiplying rounded activations where integers are multiplied; no worse than that elsewhere."""
     coding = Coding(bits)
