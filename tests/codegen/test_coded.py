@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.dtypes import DType
@@ -239,6 +239,19 @@ def test_largest_sums(isa: Isa, bits: int, accuracy: Accuracy) -> None:
         a = np.full((1, group), sign, F32)
         expected = np.full((1, n), sign * group * (edge - coding.middle) * 0.5)
         np.testing.assert_allclose(product(a, packed, isa, accuracy=accuracy), expected, rtol=2e-6)
+
+
+@ways
+def test_many_rows_as_codes(isa: Isa) -> None:
+    """Of many rows each is what it is alone, where they are multiplied as integers; as near as rounding elsewhere."""
+    w = Weights(Coding(4), 96, 70, 32, isa, zeros="whole")
+    a = rows(50, 96)
+    got = product(a, w.packed, isa, accuracy="int8", split=3, threads=2)
+    alone = np.concatenate([product(row[None], w.packed, isa, accuracy="int8") for row in a])
+    if dot_of(isa) is SIGNED:
+        np.testing.assert_array_equal(got, alone)
+    else:
+        np.testing.assert_allclose(got, alone, rtol=0, atol=0.02 * np.abs(alone).max())
 
 
 @ways

@@ -12,7 +12,7 @@ from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
 from ranvier.codegen.llvm.coded.rows import few_rows, fits_digits
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -44,7 +44,9 @@ def coded_matmul(
     pairs = accuracy != "float32" and multiplies_pairs(isa)
     whole = b.coding.kind == "integers" and multiplies_bytes(isa)
     integers = whole and accuracy == "int8"
-    if b.n > 1 and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:
+    # where products of bytes pick lanes of a row they outdo those of floats at any number of rows
+    decodes_often = integers and dot_of(isa) is SIGNED
+    if b.n > 1 and not decodes_often and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")
