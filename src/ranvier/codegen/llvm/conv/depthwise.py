@@ -64,13 +64,15 @@ def depthwise(
     unrolled = kernel if kernel <= 9 else 0
     high = shape.kernel[1] if flat and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
     pairs = x.dtype is DType.bfloat16 and isa.has("avx512bf16") and multiplier == 1 and shape.cout >= 2 * lanes
-    pixels = _pair_group(shape.out[2], shape.taps) if pairs else _group(shape.out[2], kernel, isa)
+    doubled = takes_turns(isa) and 0 < high * kernel <= HELD_TAPS and stride == 1 and shape.cout >= 2 * lanes
+    two = pairs or doubled
+    pixels = _pair_group(shape.out[2], shape.taps) if two else _group(shape.out[2], kernel, isa)
     width = (pixels - 1) * stride + (kernel - 1) * dilation + 1
     reach = (kernel - 1) * dilation
     behind = (shape.out[2] - 1) * stride - shape.begin[2] + reach - (shape.size[2] - 1)
     whole = high > 0 and shape.out[2] % pixels == 0 and 0 <= shape.begin[2] <= reach and behind <= reach
-    rest = not pairs or shape.cout % (2 * lanes) > 0
-    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole, pairs, rest)
+    rest = not two or shape.cout % (2 * lanes) > 0
+    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole, pairs, rest, doubled)
     writer = FlatDepthwise if high else Depthwise
 
     def emit(module: Module, symbol: str, target: Isa) -> None:

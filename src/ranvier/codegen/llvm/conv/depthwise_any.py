@@ -43,11 +43,12 @@ class Structure:
     whole: bool  # rows are whole numbers of groups, and padding is less than a kernel
     pairs: bool = False  # bfloat16 channels by two vectors, those of even and those of odd numbers
     rest: bool = True  # there are channels left after those
+    doubled: bool = False  # channels by two vectors at a time, which share the addresses of their pixels
 
     @property
     def key(self) -> tuple[object, ...]:
         shape = (self.high, self.taps, self.stride, self.dilation, self.pixels)
-        return *shape, self.spread, self.whole, self.pairs, self.rest
+        return *shape, self.spread, self.whole, self.pairs, self.rest, self.doubled
 
 
 class Depthwise:
@@ -65,6 +66,7 @@ class Depthwise:
         self.high, self.taps, self.pixels = structure.high, structure.taps, structure.pixels
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
         self.whole, self.pairs, self.rest = structure.whole, structure.pairs, structure.rest
+        self.doubled = structure.doubled
         self.element, self.source = register_type(dtype), memory_type(dtype)
         self.item = size_of(self.element)
         self.f = f = module.kernel(symbol)
@@ -124,9 +126,9 @@ class Depthwise:
                     self.pieces(first, last, lambda p: self.body(p, start, place, rows, left, count))
 
     def pieces(self, first: Val, last: Val, body: Callable[[Lanes], None]) -> None:
-        """Run ``body`` over channels, by two vectors at a time where they come in pairs."""
+        """Run ``body`` over channels, by two vectors at a time where they come in pairs or are doubled."""
         f = self.f
-        if self.pairs:
+        if self.pairs or self.doubled:
             wide = 2 * self.isa.lanes(self.item)
             done = first + f.and_(last - first, -wide)
             with f.loop(first, done, wide) as channel:
@@ -136,7 +138,7 @@ class Depthwise:
             channel_pieces(f, self.isa, self.item, first, last, body)
 
     def by_pairs(self, piece: Lanes) -> bool:
-        return piece.count > self.isa.lanes(self.item)
+        return self.pairs and piece.count > self.isa.lanes(self.item)
 
     def weight(self, piece: Lanes, address: Val) -> Val:
         """Of the channels of a piece, in the order of :meth:`loaded`."""

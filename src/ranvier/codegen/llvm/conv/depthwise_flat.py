@@ -45,6 +45,12 @@ class FlatDepthwise(Depthwise):
             stop = f.min_(start + at["channel_block"], at["channels"])
             self.pieces(start, stop, lambda piece: self.line(piece, image, oh, source, *self.known(piece, image)))
 
+    @property
+    def fetches(self) -> bool:
+        """Whether the row that the next output row adds is asked for: a part of each pixel, from far apart places, is
+        no stream that anybody else would follow."""
+        return takes_turns(self.isa) and self.stride == 1
+
     def known(self, piece: Lanes, image: Val) -> tuple[list[Val], dict[int, Val]]:
         """What does not change from row to row: weights that stay in registers, and operands of the epilogue."""
         weights: list[Val] = []
@@ -121,6 +127,8 @@ class FlatDepthwise(Depthwise):
                 at_column = column
                 where = f.select(there[column], address, self.zeros) if column in there else address
                 value = self.loaded(piece, where)
+                if r == self.high - 1 and self.fetches:
+                    f.prefetch(f.gep(address, self.at["xh"], self.source))
                 for p, t in pairs:
                     total = sums[p]
                     if total is None:
