@@ -42,6 +42,7 @@ def halves(packed: int4.Int4, dtype: torch.dtype) -> tuple[int4.Int4, Array]:
         (1, 36, 4096, 128, True, torch.float16, Cut(2, 2, 1, steps=8)),
         (8, 20, 1024, 512, False, torch.bfloat16, Cut(2, 2, 1, steps=2)),  # a group that goes on
         (2, 40, 1024, 128, False, torch.bfloat16, Cut(8, 2, 1)),  # tokens in registers
+        (5, 24, 512, 128, True, torch.float16, Cut(2, 2, 1)),  # more than one operand for tokens
         (1, 16, 384, 96, False, torch.bfloat16, Cut(2, 2, 1)),  # groups and steps end at different places
     ],
 )

@@ -12,7 +12,7 @@
 //
 // Given by the compiler: HALF (float16, else bfloat16), FLOAT_OUT, TOKENS, GATED (rows of gate and up in turn), ACTIVATION
 // (0 none, 1 silu, 2 gelu, 3 gelu by tanh, 4 relu), WARPS, STAGES (pieces in the ring), PIECES (of a tile), RESIDENT
-// (blocks on a multiprocessor), PDL.
+// (blocks on a multiprocessor), PDL; and by the kernel SHARES (lanes that have a part of the same sum, 1 or 4).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -61,9 +61,8 @@ struct Eight {
     float part[8];
 };
 
-// Elements that stand together, the first at a multiple of 16 bytes.
-__device__ __forceinline__ Eight eight_at(const u16* at) {
-    const uint4 bits = *(const uint4*)at;
+// Elements that stand together.
+__device__ __forceinline__ Eight eight_of(const uint4& bits) {
     const u32 pairs[4] = {bits.x, bits.y, bits.z, bits.w};
     Eight y;
 #pragma unroll
@@ -146,28 +145,47 @@ __device__ __forceinline__ float activated(float x) {
 #endif
 }
 
-// One token, ``padded`` elements, times the norm's gains where there is a norm: ``each`` gets eight of them at a time, and
-// where they stand; a warp has all or none of every 128. What the norm divides by is applied to results, so nobody waits
-// for it here: ``squares`` gets this warp's share of the sum. ``gains`` are the first of this thread.
+// All tokens, ``padded`` elements each, times the norm's gains where there is a norm: ``each`` gets eight of one token at a
+// time, and where they stand; a warp has all or none of every 128. All of them are asked for before the first is looked at.
+// What the norm divides by is applied to results, so nobody waits for it here: ``squares`` [TOKENS][WARPS] gets this warp's
+// share of the sums. ``gains`` are the first of this thread.
 template <class Each>
-__device__ __forceinline__ void bring_token(const u16* given, const u16* norm, const Eight& gains, int k, int padded,
-                                            float* squares, Each each) {
-    float sum = 0.0f;
-    for (int i = 8 * threadIdx.x; i < padded; i += 8 * MULTIPLYING) {
-        Eight y = i < k ? eight_at(given + i) : Eight{};
-        if (norm && i < k) {
-            const Eight gain = i < 8 * MULTIPLYING ? gains : eight_at(norm + i);
+__device__ __forceinline__ void bring_tokens(const u16* given, long long step, const u16* norm, const Eight& gains, int k,
+                                             int padded, float* squares, Each each) {
+    float sums[TOKENS] = {};
+    uint4 there[TOKENS];
+    auto ask = [&](int at) {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                sum += y.part[e] * y.part[e];
-                y.part[e] *= gain.part[e];
+        for (int i = 0; i < TOKENS; ++i)
+            there[i] = at < k ? *(const uint4*)(given + i * step + at) : make_uint4(0u, 0u, 0u, 0u);
+    };
+    ask(8 * threadIdx.x);
+#pragma unroll 1  // what runs once in a launch is fetched from far away: the less there is of it the better
+    for (int at = 8 * threadIdx.x; at < padded; at += 8 * MULTIPLYING) {
+        Eight now[TOKENS];
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) now[i] = eight_of(there[i]);
+        if (at + 8 * MULTIPLYING < padded) ask(at + 8 * MULTIPLYING);
+        if (norm) {
+            const Eight gain = at < 8 * MULTIPLYING || at >= k ? gains : eight_of(*(const uint4*)(norm + at));
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+#pragma unroll
+                for (int e = 0; e < 8; ++e) {
+                    sums[i] += now[i].part[e] * now[i].part[e];
+                    now[i].part[e] *= gain.part[e];
+                }
             }
         }
-        each(i, y);
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) each(i, at, now[i]);
     }
     if (!norm) return;
-    for (int far = 16; far; far >>= 1) sum += __shfl_xor_sync(~0u, sum, far);
-    if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum;
+#pragma unroll
+    for (int i = 0; i < TOKENS; ++i) {
+        for (int far = 16; far; far >>= 1) sums[i] += __shfl_xor_sync(~0u, sums[i], far);
+        if ((threadIdx.x & 31) == 0) squares[i * WARPS + (threadIdx.x >> 5)] = sums[i];
+    }
 }
 
 // Where results go, and what is added to them.
@@ -180,7 +198,7 @@ struct Around {
     float normed, eps;  // one over the length of what is normed, or zero
 };
 
-// By one warp: a tile of which each of those that multiply has a part [TOKENS][4][ROWS] of the sums, all written when
+// By one warp: a tile of which each of those that multiply has a part [TOKENS][SHARES][ROWS] of the sums, all written when
 // ``there`` says so. Half the lanes add up a half of what there is of a row each.
 class Finish {
   public:
@@ -201,10 +219,8 @@ class Finish {
         for (int i = 0; i < TOKENS; ++i) {
             float y = 0.0f;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                const float* part = parts + (w * TOKENS + i) * (4 * ROWS) + half * ROWS + row;
-                y += part[0] + part[2 * ROWS];
-            }
+            for (int j = half; j < WARPS * SHARES; j += 2)
+                y += parts[((j / SHARES * TOKENS + i) * SHARES + j % SHARES) * ROWS + row];
             y += __shfl_xor_sync(~0u, y, 16);
             y *= factors_[i];
             if (GATED) {
@@ -254,13 +270,13 @@ __device__ __forceinline__ Ring ring_in(unsigned char* shared, int stage_bytes) 
 // What all warps do. PIECES of every tile go through the ring; ``copy(stage, tile, piece, full)`` is for one lane of the
 // warp that brings, and announces its bytes; ``ready()`` runs before inputs are there and ``begin()`` as soon as they
 // are; ``load(stage)`` reads this warp's share of a piece, while the one before is multiplied, ``take(loaded, piece)``
-// multiplies it, ``give(to)`` writes its part [TOKENS][4][ROWS] of a complete tile and starts from zero. ``parts`` are
-// [2][WARPS][TOKENS][4][ROWS], of a tile and of the next; ``squares`` [TOKENS][WARPS] what a norm adds up.
+// multiplies it, ``give(to)`` writes its part [TOKENS][SHARES][ROWS] of a complete tile and starts from zero. ``parts``
+// are [2][WARPS][TOKENS][SHARES][ROWS], of a tile and of the next; ``squares`` [TOKENS][WARPS] what a norm adds up.
 template <class Copy, class Ready, class Begin, class Load, class Take, class Give>
 __device__ __forceinline__ void walk(const Ring& ring, float* parts, const float* squares, const Around& to, Copy copy,
                                      Ready ready, Begin begin, Load load, Take take, Give give) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int tiles = (to.n + ROWS - 1) / ROWS, of_warp = TOKENS * 4 * ROWS;
+    const int tiles = (to.n + ROWS - 1) / ROWS, of_warp = TOKENS * SHARES * ROWS;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_begin(ring.full + s, 1);

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ranvier.providers.cuda.kernels import native
-from ranvier.providers.cuda.kernels.int4 import CHUNK, ROWS, STEP_BYTES, Int4
+from ranvier.providers.cuda.kernels.int4 import CHUNK, ROWS, STEP, STEP_BYTES, Int4
 from ranvier.providers.cuda.kernels.jit import blocks
 
 MOST_TOKENS = 8
@@ -19,7 +19,7 @@ _BARRIER = 8  # bytes
 _MOST_SHARED, _MOST_RING = 220 << 10, 160 << 10
 _REGISTERS = 1 << 16  # of a multiprocessor
 _OF_A_THREAD, _OF_A_STEP = 64, 11  # of them without tokens, and for those of a step
-_TOKEN_STEP = 256 + 64  # bytes of a step of a token, and of what is beside its chunks
+_TOKEN_STEP = 256  # bytes of a step of a token; what is beside it takes 16 for all, or for every chunk
 _HALVES = (torch.bfloat16, torch.float16)
 _ACTIVATIONS = ("", "silu", "gelu", "gelu_tanh", "relu")
 _SINCE = (9, 0)  # what has the copy engine and starts kernels early
@@ -95,7 +95,7 @@ def coded(x: torch.Tensor, weights: Int4, out: torch.Tensor, around: Around, cut
     m, device = x.shape[0], x.device.index
     ring = _ring_for(weights, cut, device)
     pieces = blocks(weights.steps, ring.steps)
-    steps = pieces * blocks(ring.steps, cut.warps) * m  # of a warp, with each token
+    steps = pieces * blocks(ring.steps, cut.warps) * _sets(m, weights)  # of a warp, with each right operand
     defines = {
         "HALF": x.dtype is torch.float16,
         "FLOAT_OUT": out.dtype is torch.float32,
@@ -132,6 +132,15 @@ def coded(x: torch.Tensor, weights: Int4, out: torch.Tensor, around: Around, cut
     return out
 
 
+def _whole(weights: Int4) -> bool:
+    """Whether scales are for whole steps: then four tokens are one right operand."""
+    return weights.group % STEP == 0
+
+
+def _sets(tokens: int, weights: Int4) -> int:
+    return blocks(tokens, 4) if _whole(weights) else tokens
+
+
 def _threads(cut: Cut) -> int:
     return 32 * (cut.warps + 2)
 
@@ -152,6 +161,7 @@ def _ring_for(weights: Int4, cut: Cut, device: int) -> _Ring:
 
 def _room(tokens: int, weights: Int4, ring: _Ring, cut: Cut) -> int:
     """Bytes of shared memory: barriers, the ring, tokens and what is beside them, and two tiles of partial sums."""
-    sums = 4 * cut.warps * tokens * (2 * 4 * ROWS + 1)
+    shares = 1 if _whole(weights) else 4
+    sums = 4 * cut.warps * tokens * (2 * shares * ROWS + 1)
     barriers = blocks(_BARRIER * (2 * ring.stages + 4), _LINE) * _LINE
-    return barriers + ring.stages * ring.stage + tokens * weights.steps * _TOKEN_STEP + sums
+    return barriers + ring.stages * ring.stage + tokens * weights.steps * (_TOKEN_STEP + 16 * shares) + sums
