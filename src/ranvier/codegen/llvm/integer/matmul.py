@@ -14,6 +14,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 
+_ALONE = 10 << 20  # products of codes for each thread: with fewer, joining those of one tensor gains more
 _PIXELS = 16  # rows from which a product is a convolution of windows of one pixel, where tiles are finished together
 
 
@@ -40,7 +41,8 @@ def integer_matmul(
         b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
     elif epilogue is not None and finishes_together(b) and a.strides[-1] == 1 and a.shape[-1]:
         p = folded(problem_of(a, b, out, epilogue))
-        if not p.batch and p.m >= _PIXELS:
+        alone = threads == 1 or p.m * p.n * a.shape[-1] >= threads * _ALONE
+        if not p.batch and p.m >= _PIXELS and alone:
             return _as_pixels(p, b, isa, threads)
     assert b.dot.groups(a.shape[-1]) == b.k
     rows, copying = left_codes(a, b.dot, isa, threads)
