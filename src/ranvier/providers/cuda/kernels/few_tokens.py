@@ -17,7 +17,7 @@ MOST_TOKENS = 8
 _LINE = 128  # bytes of which stages are multiples
 _BARRIER = 8  # bytes
 _MOST_SHARED, _MOST_RING = 220 << 10, 160 << 10
-_REGISTERS = 1 << 16  # of a multiprocessor
+_REGISTERS, _FOUR_WARPS = 1 << 16, 128  # of a multiprocessor; threads
 _OF_A_THREAD, _OF_A_STEP = 64, 11  # of them without tokens, and for those of a step
 _TOKEN_STEP = 256  # bytes of a step of a token; what is beside it takes 16 for all, or for every chunk
 _HALVES = (torch.bfloat16, torch.float16)
@@ -113,7 +113,7 @@ def coded(x: torch.Tensor, weights: Int4, out: torch.Tensor, around: Around, cut
         "HAS_ZEROS": weights.zeros is not None,
         "OF_GROUP": weights.group // CHUNK,
         "GROUPS": ring.groups,
-        "HELD": _OF_A_THREAD + _OF_A_STEP * steps <= _REGISTERS // (cut.resident * _threads(cut)),
+        "HELD": _OF_A_THREAD + _OF_A_STEP * steps <= _registers(cut),
     }
     tiles, residual = blocks(weights.n, ROWS), around.residual
     strides = (x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0))
@@ -139,6 +139,11 @@ def _whole(weights: Int4) -> bool:
 
 def _sets(tokens: int, weights: Int4) -> int:
     return blocks(tokens, 4) if _whole(weights) else tokens
+
+
+def _registers(cut: Cut) -> int:
+    """Of a thread: warps get theirs by fours, one for each scheduler."""
+    return _REGISTERS // (cut.resident * blocks(_threads(cut), _FOUR_WARPS) * _FOUR_WARPS)
 
 
 def _threads(cut: Cut) -> int:
