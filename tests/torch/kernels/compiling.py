@@ -31,7 +31,10 @@ from ranvier.providers.cuda.kernels import (
 )
 
 MODULES = (codes, decode_attention, first, fp8, gemv, lstm, norms, rope_append, swiglu, ternary, w4a16, w8a8)
-CALLED_BY_KERNELS = {"decode_attention._join", "decode_attention._tile"}
+CALLED_BY_KERNELS = {
+    *("decode_attention._join", "decode_attention._tile"),
+    *(f"w4a16.{name}" for name in ("_row_at", "_chunk_at", "_word_at", "_beside_at")),
+}
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 
