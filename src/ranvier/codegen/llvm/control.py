@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from ranvier.codegen.llvm.builder import Fn, Operand, Val
@@ -90,6 +90,16 @@ def batch_offsets(f: Fn, dim: Callable[[int], Val], flat: Val, rank_at: int, tab
     with f.if_(f.cmp("sgt", rank, 0)):  # the outermost axis takes what is left: one axis needs no division
         add(left.get(), base)
     return [o.get() for o in offsets]
+
+
+def by_widths(f: Fn, start: Val, stop: Val, widths: Sequence[int], body: Callable[[Val, int], None]) -> None:
+    """Run ``body(from, width)`` over [start, stop): as far as the first width goes, what is left by the next ones, each
+    of which divides the one before; the last is 1."""
+    for width in dict.fromkeys(widths):
+        whole = start + f.and_(stop - start, -width) if width > 1 else stop
+        with f.loop(start, whole, width) as at:
+            body(at, width)
+        start = whole
 
 
 def quotient(f: Fn, a: Val, b: Val) -> Val:

@@ -302,6 +302,11 @@ class Values:
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
+    def opaque(self, value: Val, register: str = "r") -> Val:
+        """The same value, of which the compiler knows nothing: it keeps a register of its own, of the kind that the
+        processor's inline assembly calls so, and is not made anew of others for every use."""
+        return self.emit(value.type, f'call {value.type} asm "", "={register},0"({value.type} {value.name})')
+
     def intrinsic(self, name: str, ret: str, args: Sequence[Val]) -> Val:
         self.module.declare(name, ret, [a.type for a in args])
         return self.call(name, ret, args)

@@ -89,7 +89,7 @@ class Decoder:
         """Before a loop: what :meth:`quads` needs in registers, which the compiler would fill anew for every use."""
         f, bits = self.fn, self.coding.bits
         mask = f.const(vector("i32", self.lanes), ((1 << bits) - 1) * 0x01010101 if bits < 8 else -0x7F7F7F80)
-        self.mask = f.emit(mask.type, f'call {mask.type} asm "", "=w,0"({mask.type} {mask.name})')
+        self.mask = f.opaque(mask, "w")
 
     def quads(self, word: Val) -> list[Val]:
         """Four consecutive k as bytes each, unsigned ones but for 8 bits where products are of signed bytes (see

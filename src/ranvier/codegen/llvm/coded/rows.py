@@ -235,17 +235,13 @@ class _Pass:
             dims = f.gep(f.args["dims"], self.dim(Dim.FINISH_DIMS), "i64")
             f.call_pointer(self.buf(Buf.FINISH), "void", [operands, dims, f.args["scratch"], self.out, self.place])
 
-    def _opaque(self, pointer: Val) -> Val:
-        """A pointer that keeps a register of its own: else every use costs an addition."""
-        return self.fn.emit("ptr", f'call ptr asm "", "=r,0"(ptr {pointer.name})')
-
     def _sums(self, panel: Val, row: Val, panels: int) -> None:
         """Totals of one pass. Rows past the end repeat the last one; nobody looks at their sums."""
         f, rows, kernel = self.fn, self.kernel.rows, self.kernel
         groups, words = self.dim(Dim.GROUPS), self.dim(Dim.WORDS)
         last = self.m - 1
         picked = [f.min_(row + r, last) for r in range(rows)]
-        left = [self._opaque(f.gep(self.rows, r * self.dim(Dim.ROW))) for r in picked]
+        left = [self.fn.opaque(f.gep(self.rows, r * self.dim(Dim.ROW))) for r in picked]
         about = [f.gep(self.about, r * self.dim(Dim.ABOUT_ROW)) for r in picked]
         deep = groups * words
         streams = self._streams(panel, deep, panels)
@@ -291,8 +287,8 @@ class _Pass:
         """Where the codes of vectors begin: each has a pointer of its own, or those that lie side by side share one."""
         f, codes = self.fn, self.buf(Buf.CODES)
         if self.places.beside == 1:
-            return [self._opaque(self.places.codes(codes, panel + v, deep)) for v in range(panels)]
-        first = self._opaque(self.places.codes(codes, panel, deep))
+            return [self.fn.opaque(self.places.codes(codes, panel + v, deep)) for v in range(panels)]
+        first = self.fn.opaque(self.places.codes(codes, panel, deep))
         return [f.gep(first, v * self.isa.vector_bytes) for v in range(panels)]
 
     def _ahead(self, word: Val, deep: Val, panels: int) -> Val:

@@ -161,7 +161,7 @@ class _Dots:
             start = f.gep(f.load("ptr", f.gep(f.args["a"], s, "ptr")), first * self.step)
             rows = [f.gep(start, self.step * r) for r in range(_ROWS)]
             # a pointer of its own for every row: else each costs an addition in every step
-            rows = [f.emit("ptr", f'call ptr asm "", "=r,0"(ptr {p.name})') for p in rows]
+            rows = [f.opaque(row) for row in rows]
             with f.loop(0, self.groups) as k:
                 panel = b.get()
                 wide = [f.load(self.pairs, f.gep(panel, v * _LINE), _LINE) for v in range(self.vectors)]

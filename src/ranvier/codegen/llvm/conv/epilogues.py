@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ranvier.codegen.launch import At
 from ranvier.codegen.llvm.builder import Fn, Val
+from ranvier.codegen.llvm.control import by_widths
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_product, widened
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
@@ -170,11 +171,8 @@ def channel_pieces(
         with f.loop(start, stop, lanes) as c:
             body(Lanes(lanes, c, below(f, lanes, stop - c)))
         return
-    for width in dict.fromkeys((lanes * isa.abreast if abreast else lanes, lanes, 1)):
-        whole = start + f.and_(stop - start, -width) if width > 1 else stop
-        with f.loop(start, whole, width) as c:
-            body(Lanes(width, c, None))
-        start = whole
+    widths = (lanes * isa.abreast if abreast else lanes, lanes, 1)
+    by_widths(f, start, stop, widths, lambda c, width: body(Lanes(width, c, None)))
 
 
 def below(f: Fn, lanes: int, count: Val) -> Val:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from ranvier.codegen.launch import At, KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val
+from ranvier.codegen.llvm.control import by_widths
 from ranvier.codegen.llvm.elements import (
     NARROW,
     gather_elements,
@@ -223,9 +224,4 @@ def _pieces(f: Fn, isa: Isa, lanes: int, stop: Val, body: Callable[[Val, int, Va
         with f.loop(0, stop, lanes) as c:
             body(c, lanes, f.mask_below(lanes, stop - c))
         return
-    start: Val | int = 0
-    for width in dict.fromkeys((lanes * isa.abreast, lanes, 1)):
-        whole = f.and_(stop, -width) if width > 1 else stop
-        with f.loop(start, whole, width) as c:
-            body(c, width, None)
-        start = whole
+    by_widths(f, f.i64(0), stop, (lanes * isa.abreast, lanes, 1), lambda c, width: body(c, width, None))

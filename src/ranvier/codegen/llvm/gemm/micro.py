@@ -176,7 +176,7 @@ class _Emitter:
         if self.micro.rows > _POINTERS:
             self._many_rows(count, step, first)
         else:
-            self._along_k(count, [self._opaque(self.fn.gep(first, step * r)) for r in range(self.micro.rows)])
+            self._along_k(count, [self.fn.opaque(self.fn.gep(first, step * r)) for r in range(self.micro.rows)])
 
     def _mask(self) -> Val:
         return self.fn.mask_below(self.lanes, self.slot(Slot.COLUMNS))
@@ -220,7 +220,7 @@ class _Emitter:
         """More rows than pointers fit the registers: every pointer serves three rows, one and two steps apart."""
         fn, element = self.fn, self.a_element
         starts = [fn.gep(first, step * r) for r in range(0, self.micro.rows, 3)]
-        groups = [fn.var("ptr", self._opaque(p)) for p in starts]
+        groups = [fn.var("ptr", self.fn.opaque(p)) for p in starts]
         b_step = self.b_step or fn.i64(self.panel)
 
         def turn(steps: int) -> None:
@@ -236,7 +236,7 @@ class _Emitter:
 
                 self._step(fn.gep(panel, b_step * u) if u else panel, row, 0)
             for g, p in zip(groups, here):
-                g.set(self._opaque(fn.gep(p, steps, element)))
+                g.set(self.fn.opaque(fn.gep(p, steps, element)))
             self.b.set(fn.gep(panel, b_step * steps))
 
         whole = fn.and_(count, -_UNROLL_MANY)
@@ -244,10 +244,6 @@ class _Emitter:
             turn(_UNROLL_MANY)
         with fn.loop(whole, count):
             turn(1)
-
-    def _opaque(self, pointer: Val) -> Val:
-        """A pointer that keeps a register of its own: else every row costs an addition in every k step."""
-        return self.fn.emit("ptr", f'call ptr asm "", "=r,0"(ptr {pointer.name})')
 
     def _fence(self) -> None:
         """Keeps the loads of one k step together: gathered over several steps they would not fit the registers."""

@@ -60,7 +60,7 @@ class _Emitter:
         count, step = self.slot(Slot.K), self.slot(Slot.A_STEP)
         # a pointer of its own for every row: else each costs an addition in every step
         starts = [fn.gep(fn.args["a"], step * r) for r in range(self.micro.rows)]
-        rows = [fn.emit("ptr", f'call ptr asm "", "=r,0"(ptr {p.name})') for p in starts]
+        rows = [fn.opaque(start) for start in starts]
         whole = fn.and_(count, -at_once) if at_once > 1 else count
         with fn.loop(0, whole, at_once) as k:
             self._steps(rows, k, at_once)

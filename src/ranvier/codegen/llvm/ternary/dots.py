@@ -91,7 +91,7 @@ class Fields:
         self.masks = [f.const(kind, _signed(LOW << 2 * k)) for k in range(self.shifted)]
         if signed:
             # in registers of their own: the compiler would make them again for every use
-            self.masks = [f.emit(m.type, f'call {m.type} asm "", "=w,0"({m.type} {m.name})') for m in self.masks]
+            self.masks = [f.opaque(mask, "w") for mask in self.masks]
 
     def part(self, codes: Val, k: int) -> Val:
         f = self.f
