@@ -45,7 +45,7 @@ _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "pixels"),
     *("kd", "kh", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw"),
     *("across", "run_taps", "depth", "groups", "row_bytes", "rows", "block_pixels", "blocks"),
-    *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width", "entry", "finished"),
+    *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width", "entry", "apart", "finished"),
 )
 # how rows come about: window by window, as a block of pixels copied at once, or where they lie
 Rows = Literal["windows", "block", "place"]
@@ -93,11 +93,13 @@ def integer_conv(
     *,
     epilogue: Epilogue | None = None,
     threads: int = 1,
+    apart: int = 0,
 ) -> list[Launch]:
     """``out = epilogue(conv(x))`` with exact int32 sums of codes as ``pack`` describes them.
 
     ``x`` lies channels-last, the pixels of ``out`` evenly apart. ``zero`` is the code that stands for nothing, one
-    element like those of ``x``: it is what borders are padded with.
+    element like those of ``x``: it is what borders are padded with. Where images have filters of their own these are
+    ``apart`` bytes from each other, and the epilogue takes out itself what moved codes add.
     """
     if shape.is_empty:
         return []
@@ -163,12 +165,18 @@ def integer_conv(
         "panel_groups": panel_groups,
         "width": shape.width,
         "entry": packed.entry * 4,
+        "apart": apart,
         "finished": finished,
     }
     # filters of all groups lie side by side in the result
-    columns = None if packed.shift is None else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
-    epilogue, _ = put_right(x.dtype, replace(packed, batch=(), shift=columns), epilogue, (), isa, threads)
-    done = finish_of(epilogue, out)
+    columns = None if packed.shift is None or apart else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
+    reach = packed.reach
+    if not apart:
+        epilogue, _ = put_right(x.dtype, replace(packed, batch=(), shift=columns), epilogue, (), isa, threads)
+        reach = None if reach is None else reach.reshape(-1)
+    elif reach is not None:
+        reach = reach.reshape(-1, shape.cout).max(axis=0)
+    done = finish_of(epilogue, out, reach)
     micro = micro_kernels(Cut(rows, 1), cut, packed, x.dtype)
     tiles = shape.n * count * panel_groups
     # rows, room for what a last vector writes beyond them, and one tile of sums
@@ -399,7 +407,7 @@ class _Driver:
     def multiply(self, image: Val, group: Val, first: Val, count: Val, p0: Val, p1: Val) -> None:
         f, at = self.f, self.at
         out = f.gep(self.frame.buf(_OUT), image * at["yn"])
-        filters = f.gep(self.frame.buf(_B), group * at["entry"])
+        filters = f.gep(self.frame.buf(_B), group * at["entry"] + image * at["apart"])
         if self.dot is SIGNED:
             self.together(image, group, first, count, p0, p1, out, filters)
             return

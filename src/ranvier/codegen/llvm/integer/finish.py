@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.builder import Fn, Module, Val
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.code_forms import Codes, CodesAsNumbers, codes_as_numbers, codes_of
 from ranvier.codegen.llvm.elements import (
     gather_elements,
@@ -24,8 +24,11 @@ from ranvier.codegen.llvm.elements import (
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
-from ranvier.codegen.llvm.integer.narrow import lowest_beyond, nearest, packed_bytes
+from ranvier.codegen.llvm.integer.narrow import lowest_beyond, nearest, packed_bytes, packed_low_bytes
+from ranvier.codegen.llvm.integer.reach import WHOLE, Array, by_additions, stays_near, used
+from ranvier.codegen.llvm.integer.shortcuts import shortened
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath.core import exactly
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -33,17 +36,27 @@ from ranvier.records import dataclass
 _SUMS = DType.int32
 
 
-def integer_finish(epilogue: Epilogue | None, out: DType, out_strides: tuple[int, int]) -> Finish:
-    """The kernel for an epilogue on int32 sums, stored as ``out``."""
+def integer_finish(
+    epilogue: Epilogue | None, out: DType, out_strides: tuple[int, int], reach: Array | None = None
+) -> Finish:
+    """The kernel for an epilogue on int32 sums, stored as ``out``.
+
+    ``reach`` is how large the sums of every column can be; without it nothing is made of what is known of them.
+    """
     value: Expr = epilogue.value if epilogue is not None else Result(0, _SUMS)
     operands = epilogue.operands if epilogue is not None else ()
     if value.dtype is not out:
         value = Op("cast", (value,), out)
+    near = False
+    if reach is not None:
+        value, operands = shortened(value, operands, reach.size)
+        near = stays_near(value, operands, reach)
+        value, operands = used(*by_additions(value, operands, reach))
     sizes = list(dict.fromkeys(e for e in walk(value) if isinstance(e, Size)))
     if sizes:
         value = substitute(value, {size: Size(k) for k, size in enumerate(sizes)})
     classes = tuple(_class(*o.strides[1:]) for o in operands)
-    body = _Body(value, out, tuple(o.dtype for o in operands), classes, len(sizes), out_strides[1] == 1)
+    body = _Body(value, out, tuple(o.dtype for o in operands), classes, len(sizes), out_strides[1] == 1, near)
     dims = [*out_strides]
     for o in operands:
         dims += o.strides
@@ -68,10 +81,11 @@ class _Body:
     classes: tuple[int, ...]
     sizes: int
     dense: bool  # columns of the output are contiguous
+    near: bool  # what becomes codes fits 16 bits
 
     def spec(self) -> KernelSpec:
         types = tuple(d.name for d in self.operands)
-        key = ("integer finish", repr(self.value), self.out.name, types, self.classes, self.dense)
+        key = ("integer finish", repr(self.value), self.out.name, types, self.classes, self.dense, self.near)
         return KernelSpec(f"integer finish {self.out.name}", key, self._emit)
 
     def _value(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], lanes: int, made: list[Val] | None) -> Val:
@@ -96,10 +110,13 @@ class _Body:
         """Codes less their zero point as 32 bits, for instructions that saturate.
 
         Only one end is clipped. Where numbers that no integer holds become the lowest one it is the upper: that is
-        right for those below and for NaN. Elsewhere NaN has to go with what lies below.
+        right for those below and for NaN. Elsewhere NaN has to go with what lies below. Numbers that surely fit 16
+        bits are left in the lower half of the 32, with others above.
         """
         f, divides = emitter.fn, _divides(codes)
         x = widened(f, emitter.value(_unbounded(codes), leaf), emitter.lanes)
+        if self.near:
+            return f.bitcast(exactly(f, "fadd", x, WHOLE), vector("i32", emitter.lanes))
         if lowest_beyond(emitter.isa):
             # the number stands second: it is what comes out where it is NaN
             x = f.quick_min(made[1], x)
@@ -206,7 +223,8 @@ class _Body:
                                 emitter.spread(scalar, wide)
                             values.append(self._unclipped(emitter, line.leaf(at, lanes, None), codes, bounds))
                     zero = None if codes.zero is None else bounds[-1]
-                    for line, made in zip(two, packed_bytes(f, isa, values, zero, signed=codes.low < 0)):
+                    narrowed = packed_low_bytes if self.near else packed_bytes
+                    for line, made in zip(two, narrowed(f, isa, values, zero, signed=codes.low < 0)):
                         f.store(made, f.gep(line.out, column + c), 1)
         # where whole pairs of vectors were all there is, rows begin behind the corner
         with f.loop(f.select(f.cmp("eq", pairs, columns), done, 0), rows) as r:

@@ -8,6 +8,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val
 from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.gemm.epilogue import Finish
 from ranvier.codegen.llvm.integer.finish import integer_finish
+from ranvier.codegen.llvm.integer.reach import Array
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -45,6 +46,6 @@ def in_order(names: Sequence[str], numbers: Mapping[str, int]) -> tuple[int, ...
     return tuple(numbers[name] for name in names)
 
 
-def finish_of(epilogue: Epilogue | None, out: View) -> Finish:
+def finish_of(epilogue: Epilogue | None, out: View, reach: Array | None = None) -> Finish:
     """The finish kernel of a convolution whose output pixels lie evenly apart."""
-    return integer_finish(epilogue, out.dtype, (Pixels.of(out).w, out.strides[1]))
+    return integer_finish(epilogue, out.dtype, (Pixels.of(out).w, out.strides[1]), reach)

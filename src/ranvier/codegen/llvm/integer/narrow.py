@@ -48,6 +48,17 @@ def packed_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, s
     return [f.shuffle(mixed, None, order[k : k + half]) for k in (0, half)]
 
 
+def packed_low_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, signed: bool) -> list[Val]:
+    """As :func:`packed_bytes`, on aarch64, of numbers that are the lower halves of the vectors' elements."""
+    lanes = isa.lanes(4)
+    rows = [f.cast(f.shuffle(vectors[k], vectors[k + 1], range(2 * lanes)), "i16") for k in (0, 2)]
+    if zero is not None:
+        both = f.cast(f.shuffle(zero, zero, range(2 * lanes)), "i16")
+        rows = [row + both for row in rows]
+    narrowing = f"llvm.aarch64.neon.{'sqxtn' if signed else 'sqxtun'}.v{2 * lanes}i8"
+    return [f.intrinsic(narrowing, vector("i8", 2 * lanes), [row]) for row in rows]
+
+
 def _words(f: Fn, isa: Isa, pair: Sequence[Val]) -> Val:
     """Two vectors of i32 as one of i16."""
     lanes = isa.lanes(4)

@@ -17,7 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
-from ranvier.codegen.llvm.integer.dots import HALF, TILES, Dot, dot_for, shapes_of
+from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import (
     Const,
@@ -73,6 +73,7 @@ class PackedCodes:
     panels: Panels
     dot: Dot
     shift: View | None = None  # [..., N] of int32: what moving codes of A adds, negated
+    reach: Array | None = None  # [..., N]: how large sums can be, where it is of use to know
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +119,11 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
     if dot.moves:
         total = signed(b).sum(axis=-2, dtype=np.int32) * np.int32(-dot.moves)
         shift = View.dense(Storage.constant(total), DType.int32, total.shape)
-    return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift)
+    reach = None
+    if dot is SIGNED:
+        # -128 stays what it is, and is 128 as an unsigned byte
+        reach = np.abs(signed(b)).view(np.uint8).sum(axis=-2, dtype=np.int64) * HALF
+    return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift, reach)
 
 
 def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:
@@ -150,7 +155,8 @@ def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[P
     if dot.turns(left):
         shift = View.temporary(DType.int32, (*batch, n))
         launches += _shift(b, shift, -dot.moves, isa, threads)
-    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift), launches
+    reach = np.full(n, k * HALF * HALF) if dot is SIGNED else None
+    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift, reach), launches
 
 
 def _shift(b: View, shift: View, times: int, isa: Isa, threads: int) -> list[Launch]:

@@ -136,7 +136,8 @@ def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -
         direct = 0
     elif not isa.masks and p.n % lanes:
         direct -= 1
-    done = integer_finish(p.epilogue, p.out.dtype, p.out_strides) if direct < panels.cut.count else None
+    reach = None if b.reach is None else b.reach.reshape(-1, p.n).max(axis=0)
+    done = integer_finish(p.epilogue, p.out.dtype, p.out_strides, reach) if direct < panels.cut.count else None
     waiting = tile_bytes if k_blocks > 1 else 0
     scratch = tile_bytes if done is not None or waiting else 0
     item = p.out.dtype.numpy.itemsize

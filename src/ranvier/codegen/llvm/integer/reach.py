@@ -1,0 +1,136 @@
+"""How large sums of codes can become, and what is shorter to compute of small ones.
+
+Filters are known when code is chosen, and so is the largest sum that they can make of any codes. A whole number below
+2²² lies in the low bits of a float32 once 1.5 · 2²³ is added to it: as an integer, together with the bias, or as a
+float, which rounds it. Both are additions, where conversions between integers and floats keep one unit for two cycles.
+And what surely fits 16 bits needs no bounds but those of the instruction that makes bytes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.llvm.code_forms import codes_as_numbers, codes_of
+from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Operand, Result
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+
+Array = np.ndarray[Any, Any]
+WHOLE = 3.0 * (1 << 22)  # what is added to it, and is smaller than 2²², is whole and lies in the low bits
+WHOLE_BITS = int(np.float32(WHOLE).view(np.int32))
+_SMALL = 1 << 22
+_NEAR = (1 << 15) - 256  # a number that fits 16 bits with any zero point
+_BYTES = {DType.int8: 128.0, DType.uint8: 255.0}
+
+
+def constant(load: Expr, operands: tuple[Operand, ...], columns: int) -> Array | None:
+    """The numbers of an operand that are known already: one, or one for every column."""
+    if not isinstance(load, Load):
+        return None
+    operand = operands[load.operand]
+    array, dtype = operand.view.storage.array, operand.dtype.numpy
+    if array is None or array.dtype != dtype or operand.at is not None or operand.guard is not None:
+        return None
+    if operand.strides[:2] != (0, 0) or operand.strides[2] not in (0, 1):
+        return None
+    start, count = operand.view.offset + operand.offset, columns if operand.strides[2] else 1
+    found: Array = array.reshape(-1)[start : start + count]
+    return found if found.size == count else None
+
+
+def largest(expr: Expr, operands: tuple[Operand, ...], sums: Array) -> Array | None:
+    """The largest absolute value of an expression, of every column or of all of them; None if that is not known.
+
+    ``sums`` has what ``Result(0)`` can reach, column by column.
+    """
+    if isinstance(expr, Result):
+        return sums.astype(np.float64)
+    if isinstance(expr, Const):
+        return np.abs(np.array([expr.value], np.float64))
+    if isinstance(expr, Load):
+        known = constant(expr, operands, sums.size)
+        return None if known is None else np.abs(known.astype(np.float64))
+    if not isinstance(expr, Op):
+        return None
+    if codes_as_numbers(expr) is not None:
+        return np.array([255.0])
+    if expr.name == "cast" and expr.dtype is DType.float32:
+        if expr.args[0].dtype in _BYTES:
+            return np.array([_BYTES[expr.args[0].dtype]])
+        return largest(expr.args[0], operands, sums) if expr.args[0].dtype is DType.int32 else None
+    parts = [largest(arg, operands, sums) for arg in expr.args]
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) < len(parts):
+        return None
+    match expr.name:
+        case "add" | "sub":
+            return known_parts[0] + known_parts[1]
+        case "mul":
+            return known_parts[0] * known_parts[1]
+        case "fma":
+            return known_parts[0] * known_parts[1] + known_parts[2]
+        case "max" | "min":
+            return np.maximum(*known_parts)
+    return None
+
+
+def stays_near(value: Expr, operands: tuple[Operand, ...], sums: Array) -> bool:
+    """Whether the number that an expression makes codes of fits 16 bits, whatever the sums are."""
+    codes = codes_of(value)
+    size = None if codes is None else largest(codes.number, operands, sums)
+    return size is not None and bool((size < _NEAR).all())
+
+
+def by_additions(value: Expr, operands: tuple[Operand, ...], sums: Array) -> tuple[Expr, tuple[Operand, ...]]:
+    """The same value with small sums made floats by additions."""
+    more = list(operands)
+    made: dict[Expr, Expr] = {}
+
+    def visit(expr: Expr) -> Expr:
+        if not isinstance(expr, Op):
+            return expr
+        if expr in made:
+            return made[expr]
+        found: Expr | None = None
+        if expr.name == "cast" and expr.dtype is DType.float32 and expr.args[0].dtype is DType.int32:
+            found = moved(expr.args[0])
+        if found is None:
+            found = Op(expr.name, tuple(visit(arg) for arg in expr.args), expr.dtype)
+        made[expr] = found
+        return found
+
+    def moved(total: Expr) -> Expr | None:
+        size = largest(total, operands, sums)
+        if size is None or not (size < _SMALL).all():
+            return None
+        bias = constant(total.args[1], operands, sums.size) if isinstance(total, Op) and total.name == "add" else None
+        if isinstance(total, Op) and bias is not None and bias.size == sums.size:
+            # one addition for both
+            both = View.constant(bias + np.int32(WHOLE_BITS), DType.int32)
+            total = Op("add", (total.args[0], Load(len(more), DType.int32)), DType.int32)
+            more.append(Operand(both, (0, 0, 1)))
+        else:
+            total = Op("add", (total, Const(WHOLE_BITS, DType.int32)), DType.int32)
+        return Op("sub", (Op("bits", (total,), DType.float32), Const(WHOLE, DType.float32)), DType.float32)
+
+    return visit(value), tuple(more)
+
+
+def used(value: Expr, operands: tuple[Operand, ...]) -> tuple[Expr, tuple[Operand, ...]]:
+    """An expression and the operands that it still has."""
+    order: dict[int, int] = {}
+    made: dict[Expr, Expr] = {}
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Load):
+            return Load(order.setdefault(expr.operand, len(order)), expr.dtype)
+        if not isinstance(expr, Op):
+            return expr
+        if expr not in made:
+            made[expr] = Op(expr.name, tuple(visit(arg) for arg in expr.args), expr.dtype)
+        return made[expr]
+
+    value = visit(value)
+    return value, tuple(operands[k] for k in order)
