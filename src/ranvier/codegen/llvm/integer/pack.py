@@ -42,6 +42,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
+_SHORT = 256  # codes whose sum 16 bits hold
 
 
 def moved_right(dtype: DType) -> int:
@@ -117,13 +118,22 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
         room[..., : part.shape[-1]] = part
     shift = None
     if dot.moves:
-        total = signed(b).sum(axis=-2, dtype=np.int32) * np.int32(-dot.moves)
+        total = _column_sums(signed(b)) * np.int32(-dot.moves)
         shift = View.dense(Storage.constant(total), DType.int32, total.shape)
     reach = None
     if dot is SIGNED:
-        # -128 stays what it is, and is 128 as an unsigned byte
-        reach = np.abs(signed(b)).view(np.uint8).sum(axis=-2, dtype=np.int64) * HALF
+        # -128 stays what it is without its sign, and is 128 as an unsigned byte
+        reach = _column_sums(np.abs(signed(b)).view(np.uint8)).astype(np.int64) * HALF
     return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift, reach)
+
+
+def _column_sums(b: Array) -> Array:
+    """int32 sums of codes [..., K, N] over K: some at a time, whose sums 16 bits hold, because that is quicker."""
+    total = np.zeros((*b.shape[:-2], b.shape[-1]), np.int32)
+    short = np.int16 if b.dtype == np.int8 else np.uint16
+    for start in range(0, b.shape[-2], _SHORT):
+        total += np.add.reduce(b[..., start : start + _SHORT, :], axis=-2, dtype=short)
+    return total
 
 
 def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:

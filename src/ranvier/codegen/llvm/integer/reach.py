@@ -8,6 +8,8 @@ And what surely fits 16 bits needs no bounds but those of the instruction that m
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,20 +88,11 @@ def stays_near(value: Expr, operands: tuple[Operand, ...], sums: Array) -> bool:
 def by_additions(value: Expr, operands: tuple[Operand, ...], sums: Array) -> tuple[Expr, tuple[Operand, ...]]:
     """The same value with small sums made floats by additions."""
     more = list(operands)
-    made: dict[Expr, Expr] = {}
 
-    def visit(expr: Expr) -> Expr:
-        if not isinstance(expr, Op):
-            return expr
-        if expr in made:
-            return made[expr]
-        found: Expr | None = None
+    def change(expr: Op) -> Expr | None:
         if expr.name == "cast" and expr.dtype is DType.float32 and expr.args[0].dtype is DType.int32:
-            found = moved(expr.args[0])
-        if found is None:
-            found = Op(expr.name, tuple(visit(arg) for arg in expr.args), expr.dtype)
-        made[expr] = found
-        return found
+            return moved(expr.args[0])
+        return None
 
     def moved(total: Expr) -> Expr | None:
         size = largest(total, operands, sums)
@@ -115,22 +108,44 @@ def by_additions(value: Expr, operands: tuple[Operand, ...], sums: Array) -> tup
             total = Op("add", (total, Const(WHOLE_BITS, DType.int32)), DType.int32)
         return Op("sub", (Op("bits", (total,), DType.float32), Const(WHOLE, DType.float32)), DType.float32)
 
-    return visit(value), tuple(more)
+    return rewritten(value, before=change), tuple(more)
 
 
 def used(value: Expr, operands: tuple[Operand, ...]) -> tuple[Expr, tuple[Operand, ...]]:
     """An expression and the operands that it still has."""
     order: dict[int, int] = {}
-    made: dict[Expr, Expr] = {}
 
-    def visit(expr: Expr) -> Expr:
+    def renumbered(expr: Expr) -> Expr:
         if isinstance(expr, Load):
             return Load(order.setdefault(expr.operand, len(order)), expr.dtype)
-        if not isinstance(expr, Op):
-            return expr
-        if expr not in made:
-            made[expr] = Op(expr.name, tuple(visit(arg) for arg in expr.args), expr.dtype)
-        return made[expr]
+        return expr
 
-    value = visit(value)
+    value = rewritten(value, leaf=renumbered)
     return value, tuple(operands[k] for k in order)
+
+
+def rewritten(
+    value: Expr,
+    *,
+    before: Callable[[Op], Expr | None] = lambda _: None,
+    after: Callable[[Op], Expr] = lambda expr: expr,
+    leaf: Callable[[Expr], Expr] = lambda expr: expr,
+) -> Expr:
+    """An expression with operations replaced, before what they are made of or after it, and leaves. What stands in
+    several places is visited once: by identity, because to compare is to walk everything below."""
+    made: dict[int, Expr] = {}
+
+    def visit(expr: Expr) -> Expr:
+        if not isinstance(expr, Op):
+            return leaf(expr)
+        found = made.get(id(expr))
+        if found is None:
+            found = before(expr)
+            if found is None:
+                args = tuple(visit(arg) for arg in expr.args)
+                same = all(map(operator.is_, args, expr.args))
+                found = after(expr if same else Op(expr.name, args, expr.dtype))
+            made[id(expr)] = found
+        return found
+
+    return visit(value)

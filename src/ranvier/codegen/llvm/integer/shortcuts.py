@@ -9,6 +9,7 @@ units in the last place away are tried too: some of them have all numbers next t
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.llvm.code_forms import Codes, codes_as_numbers, codes_of
-from ranvier.codegen.llvm.integer.reach import constant
-from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Operand, substitute
+from ranvier.codegen.llvm.integer.reach import constant, rewritten
+from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Operand
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -59,22 +60,17 @@ def shortened(value: Expr, operands: tuple[Operand, ...], columns: int) -> tuple
 class _Shortener:
     def __init__(self, operands: tuple[Operand, ...], columns: int) -> None:
         self.operands, self.columns = operands, columns
-        self.made: dict[Expr, Expr] = {}
 
     def shortened(self, value: Expr) -> tuple[Expr, tuple[Operand, ...]]:
-        return self.visit(value), self.operands
+        return rewritten(value, after=self.code_of), self.operands
 
-    def visit(self, expr: Expr) -> Expr:
-        if not isinstance(expr, Op):
+    def code_of(self, expr: Op) -> Expr:
+        codes = codes_of(expr)
+        number = None if codes is None else self.number(codes)
+        if codes is None or number is None:
             return expr
-        if expr not in self.made:
-            inner: Expr = Op(expr.name, tuple(self.visit(arg) for arg in expr.args), expr.dtype)
-            codes = codes_of(inner)
-            number = None if codes is None else self.number(codes)
-            if codes is not None and number is not None:
-                inner = substitute(inner, {codes.rounded: Op("round", (number,), _FLOAT)})
-            self.made[expr] = inner
-        return self.made[expr]
+        rounded = codes.rounded
+        return rewritten(expr, before=lambda each: Op("round", (number,), _FLOAT) if each is rounded else None)
 
     def scalar(self, expr: Expr) -> np.float32 | None:
         """A float32 number, or a code that is made one, which is known already."""
@@ -200,20 +196,19 @@ class _Trial:
             column, which = np.unique(line.column, return_inverse=True)
         beside = grids[1] if len(grids) > 1 else column
         grid = np.ix_(grids[0], beside)
-        env = {code.expr: axis for code, axis in zip(line.codes, grid)}
         factors = tuple(factor / scale for factor in line.factors)
-        terms = [factor * axis.astype(np.float64) for factor, axis in zip(factors, grid)]
-        if line.column is not None:
-            terms.append(grid[1].astype(np.float64) / scale)
+        terms = [np.float32(factor) * axis for factor, axis in zip(factors, grid)]
+        terms += [] if line.column is None else [grid[1] / np.float32(scale)]
         most = sum(float(np.abs(term).max()) for term in terms)
         if not most < _MOST or any(not _LEAST < abs(factor) < _MOST for factor in factors):
             return None
-        number = np.broadcast_to(sum(terms), (grids[0].size, beside.size))
-        middle = np.abs(number - np.floor(number) - 0.5) < _ERROR * most
-        if cut:
-            middle &= number > -1
-        rows, columns = np.nonzero(middle & (number > low - 1) & (number < high + 1))
-        exact = np.broadcast_to(line.exactly(env, grid[1]), number.shape)[rows, columns]
+        number = np.broadcast_to(functools.reduce(np.add, terms), (grids[0].size, beside.size))
+        rows, columns = np.nonzero(np.abs(number - np.rint(number)) > 0.5 - _ERROR * most)
+        near = number[rows, columns]
+        matters = (near > max(low, -1 if cut else low) - 1) & (near < high + 1)
+        rows, columns = rows[matters], columns[matters]
+        env = {code.expr: axis.reshape(-1)[at] for code, axis, at in zip(line.codes, grid, (rows, columns))}
+        exact = line.exactly(env, beside[columns])
         quotient = (np.maximum(exact, np.float32(0)) if cut else exact) / np.float32(scale)
         truth = np.clip(np.rint(quotient), low, high)
         other = columns if line.column is not None else beside[columns]
