@@ -14,6 +14,8 @@ shapes of B never change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ranvier.codegen.llvm.builder import Fn, Val
 
 TILE_ROWS = 16
@@ -91,3 +93,28 @@ def multiply(f: Fn, instruction: str, into: int, left: int, right: int) -> None:
     """``into += left x right``: groups of four bytes along the rows of A meet groups of four bytes of B."""
     f.module.declare(f"llvm.x86.{instruction}", "void", ["i8 immarg"] * 3)
     f.line(f"call void @llvm.x86.{instruction}(i8 {into}, i8 {left}, i8 {right})")
+
+
+def turn(
+    f: Fn,
+    instruction: str,
+    blocks: int,
+    vectors: int,
+    load_a: Callable[[int], None] | None = None,
+    load_b: Callable[[int], None] | None = None,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """The products of a step of up to ``blocks`` times ``vectors`` tiles, which have been loaded.
+
+    Those of the following step, if there is one, are loaded between them, each as soon as its register is free: they
+    are there when the next products want them. ``between`` is emitted after every product.
+    """
+    for v in range(vectors):
+        for r in range(blocks):
+            multiply(f, instruction, sums(r, v), a_tile(r), b_tile(v))
+            if load_a is not None and v == vectors - 1:
+                load_a(r)
+            if between is not None:
+                between()
+        if load_b is not None:
+            load_b(v)

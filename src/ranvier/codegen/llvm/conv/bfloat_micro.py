@@ -18,6 +18,7 @@ from __future__ import annotations
 from ranvier.codegen.launch import KernelSpec, Units
 from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.micro import suits as suits_tiles
+from ranvier.codegen.llvm.amx.segments import SegmentProduct, Segments
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm.micro import Slot, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
@@ -58,7 +59,7 @@ def micro_spec(isa: Isa, vectors: int, *, short: bool, panel_bytes: int) -> Kern
         (_Tiles(f, vectors, short, passing) if tiled else _Dots(f, vectors)).emit()
 
     units: Units = "bfloat16 tiles" if tiled else ""
-    return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 1, vectors), emit, units)
+    return KernelSpec(f"conv bfloat16 {name} x{vectors}", (f"bfloat conv {name}", 2, vectors), emit, units)
 
 
 class _Tiles:
@@ -86,40 +87,17 @@ class _Tiles:
         f.ret()
 
     def product(self, blocks: int, groups: Val) -> None:
-        f, vectors = self.f, self.vectors
-        sums = [(r, v) for r in range(blocks) for v in range(vectors)]
-        for r, v in sums:
-            tiles.zero(f, tiles.sums(r, v))
-        b = f.var("ptr", f.args["b"])
-        ahead = f.var("ptr", self.slot(Slot.FETCH, "ptr"))
-        fetches = f.cmp("ne", ahead.get(), f.zero("ptr"))
-        size = groups * (vectors * _LINE)
-        with f.loop(0, self.slot(Slot.SEGMENTS)) as s:
-            a = f.load("ptr", f.gep(f.args["a"], s, "ptr"))
-            here = b.get()
-            if self.short:
-                self.step(a, here, sums)
-            else:
-                with f.loop(0, f.lshr(groups, 4)) as k:
-                    with f.if_(fetches):
-                        for line in range(8 * vectors):
-                            f.prefetch(f.gep(ahead.get(), line * _LINE), locality=2)
-                        ahead.set(f.gep(ahead.get(), 8 * vectors * _LINE))
-                    self.step(f.gep(a, k * _LINE), f.gep(here, k * (16 * vectors * _LINE)), sums)
-            b.set(f.gep(here, size))
-        out, out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
-        for r, v in sums:
-            place = f.gep(out, out_step * (r * tiles.TILE_ROWS) + v * _LINE)
-            tiles.store(f, tiles.sums(r, v), place, out_step)
+        f = self.f
+        kind = SegmentProduct("tdpbf16ps", self.vectors, self.short, self.passing, 8 * self.vectors)
 
-    def step(self, a: Val, b: Val, sums: list[tuple[int, int]]) -> None:
-        f, step, line = self.f, self.slot(Slot.A_STEP), self.f.i64(self.vectors * _LINE)
-        for v in range(self.vectors):
-            tiles.load(f, tiles.b_tile(v), f.gep(b, v * _LINE), line, passing=self.passing)
-        for r, v in sums:
-            if v == 0:
-                tiles.load(f, tiles.a_tile(r), f.gep(a, step * (r * tiles.TILE_ROWS)) if r else a, step)
-            tiles.multiply(f, "tdpbf16ps", tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
+        def start(segment: Val) -> Val:
+            return f.load("ptr", f.gep(f.args["a"], segment, "ptr"))
+
+        at = Segments(
+            *(self.slot(Slot.SEGMENTS), groups, start, self.slot(Slot.A_STEP)),
+            *(f.args["b"], self.slot(Slot.FETCH, "ptr"), self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)),
+        )
+        kind.emit(f, at, blocks)
 
 
 class _Dots:

@@ -1,11 +1,12 @@
 """Many tokens times ternary weights by the matrix unit, whose codes become bytes a few steps of K ahead of it.
 
 A tile of the launch is some panels times a group of rows. For a block of rows the panels follow each other, each over
-the whole of K with its sums in registers. The vector units have nothing else to do meanwhile: between the
-multiplications of one step they unpack the codes of a later one into a ring in the first-level cache, again for every
-block of rows. That costs less than sums which come and go, or bytes which are unpacked once and have to be fetched from
-the second-level cache. Codes are unsigned there (0, 1, 2), the tokens signed. What follows the product is done for all
-columns of a block of rows at once: rows of the result lie in pages of their own.
+the whole of K with its sums in registers; tiles of a step are loaded between the multiplications of the one before. The
+vector units have nothing else to do meanwhile: there they unpack the codes of a later step into a ring in the
+first-level cache, again for every block of rows. That costs less than sums which come and go, or bytes which are
+unpacked once and have to be fetched from the second-level cache. Codes are unsigned there (0, 1, 2), the tokens signed.
+What follows the product is done for all columns of a block of rows at once: rows of the result lie in pages of their
+own.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def by_tiles(
         "out_bytes": strides[0] * out.dtype.numpy.itemsize,
     }
     return Launch(
-        KernelSpec("ternary tiles", ("ternary tiles",), _emit, "int8 tiles"),
+        KernelSpec("ternary tiles", ("ternary tiles", 2), _emit, "int8 tiles"),
         (At.of(codes), At(packed.storage), At.of(out), Code(done.spec), *done.buffers),
         (*in_order(_NAMES, numbers), *done.dims),
         tiles=count,
@@ -146,30 +147,55 @@ class _Block:
             for r, v in each:
                 tiles.zero(f, tiles.sums(r, v))
             target = f.gep(self.out, p * _WIDTH)
-            with f.loop(0, at["steps"]) as step:
-                line = f.gep(target, f.min_(step, self.rows - 1) * at["out_bytes"])
-                for v in range(VECTORS):  # nobody waits for the lines of the result later
-                    f.prefetch(f.gep(line, v * LINE), write=True)
-                self.step(done.get(), f.gep(self.tokens, step * STEP))
+            for v in range(VECTORS):
+                self.load_codes(done.get(), v)
+            for r in range(self.blocks):
+                self.load_tokens(f.i64(0), r)
+            with f.loop(1, at["steps"]) as following:
+                self.ask(target, following - 1)
                 done.set(done.get() + 1)
+                self.step(done.get(), following)
+            self.ask(target, at["steps"] - 1)
+            done.set(done.get() + 1)
+            self.step(done.get(), None)
             apart = self.panels * _WIDTH
             for r, v in each:
                 to = f.gep(self.sums, p * _WIDTH + apart * (r * tiles.TILE_ROWS) + v * LINE)
                 tiles.store(f, tiles.sums(r, v), to, apart)
 
-    def step(self, number: Val, tokens: Val) -> None:
-        f, row_bytes = self.f, self.at["row_bytes"]
-        codes = self.ring(number)
-        words = iter(range(_WORDS))
+    def ask(self, target: Val, step: Val) -> None:
+        """Nobody waits for the lines of the result later."""
+        f = self.f
+        line = f.gep(target, f.min_(step, self.rows - 1) * self.at["out_bytes"])
         for v in range(VECTORS):
-            tiles.load(f, tiles.b_tile(v), f.gep(codes, v * LINE), f.i64(_WIDTH))
-            for r in range(self.blocks):
-                if v == 0:
-                    there = f.gep(tokens, row_bytes * (r * tiles.TILE_ROWS)) if r else tokens
-                    tiles.load(f, tiles.a_tile(r), there, row_bytes, passing=True)  # the ring stays near
-                tiles.multiply(f, _MULTIPLY, tiles.sums(r, v), tiles.a_tile(r), tiles.b_tile(v))
-                for word in itertools.islice(words, 2 // self.blocks):
-                    self.unpack(number + _AHEAD, word)
+            f.prefetch(f.gep(line, v * LINE), write=True)
+
+    def step(self, number: Val, following: Val | None) -> None:
+        """The products of the step before ``number``, which is the ``following`` one of its panel, if it has one."""
+        words = iter(range(_WORDS))
+
+        def unpack_some() -> None:
+            for word in itertools.islice(words, 2 // self.blocks):
+                self.unpack(number + (_AHEAD - 1), word)
+
+        if following is None:
+            tiles.turn(self.f, _MULTIPLY, self.blocks, VECTORS, between=unpack_some)
+            return
+        tiles.turn(
+            *(self.f, _MULTIPLY, self.blocks, VECTORS),
+            load_a=lambda r: self.load_tokens(following, r),
+            load_b=lambda v: self.load_codes(number, v),
+            between=unpack_some,
+        )
+
+    def load_codes(self, number: Val, v: int) -> None:
+        f = self.f
+        tiles.load(f, tiles.b_tile(v), f.gep(self.ring(number), v * LINE), f.i64(_WIDTH))
+
+    def load_tokens(self, step: Val, r: int) -> None:
+        f, row_bytes = self.f, self.at["row_bytes"]
+        first = f.gep(self.tokens, step * STEP + row_bytes * (r * tiles.TILE_ROWS))
+        tiles.load(f, tiles.a_tile(r), first, row_bytes, passing=True)  # the ring stays near
 
     def ring(self, number: Val) -> Val:
         return self.f.gep(self.f.args["scratch"], self.f.and_(number, _RING - 1) * _STEP_BYTES)
