@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -218,6 +219,39 @@ def test_rows_of_a_temporary_that_stay_near(isa: Isa, depth: int, kind: Any) -> 
 
 
 @ways
+@pytest.mark.parametrize("kind", [F32, BF16])
+@pytest.mark.parametrize(("depth", "columns"), [(704, 395), (704, 200), (1056, 48), (2080, 470)])
+def test_rows_that_their_first_panel_packs(isa: Isa, depth: int, columns: int, kind: Any) -> None:
+    """Dense rows of whole steps, too long to be read where they lie, and more than eight blocks of them: B stays near
+    while they pass, or they stay while its panels do. The last block is short, a last panel narrow."""
+    a, b = random((2, 300, depth), depth), random((depth, columns), 1)
+    found = []
+    for threads, split in ((1, 1), (1, 5), (2, 3)):
+        room = poisoned((2, 300, columns), kind)
+        found.append(product(a, b, isa, out=room, packed=DType.bfloat16, threads=threads, split=split))
+    check(found[0], a, b)
+    assert np.array_equal(found[0], found[1])
+    check(found[2], a, b)
+
+
+@pytest.mark.skipif("tiles" not in WAYS, reason="this machine has no tiles")
+@pytest.mark.parametrize("shift", [0, 4])
+def test_results_past_the_caches(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as ever, where rows begin at lines and where they do not; nothing beside them is touched."""
+    a, b, isa = random((300, 704), 5), random((704, 395), 6), WAYS["tiles"]
+    found = []
+    for least in (0, 1 << 40):
+        monkeypatch.setattr("ranvier.codegen.llvm.gemm.narrow._PASSING_BYTES", least)
+        room = poisoned((300, 512), shift=shift)
+        room[:] = -7.0
+        product(a, b, isa, out=room[:, :395], packed=DType.bfloat16, split=3)
+        assert np.all(room[:, 395:] == -7.0)
+        found.append(room[:, :395])
+    check(found[0], a, b)
+    assert np.array_equal(found[0], found[1])
+
+
+@ways
 @pytest.mark.parametrize("dtype", NARROW)
 def test_batches(isa: Isa, dtype: Any) -> None:
     for left, right in (((3, 20), (3,)), ((3, 20), ()), ((2, 1, 20), (4,)), ((20,), (3,)), ((2, 3, 17), (2, 1))):
@@ -345,7 +379,12 @@ def test_code_for_tiles_can_be_made_anywhere() -> None:
         text = compiler.assembly(library.source(TileMicro(left, right, 2).spec(), isa), isa)
         assert text.count(name) >= 6 and "ldtilecfg" in text
         assert not (set(instructions.values()) - {name}) & set(text.split())
-    assert "tilerelease" in compiler.assembly(library.source(driver_spec(), isa), isa)
+    driver = compiler.assembly(library.source(driver_spec(), isa), isa)
+    assert "tilerelease" in driver and "sfence" in driver  # what went past the caches is there when the driver returns
+    near = TileMicro(DType.bfloat16, DType.bfloat16, 2, near="a")
+    assert "vmovntps" in compiler.assembly(library.source(near.spec(), isa), isa)
+    kept = compiler.assembly(library.source(replace(near, keeps=True).spec(), isa), isa)
+    assert kept.count("tilestored") > compiler.assembly(library.source(near.spec(), isa), isa).count("tilestored")
     assert "zmm" in compiler.assembly(library.source(rows_spec(), isa), isa)
     paired = Micro("float", 6, 4, stored="pairs").spec()
     assert "vdpbf16ps" in compiler.assembly(library.source(paired, isa), isa)

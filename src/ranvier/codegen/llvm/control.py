@@ -41,10 +41,12 @@ class Slot(IntEnum):
     LATER_OUT = 21
     LATER_STEP = 22
     DEFERS = 23
+    KEPT = 24  # where tiles of A go that the next calls find again
 
 
 SLOTS = len(Slot)
-ALPHA, CLAMP, ROUND = 1, 2, 4  # bits of the FLAGS slot; the last one: results are stored as bfloat16
+# Bits of the FLAGS slot. ROUND: results are stored as bfloat16; PASSING: they are many, and need not stay in caches.
+ALPHA, CLAMP, ROUND, PASSING = 1, 2, 4, 8
 
 
 def number_bits(value: float, element_bytes: int) -> int:

@@ -11,7 +11,9 @@ call it. What differs:
     Slot.ROWS is the number of rows, 1 to 32: one kernel serves all;
     Slot.TILES is written: which configuration is loaded. The driver sets it to 0 when it is called, and where it is
     not 0 at the end, releases the tiles;
-    where an operand stays near (``TileMicro.near``), sums may wait for the next call to be written (``later.py``).
+    where an operand stays near (``TileMicro.near``), sums may wait for the next call to be written (``later.py``);
+    with ``TileMicro.keeps``, the tiles of A are stored at Slot.KEPT on their way, as a block of the layout "blocks":
+    a driver packs rows by meeting them with their first panel, and the others find the copy.
 
 Of A there are the layouts
 
@@ -35,7 +37,7 @@ from ranvier.codegen.llvm.amx import tiles
 from ranvier.codegen.llvm.amx.later import Later
 from ranvier.codegen.llvm.amx.rows import bytes_mask, copy_rows
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.control import ALPHA, CLAMP, ROUND, Slot, read_slot, write_slot
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, PASSING, ROUND, Slot, read_slot, write_slot
 from ranvier.codegen.llvm.elements import store_product
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
@@ -90,10 +92,11 @@ class TileMicro:
     near: Near = ""  # the operand that the next call has again; the other comes and goes, and leaves it the cache
     apart: bool = False
     rounds: bool = False  # results may be wanted as bfloat16, which Slot.FLAGS says (near ones only)
+    keeps: bool = False  # tiles of A are stored again, dense (near ones only)
 
     def spec(self) -> KernelSpec:
         names = self.left.name, self.right.name
-        key = ("amx micro", 6, *names, self.vectors, self.a, self.lines, self.near, self.apart, self.rounds)
+        key = ("amx micro", 7, *names, self.vectors, self.a, self.lines, self.near, self.apart, self.rounds, self.keeps)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -144,6 +147,8 @@ class _Emitter:
         self.short = f.cmp("ne", self.rest, 0)
         self.whole = self.steps - f.cast(self.short, "i64")
         self.fetch = self.slot(Slot.FETCH, "ptr") if self.micro.lines else None
+        if self.micro.keeps:
+            self.kept = self.slot(Slot.KEPT, "ptr")
         self.out, self.out_step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
         self._begin()
         self._decide()
@@ -182,7 +187,7 @@ class _Emitter:
         self.plain = f.cmp("eq", self.columns, tiles.TILE_ROWS)
         if self.element == "float":
             absent = (f.cmp("eq", self.slot(slot, "ptr"), none) for slot in (Slot.BIAS, Slot.RESIDUAL))
-            flags = f.and_(self.flags, ~ROUND) if self.micro.rounds else self.flags
+            flags = f.and_(self.flags, ~(PASSING | ROUND) if self.micro.rounds else ~PASSING)
             for each in (f.cmp("eq", flags, 0), *absent):
                 self.plain = f.and_(self.plain, each)
         self.later: Later | None = None
@@ -298,26 +303,24 @@ class _Emitter:
             self._meanwhile(s, False)
             self._turn(w, s + 1, far=True)
         self._meanwhile(self.whole - 1, asks)
-        for v in range(self.micro.vectors):
-            for r in range(w.blocks):
-                self._multiply(r, v)
+        tiles.turn(f, self.instruction, w.blocks, self.micro.vectors)
 
     def _turn(self, w: _Walk, following: Val, *, far: bool) -> None:
-        """The products of a step, and the loads of the following one between them."""
-        last = self.micro.vectors - 1
-        for v in range(self.micro.vectors):
-            for r in range(w.blocks):
-                self._multiply(r, v)
-                if v == last:
-                    self._load_a(w, following, r, far=far)
-            self._load_b(w, following, v, far=far)
+        tiles.turn(
+            *(self.fn, self.instruction, w.blocks, self.micro.vectors),
+            load_a=lambda r: self._load_a(w, following, r, far=far),
+            load_b=lambda v: self._load_b(w, following, v, far=far),
+        )
 
     def _load_a(self, w: _Walk, s: Val, r: int, *, far: bool) -> None:
         f = self.fn
         at = f.gep(w.a, s * w.along)
         if r:
             at = f.gep(at, w.step * (r * tiles.TILE_ROWS))
-        tiles.load(f, tiles.a_tile(r), at, w.step, passing=self._passes("a", far))
+        tiles.load(f, tiles.a_tile(r), at, w.step, passing=self._passes("a", far) or self.micro.keeps)
+        if self.micro.keeps:
+            there = f.gep(self.kept, s * (tiles.ROWS * tiles.LINE) + r * (tiles.TILE_ROWS * tiles.LINE))
+            tiles.store(f, tiles.a_tile(r), there, self.line)
 
     def _load_b(self, w: _Walk, s: Val, v: int, *, far: bool) -> None:
         f = self.fn

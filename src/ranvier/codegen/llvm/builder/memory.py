@@ -51,9 +51,11 @@ class Memory(Values):
         tail = ", !invariant.load !{}" if invariant else ""
         return self.emit(kind, f"load {kind}, ptr {address.name}, align {align}{tail}")
 
-    def store(self, value: Val, address: Val, align: int | None = None) -> None:
+    def store(self, value: Val, address: Val, align: int | None = None, *, passing: bool = False) -> None:
+        """``passing`` stores go to memory without the caches: whole vectors, at a multiple of their size."""
         align = align or size_of(value.element)
-        self.line(f"store {value.type} {value.name}, ptr {address.name}, align {align}")
+        hint = ", !nontemporal !{i32 1}" if passing else ""
+        self.line(f"store {value.type} {value.name}, ptr {address.name}, align {align}{hint}")
 
     def masked_load(
         self, kind: str, address: Val, mask: Val, other: Val | None = None, align: int | None = None

@@ -4,7 +4,8 @@ One driver serves every type, shape, layout and epilogue: all of that is in its 
 machine. A tile is a group of row blocks times a group of panels of one batch entry. Inside, K blocks are outermost
 (their partial sums wait in scratch, one dense block per micro-tile), then panels, then row blocks, so that a panel of B
 is read from a near cache by all rows. Rows that micro-kernels want in another order may be packed into scratch first,
-by a kernel that is called as if it were launched: then they never leave the caches.
+by a kernel that is called as if it were launched, or by the micro-kernel that meets them first: then they never leave
+the caches.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.amx.later import BLOCK, COLLIDING, WORTH_GROUPS, Later
+from ranvier.codegen.llvm.amx.later import BLOCK, COLLIDING, WORTH_GROUPS, Later, settle
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Fn, Module, Operand, Val, Var
-from ranvier.codegen.llvm.control import ALPHA, ROUND, SLOTS, Slot, batch_offsets, quotient, read_slot, write_slot
+from ranvier.codegen.llvm.control import (
+    ALPHA,
+    PASSING,
+    ROUND,
+    SLOTS,
+    Slot,
+    batch_offsets,
+    quotient,
+    read_slot,
+    write_slot,
+)
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
@@ -74,12 +85,14 @@ class Dim(IntEnum):
     PACKER = 35  # position in bufs of a kernel that packs the rows of a tile, 0 where they are read as they are
     PACKED = 36  # where in scratch it puts them
     PACK_DIMS = 37  # position in dims of its numbers
-    RANK = 38  # batch axes
-    BATCH = 39  # extent, then strides of a, b, out, residual, per axis
+    NEXT_ROWS = 38  # of a block of rows, where the next of them is brought near and not the next panel; else 0
+    KEEPS = 39  # 1 where two micro-kernels pack the rows instead, of wide and narrow panels, as they meet them first
+    RANK = 40  # batch axes
+    BATCH = 41  # extent, then strides of a, b, out, residual, per axis
 
 
 def driver_spec() -> KernelSpec:
-    return KernelSpec("gemm driver", ("gemm driver", 6), _emit)
+    return KernelSpec("gemm driver", ("gemm driver", 8), _emit)
 
 
 def _emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -137,13 +150,17 @@ class _Driver(_Function):
             above = quotient(f, tile, row_groups)
             # every other group of panels has the rows the other way round: it finds the last ones near
             nth = tile - above * row_groups
-            i0 = f.select(f.cmp("eq", f.and_(above, 1), 0), nth, row_groups - 1 - nth) * row_group
+            forth = f.cmp("eq", f.and_(above, 1), 0)
+            i0 = f.select(forth, nth, row_groups - 1 - nth) * row_group
             self.i0, self.i1 = i0, f.min_(i0 + row_group, self.dim(Dim.ROW_BLOCKS))
             batch = quotient(f, above, panel_groups)
             p0 = (above - batch * panel_groups) * panel_group
             p1 = f.min_(p0 + panel_group, self.dim(Dim.PANELS))
             offsets = batch_offsets(f, self.dim, batch, Dim.RANK, Dim.BATCH, 4)
-            self.a = self._rows_of(f.gep(self.buf(Buf.A), offsets[0]), batch, packed)
+            self.source = rows = f.gep(self.buf(Buf.A), offsets[0])
+            self.a = self._rows_of(rows, batch, packed)
+            following = f.select(forth, f.min_(self.i1, self.dim(Dim.ROW_BLOCKS) - 1), f.max_(i0 - 1, 0))
+            self.next_rows = f.gep(rows, following * self.dim(Dim.NEXT_ROWS))
             self.b = f.gep(self.buf(Buf.B), offsets[1])
             self.out = f.gep(self.buf(Buf.OUT), offsets[2])
             self.residual = f.gep(self.buf(Buf.RESIDUAL), offsets[3])
@@ -155,6 +172,8 @@ class _Driver(_Function):
                 Later(f, self.isa, self.control, DType.bfloat16).all()
                 otherwise()
                 Later(f, self.isa, self.control).all()
+            with f.if_(f.cmp("ne", f.and_(self.dim(Dim.FLAGS), PASSING), 0)):
+                settle(f)
             with f.if_(f.cmp("ne", read_slot(f, self.control, Slot.TILES), 0)):
                 release(f)
         f.ret()
@@ -164,6 +183,7 @@ class _Driver(_Function):
         f = self.fn
         found = f.var("ptr", a)
         packer = self.dim(Dim.PACKER)
+        self.unpacked = f.var("i1", f.const("i1", 0))
         with f.if_(f.cmp("ne", packer, 0)):
             back = self.dim(Dim.PACKED) - self.i0 * self.dim(Dim.ROWS) * self.dim(Dim.A_ROW)
             # not "inbounds", which gep says: there is nothing where it leads
@@ -172,11 +192,13 @@ class _Driver(_Function):
             rows = batch * self.dim(Dim.ROW_BLOCKS) + self.i0
             with f.if_(f.cmp("ne", packed.get(), rows)):
                 packed.set(rows)
-                f.store(a, self.packing)
-                f.store(there, f.gep(self.packing, 1, "ptr"))
-                pack = f.load("ptr", f.gep(f.args["bufs"], packer, "ptr"))
-                dims = f.gep(f.args["dims"], self.dim(Dim.PACK_DIMS), "i64")
-                f.call_pointer(pack, "void", [self.packing, dims, self.i0, self.i1, f.args["scratch"]])
+                self.unpacked.set(f.cmp("ne", self.dim(Dim.KEEPS), 0))
+                with f.if_(f.not_(self.unpacked.get())):
+                    f.store(a, self.packing)
+                    f.store(there, f.gep(self.packing, 1, "ptr"))
+                    pack = f.load("ptr", f.gep(f.args["bufs"], packer, "ptr"))
+                    dims = f.gep(f.args["dims"], self.dim(Dim.PACK_DIMS), "i64")
+                    f.call_pointer(pack, "void", [self.packing, dims, self.i0, self.i1, f.args["scratch"]])
         return found.get()
 
     def _tile(self, p0: Val, p1: Val) -> None:
@@ -235,6 +257,12 @@ class _Driver(_Function):
         small = f.select(is_wide, self.buf(Buf.MICRO + 1), self.buf(Buf.MICRO + 3))
         waiting = f.gep(f.args["scratch"], nth * self.dim(Dim.ROW_GROUP) * self.dim(Dim.WAITING))
         a = f.gep(self.a, k0 * self.dim(Dim.A_K))
+        # Rows that are to be packed by the panel that meets them first: they lie as far apart as they will.
+        meets = f.and_(self.unpacked.get(), f.cmp("eq", nth, 0))
+        keeper = self.dim(Dim.PACKER) + f.select(is_wide, f.i64(0), f.i64(1))
+        keeps = f.load("ptr", f.gep(f.args["bufs"], keeper, "ptr"))
+        large, small = (f.select(meets, keeps, each) for each in (large, small))
+        kept, a = a, f.select(meets, self.source, a)
         finishes = f.and_(self.last, f.not_(direct))
         # While this panel is worked on, every row block fetches some lines of the one that comes next.
         coming = f.min_(
@@ -242,12 +270,16 @@ class _Driver(_Function):
         )
         fetched = (coming * wide - f.max_(coming - wide_panels, 0) * vector_bytes) * self.dim(Dim.K)
         coming_at = f.gep(self.b, f.ashr(fetched + k0 * width, narrower))
+        # Or every panel fetches its share of the rows that come next.
+        share = f.gep(self.next_rows, nth * self.dim(Dim.K_BLOCK) * self.dim(Dim.FETCHED))
+        coming_at = f.select(f.cmp("ne", self.dim(Dim.NEXT_ROWS), 0), share, coming_at)
         given = {
             "control": self.control,
             "place": self.place,
             "large": large,
             "small": small,
             "a": a,
+            "kept": kept,
             "b": b,
             "out": self.out,
             "residual": self.residual,
@@ -268,7 +300,7 @@ class _Driver(_Function):
 
 _ROWS = (
     *(("ptr", name) for name in ("control", "place", "large", "small")),
-    *(("ptr", name) for name in ("a", "b", "out", "residual", "coming", "waiting")),
+    *(("ptr", name) for name in ("a", "kept", "b", "out", "residual", "coming", "waiting")),
     *(("i64", name) for name in ("i0", "i1", "column", "width")),
     *(("i1", name) for name in ("direct", "first", "has_residual", "finishes")),
 )
@@ -295,6 +327,7 @@ def _emit_rows(module: Module, name: str) -> None:
         row = i * rows - f.max_(i - large_rows, 0) * (rows - small_rows)
         here = f.select(is_large, rows, small_rows)
         slot(Slot.ROWS, here)
+        slot(Slot.KEPT, f.gep(given["kept"], row * a_row))
         waiting = f.gep(given["waiting"], nth * apart)
         out = f.gep(given["out"], row * out_row + f.ashr(given["column"], narrower))
         slot(Slot.OUT, f.select(given["direct"], out, waiting))

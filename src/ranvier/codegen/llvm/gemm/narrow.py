@@ -30,6 +30,7 @@ _PANELS = 12  # … if they are so many that packing the rows for them costs lit
 _LEAST_NEAR = 64  # pairs of rows that are not packed for them
 _MANY_BLOCKS = 8  # of rows, from which on every tile of work packs its own
 _WAITING_BYTES = 512 << 10
+_PASSING_BYTES = 16 << 20  # of a result that is written past the caches, which would not keep it for its reader
 _BLOCK_PANELS = 4  # panels of B from which on copying A pays
 
 
@@ -116,7 +117,8 @@ class TilePlan(PairPlan):
     def a(self) -> Matrix:
         packs = self.blocks and self.packs and self.rows.count > _MANY_BLOCKS and self.deep <= _WHOLE_K
         if packs and self._rows_stay_as_they_lie():
-            self.blocks, self.near, self.lines, self.fetched = False, "a", 0, 0
+            self.blocks, self.near = False, "a"
+            self._fetch_rows()
             return super().a()
         self.lines = self._lines(-(-self.rows.count // self.threads) if packs else self.rows.count)
         self.fetched = amx.fetched_bytes(self.lines)
@@ -127,7 +129,9 @@ class TilePlan(PairPlan):
         source = View(p.a.storage, p.a.dtype, (p.m, p.k), p.a_strides, p.a.offset)
         if packs:
             if self._rows_pass(packed_bytes(p.m, steps)):
-                self.near, self.lines, self.fetched = "a", 0, 0
+                self.near = "a"
+                self._fetch_rows()
+            self.keeps = p.a.dtype is _BF16 and p.a_strides == (p.k, 1) and 2 * self.deep == p.k
             self.packer = Packer(pack_spec(p.a.dtype, _BF16), pack_dims(source, steps), packed_bytes(ROWS, steps))
             return replace(super().a(), row=4 * self.deep // self.a_item, column=2 * ROWS // self.a_item)
         target, table, strides = self.room(super().a(), packed_bytes(p.m, steps), 1)
@@ -141,6 +145,18 @@ class TilePlan(PairPlan):
         those of them that can, have had this one."""
         near = self.a_bytes // max(1, min(self.deep, self.k_block) * self.group * 2 * ROWS)
         return amx.LINES // max(1, min(4, min(near, blocks) // 4))
+
+    def _fetch_rows(self) -> None:
+        """Where rows pass, the next block of them comes near while this one meets its panels: from the last-level cache
+        a block takes as long to copy as it takes to multiply with several panels."""
+        p = self.p
+        row = p.k * self.a_item
+        dense = p.a_strides == (p.k, 1)
+        steps = self.deep // amx.STEP * self.groups(self.deep, 1, 0, 0.0)[1]
+        lines = -(-ROWS * row // LINE // steps)
+        self.lines = lines if dense and lines <= amx.LINES else 0
+        self.next_rows = ROWS * row if self.lines else 0
+        self.fetched = amx.fetched_bytes(self.lines)
 
     def _rows_stay_as_they_lie(self) -> bool:
         """Whether B stays near and a block of rows is one piece of memory that the nearest cache takes whole: then all
@@ -187,15 +203,26 @@ class TilePlan(PairPlan):
         p = self.p
         plain = p.alpha == 1.0 and simple_form(p.epilogue, p.dtype) == Simple()
         self.rounds = bool(self.near) and plain and p.out.dtype is _BF16 and p.out_strides[1] == 1
+        size = p.entries * p.m * p.n * p.out.dtype.numpy.itemsize
+        self.passes = bool(self.near) and p.out.dtype is DType.float32 and size >= _PASSING_BYTES
         return (Simple(), None, self.panels.cut.count) if self.rounds else super().epilogue()
 
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
+        wide, narrow = (each.spec() for each in self._micro_kernels())
+        return wide, wide, narrow, narrow
+
+    def packing_kernels(self) -> tuple[KernelSpec, ...]:
+        if not self.keeps:
+            return super().packing_kernels()
+        return tuple(replace(each, a="rows", keeps=True).spec() for each in self._micro_kernels())
+
+    def _micro_kernels(self) -> tuple[amx.TileMicro, ...]:
+        """Of wide and narrow panels."""
         cut = self.panels.cut
         layout: amx.Layout = "blocks" if self.blocks else "rows"
         widths = cut.size, max(1, cut.size - 1)
         apart = isinstance(self.p.b, PackedB) and self.p.b.apart
-        wide, narrow = (
-            amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near, apart and v == cut.size, self.rounds).spec()
+        return tuple(
+            amx.TileMicro(_BF16, _BF16, v, layout, self.lines, self.near, apart and v == cut.size, self.rounds)
             for v in widths
         )
-        return wide, wide, narrow, narrow

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.control import ALPHA, CLAMP, ROUND, number_bits
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, PASSING, ROUND, number_bits
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, Panels, best_tile, grain, microseconds
 from ranvier.codegen.llvm.gemm.driver import Buf, Dim, driver_spec
 from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, place_of, simple_form
@@ -63,7 +63,10 @@ class Plan:
     units = 1  # elements of B in what counts as one
     fetched = 64  # bytes of the next panel that a micro-kernel fetches per step of K
     packer: Packer | None = None  # of rows, for every tile of work by itself
+    keeps = False  # whether rows are packed by micro-kernels that meet them first
+    next_rows = 0  # bytes of a block of rows, where the next one is fetched and not a panel
     rounds = False  # whether the micro-kernel stores sums as bfloat16
+    passes = False  # whether what it stores goes past the caches
 
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
         self.isa, self.threads = isa, threads
@@ -265,7 +268,8 @@ class Plan:
             Dim.RESIDUAL_ROW: simple.residual.strides[1] * item if simple.residual else 0,
             Dim.FLAGS: (ALPHA if p.alpha != 1.0 else 0)
             | (CLAMP if simple.clamps else 0)
-            | (ROUND if self.rounds else 0),
+            | (ROUND if self.rounds else 0)
+            | (PASSING if self.passes else 0),
             Dim.ALPHA: number_bits(p.alpha, item),
             Dim.LOW: number_bits(simple.low, item),
             Dim.HIGH: number_bits(simple.high, item),
@@ -282,6 +286,8 @@ class Plan:
             Dim.PACKER: Buf.OPERANDS + len(finish_buffers) if packer else 0,
             Dim.PACKED: packed,
             Dim.PACK_DIMS: Dim.BATCH + len(table) + len(finish_dims),
+            Dim.NEXT_ROWS: self.next_rows,
+            Dim.KEEPS: int(self.keeps),
             Dim.RANK: len(p.batch),
         }
         micro = self.micro_kernels()
@@ -295,7 +301,7 @@ class Plan:
                 *(Code(each) for each in micro),
                 Code(done.spec if done else micro[0]),
                 *finish_buffers,
-                *((Code(packer.spec),) if packer else ()),
+                *(Code(each) for each in self.packing_kernels()),
             ),
             (
                 *(numbers[each] for each in Dim if each in numbers),
@@ -361,6 +367,10 @@ class Plan:
         if direct == panels:
             return simple, None, direct
         return simple, finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides), direct
+
+    def packing_kernels(self) -> tuple[KernelSpec, ...]:
+        """The one that packs rows, or micro-kernels of wide and narrow panels that do; none where nobody does."""
+        return (self.packer.spec,) if self.packer else ()
 
     def _batch_table(self, a: Matrix, b: Matrix, residual: Operand | None) -> list[int]:
         """(extent, bytes between entries of a, b, out, residual) per batch axis."""
