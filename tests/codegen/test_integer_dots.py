@@ -31,7 +31,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from tests.codegen.harness import Runner, view_of
-from tests.codegen.test_integer import PATHS, codes, last, oracle, path_name, product, saturated
+from tests.codegen.test_integer import PATHS, codes, convolved, last, oracle, path_name, product, saturated
 
 Array = np.ndarray[Any, Any]
 NEON = isas.with_extensions(isas.named("neon", "aarch64"), frozenset({"dotprod"}))
@@ -206,3 +206,38 @@ def test_single_pixels(isa: Isa, left: type) -> None:
         want = w.reshape(filters, channels).astype(np.int64) @ x.reshape(channels, pixels).astype(np.int64)
         np.testing.assert_array_equal(out.reshape(filters, pixels), want)
         del flat, image, memory
+
+
+# image, filters, strides, dilations, pads
+WINDOWS: list[tuple[Any, ...]] = [
+    ((16, 6, 7), (24, 16, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    ((5, 4, 9), (8, 5, 2, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
+    ((80, 5, 4), (17, 80, 3, 2), (1, 2), (1, 1), (0, 1, 0, 0)),
+    ((9, 7, 8), (33, 9, 3, 3), (2, 2), (2, 2), (2, 0, 0, 1)),
+    ((3, 9, 10), (20, 3, 7, 7), (2, 2), (1, 1), (3, 3, 3, 3)),
+    ((3, 5, 6), (12, 3, 3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
+    ((3, 4, 21), (16, 3, 2, 9), (1, 3), (2, 1), (1, 4, 0, 2)),
+]
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+@pytest.mark.parametrize("room", [0, 1], ids=["side by side", "a byte apart"])
+def test_windows_at_the_end_of_memory(isa: Isa, left: type, room: int) -> None:
+    """Windows are copied by whole vectors, but nothing behind the image is read, which would end the process. Pixels of
+    three channels may have a fourth byte, which is left out."""
+    for size, filters, strides, dilations, pads in WINDOWS:
+        channels, *rest = size
+        w, zero = codes(np.int8, *filters), codes(left, 1)
+        shape = ConvShape.conv((1, *size), w.shape, strides=strides, dilations=dilations, pads=pads)
+        for start in range(room + 1):  # the byte that is left out comes last or first
+            flat, memory = at_the_end_of_memory(codes(left, 1, *rest, channels + room))
+            pixels = flat.transpose(0, 3, 1, 2)
+            out = last(np.full((1, shape.cout, *shape.out[1:]), -7, np.int32))
+            views = [view_of(pixels), view_of(zero), view_of(out, "output")]
+            image = View(views[0].storage, views[0].dtype, (1, *size), views[0].strides, start)
+            launches = integer_conv(image, views[1], pack_filters(w, isa, shape), views[2], shape, isa)
+            Runner(launches, isa, dict(zip([v.storage for v in views], (pixels, zero, out))))()
+            seen = pixels[:, start : start + channels].astype(np.int64)
+            np.testing.assert_array_equal(out, convolved(seen, int(zero[0]), w.astype(np.int64), shape, pads[2:]))
+            del flat, pixels, memory

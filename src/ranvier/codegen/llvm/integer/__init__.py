@@ -6,6 +6,7 @@ from ranvier.codegen.llvm.integer.convolution import (
     integer_conv,
     pack_filters,
     pixels_hint,
+    takes_triples,
 )
 from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
@@ -33,5 +34,6 @@ __all__ = [
     "quantized_lstm",
     "reads_padded",
     "table_lookup",
+    "takes_triples",
     "tuned_dot",
 ]

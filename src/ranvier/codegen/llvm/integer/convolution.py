@@ -20,7 +20,7 @@ import numpy as np
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.amx.tiles import release
-from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.builder import Module, Val, Var, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
@@ -39,6 +39,7 @@ _ROWS_BYTES = 128 << 10  # gathered rows of one block …
 _MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
 _OTHERS_BYTES = tuple(size << 10 for size in (32, 64, 128, 256, 512, 1024))
 _SUMS_BYTES, _PANELS = 32 << 10, 4  # that are finished together
+_TOGETHER = 4  # vectors that are copied at a time
 _GOPS, _TILE_GOPS = 300.0, 1200.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
 _NAMES = (
@@ -47,8 +48,10 @@ _NAMES = (
     *("across", "run_taps", "depth", "groups", "row_bytes", "rows", "block_pixels", "blocks"),
     *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width", "entry", "apart", "finished"),
 )
-# how rows come about: window by window, as a block of pixels copied at once, or where they lie
-Rows = Literal["windows", "block", "place"]
+# how rows come about: window by window, of pixels with a fourth byte that is left out, as a block of pixels copied at
+# once, or where they lie
+Rows = Literal["windows", "triples", "block", "place"]
+_TRIPLE, _QUAD = 3, 4  # channels of such pixels, and their bytes
 
 
 def dot_of_filters(isa: Isa, shape: ConvShape) -> Dot:
@@ -73,14 +76,24 @@ def finishes_together(packed: PackedCodes) -> bool:
     return packed.dot is SIGNED
 
 
-def _rows_of(shape: ConvShape, place: Pixels, codes: DType, dot: Dot) -> Rows:
+def takes_triples(shape: ConvShape, dot: Dot) -> bool:
+    """Whether pixels of three channels may lie in four bytes each: multiplied are three."""
+    return dot is SIGNED and shape.depth == _TRIPLE and shape.group == 1 and shape.dilations[2] == 1
+
+
+def _rows_of(shape: ConvShape, x: View, dot: Dot) -> Rows:
+    place = Pixels.of(x)
+    # of a tensor with four channels the first ones: then the last pixel too has a fourth byte
+    whole = not any(apart % _QUAD for apart in (x.offset, *place.numbers))
+    if takes_triples(shape, dot) and place.w == _QUAD and whole:
+        return "triples"
     single = shape.taps == 1 and shape.group == 1 and shape.size == shape.out and shape.strides == (1, 1, 1)
     dense = (place.w, place.h, place.d) == tuple(
         shape.depth * apart for apart in (1, shape.size[2], shape.size[1] * shape.size[2])
     )
     if dot is not SIGNED or not (single and dense) or shape.depth % dot.group:
         return "windows"
-    return "block" if dot.turns(codes) else "place"
+    return "block" if dot.turns(x.dtype) else "place"
 
 
 def integer_conv(
@@ -111,8 +124,8 @@ def integer_conv(
     cut = packed.panels.cut
     rows = row_blocks(shape.pixels, isa, packed).size
     place, target = Pixels.of(x), Pixels.of(out)
-    form = _rows_of(shape, place, x.dtype, dot)
-    if form == "windows":
+    form = _rows_of(shape, x, dot)
+    if form in ("windows", "triples"):
         row_bytes += 64 if row_bytes % 1024 == 0 else 0  # rows that are not in each other's way in the cache
     work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3
     work += shape.n * shape.cout * shape.pixels * FINISH_US
@@ -276,7 +289,7 @@ class _Driver:
     def gather(self, image: Val, group: Val, first: Val, count: Val) -> None:
         f, at = self.f, self.at
         base = f.gep(self.frame.buf(_X), image * at["xn"] + group * at["depth"])
-        if self.rows != "windows":
+        if self.rows in ("block", "place"):
             pixels = f.gep(base, first * at["depth"])
             if self.rows == "place":
                 self.gathered = pixels
@@ -309,6 +322,14 @@ class _Driver:
             at["w"] - (at["across"] - 1) * at["dw"] - (at["run_taps"] - 1),
         )
         self.inner = [f.max_(end, 0) for end in reach]
+        if self.dot is SIGNED:
+            # runs are copied by whole vectors, as far as these end within the image
+            lanes, triples = self.isa.lanes(self.item), self.rows == "triples"
+            run = at["across"] * _QUAD if triples else self.length
+            far = (at["kd"] - 1) * at["dd"] * at["xd"] + (at["kh"] - 1) * at["dh"] * at["xh"]
+            far = far if triples else far + (at["across"] - 1) * at["dw"] * at["xw"]
+            ends = (at["d"] - 1) * at["xd"] + (at["h"] - 1) * at["xh"] + (at["w"] - 1) * at["xw"]
+            self.last = ends + (_QUAD if triples else at["depth"]) - far - f.and_(run + (lanes - 1), -lanes)
         if self.isa.masks:
             lanes = self.isa.lanes(self.item)
             left = f.cast(f.min_(self.length, lanes), "i8")
@@ -319,21 +340,66 @@ class _Driver:
         """One row: runs of taps that lie side by side."""
         f, at = self.f, self.at
         begins = [f.cmp("ult", start, end) for start, end in zip((z0, y0, x0), self.inner)]
-        start = f.gep(base, z0 * at["xd"] + y0 * at["xh"] + x0 * at["xw"])
-        with f.if_else(f.and_(f.and_(begins[0], begins[1]), begins[2])) as leaves:
+        first = z0 * at["xd"] + y0 * at["xh"] + x0 * at["xw"]
+        start = f.gep(base, first)
+        inside = f.and_(f.and_(begins[0], begins[1]), begins[2])
+        if self.dot is SIGNED:
+            inside = f.and_(inside, f.cmp("sle", first, self.last))
+        with f.if_else(inside) as leaves:
             to = f.var("ptr", row)
             with f.loop(0, at["kd"]) as kd, f.loop(0, at["kh"]) as kh:
                 line = f.gep(start, kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"])
-                with f.loop(0, at["across"]) as t:
-                    here = to.get()
-                    self.run(here, f.gep(line, t * at["dw"] * at["xw"]))
-                    to.set(f.gep(here, self.length * self.item))
+                if self.rows == "triples":
+                    self.line_of_triples(to, line)
+                else:
+                    self.line_of_runs(to, line)
             leaves()
-            self.border(base, row, z0, y0, x0)
+            if self.rows == "triples":
+                self.border_triples(base, row, z0, y0, x0)
+            else:
+                self.border(base, row, z0, y0, x0)
+
+    def line_of_runs(self, to: Var, line: Val) -> None:
+        f, at = self.f, self.at
+        with f.loop(0, at["across"]) as t:
+            here = to.get()
+            self.run(here, f.gep(line, t * at["dw"] * at["xw"]))
+            to.set(f.gep(here, self.length * self.item))
+
+    def line_of_triples(self, to: Var, line: Val) -> None:
+        """Taps side by side, four pixels at a time; writes past the end, where what follows is written later."""
+        f, at, lanes = self.f, self.at, self.isa.lanes(1)
+        pixels = lanes // _QUAD
+        wanted = [_QUAD * pixel + channel for pixel in range(pixels) for channel in range(_TRIPLE)]
+        order = wanted + [0] * (lanes - len(wanted))
+        here = to.get()
+        with f.loop(0, at["across"], pixels) as t:
+            codes = f.load(vector("i8", lanes), f.gep(line, t * _QUAD), 1)
+            f.store(f.shuffle(self.converted(codes), None, order), f.gep(here, t * _TRIPLE), 1)
+        to.set(f.gep(here, at["across"] * _TRIPLE))
+
+    def border_triples(self, base: Val, row: Val, z0: Val, y0: Val, x0: Val) -> None:
+        """One row with pixels that the image does not have. The fourth byte of one is written over by the next."""
+        f, at, pixel = self.f, self.at, vector("i8", _QUAD)
+        to, code = f.var("ptr", row), f.var(pixel)
+        nothing = f.splat(self.zero, _QUAD)
+        with f.loop(0, at["kd"]) as kd, f.loop(0, at["kh"]) as kh:
+            z, y = z0 + kd * at["dd"], y0 + kh * at["dh"]
+            there = f.and_(f.cmp("ult", z, at["d"]), f.cmp("ult", y, at["h"]))
+            line = f.gep(base, z * at["xd"] + y * at["xh"] + x0 * at["xw"])
+            with f.loop(0, at["across"]) as t:
+                code.set(nothing)
+                with f.if_(f.and_(there, f.cmp("ult", x0 + t, at["w"]))):
+                    code.set(self.converted(f.load(pixel, f.gep(line, t * _QUAD), 1)))
+                f.store(code.get(), to.get(), 1)
+                to.set(f.gep(to.get(), _TRIPLE))
 
     def run(self, to: Val, source: Val) -> None:
         """A whole run; a short one is a single load whose mask is known before."""
         f = self.f
+        if self.dot is SIGNED:
+            self.copy_vectors(to, source)
+            return
         if not self.isa.masks:
             self.copy(to, source, self.length)
             return
@@ -342,6 +408,22 @@ class _Driver:
             f.store(self.converted(codes), to, 1)
             longer()
             self.copy(to, source, self.length)
+
+    def copy_vectors(self, to: Val, source: Val) -> None:
+        """A run by whole vectors: the last one reads and writes past its end, where what follows is written later."""
+        f, lanes = self.f, self.isa.lanes(self.item)
+        kind, together = vector("i8", lanes), _TOGETHER * lanes
+
+        def vectors(k: Val, count: int) -> None:
+            codes = [f.load(kind, f.gep(source, k + i * lanes), 1) for i in range(count)]
+            for i, each in enumerate(codes):
+                f.store(self.converted(each), f.gep(to, k + i * lanes), 1)
+
+        many = f.and_(self.length, -together)
+        with f.loop(0, many, together) as k:
+            vectors(k, _TOGETHER)
+        with f.loop(many, self.length, lanes) as k:
+            vectors(k, 1)
 
     def border(self, base: Val, row: Val, z0: Val, y0: Val, x0: Val) -> None:
         """One row whose runs are cut where they leave the image."""

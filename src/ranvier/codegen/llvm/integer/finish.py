@@ -8,12 +8,14 @@ packed together where the processor has instructions for that, which saturate fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeGuard
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.code_forms import Codes, CodesAsNumbers, codes_as_numbers, codes_of
+from ranvier.codegen.llvm.control import by_widths
 from ranvier.codegen.llvm.elements import (
     gather_elements,
     load_vector,
@@ -193,6 +195,9 @@ class _Body:
             else:
                 scatter_elements(f, isa, self.out, value, line.out, line.positions(c, size) * out_column, mask=mask)
 
+        def whole_piece(line: _Line, c: Val, size: int) -> None:
+            piece(line, c, size, None)
+
         def line_of(r: Val) -> _Line:
             here = row + r
             places = [
@@ -228,15 +233,16 @@ class _Body:
                         f.store(made, f.gep(line.out, column + c), 1)
         # where whole pairs of vectors were all there is, rows begin behind the corner
         with f.loop(f.select(f.cmp("eq", pairs, columns), done, 0), rows) as r:
-            line = line_of(r)
-            with f.loop(f.select(f.cmp("slt", r, done), pairs, 0), whole, lanes) as c:
-                piece(line, c, lanes, None)
+            line, start = line_of(r), f.select(f.cmp("slt", r, done), pairs, 0)
             if isa.masks:
+                with f.loop(start, whole, lanes) as c:
+                    piece(line, c, lanes, None)
                 with f.if_(f.cmp("slt", whole, columns)):
                     piece(line, whole, lanes, f.mask_below(lanes, columns - whole))
             else:
-                with f.loop(whole, columns) as c:
-                    piece(line, c, 1, None)
+                # codes are made by instructions for one vector
+                widths = (lanes * (isa.abreast if codes is None else 1), lanes, 1)
+                by_widths(f, start, columns, widths, functools.partial(whole_piece, line))
         f.ret()
 
 

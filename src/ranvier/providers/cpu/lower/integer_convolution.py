@@ -35,6 +35,7 @@ from ranvier.codegen.llvm.integer import (
     pack_filters,
     pixels_hint,
     reads_padded,
+    takes_triples,
 )
 from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Map, Reduce, Result, Size
 from ranvier.codegen.storage import View
@@ -272,7 +273,10 @@ class _Convolution:
         before: list[Launch] = []
         if self._thin(image):
             image, before = _interleaved(image, r)
-            shape = replace(shape, cin=_THIN)
+            if takes_triples(shape, dot_of_filters(isa, shape)):
+                image = View(image.storage, image.dtype, (image.shape[0], shape.cin, *image.shape[2:]), image.strides)
+            else:
+                shape = replace(shape, cin=_THIN)
         if self.weights is not None:
             rows = pixels_hint(shape)
             kind = (shape.group, shape.depth, rows, dot_of_filters(isa, shape))
