@@ -19,6 +19,7 @@ from ranvier.codegen.llvm.elements import (
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.nest_codes import short_codes
 from ranvier.codegen.llvm.schedule import Slot, Structure
 from ranvier.codegen.loops.fold import expressions
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Result, Scan, Size, Stage
@@ -139,7 +140,8 @@ class Access:
         return f.add(f.splat(first, block.lanes), f.lane_ids(block.lanes, kind))
 
     def value(self, expr: Expr, point: Point, block: Block) -> Val:
-        return block.emitter.vector(expr, self.leaf(point, block))
+        leaf = self.leaf(point, block)
+        return short_codes(block.emitter, expr, leaf) or block.emitter.vector(expr, leaf)
 
     def condition(self, guard: Expr | None, point: Point, block: Block | None) -> Val | None:
         """Where an operand may be touched: one truth for all lanes, or one for each."""

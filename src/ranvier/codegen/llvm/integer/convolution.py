@@ -489,8 +489,9 @@ class _Driver:
     def multiply(self, image: Val, group: Val, first: Val, count: Val, p0: Val, p1: Val) -> None:
         f, at = self.f, self.at
         out = f.gep(self.frame.buf(_OUT), image * at["yn"])
-        filters = f.gep(self.frame.buf(_B), group * at["entry"] + image * at["apart"])
+        filters = f.gep(self.frame.buf(_B), group * at["entry"])
         if self.dot is SIGNED:
+            filters = f.gep(filters, image * at["apart"])
             self.together(image, group, first, count, p0, p1, out, filters)
             return
         rows = at["rows"]
