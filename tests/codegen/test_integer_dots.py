@@ -23,6 +23,7 @@ from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.integer import integer_conv, integer_matmul, pack_codes, pack_filters
 from ranvier.codegen.llvm.integer.dots import BYTES, SIGNED, WORDS, dot_of, multiplies_bytes, shapes_of
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
+from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import source
 from ranvier.codegen.llvm.ternary.panels import Block
@@ -65,11 +66,13 @@ def test_which_dot() -> None:
     assert SIGNED.moves == -BYTES.moves == -128
 
 
+@pytest.mark.parametrize("made", [IntegerMicro, Strip])
 @pytest.mark.parametrize("tile", tiles(shapes_of(NEON)), ids=lambda t: f"{t.rows}x{t.vectors}")
-def test_products_pick_lanes(tile: Any) -> None:
+def test_products_pick_lanes(tile: Any, made: type[IntegerMicro] | type[Strip]) -> None:
     """The largest kernels of every width: as many dot products as sums times groups, all by lane, and no sum leaves its
     register inside the loop."""
-    longest = max(loops(text_of(IntegerMicro(tile.rows, tile.vectors).spec(), NEON)), key=len)
+    kernel = made(tile.rows, tile.vectors)
+    longest = max(loops(text_of(kernel.spec(), NEON)), key=len)
     dots = re.findall(r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.4b\[\d\]", longest)
     assert len(dots) == 4 * tile.rows * tile.vectors
     assert "[sp" not in longest

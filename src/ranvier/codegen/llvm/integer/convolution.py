@@ -29,6 +29,7 @@ from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import PackedCodes, pack_codes, put_right
 from ranvier.codegen.llvm.integer.padded import padded_conv, reads_padded
 from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES, micro_kernels, row_blocks
+from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -190,7 +191,9 @@ def integer_conv(
     elif reach is not None:
         reach = reach.reshape(-1, shape.cout).max(axis=0)
     done = finish_of(epilogue, out, reach)
-    micro = micro_kernels(Cut(rows, 1), cut, packed, x.dtype)
+    micro = micro_kernels(Cut(rows, 1), cut, packed, x.dtype)[::2]
+    if finishes_together(packed):
+        micro = tuple(Strip(rows, width).spec() for width in (cut.size, cut.size - (cut.large < cut.count)))
     tiles = shape.n * count * panel_groups
     # rows, room for what a last vector writes beyond them, and one tile of sums
     gathered = -(-(pixels * row_bytes + 2 * isa.vector_bytes) // 64) * 64
@@ -199,8 +202,7 @@ def integer_conv(
             _spec(x.dtype, dot, form),
             (
                 *(At.of(x), At(packed.storage), At.of(out), At.of(zero)),
-                Code(micro[0]),
-                Code(micro[2]),
+                *map(Code, micro),
                 Code(done.spec),
                 *done.buffers,
             ),
@@ -527,7 +529,6 @@ class _Driver:
         """Some panels times some rows, and then what follows for all of their sums."""
         f, at = self.f, self.at
         step = at["wide"] * _PANELS
-        write_slot(f, self.control, Slot.OUT_STEP, step)
         with f.loop(p0, p1, _PANELS) as p, f.loop(0, count, at["finished"]) as start:
             end = f.min_(p + _PANELS, p1)
             exist = f.min_(at["finished"], count - start)
@@ -545,9 +546,6 @@ class _Driver:
         """Sums of some rows and a panel; the last rows are multiplied for nothing, or, where nothing may be read behind
         the image, together with some before them, once more. There is room for these in front."""
         f, at = self.f, self.at
-        sums = f.gep(self.sums, column)
-        with f.loop(0, count, at["rows"]) as row:
-            r = f.min_(row, count - at["rows"]) if self.rows == "place" else row
-            write_slot(f, self.control, Slot.OUT, f.gep(sums, r * step))
-            left = f.gep(self.gathered, (start + r) * at["row_bytes"])
-            f.call_pointer(micro, "void", [left, panel, self.control])
+        sums, left = f.gep(self.sums, column), f.gep(self.gathered, start * at["row_bytes"])
+        last = count - at["rows"] if self.rows == "place" else count
+        f.call_pointer(micro, "void", [left, panel, sums, at["k"], at["row_bytes"], step, count, last])

@@ -30,12 +30,14 @@ class IntegerMicro:
         key = ("integer micro", self.rows, self.vectors)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
-            _Emitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self, isa).emit()
+            MicroEmitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self, isa).emit()
 
         return KernelSpec(f"integer gemm {self.rows}x{self.vectors}", key, emit, "bytes")
 
 
-class _Emitter:
+class MicroEmitter:
+    """Writes such a kernel into a function that has ``a`` and ``b`` among its arguments."""
+
     def __init__(self, fn: Fn, micro: IntegerMicro, isa: Isa) -> None:
         self.fn, self.micro, self.isa = fn, micro, isa
         self.lanes = isa.lanes(4)
@@ -56,10 +58,22 @@ class _Emitter:
         return read_slot(self.fn, self.fn.args["control"], slot, kind)
 
     def emit(self) -> None:
-        fn, at_once = self.fn, self.at_once
         count, step = self.slot(Slot.K), self.slot(Slot.A_STEP)
+        self.multiply(self.fn.args["a"], step, count)
+        self._finish()
+        self.fn.ret()
+
+    def clear(self) -> None:
+        """For a function that makes several tiles: before each of them."""
+        for acc in (acc for split in self.acc for row in split for acc in row):
+            acc.set(self.fn.const(self.kind, 0))
+        self.b.set(self.fn.args["b"])
+
+    def multiply(self, first: Val, step: Val, count: Val) -> None:
+        """Rows from ``first`` on, one step apart, times the panel."""
+        fn, at_once = self.fn, self.at_once
         # a pointer of its own for every row: else each costs an addition in every step
-        starts = [fn.gep(fn.args["a"], step * r) for r in range(self.micro.rows)]
+        starts = [fn.gep(first, step * r) for r in range(self.micro.rows)]
         rows = [fn.opaque(start) for start in starts]
         whole = fn.and_(count, -at_once) if at_once > 1 else count
         with fn.loop(0, whole, at_once) as k:
@@ -69,8 +83,6 @@ class _Emitter:
             with fn.loop(whole, count) as k:
                 self._steps(rows, k, 1)
                 self.b.set(fn.gep(self.b.get(), self.width))
-        self._finish()
-        fn.ret()
 
     def _steps(self, rows: list[Val], k: Val, count: int) -> None:
         """So many groups of K, from ``k`` on."""
@@ -101,12 +113,16 @@ class _Emitter:
             for acc, part in zip(sums[r], panel, strict=True):
                 acc.set(multiply_add(fn, self.isa, acc.get(), wide, part))
 
-    def _finish(self) -> None:
-        fn, vectors = self.fn, self.micro.vectors
+    def join(self) -> None:
+        """Sums of all chains into the first."""
         for other in self.acc[1:]:
             for sums, more in zip(self.acc[0], other):
                 for acc, part in zip(sums, more):
                     acc.set(acc.get() + part.get())
+
+    def _finish(self) -> None:
+        fn, vectors = self.fn, self.micro.vectors
+        self.join()
         partial = self.slot(Slot.PARTIAL, "ptr")
         with fn.if_(fn.cmp("ne", partial, fn.zero("ptr"))):
             for r, row in enumerate(self.acc[0]):
