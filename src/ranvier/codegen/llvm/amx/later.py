@@ -12,7 +12,7 @@ put sums aside: nobody reads them before the driver returns. Sums that are wante
 
 Where ``Slot.FLAGS`` has PASSING, float32 sums go to memory past the caches, if they lie at whole lines: an output of
 many megabytes would push the operands out of the second-level cache, and its old content need not be fetched then.
-Whoever reads it next has to get it from memory, so that less is won than it seems, and where it is not so large, nothing.
+Whoever reads it next has to get it from memory, so that less is won than it seems, and nothing where it is smaller.
 """
 
 from __future__ import annotations

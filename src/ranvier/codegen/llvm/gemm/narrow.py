@@ -23,13 +23,14 @@ from ranvier.dtypes import DType
 
 _BF16 = DType.bfloat16
 _WHOLE_K = 1280  # pairs up to which K is not cut: then no sums wait, and an operand stays near as far as it can
-_K_BLOCK = 320  # pairs of a K that is cut: a panel of so many stays in the nearest cache
+_K_BLOCK = 1024  # pairs of a K that is cut: sums come and go no more often …
+_NEAR_K_BLOCK, _FEW_ROWS = 320, 64  # … but for so few rows a panel should stay in the nearest cache
 _A_BYTES = 1 << 20  # rows of A in the second-level cache
 _B_BYTES = 1 << 20  # panels of B that stay there instead, while rows of A pass …
 _PANELS = 12  # … if they are so many that packing the rows for them costs little
 _LEAST_NEAR = 64  # pairs of rows that are not packed for them
 _MANY_BLOCKS = 8  # of rows, from which on every tile of work packs its own
-_WAITING_BYTES = 512 << 10
+_WAITING_BYTES = 8 << 20  # of sums, written and read in one piece each: so many panels meet the rows that stay
 _PASSING_BYTES = 16 << 20  # of a result that is written past the caches, which would not keep it for its reader
 _BLOCK_PANELS = 4  # panels of B from which on copying A pays
 
@@ -98,7 +99,9 @@ class TilePlan(PairPlan):
         self.packs = packs
         self.near: amx.Near = ""
         self.rate = 8.0
-        self.k_block = self.deep if self.deep <= _WHOLE_K else _K_BLOCK
+        self.k_block = _NEAR_K_BLOCK if self.p.m <= _FEW_ROWS else _K_BLOCK
+        if self.deep <= _WHOLE_K:
+            self.k_block = self.deep
         self.a_bytes, self.waiting_bytes = _A_BYTES, _WAITING_BYTES
         self.rest = amx.rest_bytes(2 * self.p.k)
 
