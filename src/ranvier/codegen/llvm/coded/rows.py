@@ -30,7 +30,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-_AHEAD = 2048  # bytes of a stream that are asked for before their use
+_AHEAD, _AHEAD_ALONE = 2048, 512  # bytes of a stream that are asked for before their use; of the only one
 _GROUPS_AHEAD = 4
 _WHOLE, _WHOLE_NUMBER = 0x4B400000, 3 << 22  # bits and value of a float to which small integers are added exactly
 _GBPS = 10.0  # bytes of weights that one core takes, roughly
@@ -296,7 +296,7 @@ class _Pass:
         read at the same time, and what comes next lies behind all of those."""
         f, size = self.fn, self.isa.vector_bytes
         if self.places.beside > 1:
-            return f.i64(_AHEAD)
+            return f.i64(_AHEAD_ALONE)
         inside = f.cmp("slt", word + _AHEAD // size, deep)
         return f.select(inside, f.i64(_AHEAD), deep * ((panels - 1) * size) + _AHEAD)
 
