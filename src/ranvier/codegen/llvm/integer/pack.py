@@ -137,11 +137,64 @@ def _column_sums(b: Array) -> Array:
 
 
 def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:
-    """Codes that are a tensor of the graph [..., K, N]: grouped by one pass, put into panels by a second. They will
-    meet ``m`` rows of ``left``."""
+    """Codes that are a tensor of the graph [..., K, N]: grouped by one pass, where they do not lie so, put into panels
+    by another. They will meet ``m`` rows of ``left``."""
     dot = dot_for(isa, m)
     *batch, k, n = b.shape
     deep, entries = dot.groups(k), math.prod(batch)
+    words, launches = _lying_words(b, dot, isa, threads) or _grouped_words(b, dot, isa, threads)
+    panels = panels_for(m, n, deep, isa, dot)
+    size = panels.packed_elements(deep)
+    storage = Storage.temporary(entries * size * 4, "packed")
+    outer: list[tuple[int, int, int]] = []
+    for extent, step in zip(reversed(batch), reversed(words.strides[:-2])):
+        if extent > 1:
+            outer.insert(0, (extent, step, size * math.prod(each[0] for each in outer)))
+    if size and entries:
+        launches.append(pack_launch(words, panels, _merged(outer), storage))
+    shift = None
+    if dot.turns(left):
+        shift = View.temporary(DType.int32, (*batch, n))
+        launches += _shift(b, shift, -dot.moves, isa, threads)
+    reach = np.full(n, k * HALF * HALF) if dot is SIGNED else None
+    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift, reach), launches
+
+
+def _merged(axes: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Axes of (extent, source stride, target stride), as few as they can be."""
+    found: list[tuple[int, int, int]] = []
+    for extent, source, target in axes:
+        if found and found[-1][1] == extent * source and found[-1][2] == extent * target:
+            found[-1] = (found[-1][0] * extent, source, target)
+        else:
+            found.append((extent, source, target))
+    return tuple(found)
+
+
+def _lying_words(b: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, list[Launch]] | None:
+    """Groups of codes as int32 [..., K / group, N] where they lie, if K lies side by side in whole words; unsigned
+    codes are turned word by word."""
+    *batch, k, n = b.shape
+    apart = (*b.strides[:-2], b.strides[-1])
+    if dot is not SIGNED or b.strides[-2] != 1 or any(x % dot.group for x in (k, b.offset, *apart)):
+        return None
+    shape = (*batch, k // dot.group, n)
+    strides = (*(step // dot.group for step in apart[:-1]), 1, apart[-1] // dot.group)
+    words, launches = View(b.storage, DType.int32, shape, strides, b.offset // dot.group), list[Launch]()
+    if b.dtype is DType.uint8:
+        order = (*range(len(batch)), b.rank - 1, b.rank - 2)  # K stays side by side
+        target = View.temporary(DType.int32, (*batch, n, k // dot.group)).transposed(order)
+        value = Op("bitxor", (Load(0, DType.int32), Const(-0x7F7F7F80, DType.int32)), DType.int32)
+        operands = (Operand(words, words.strides), Operand(target, target.strides))
+        launches = nests.launches(Nest(shape, operands, (Map(((1, value),)),), label="group"), isa, threads)
+        words = target
+    return words, launches
+
+
+def _grouped_words(b: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, list[Launch]]:
+    """Groups of codes as int32 [..., K / group, N], put together in a temporary."""
+    *batch, k, n = b.shape
+    deep = dot.groups(k)
     extents = (*batch, deep, n, dot.group)
     target = View.temporary(dot.right, extents)
     strides = (*b.strides[:-2], dot.group * b.strides[-2], b.strides[-1], b.strides[-2])
@@ -154,19 +207,7 @@ def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[P
     value = _cast(turned(value) if b.dtype is DType.uint8 else value, dot.right)
     operands = (Operand(b, strides, guard=guard, other=other), Operand(target, target.strides))
     launches = nests.launches(Nest(extents, operands, (Map(((1, value),)),), label="group"), isa, threads)
-    panels = panels_for(m, n, deep, isa, dot)
-    size = panels.packed_elements(deep)
-    storage = Storage.temporary(entries * size * 4, "packed")
-    words = View(target.storage, DType.int32, (deep, n), (n, 1))
-    table = ((entries, deep * n, size),) if entries > 1 else ()
-    if size and entries:
-        launches.append(pack_launch(words, panels, table, storage))
-    shift = None
-    if dot.turns(left):
-        shift = View.temporary(DType.int32, (*batch, n))
-        launches += _shift(b, shift, -dot.moves, isa, threads)
-    reach = np.full(n, k * HALF * HALF) if dot is SIGNED else None
-    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift, reach), launches
+    return View.dense(target.storage, DType.int32, (*batch, deep, n)), launches
 
 
 def _shift(b: View, shift: View, times: int, isa: Isa, threads: int) -> list[Launch]:
