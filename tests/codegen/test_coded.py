@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
+from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, pack_coded
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
@@ -110,6 +110,8 @@ def product(
     if out is None:
         shape = (*a.shape[:-1], b.n)
         out = aligned(int(np.prod(shape, dtype=np.int64)) * 4).view(F32).reshape(shape)
+    if accuracy == "int8":
+        b = coupled(b, isa)  # as the provider has them
     av, ov = view_of(a), view_of(out, "output")
     launches = coded_matmul(av, b, ov, isa, accuracy=accuracy, threads=threads, epilogue=epilogue)
     bound = {av.storage: a, ov.storage: out, **{v.storage: x for v, x in operands}}

@@ -91,6 +91,10 @@ class Decoder:
         mask = f.const(vector("i32", self.lanes), ((1 << bits) - 1) * 0x01010101 if bits < 8 else -0x7F7F7F80)
         self.mask = f.opaque(mask, "w")
 
+    def low(self, word: Val) -> Val:
+        """The lower halves of bytes (see ``coupled.py``)."""
+        return self.fn.and_(word, self.mask)
+
     def quads(self, word: Val) -> list[Val]:
         """Four consecutive k as bytes each, unsigned ones but for 8 bits where products are of signed bytes (see
         :func:`subtracted`)."""

@@ -83,6 +83,7 @@ class CodedB:
     zeros: Storage | None  # likewise: subtracted from what codes stand for, before they are scaled
     zero_type: DType | None
     order: Storage | None  # int32 [deep]
+    coupled: bool = False  # codes of two columns share a byte (``coupled.py``)
 
     @property
     def deep(self) -> int:

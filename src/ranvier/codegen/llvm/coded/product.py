@@ -44,6 +44,7 @@ def coded_matmul(
     pairs = accuracy != "float32" and multiplies_pairs(isa)
     whole = b.coding.kind == "integers" and multiplies_bytes(isa)
     integers = whole and accuracy == "int8"
+    assert integers or not b.coupled
     # where products of bytes pick lanes of a row they outdo those of floats at any number of rows
     decodes_often = integers and dot_of(isa) is SIGNED
     if b.n > 1 and not decodes_often and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:

@@ -17,6 +17,7 @@ from typing import Literal
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
 from ranvier.codegen.llvm.coded.pack import LINE, CodedB
 from ranvier.codegen.llvm.coded.places import Places
@@ -37,6 +38,7 @@ _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
 _WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
 _NARROW = {1: 2, 2: 2, 3: 1, 4: 1}
+_COUPLED = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2}  # of codes of two columns in a byte: two vectors or more
 
 
 # with as few sums as this, each is kept in parts, so that additions do not wait for each other
@@ -94,11 +96,12 @@ class Pass:
     together: int = 1  # words of a group that the code of a turn takes
     once: bool = False  # a group is one turn
     as_floats: bool = False  # integers are counted in the lowest bits of a float
+    coupled: bool = False  # codes of two columns share a byte
 
     def spec(self) -> KernelSpec:
         zero = self.zero.name if self.zero else ""
         key = ("coded pass", *self.coding.key, self.scale.name, zero, self.activations, self.rows, self.panels)
-        key += (self.together, self.once, self.as_floats)
+        key += (self.together, self.once, self.as_floats, self.coupled)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Pass(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
@@ -122,7 +125,7 @@ def fits_digits(b: CodedB) -> bool:
 
 def _stays_small(b: CodedB) -> bool:
     """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign."""
-    return b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
+    return (FACTOR if b.coupled else 1) * b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
 
 
 def _together(b: CodedB, isa: Isa, activations: Activations) -> int:
@@ -134,7 +137,8 @@ def _together(b: CodedB, isa: Isa, activations: Activations) -> int:
 
 
 def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations) -> Launch:
-    table = _WIDE if isa.registers >= 32 else _NARROW
+    assert activations == "codes" or not b.coupled
+    table = _COUPLED if b.coupled else _WIDE if isa.registers >= 32 else _NARROW
     rows = Cut.of(p.m, max(table)).size
     panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
     if activations == "digits":
@@ -142,7 +146,13 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
     together = _together(b, isa, activations)
     once = together == b.words and together > 1
     as_floats = dot_of(isa) is SIGNED and activations != "floats" and _stays_small(b)
-    kernel = Pass(b.coding, b.scale_type, b.zero_type, activations, rows, panels, together, once, as_floats)
+    kernel = Pass(
+        *(b.coding, b.scale_type, b.zero_type, activations, rows, panels),
+        together=together,
+        once=once,
+        as_floats=as_floats,
+        coupled=b.coupled,
+    )
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
     steps = -(-b.vectors // kernel.panels)
@@ -215,9 +225,11 @@ class _Pass:
             self.rows, self.about, self.out = (
                 f.gep(self.buf(x), o) for x, o in zip((Buf.ROWS, Buf.ABOUT, Buf.OUT), offsets)
             )
-            whole = stop - f.rem(stop - start, f.i64(most)) if most > 1 else stop
+            # of vectors that are coupled, those that fill the last panel have no columns, but are there
+            alone = most > 1 and not self.kernel.coupled
+            whole = stop - f.rem(stop - start, f.i64(most)) if alone else stop
             self._over(start, whole, most)
-            if most > 1:
+            if alone:
                 self._over(whole, stop, 1)
         f.ret()
 
@@ -255,15 +267,18 @@ class _Pass:
         sums = [[[f.var(kind) for _ in range(panels)] for _ in range(lines)] for _ in range(splits)]
         with f.loop(0, groups) as group:
             for r in range(lines):
-                first = f.const(kind, 0)
+                first = second = f.const(kind, 0)
                 if kernel.integers:
                     numbers = f.gep(about[r // kernel.digits], group * self.about_bytes)
                     less = f.load("i32", f.gep(numbers, 4 + 4 * (r % kernel.digits)))
                     less = less + _WHOLE if kernel.as_floats else less
                     first = f.splat(less, self.lanes)
+                    # of coupled sums the first one is subtracted, with what it begins with
+                    second = f.splat(less + _WHOLE, self.lanes) if kernel.coupled and kernel.as_floats else first
                 for number, part in enumerate(sums):
-                    for acc in part[r]:
-                        acc.set(first if not number else f.const(kind, 0))
+                    for v, acc in enumerate(part[r]):
+                        begins = second if v % 2 else first
+                        acc.set(begins if not number else f.const(kind, 0))
             begin = group * words
             ahead = self._ahead(begin, deep, panels)
             self._ask_for_scales(panel, group, groups, panels)
@@ -275,6 +290,10 @@ class _Pass:
             for part in sums[1:]:
                 for r, v in itertools.product(range(lines), range(panels)):
                     sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
+            if kernel.coupled:
+                for of_row in sums[0]:
+                    for low, both in zip(of_row[::2], of_row[1::2], strict=True):
+                        both.set(both.get() - low.get())
             for v in range(panels):
                 gathered = [[sums[0][r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
                 self._join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)])
@@ -329,7 +348,8 @@ class _Pass:
         size = self.isa.vector_bytes
         here = [f.gep(s, word * self.places.step) for s in streams]
         if self.kernel.integers:
-            quads = [self.decoder.quads(f.load(self.words, at, size)) for at in here]
+            words = [f.load(self.words, at, size) for at in here]
+            quads = self._coupled(words) if self.kernel.coupled else [self.decoder.quads(each) for each in words]
             picked = self._picked(word, left, len(quads[0])) if self.picks else None
             for i in range(len(quads[0])):
                 for r, row in enumerate(left):
@@ -351,6 +371,11 @@ class _Pass:
                 for v, value in enumerate(values):
                     acc = sums[k % len(sums)][r][v]
                     acc.set(f.fma(wide, value, acc.get()))
+
+    def _coupled(self, words: list[Val]) -> list[list[Val]]:
+        """What the sums of every vector are made of: low halves of bytes, and the bytes themselves."""
+        pairs = [words[v : v + 2] for v in range(0, len(words), 2)]
+        return [quads for pair in pairs for quads in ([self.decoder.low(each) for each in pair], pair)]
 
     def _picked(self, word: Val, left: list[Val], count: int) -> list[list[Val]]:
         """Quads of every line: those of a row, all of its digits, lie side by side."""
@@ -378,10 +403,12 @@ class _Pass:
                 for lower in reversed(gathered[:-1]):
                     found = f.fma(found, 256.0, self._number(lower.get()))
                 numbers = f.gep(where, group * self.about_bytes)
+                factor = float(FACTOR if kernel.coupled and v % 2 else 1)
                 if zero is not None:
                     whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
-                    found = f.fma(zero, f.splat(whole, self.lanes), found)
-                found = found * f.splat(f.load("float", numbers), self.lanes)
+                    found = f.fma(zero, f.splat(whole * factor if factor > 1 else whole, self.lanes), found)
+                step = f.load("float", numbers)
+                found = found * f.splat(step * (1 / factor) if factor > 1 else step, self.lanes)
             elif zero is not None:
                 found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
             total.set(f.fma(found, scale, total.get()))

@@ -17,7 +17,7 @@ from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
+from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, couples, pack_coded
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.codegen.storage import View
@@ -70,10 +70,11 @@ def product(
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         (left,) = views
-        packed = r.packs.get(("coded", key), lambda: pack(r))
         asked: Accuracy = "int8" if r.target.int8_activations else accuracy
         if asked == "float32" and left.dtype is DType.bfloat16:  # rounded already
             asked = "bfloat16"
+        couple = asked == "int8" and couples(r.isa)
+        packed = r.packs.get(("coded", couple, key), lambda: coupled(pack(r), r.isa) if couple else pack(r))
         return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:

@@ -1,0 +1,51 @@
+"""Codes of two columns in a byte: two sums from three instructions, where codes of one column take four.
+
+In words as ``pack.py`` makes them, a byte has the codes of two k of one column, and each has to be taken out before it
+meets its activation. Here it has those that two neighbouring vectors of columns, a and b, have for the same k: as a
+signed number a + 16 (b - 8). The byte as it is and its low half meet the same activation x,
+
+    R = sum of (a + 16 (b - 8)) x        A = sum of a x        R - A = 16 times the sum of (b - 8) x
+
+so nothing is shifted, and sums of b are centred already. The first of two vectors holds the k of the low halves of its
+words, the second those of the high ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ranvier.codegen.llvm.coded.pack import CodedB, beside
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.pages import packed_empty
+from ranvier.codegen.storage import Storage
+
+FACTOR = 16  # what sums of every second vector are too large by
+_LONGEST = 1 << 16  # k of a group: products of two bytes, added up, fit 32 bits
+_LOW, _MIDDLE = np.uint32(0x0F0F0F0F), np.uint32(0x08080808)
+
+
+def couples(isa: Isa) -> bool:
+    """Whether 4-bit codes that meet codes of 8 bits are read so: products are of signed bytes, and vectors of a panel
+    lie side by side."""
+    return dot_of(isa) is SIGNED and beside(isa) % 2 == 0
+
+
+def coupled(b: CodedB, isa: Isa) -> CodedB:
+    """The same weights in that form, if they have one."""
+    fits = b.words * b.coding.per_word <= _LONGEST
+    if not couples(isa) or b.coding.kind != "integers" or b.coding.bits != 4 or not fits:
+        return b
+    assert b.codes.array is not None
+    given = b.codes.array.view(np.uint32)
+    room = packed_empty(given.shape, np.dtype(np.int32))
+    room[-1] = 0
+    first, second = (given[:-1].reshape(-1, 2, b.lanes)[:, k] for k in range(2))
+    found = room[:-1].view(np.uint32).reshape(-1, 2, b.lanes)
+    for half in range(2):
+        shift = np.uint32(4 * half)
+        low, high = first >> shift & _LOW, second >> shift & _LOW
+        found[:, half] = low | (high ^ _MIDDLE) << np.uint32(4)
+    return replace(b, codes=Storage.packed(room), coupled=True)
