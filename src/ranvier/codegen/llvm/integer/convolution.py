@@ -190,7 +190,7 @@ def integer_conv(
         reach = None if reach is None else reach.reshape(-1)
     elif reach is not None:
         reach = reach.reshape(-1, shape.cout).max(axis=0)
-    done = finish_of(epilogue, out, reach)
+    done = finish_of(epilogue, out, reach, shortens=dot is SIGNED)
     micro = micro_kernels(Cut(rows, 1), cut, packed, x.dtype)[::2]
     if finishes_together(packed):
         micro = tuple(Strip(rows, width).spec() for width in (cut.size, cut.size - (cut.large < cut.count)))

@@ -122,7 +122,7 @@ def integer_depthwise(
     in_bytes = filters.array.dtype == np.int8
     # of codes as they are and filters less their zero points
     most = np.full(shape.cout, shape.taps * 255 * 255) if dot_of(isa) is SIGNED else None
-    done = finish_of(epilogue, out, most)
+    done = finish_of(epilogue, out, most, shortens=most is not None)
     tiles = shape.n * shape.out[0] * shape.out[1]
     return [
         Launch(

@@ -39,19 +39,26 @@ _SUMS = DType.int32
 
 
 def integer_finish(
-    epilogue: Epilogue | None, out: DType, out_strides: tuple[int, int], reach: Array | None = None
+    epilogue: Epilogue | None,
+    out: DType,
+    out_strides: tuple[int, int],
+    reach: Array | None = None,
+    *,
+    shortens: bool = False,
 ) -> Finish:
     """The kernel for an epilogue on int32 sums, stored as ``out``.
 
-    ``reach`` is how large the sums of every column can be; without it nothing is made of what is known of them.
+    ``reach`` is how large the sums of every column can be, if that is known; ``shortens``: whether codes of codes are
+    made by the shortest way that gives the same.
     """
     value: Expr = epilogue.value if epilogue is not None else Result(0, _SUMS)
     operands = epilogue.operands if epilogue is not None else ()
     if value.dtype is not out:
         value = Op("cast", (value,), out)
     near = False
+    if shortens:
+        value, operands = used(*shortened(value, operands, None if reach is None else reach.size))
     if reach is not None:
-        value, operands = shortened(value, operands, reach.size)
         near = stays_near(value, operands, reach)
         value, operands = used(*by_additions(value, operands, reach))
     sizes = list(dict.fromkeys(e for e in walk(value) if isinstance(e, Size)))

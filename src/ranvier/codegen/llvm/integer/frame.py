@@ -46,6 +46,8 @@ def in_order(names: Sequence[str], numbers: Mapping[str, int]) -> tuple[int, ...
     return tuple(numbers[name] for name in names)
 
 
-def finish_of(epilogue: Epilogue | None, out: View, reach: Array | None = None) -> Finish:
+def finish_of(
+    epilogue: Epilogue | None, out: View, reach: Array | None = None, *, shortens: bool = False
+) -> Finish:  # fmt: skip
     """The finish kernel of a convolution whose output pixels lie evenly apart."""
-    return integer_finish(epilogue, out.dtype, (Pixels.of(out).w, out.strides[1]), reach)
+    return integer_finish(epilogue, out.dtype, (Pixels.of(out).w, out.strides[1]), reach, shortens=shortens)

@@ -74,7 +74,7 @@ class PackedCodes:
     panels: Panels
     dot: Dot
     shift: View | None = None  # [..., N] of int32: what moving codes of A adds, negated
-    reach: Array | None = None  # [..., N]: how large sums can be, where it is of use to know
+    reach: Array | None = None  # [..., N]: how large sums can be, where it is known and of use
 
     @property
     def nbytes(self) -> int:
@@ -156,8 +156,7 @@ def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[P
     if dot.turns(left):
         shift = View.temporary(DType.int32, (*batch, n))
         launches += _shift(b, shift, -dot.moves, isa, threads)
-    reach = np.full(n, k * HALF * HALF) if dot is SIGNED else None
-    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift, reach), launches
+    return PackedCodes(storage, tuple(batch), deep, n, panels, dot, shift), launches
 
 
 def _merged(axes: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:

@@ -10,7 +10,7 @@ from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.gemm.problem import Axis, Problem
 from ranvier.codegen.llvm.gemm.tiles import tiles
-from ranvier.codegen.llvm.integer.dots import TILES, Dot, shapes_of
+from ranvier.codegen.llvm.integer.dots import SIGNED, TILES, Dot, shapes_of
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import PackedCodes
@@ -137,7 +137,9 @@ def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -
     elif not isa.masks and p.n % lanes:
         direct -= 1
     reach = None if b.reach is None else b.reach.reshape(-1, p.n).max(axis=0)
-    done = integer_finish(p.epilogue, p.out.dtype, p.out_strides, reach) if direct < panels.cut.count else None
+    done = None
+    if direct < panels.cut.count:
+        done = integer_finish(p.epilogue, p.out.dtype, p.out_strides, reach, shortens=b.dot is SIGNED)
     waiting = tile_bytes if k_blocks > 1 else 0
     scratch = tile_bytes if done is not None or waiting else 0
     item = p.out.dtype.numpy.itemsize

@@ -27,8 +27,8 @@ _NEAR = (1 << 15) - 256  # a number that fits 16 bits with any zero point
 _BYTES = {DType.int8: 128.0, DType.uint8: 255.0}
 
 
-def constant(load: Expr, operands: tuple[Operand, ...], columns: int) -> Array | None:
-    """The numbers of an operand that are known already: one, or one for every column."""
+def constant(load: Expr, operands: tuple[Operand, ...], columns: int | None) -> Array | None:
+    """The numbers of an operand that are known already: one, or one for every column if it is known how many."""
     if not isinstance(load, Load):
         return None
     operand = operands[load.operand]
@@ -38,6 +38,8 @@ def constant(load: Expr, operands: tuple[Operand, ...], columns: int) -> Array |
     if operand.strides[:2] != (0, 0) or operand.strides[2] not in (0, 1):
         return None
     start, count = operand.view.offset + operand.offset, columns if operand.strides[2] else 1
+    if count is None:
+        return None
     found: Array = array.reshape(-1)[start : start + count]
     return found if found.size == count else None
 

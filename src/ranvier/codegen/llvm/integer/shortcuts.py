@@ -52,13 +52,13 @@ class _Line:
     exactly: Callable[[dict[Expr, Array], Array], Array]  # of codes and numbers of columns
 
 
-def shortened(value: Expr, operands: tuple[Operand, ...], columns: int) -> tuple[Expr, tuple[Operand, ...]]:
+def shortened(value: Expr, operands: tuple[Operand, ...], columns: int | None) -> tuple[Expr, tuple[Operand, ...]]:
     """The same value with shortcuts, and the operands that these need beside the given ones."""
     return _Shortener(operands, columns).shortened(value)
 
 
 class _Shortener:
-    def __init__(self, operands: tuple[Operand, ...], columns: int) -> None:
+    def __init__(self, operands: tuple[Operand, ...], columns: int | None) -> None:
         self.operands, self.columns = operands, columns
 
     def shortened(self, value: Expr) -> tuple[Expr, tuple[Operand, ...]]:
@@ -99,7 +99,7 @@ class _Shortener:
     def line(self, expr: Expr) -> _Line | None:
         if isinstance(expr, Load) and expr.dtype is _FLOAT:
             known = constant(expr, self.operands, self.columns)
-            if known is None or known.size < self.columns:
+            if known is None or known.size != self.columns:
                 return None
             return _Line((), (), known, lambda _, column: column)
         if not isinstance(expr, Op) or expr.dtype is not _FLOAT:
