@@ -47,7 +47,6 @@ STEP = 16  # groups of K that one tile holds
 VECTORS = 2  # of the widest panels
 LINES = 8  # of the panel that comes next, brought near in every step: all of it while four blocks of rows pass
 _ASKED = 2  # rows of the output that are asked for in every step
-_SUM_LINES = 2  # of earlier sums, likewise
 NEAR_STEPS = 20  # of an operand that the nearest cache keeps from call to call: 40 KB, the rest would push them out
 Layout = Literal["rows", "blocks", "starts", "table"]
 Near = Literal["", "a", "b"]
@@ -98,7 +97,7 @@ class TileMicro:
     def spec(self) -> KernelSpec:
         names = self.left.name, self.right.name
         shape = self.vectors, self.a, self.lines, self.near, self.apart, self.rounds, self.keeps
-        key = ("amx micro", 8, _SUM_LINES, *names, *shape)
+        key = ("amx micro", 7, *names, *shape)
         name = f"amx {self.left.name} {self.right.name} x{self.vectors} {self.a}"
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -174,7 +173,7 @@ class _Emitter:
         f = self.fn
         self.partial = self.slot(Slot.PARTIAL, "ptr")
         self.flags = self.slot(Slot.FLAGS)
-        there = self.adds = f.cmp("ne", self.partial, f.zero("ptr"))
+        there = f.cmp("ne", self.partial, f.zero("ptr"))
         scaled = f.cmp("ne", f.and_(self.flags, ALPHA), 0)
         self.adds_partial = f.and_(there, scaled)
         with f.if_else(f.and_(there, f.not_(scaled))) as otherwise:
@@ -275,20 +274,11 @@ class _Emitter:
                 f.prefetch(f.gep(self.fetch, s * (self.micro.lines * tiles.LINE) + k * tiles.LINE), locality=2)
         if self.later is not None:
             self.later.some(s)
-            self._ask_for_sums(s)
         if asks and self.defers is not None:
             with f.if_(f.not_(self.defers)):
                 self._ask_for_some(s)
         elif asks:
             self._ask_for_some(s)
-
-    def _ask_for_sums(self, s: Val) -> None:
-        """Earlier sums of the next call lie behind those of this one; many of them have left the near caches."""
-        f, size = self.fn, tiles.ROWS * self.width
-        with f.if_(self.adds):
-            first = f.min_(s * (_SUM_LINES * tiles.LINE), size - _SUM_LINES * tiles.LINE)
-            for k in range(_SUM_LINES):
-                f.prefetch(f.gep(self.partial, first + (size + k * tiles.LINE)), locality=2)
 
     def _ask_for_some(self, s: Val) -> None:
         for k in range(_ASKED):
