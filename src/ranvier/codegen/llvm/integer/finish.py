@@ -238,18 +238,26 @@ class _Body:
                     narrowed = packed_low_bytes if self.near else packed_bytes
                     for line, made in zip(two, narrowed(f, isa, values, zero, signed=codes.low < 0)):
                         f.store(made, f.gep(line.out, column + c), 1)
-        # where whole pairs of vectors were all there is, rows begin behind the corner
-        with f.loop(f.select(f.cmp("eq", pairs, columns), done, 0), rows) as r:
-            line, start = line_of(r), f.select(f.cmp("slt", r, done), pairs, 0)
+
+        def rest(r: Val) -> None:
+            line = line_of(r)
+            start = f.select(f.cmp("slt", r, done), pairs, 0)
+            if isa.abreast > 1 and codes is None:  # codes are made by instructions for one vector
+                widths = (lanes * isa.abreast, lanes, 1)
+                by_widths(f, start, columns, widths, functools.partial(whole_piece, line))
+                return
+            with f.loop(start, whole, lanes) as c:
+                piece(line, c, lanes, None)
             if isa.masks:
-                with f.loop(start, whole, lanes) as c:
-                    piece(line, c, lanes, None)
                 with f.if_(f.cmp("slt", whole, columns)):
                     piece(line, whole, lanes, f.mask_below(lanes, columns - whole))
             else:
-                # codes are made by instructions for one vector
-                widths = (lanes * (isa.abreast if codes is None else 1), lanes, 1)
-                by_widths(f, start, columns, widths, functools.partial(whole_piece, line))
+                with f.loop(whole, columns) as c:
+                    piece(line, c, 1, None)
+
+        # where whole pairs of vectors were all there is, rows begin behind the corner
+        with f.loop(f.select(f.cmp("eq", pairs, columns), done, 0), rows) as r:
+            rest(r)
         f.ret()
 
 
