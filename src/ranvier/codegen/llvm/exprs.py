@@ -21,7 +21,7 @@ from ranvier.codegen.llvm.elements import (
     widened,
 )
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.vmath.core import exactly
+from ranvier.codegen.llvm.vmath.core import WHOLE, exactly
 from ranvier.codegen.loops.ir import Const, Expr, Op
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
@@ -40,7 +40,6 @@ _PREDICATES = {  # name -> (float, signed, unsigned)
 }
 # floats and integers alike
 ARITHMETIC: dict[str, Callable[[Fn, Val, Val], Val]] = {"add": Fn.add, "sub": Fn.sub, "mul": Fn.mul}
-_WHOLE = 3.0 * (1 << 22)  # what is added to it, and is smaller, becomes whole
 _LLVM_UNARY = {"sqrt": "sqrt", "abs": "fabs"}
 _VMATH_UNARY = frozenset(
     {
@@ -151,7 +150,7 @@ class ExprEmitter:
         clipped = f.number_min(f.number_max(x, low), high)
         if not rounds:
             return clipped
-        return exactly(f, "fsub", exactly(f, "fadd", clipped, _WHOLE), _WHOLE)
+        return exactly(f, "fsub", exactly(f, "fadd", clipped, WHOLE), WHOLE)
 
     def _find(self, expr: Expr) -> Val | None:
         for known in reversed(self._known):

@@ -10,11 +10,9 @@ from __future__ import annotations
 from ranvier.codegen.llvm.builder import Val, vector
 from ranvier.codegen.llvm.code_forms import CodesAsNumbers, codes_of
 from ranvier.codegen.llvm.exprs import ExprEmitter, Leaf, divided
-from ranvier.codegen.llvm.vmath.core import exactly
+from ranvier.codegen.llvm.vmath.core import WHOLE, exactly
 from ranvier.codegen.loops.ir import Expr, Op
 from ranvier.dtypes import DType
-
-_WHOLE = 3.0 * (1 << 22)  # what is added to it, and is smaller, becomes whole and lies in the low bits
 
 
 def short_codes(emitter: ExprEmitter, expr: Expr, leaf: Leaf) -> Val | None:
@@ -41,7 +39,7 @@ def short_codes(emitter: ExprEmitter, expr: Expr, leaf: Leaf) -> Val | None:
     clipped = f.number_min(f.number_max(emitter.vector(number, leaf), low), high)
     if divisor:
         clipped = divided(f, clipped, divisor[0], divisor[1])
-    code = f.bitcast(exactly(f, "fadd", clipped, _WHOLE), vector("i32", lanes))
+    code = f.bitcast(exactly(f, "fadd", clipped, WHOLE), vector("i32", lanes))
     if zero is not None:
         code = code + f.splat(f.cast(zero, "i32"), lanes)
     return f.cast(code, "i8")

@@ -26,24 +26,37 @@ from ranvier.dtypes import DType
 
 
 class Rewriter:
-    """Applies a function to the leaves of expressions; shared subtrees are rewritten once and stay shared."""
+    """Applies a function to the leaves of expressions; shared subtrees are rewritten once and stay shared.
 
-    def __init__(self, leaf: Callable[[Expr], Expr]) -> None:
-        self._leaf = leaf
+    Operations may be replaced too: ``before`` what they are made of is visited, if it gives something, or ``after``.
+    """
+
+    def __init__(
+        self,
+        leaf: Callable[[Expr], Expr] | None = None,
+        *,
+        before: Callable[[Op], Expr | None] | None = None,
+        after: Callable[[Op], Expr] | None = None,
+    ) -> None:
+        self._leaf, self._before, self._after = leaf, before, after
         self._done: dict[int, tuple[Expr, Expr]] = {}  # the original is kept: its identity must not be reused
 
     def __call__(self, expr: Expr) -> Expr:
         found = self._done.get(id(expr))
         if found is not None:
             return found[1]
-        if isinstance(expr, Op):
-            args = tuple(self(a) for a in expr.args)
-            same = all(a is b for a, b in zip(args, expr.args))
-            made: Expr = expr if same else Op(expr.name, args, expr.dtype)
-        else:
-            made = self._leaf(expr)
+        made = self._op(expr) if isinstance(expr, Op) else expr if self._leaf is None else self._leaf(expr)
         self._done[id(expr)] = (expr, made)
         return made
+
+    def _op(self, expr: Op) -> Expr:
+        made = None if self._before is None else self._before(expr)
+        if made is not None:
+            return made
+        args = tuple(self(a) for a in expr.args)
+        same = all(a is b for a, b in zip(args, expr.args))
+        found = expr if same else Op(expr.name, args, expr.dtype)
+        return found if self._after is None else self._after(found)
 
     def stage(self, stage: Stage) -> Stage:
         if isinstance(stage, Reduce | Scan):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ranvier.codegen.llvm.amx import tiles
-from ranvier.codegen.llvm.builder import Fn, Val
+from ranvier.codegen.llvm.builder import Fn, Val, Var
 from ranvier.records import dataclass
 
 
@@ -62,23 +62,24 @@ class SegmentProduct:
         for r in range(blocks):
             load_a(r)
         with f.loop(1, at.segments * inside):
-            self._fetch(f, ahead.get(), ahead.set)
+            self._fetch(f, ahead)
             last = f.cmp("eq", left.get(), 1)
             segment.set(segment.get() + f.cast(last, "i64", signed=False))
             left.set(f.select(last, inside, left.get() - 1))
             a.set(f.select(last, at.start(segment.get()), f.gep(a.get(), tiles.LINE)))
             b.set(f.gep(b.get(), size))
             tiles.turn(f, self.instruction, blocks, vectors, load_a, load_b)
-        self._fetch(f, ahead.get(), ahead.set)
+        self._fetch(f, ahead)
         tiles.turn(f, self.instruction, blocks, vectors)
         for r, v in sums:
             place = f.gep(at.out, at.out_row * (r * tiles.TILE_ROWS) + v * tiles.LINE)
             tiles.store(f, tiles.sums(r, v), place, at.out_row)
 
-    def _fetch(self, f: Fn, ahead: Val, advance: Callable[[Val], None]) -> None:
+    def _fetch(self, f: Fn, ahead: Var) -> None:
         if self.short:
             return
-        with f.if_(f.cmp("ne", ahead, f.zero("ptr"))):
+        here = ahead.get()
+        with f.if_(f.cmp("ne", here, f.zero("ptr"))):
             for each in range(self.fetched):
-                f.prefetch(f.gep(ahead, each * tiles.LINE), locality=2)
-            advance(f.gep(ahead, self.fetched * tiles.LINE))
+                f.prefetch(f.gep(here, each * tiles.LINE), locality=2)
+            ahead.set(f.gep(here, self.fetched * tiles.LINE))

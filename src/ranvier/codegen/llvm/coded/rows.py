@@ -28,12 +28,12 @@ from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath.core import WHOLE, WHOLE_BITS
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _AHEAD, _AHEAD_ALONE = 2048, 512  # bytes of a stream that are asked for before their use; of the only one
 _GROUPS_AHEAD = 4
-_WHOLE, _WHOLE_NUMBER = 0x4B400000, 3 << 22  # bits and value of a float to which small integers are added exactly
 _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
 _WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
@@ -271,10 +271,10 @@ class _Pass:
                 if kernel.integers:
                     numbers = f.gep(about[r // kernel.digits], group * self.about_bytes)
                     less = f.load("i32", f.gep(numbers, 4 + 4 * (r % kernel.digits)))
-                    less = less + _WHOLE if kernel.as_floats else less
+                    less = less + WHOLE_BITS if kernel.as_floats else less
                     first = f.splat(less, self.lanes)
                     # of coupled sums the first one is subtracted, with what it begins with
-                    second = f.splat(less + _WHOLE, self.lanes) if kernel.coupled and kernel.as_floats else first
+                    second = f.splat(less + WHOLE_BITS, self.lanes) if kernel.coupled and kernel.as_floats else first
                 for number, part in enumerate(sums):
                     for v, acc in enumerate(part[r]):
                         begins = second if v % 2 else first
@@ -416,7 +416,7 @@ class _Pass:
     def _number(self, total: Val) -> Val:
         """An exact sum as a float; where it is the low bits of one, a subtraction does what a conversion would."""
         if self.kernel.as_floats:
-            return self.fn.bitcast(total, self.kind) - float(_WHOLE_NUMBER)
+            return self.fn.bitcast(total, self.kind) - WHOLE
         return self.fn.cast(total, "float")
 
     def _entry(self, buf: Buf, panel: Val, group: Val, dtype: DType, v: int = 0) -> Val:

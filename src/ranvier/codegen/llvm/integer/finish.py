@@ -27,10 +27,10 @@ from ranvier.codegen.llvm.elements import (
 from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
 from ranvier.codegen.llvm.integer.narrow import lowest_beyond, nearest, packed_bytes, packed_low_bytes
-from ranvier.codegen.llvm.integer.reach import WHOLE, Array, by_additions, stays_near, used
+from ranvier.codegen.llvm.integer.reach import Array, by_additions, stays_near, used
 from ranvier.codegen.llvm.integer.shortcuts import shortened
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.vmath.core import exactly
+from ranvier.codegen.llvm.vmath.core import WHOLE, exactly
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
 from ranvier.dtypes import DType
 from ranvier.records import dataclass

@@ -8,20 +8,18 @@ And what surely fits 16 bits needs no bounds but those of the instruction that m
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ranvier.codegen.llvm.code_forms import codes_as_numbers, codes_of
+from ranvier.codegen.llvm.vmath.core import WHOLE, WHOLE_BITS
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Operand, Result
+from ranvier.codegen.loops.normalize import Rewriter
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
-WHOLE = 3.0 * (1 << 22)  # what is added to it, and is smaller than 2²², is whole and lies in the low bits
-WHOLE_BITS = int(np.float32(WHOLE).view(np.int32))
 _SMALL = 1 << 22
 _NEAR = (1 << 15) - 256  # a number that fits 16 bits with any zero point
 _BYTES = {DType.int8: 128.0, DType.uint8: 255.0}
@@ -110,7 +108,7 @@ def by_additions(value: Expr, operands: tuple[Operand, ...], sums: Array) -> tup
             total = Op("add", (total, Const(WHOLE_BITS, DType.int32)), DType.int32)
         return Op("sub", (Op("bits", (total,), DType.float32), Const(WHOLE, DType.float32)), DType.float32)
 
-    return rewritten(value, before=change), tuple(more)
+    return Rewriter(before=change)(value), tuple(more)
 
 
 def used(value: Expr, operands: tuple[Operand, ...]) -> tuple[Expr, tuple[Operand, ...]]:
@@ -122,32 +120,5 @@ def used(value: Expr, operands: tuple[Operand, ...]) -> tuple[Expr, tuple[Operan
             return Load(order.setdefault(expr.operand, len(order)), expr.dtype)
         return expr
 
-    value = rewritten(value, leaf=renumbered)
+    value = Rewriter(renumbered)(value)
     return value, tuple(operands[k] for k in order)
-
-
-def rewritten(
-    value: Expr,
-    *,
-    before: Callable[[Op], Expr | None] = lambda _: None,
-    after: Callable[[Op], Expr] = lambda expr: expr,
-    leaf: Callable[[Expr], Expr] = lambda expr: expr,
-) -> Expr:
-    """An expression with operations replaced, before what they are made of or after it, and leaves. What stands in
-    several places is visited once: by identity, because to compare is to walk everything below."""
-    made: dict[int, Expr] = {}
-
-    def visit(expr: Expr) -> Expr:
-        if not isinstance(expr, Op):
-            return leaf(expr)
-        found = made.get(id(expr))
-        if found is None:
-            found = before(expr)
-            if found is None:
-                args = tuple(visit(arg) for arg in expr.args)
-                same = all(map(operator.is_, args, expr.args))
-                found = after(expr if same else Op(expr.name, args, expr.dtype))
-            made[id(expr)] = found
-        return found
-
-    return visit(value)

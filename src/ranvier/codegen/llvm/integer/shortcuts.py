@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.llvm.code_forms import Codes, codes_as_numbers, codes_of
-from ranvier.codegen.llvm.integer.reach import constant, rewritten
+from ranvier.codegen.llvm.integer.reach import constant
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Operand
+from ranvier.codegen.loops.normalize import Rewriter
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -62,7 +63,7 @@ class _Shortener:
         self.operands, self.columns = operands, columns
 
     def shortened(self, value: Expr) -> tuple[Expr, tuple[Operand, ...]]:
-        return rewritten(value, after=self.code_of), self.operands
+        return Rewriter(after=self.code_of)(value), self.operands
 
     def code_of(self, expr: Op) -> Expr:
         codes = codes_of(expr)
@@ -70,7 +71,7 @@ class _Shortener:
         if codes is None or number is None:
             return expr
         rounded = codes.rounded
-        return rewritten(expr, before=lambda each: Op("round", (number,), _FLOAT) if each is rounded else None)
+        return Rewriter(before=lambda each: Op("round", (number,), _FLOAT) if each is rounded else None)(expr)
 
     def scalar(self, expr: Expr) -> np.float32 | None:
         """A float32 number, or a code that is made one, which is known already."""

@@ -34,11 +34,18 @@ class Layout:
         """The bits of 1.0."""
         return self.bias << self.mantissa
 
+    @property
+    def magic_bits(self) -> int:
+        """Adding an integer to it gives the bits of the magic number and that integer."""
+        return (self.bias + self.mantissa << self.mantissa) + (1 << self.mantissa - 1)
+
 
 LAYOUTS = {
     "float": Layout("i32", 23, 127, 1.5 * 2.0**23),
     "double": Layout("i64", 52, 1023, 1.5 * 2.0**52),
 }
+WHOLE = LAYOUTS["float"].magic  # for numbers smaller than 2²² …
+WHOLE_BITS = LAYOUTS["float"].magic_bits  # … and for integers
 
 
 def layout(x: Val) -> Layout:
