@@ -1,4 +1,4 @@
-"""DFT and STFT as matrix products against NumPy's transforms in float64."""
+"""DFT and STFT, by passes and as matrix products, against NumPy's transforms in float64."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.fourier import dft, stft, unsupported
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm import compiler
+from ranvier.codegen.llvm.fourier import dft, fast, products, stft, unsupported
+from ranvier.codegen.llvm.fourier.transform import Transform
+from ranvier.codegen.llvm.isa import TABLE, Isa, named
+from ranvier.codegen.llvm.library import source as source_of
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from tests.codegen.harness import ISAS, Array, Runner, view_of
@@ -150,6 +155,161 @@ def test_signal_without_parts_axis() -> None:
     run(launches, ISAS[0], {source.storage: x, target.storage: out})
     frames = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), 16, axis=1)[:, ::8]
     check(out, as_pairs(np.fft.rfft(frames, axis=-1)), np.float32)
+
+
+# Lengths whose passes are of every kind, lengths that only products take, and any other.
+LENGTHS = st.one_of(
+    st.sampled_from([16, 32, 48, 64, 75, 90, 128, 143, 160, 182, 200, 242, 256, 338, 400, 405, 512, 1000, 1024]),
+    st.sampled_from([1, 2, 17, 34, 101, 323, 578]),
+    st.integers(1, 300),
+)
+some = settings(max_examples=40, deadline=None)
+
+
+@some
+@given(
+    isa=st.sampled_from(ISAS),
+    length=LENGTHS,
+    batch=st.lists(st.integers(1, 5), max_size=3),
+    parts=st.sampled_from([1, 2]),
+    way=st.sampled_from(["forward", "onesided", "inverse", "mirrored"]),
+    stored=st.sampled_from(["dense", "axis first", "reversed", "apart"]),
+    cut=st.integers(-3, 3),
+    seed=st.integers(0, 99),
+)
+def test_any_transform(
+    isa: Isa, length: int, batch: list[int], parts: int, way: str, stored: str, cut: int, seed: int
+) -> None:
+    if way == "onesided":
+        parts = 1
+    inverse, onesided = way in ("inverse", "mirrored"), way in ("onesided", "mirrored")
+    points = max(1, (length // 2 + 1 if way == "mirrored" else length) + cut)
+    x = signal(seed, *batch, points, parts)
+    if stored == "reversed":
+        x = x[..., ::-1, :]
+    elif stored == "apart":
+        x = np.repeat(np.repeat(x, 2, axis=-2), 3, axis=-1)[..., ::2, ::3]
+    axis = -2
+    if stored == "axis first":
+        x, axis = np.moveaxis(x, -2, 0).copy(), 0
+    check_dft(isa, x, inverse=inverse, onesided=onesided, length=length, axis=axis)
+
+
+@some
+@given(
+    isa=st.sampled_from(ISAS),
+    length=LENGTHS,
+    batch=st.integers(1, 3),
+    more=st.integers(0, 200),
+    step=st.integers(1, 70),
+    parts=st.sampled_from([1, 2]),
+    onesided=st.booleans(),
+    window=st.sampled_from(["none", "constant", "given", "apart"]),
+    seed=st.integers(0, 99),
+)
+def test_any_frames(
+    isa: Isa, length: int, batch: int, more: int, step: int, parts: int, onesided: bool, window: str, seed: int
+) -> None:
+    onesided = onesided and parts == 1
+    x, weights = signal(seed, batch, length + more, parts), signal(seed + 1, length)  # of no symmetry
+    frames = np.lib.stride_tricks.sliding_window_view(as_complex(x), length, axis=1)[:, ::step]
+    weighted = frames if window == "none" else frames * weights
+    expected = as_pairs((np.fft.rfft if onesided else np.fft.fft)(weighted, axis=-1))
+    out = np.full(expected.shape, np.nan, np.float32)
+    source, target = view_of(x), view_of(out, "output")
+    bound = {source.storage: x, target.storage: out}
+    taken: View | None = None
+    if window == "constant":
+        taken = View.constant(weights, DType.float32)
+    elif window != "none":
+        held = weights if window == "given" else np.repeat(weights, 2)[::2]
+        taken = view_of(held)
+        bound[taken.storage] = held
+    run(stft(source, taken, target, isa, frame_step=step, frame_length=length, onesided=onesided), isa, bound)
+    check(out, expected, np.float32)
+
+
+@each_isa
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9, 17, 33])
+def test_signals_do_not_touch_each_other(isa: Isa, count: int) -> None:
+    """Neither silence nor what is not a number spreads, and a signal's bits do not depend on its neighbours."""
+    x = signal(14, count, 64, 1)
+    x[count // 2] = 0
+    x[-1] = np.nan if count > 2 else x[-1]
+    out, alone = (np.full((count, 33, 2), 7, np.float32) for _ in range(2))
+    for rows in (slice(None), *(slice(k, k + 1) for k in range(count))):
+        result = out if rows == slice(None) else alone
+        source, target = view_of(x[rows]), view_of(result[rows], "output")
+        run(dft(source, target, isa, onesided=True), isa, {source.storage: x[rows], target.storage: result[rows]})
+    np.testing.assert_array_equal(out, alone)
+    assert not out[count // 2].any()
+    assert np.isfinite(out[: count if count < 3 else -1]).all()
+
+
+@each_isa
+@pytest.mark.parametrize("n", [400, 512])
+def test_passes_are_no_less_exact_than_products(isa: Isa, n: int) -> None:
+    x = signal(15, 50, n, 1)
+    expected = expected_dft(x, False, True, None)
+    transform = Transform(n, n // 2 + 1, 1, 2, False, False)
+    errors = []
+    for by_passes in (True, False):
+        out = np.full(expected.shape, np.nan, np.float32)
+        source, target = view_of(x), view_of(out, "output")
+        chosen = fast.passes(transform, 50, 4, isa)
+        assert chosen is not None
+        launches = (
+            [fast.launch(transform, chosen, source, None, target)]
+            if by_passes
+            else products.launches(transform, source, None, target, isa, 1)
+        )
+        run(launches, isa, {source.storage: x, target.storage: out})
+        errors.append(np.sqrt(np.mean((out - expected) ** 2)))
+    assert errors[0] < errors[1], errors
+
+
+def test_which_way() -> None:
+    wide, narrow = named("avx512", "x86_64"), named("avx2", "x86_64")
+
+    def real(n: int, isa: Isa = wide, count: int = 100) -> fast.Passes | None:
+        return fast.passes(Transform(n, n // 2 + 1, 1, 2, False, False), count, 4, isa)
+
+    def radices(n: int, isa: Isa = wide) -> tuple[int, ...]:
+        found = real(n, isa)
+        assert found is not None
+        assert found.points == int(np.prod(found.radices)) == (n if n % 2 else n // 2)
+        return found.radices
+
+    assert radices(512) == (4, 8, 8)
+    assert radices(512, narrow) == (4, 4, 4, 4)
+    assert radices(400) == (5, 5, 8)
+    assert radices(4 * 91) == (7, 13, 2)
+    assert radices(225) == (3, 3, 5, 5)
+    assert real(12) is None, "a product is quicker"
+    assert real(34 * 34) is None, "17 is too large a prime"
+    assert real(1 << 20) is None, "too much scratch memory"
+    sides = [found and found.lanes for found in (real(512), real(512, count=7), real(512, count=1), real(1 << 14))]
+    assert sides == [16, 8, 4, 4], "as wide as there are signals, and as stay near"
+
+
+@pytest.mark.parametrize("isa", TABLE, ids=lambda isa: f"{isa.triple} {isa.name}")
+@pytest.mark.parametrize("way", ["both sides", "odd", "inverse", "mirrored", "frames"])
+def test_code_for_other_processors(isa: Isa, way: str) -> None:
+    """Compiled, not run: what runs here is tested above."""
+    n = {"odd": 5 * 7 * 11 * 13, "inverse": 3 * 128}.get(way, 1024)
+    x = np.zeros((2, 20, 60, 1 if way in ("both sides", "odd") else 2), np.float32)
+    if way == "frames":
+        source, window = view_of(np.zeros((3, 3000), np.float32)), view_of(np.zeros(n, np.float32))
+        out = view_of(np.zeros((3, (3000 - n) // 100 + 1, n // 2 + 1, 2), np.float32), "output")
+        launches = stft(source, window, out, isa, frame_step=100, frame_length=n)
+    else:
+        inverse, onesided = way in ("inverse", "mirrored"), way in ("odd", "mirrored")
+        bins = n // 2 + 1 if way == "odd" else n
+        out = view_of(np.zeros((2, 20, bins, 1 if way == "mirrored" else 2), np.float32), "output")
+        launches = dft(view_of(x), out, isa, inverse=inverse, onesided=onesided, length=n)
+    (launch,) = launches
+    code = compiler.compile_object(source_of(launch.spec, isa), isa)
+    assert int.from_bytes(code[18:20], "little") == {"x86_64": 62, "aarch64": 183}[isa.triple]
 
 
 def test_reasons() -> None:

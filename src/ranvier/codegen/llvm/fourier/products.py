@@ -1,8 +1,8 @@
-"""Fourier transforms as matrix products.
+"""Fourier transforms as matrix products, for lengths that passes do not take.
 
-A short transform is one product with a constant matrix of cosines and sines, applied to the signal where it lies:
-frames of an STFT are a strided view of it, and a constant window is part of the matrix. A long one of length
-``n1 * n2`` takes two such products with a twist between (Cooley and Tukey's first step)::
+A short transform is one product with a constant matrix of cosines and sines, applied to the signal where it lies, and
+a constant window is part of the matrix. A long one of length ``n1 * n2`` takes two such products with a twist between
+(Cooley and Tukey's first step)::
 
     X[k1 + n1*k2] = sum over j2 of  w(n2)^(j2*k2) * w(n)^(j2*k1) * sum over j1 of  w(n1)^(j1*k1) * x[n2*j1 + j2]
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,70 +22,51 @@ from ranvier.codegen.llvm import gemm
 from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import ELEMENTS
 from ranvier.codegen.llvm.builder import Module, Val
+from ranvier.codegen.llvm.fourier.transform import BATCH_AXES, Array, Transform
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.recurrent.weights import array_of
 from ranvier.codegen.storage import Storage, View
-from ranvier.dtypes import DType
 from ranvier.errors import KernelError
-from ranvier.records import dataclass
 
-Array = np.ndarray[Any, Any]
 _MOST_ELEMENTS = 1 << 24  # of one constant matrix
-_BATCH_AXES = 4  # axes beside the signal's that the small kernels walk
 # Two products with passes over memory between them must save this much arithmetic to pay, and up to some length they
 # never do: their matrices are too small to run well.
 _SPLIT_GAIN = 2.0
 _SHORT = 512
 
 
-@dataclass(frozen=True)
-class _Transform:
-    """One transform: ``parts`` numbers per point come in, ``made`` go out (1: real, 2: complex)."""
+def _matrix(t: Transform, points: int, window: Array | None = None) -> Array:
+    """``[points, parts, bins, made]`` in float64."""
+    n = t.length
+    turns = np.outer(np.arange(points), np.arange(t.bins)) % n
+    found = _waves(turns, n, t.inverse, t.parts, t.made)
+    if t.mirrored:  # every point but the first, and the middle of an even length, stands for two
+        twice = np.full(points, 2.0)
+        twice[0] = 1
+        if n % 2 == 0 and points > n // 2:
+            twice[n // 2] = 1
+        found *= twice[:, None, None, None]
+    if window is not None:
+        found *= window[:points, None, None, None]
+    return found / n if t.inverse else found
 
-    length: int
-    bins: int
-    parts: int
-    made: int
-    inverse: bool
-    mirrored: bool  # the input is the first half of a spectrum whose other half is its mirror image
 
-    def matrix(self, points: int, window: Array | None = None) -> Array:
-        """``[points, parts, bins, made]`` in float64."""
-        n = self.length
-        turns = np.outer(np.arange(points), np.arange(self.bins)) % n
-        found = _waves(turns, n, self.inverse, self.parts, self.made)
-        if self.mirrored:  # every point but the first, and the middle of an even length, stands for two
-            twice = np.full(points, 2.0)
-            twice[0] = 1
-            if n % 2 == 0 and points > n // 2:
-                twice[n // 2] = 1
-            found *= twice[:, None, None, None]
-        if window is not None:
-            found *= window[:points, None, None, None]
-        return found / n if self.inverse else found
-
-    @property
-    def direct_elements(self) -> int:
-        """Of the matrix that does it all at once."""
-        points = self.length // 2 + 1 if self.mirrored else self.length
-        return points * self.parts * self.bins * self.made
-
-    def halves(self) -> tuple[int, int] | None:
-        """Factors of the length that make two products cheaper than one; None where one product is better."""
-        n, parts, direct = self.length, 2 if self.mirrored else self.parts, self.direct_elements
-        small = [d for d in range(2, math.isqrt(n) + 1) if n % d == 0]
-        best: tuple[float, tuple[int, int]] | None = None
-        for n1 in {*small, *(n // d for d in small)}:
-            n2 = n // n1
-            columns = -(-self.bins // n1) * self.made
-            work = 2 * n1 * parts * n1 * n2 + n1 * 2 * n2 * columns
-            fits = max(2 * n1 * parts * n1, 2 * n2 * columns) <= _MOST_ELEMENTS
-            if fits and (best is None or (work, (n1, n2)) < best):
-                best = work, (n1, n2)
-        short = n <= _SHORT or (best is not None and _SPLIT_GAIN * best[0] > direct)
-        if best is None or (short and direct <= _MOST_ELEMENTS):
-            return None
-        return best[1]
+def _halves(t: Transform) -> tuple[int, int] | None:
+    """Factors of the length that make two products cheaper than one; None where one product is better."""
+    n, parts, direct = t.length, 2 if t.mirrored else t.parts, t.elements
+    small = [d for d in range(2, math.isqrt(n) + 1) if n % d == 0]
+    best: tuple[float, tuple[int, int]] | None = None
+    for n1 in {*small, *(n // d for d in small)}:
+        n2 = n // n1
+        columns = -(-t.bins // n1) * t.made
+        work = 2 * n1 * parts * n1 * n2 + n1 * 2 * n2 * columns
+        fits = max(2 * n1 * parts * n1, 2 * n2 * columns) <= _MOST_ELEMENTS
+        if fits and (best is None or (work, (n1, n2)) < best):
+            best = work, (n1, n2)
+    short = n <= _SHORT or (best is not None and _SPLIT_GAIN * best[0] > direct)
+    if best is None or (short and direct <= _MOST_ELEMENTS):
+        return None
+    return best[1]
 
 
 def _waves(turns: Array, n: int, inverse: bool, parts: int, made: int) -> Array:
@@ -104,96 +84,33 @@ def _waves(turns: Array, n: int, inverse: bool, parts: int, made: int) -> Array:
     return found
 
 
-def unsupported(dtype: DType, length: int, rank: int = 3) -> str | None:
-    """None where a transform of this length can be compiled, or the reason why not."""
-    if dtype not in ELEMENTS:
-        return f"a Fourier transform in {dtype.name}"
-    if rank - 2 > _BATCH_AXES:
-        return f"a Fourier transform of {rank} axes"
-    whole = _Transform(length, length, 2, 2, False, False)  # complex to complex is the largest
-    if whole.direct_elements > _MOST_ELEMENTS and whole.halves() is None:
-        return f"a Fourier transform of {length} points, which do not factor well"
-    return None
+def possible(length: int) -> bool:
+    """Whether any transform of so many points can be done."""
+    whole = Transform(length, length, 2, 2, False, False)  # complex to complex is the largest
+    return whole.elements <= _MOST_ELEMENTS or _halves(whole) is not None
 
 
-def dft(
-    x: View,
-    out: View,
-    isa: Isa,
-    *,
-    inverse: bool = False,
-    onesided: bool = False,
-    length: int | None = None,
-    threads: int = 1,
-) -> list[Launch]:
-    """Along the axis before the last; the last holds real and (if 2) imaginary parts. Other axes may be anything.
-
-    The signal is cut or padded with zeros to ``length``. Inverse and one-sided together make a real signal of that
-    length from the first half of its spectrum.
-    """
-    points, parts = x.shape[-2:]
-    mirrored = inverse and onesided
-    if length is None:
-        length = 2 * (points - 1) if mirrored else points
-    made = 1 if mirrored else 2
-    bins = length if mirrored or not onesided else length // 2 + 1
-    assert out.shape == (*x.shape[:-2], bins, made), f"{out.shape} for {x.shape}"
-    transform = _Transform(length, bins, parts, made, inverse, mirrored)
-    kept = min(points, length // 2 + 1 if mirrored else length)
-    return _lowered(transform, _cropped(x, kept), None, out, isa, threads)
-
-
-def stft(
-    signal: View,
-    window: View | None,
-    out: View,
-    isa: Isa,
-    *,
-    frame_step: int,
-    frame_length: int,
-    onesided: bool = True,
-    threads: int = 1,
-) -> list[Launch]:
-    """Signal ``[batch, length]`` or ``[batch, length, 1 or 2]``; out ``[batch, frames, bins, 2]``."""
-    if signal.rank == 2:
-        signal = View(signal.storage, signal.dtype, (*signal.shape, 1), (*signal.strides, 1), signal.offset)
-    batch, total, parts = signal.shape
-    frames = (total - frame_length) // frame_step + 1
-    bins = frame_length // 2 + 1 if onesided else frame_length
-    assert out.shape == (batch, frames, bins, 2), f"{out.shape} for {signal.shape}"
-    over_batch, over_time, over_parts = signal.strides
-    shape, strides = (batch, frames, frame_length, parts), (over_batch, frame_step * over_time, over_time, over_parts)
-    framed = View(signal.storage, signal.dtype, shape, strides, signal.offset)
-    return _lowered(_Transform(frame_length, bins, parts, 2, False, False), framed, window, out, isa, threads)
-
-
-def _lowered(t: _Transform, x: View, window: View | None, out: View, isa: Isa, threads: int) -> list[Launch]:
-    if 0 in out.shape:
-        return []
-    split = t.halves()
+def launches(t: Transform, x: View, window: View | None, out: View, isa: Isa, threads: int) -> list[Launch]:
+    split = _halves(t)
     if split is not None:
         return _two_products(t, split, x, window, out, isa, threads)
-    if t.direct_elements > _MOST_ELEMENTS:
-        raise KernelError(unsupported(x.dtype, t.length, x.rank) or f"no transform of {t.length} points")
+    if t.elements > _MOST_ELEMENTS:
+        raise KernelError(f"no transform of {t.length} points")
     points, fixed = x.shape[-2], None if window is None else array_of(window)
-    matrix = t.matrix(points, None if fixed is None else fixed.astype(np.float64))
+    matrix = _matrix(t, points, None if fixed is None else fixed.astype(np.float64))
     rows = _merged(x)
-    launches: list[Launch] = []
+    steps: list[Launch] = []
     if rows is None or (window is not None and fixed is None):
-        plain = _Transform(points, points, t.parts, 2, False, False)
-        rows, launches = _planar(plain, x, None if fixed is not None else window)
+        plain = Transform(points, points, t.parts, 2, False, False)
+        rows, steps = _planar(plain, x, None if fixed is not None else window)
         matrix = matrix.swapaxes(0, 1)
     constant = np.ascontiguousarray(matrix.reshape(points * t.parts, t.bins * t.made), x.dtype.numpy)
     target = _merged(out)
     direct = target is not None and target.shape[:-1] == rows.shape[:-1]
     made = target if direct and target is not None else View.temporary(x.dtype, (*rows.shape[:-1], t.bins * t.made))
     count = int(np.prod(rows.shape[:-1]))
-    launches += gemm.matmul(rows, gemm.pack_b(constant, isa, rows_hint=count), made, isa, threads=threads)
-    return launches if direct else [*launches, _spread(made.storage, t, 1, t.bins * t.made, 0, out)]
-
-
-def _cropped(x: View, points: int) -> View:
-    return View(x.storage, x.dtype, (*x.shape[:-2], points, x.shape[-1]), x.strides, x.offset)
+    steps += gemm.matmul(rows, gemm.pack_b(constant, isa, rows_hint=count), made, isa, threads=threads)
+    return steps if direct else [*steps, _spread(made.storage, t, 1, t.bins * t.made, 0, out)]
 
 
 def _merged(x: View) -> View | None:
@@ -207,11 +124,11 @@ def _merged(x: View) -> View | None:
 
 
 def _two_products(
-    t: _Transform, split: tuple[int, int], x: View, window: View | None, out: View, isa: Isa, threads: int
+    t: Transform, split: tuple[int, int], x: View, window: View | None, out: View, isa: Isa, threads: int
 ) -> list[Launch]:
     n1, n2 = split
     n, dtype = t.length, x.dtype
-    planar, launches = _planar(t, x, window)
+    planar, steps = _planar(t, x, window)
     count, parts = planar.shape[0], planar.shape[1] // n
     # rows: (k1, part); columns: (part, j1)
     first = _waves(np.outer(np.arange(n1), np.arange(n1)) % n1, n1, t.inverse, parts, 2)
@@ -219,8 +136,8 @@ def _two_products(
     left = View.constant(np.ascontiguousarray(first, dtype.numpy), dtype)
     signals = View.dense(planar.storage, dtype, (count, parts * n1, n2))
     middle = View.temporary(dtype, (count, 2 * n1, n2))
-    launches += gemm.matmul(left.expanded((count, *left.shape)), signals, middle, isa, threads=threads)
-    launches.append(_twisted(middle, t, n1, n2))
+    steps += gemm.matmul(left.expanded((count, *left.shape)), signals, middle, isa, threads=threads)
+    steps.append(_twisted(middle, t, n1, n2))
     # rows: (part, j2); columns: (k2, part), only those with a bin that is wanted
     columns = -(-t.bins // n1)
     second = _waves(np.outer(np.arange(n2), np.arange(columns)) % n2, n2, t.inverse, 2, t.made)
@@ -228,20 +145,20 @@ def _two_products(
     packed = gemm.pack_b(np.ascontiguousarray(second, dtype.numpy), isa, rows_hint=count * n1)
     pairs = View.dense(middle.storage, dtype, (count * n1, 2 * n2))
     made = View.temporary(dtype, (count * n1, columns * t.made))
-    launches += gemm.matmul(pairs, packed, made, isa, threads=threads)
-    return [*launches, _spread(made.storage, t, n1, n1 * columns * t.made, columns * t.made, out)]
+    steps += gemm.matmul(pairs, packed, made, isa, threads=threads)
+    return [*steps, _spread(made.storage, t, n1, n1 * columns * t.made, columns * t.made, out)]
 
 
 # -- small kernels ----------------------------------------------------------------------------------------------------
 
-_EXTENTS = tuple(f"extent_{k}" for k in range(_BATCH_AXES))
-_STRIDES = tuple(f"stride_{k}" for k in range(_BATCH_AXES))
+_EXTENTS = tuple(f"extent_{k}" for k in range(BATCH_AXES))
+_STRIDES = tuple(f"stride_{k}" for k in range(BATCH_AXES))
 
 
 def _batch_numbers(view: View) -> tuple[int, tuple[int, ...]]:
-    """How many signals there are, then extents and strides of exactly :data:`_BATCH_AXES` axes."""
+    """How many signals there are, then extents and strides of exactly :data:`BATCH_AXES` axes."""
     shape, strides = view.shape[:-2], view.strides[:-2]
-    missing = _BATCH_AXES - len(shape)
+    missing = BATCH_AXES - len(shape)
     count = int(np.prod(shape, dtype=np.int64))
     return count, (*(1,) * missing, *shape, *(0,) * missing, *strides)
 
@@ -256,7 +173,7 @@ def _signal(frame: Frame, base: Val, index: Val) -> Val:
     return base
 
 
-def _planar(t: _Transform, x: View, window: View | None) -> tuple[View, list[Launch]]:
+def _planar(t: Transform, x: View, window: View | None) -> tuple[View, list[Launch]]:
     """Signals one after the other, each ``[part, point]``, padded to the length, windowed, the mirror image added."""
     parts = 2 if t.mirrored else t.parts
     count, numbers = _batch_numbers(x)
@@ -312,7 +229,7 @@ def _planar_spec(element: str, windowed: bool) -> KernelSpec:
     return KernelSpec(f"signals {element}", ("fourier planar", element, windowed), emit)
 
 
-def _twisted(middle: View, t: _Transform, n1: int, n2: int) -> Launch:
+def _twisted(middle: View, t: Transform, n1: int, n2: int) -> Launch:
     """Multiplies ``[k1, part, j2]`` by ``w(n)^(j2*k1)``, in place."""
     angle = np.outer(np.arange(n1), np.arange(n2)) % t.length * (2 * np.pi / t.length)
     factors = np.stack([np.cos(angle), np.sin(angle) * (1 if t.inverse else -1)], axis=1)
@@ -357,7 +274,7 @@ def _twist_spec(element: str) -> KernelSpec:
     return KernelSpec(f"twiddle {element}", ("fourier twiddle", element), emit)
 
 
-def _spread(made: Storage, t: _Transform, n1: int, signal_step: int, row_step: int, out: View) -> Launch:
+def _spread(made: Storage, t: Transform, n1: int, signal_step: int, row_step: int, out: View) -> Launch:
     """Bin ``k1 + n1*k2`` of every signal from row k1, pair k2 of what was computed into the output's places."""
     count, numbers = _batch_numbers(out)
     item = out.dtype.numpy.itemsize

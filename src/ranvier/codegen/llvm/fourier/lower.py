@@ -1,0 +1,86 @@
+"""DFT and STFT of tensors: which signals there are, and which way they are transformed."""
+
+from __future__ import annotations
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.attention.micro import ELEMENTS
+from ranvier.codegen.llvm.fourier import fast, products
+from ranvier.codegen.llvm.fourier.transform import BATCH_AXES, Transform
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+
+
+def unsupported(dtype: DType, length: int, rank: int = 3) -> str | None:
+    """None where a transform of this length can be compiled, or the reason why not."""
+    if dtype not in ELEMENTS:
+        return f"a Fourier transform in {dtype.name}"
+    if rank - 2 > BATCH_AXES:
+        return f"a Fourier transform of {rank} axes"
+    if not products.possible(length):
+        return f"a Fourier transform of {length} points, which do not factor well"
+    return None
+
+
+def dft(
+    x: View,
+    out: View,
+    isa: Isa,
+    *,
+    inverse: bool = False,
+    onesided: bool = False,
+    length: int | None = None,
+    threads: int = 1,
+) -> list[Launch]:
+    """Along the axis before the last; the last holds real and (if 2) imaginary parts. Other axes may be anything.
+
+    The signal is cut or padded with zeros to ``length``. Inverse and one-sided together make a real signal of that
+    length from the first half of its spectrum.
+    """
+    points, parts = x.shape[-2:]
+    mirrored = inverse and onesided
+    if length is None:
+        length = 2 * (points - 1) if mirrored else points
+    made = 1 if mirrored else 2
+    bins = length if mirrored or not onesided else length // 2 + 1
+    assert out.shape == (*x.shape[:-2], bins, made), f"{out.shape} for {x.shape}"
+    transform = Transform(length, bins, parts, made, inverse, mirrored)
+    kept = min(points, length // 2 + 1 if mirrored else length)
+    cropped = View(x.storage, x.dtype, (*x.shape[:-2], kept, parts), x.strides, x.offset)
+    return _lowered(transform, cropped, None, out, isa, threads)
+
+
+def stft(
+    signal: View,
+    window: View | None,
+    out: View,
+    isa: Isa,
+    *,
+    frame_step: int,
+    frame_length: int,
+    onesided: bool = True,
+    threads: int = 1,
+) -> list[Launch]:
+    """Signal ``[batch, length]`` or ``[batch, length, 1 or 2]``; out ``[batch, frames, bins, 2]``.
+
+    Frames are a strided view of the signal: they overlap where it lies.
+    """
+    if signal.rank == 2:
+        signal = View(signal.storage, signal.dtype, (*signal.shape, 1), (*signal.strides, 1), signal.offset)
+    batch, total, parts = signal.shape
+    frames = (total - frame_length) // frame_step + 1
+    bins = frame_length // 2 + 1 if onesided else frame_length
+    assert out.shape == (batch, frames, bins, 2), f"{out.shape} for {signal.shape}"
+    over_batch, over_time, over_parts = signal.strides
+    shape, strides = (batch, frames, frame_length, parts), (over_batch, frame_step * over_time, over_time, over_parts)
+    framed = View(signal.storage, signal.dtype, shape, strides, signal.offset)
+    return _lowered(Transform(frame_length, bins, parts, 2, False, False), framed, window, out, isa, threads)
+
+
+def _lowered(t: Transform, x: View, window: View | None, out: View, isa: Isa, threads: int) -> list[Launch]:
+    if 0 in out.shape:
+        return []
+    passes = fast.passes(t, out.size // (t.bins * t.made), x.dtype.numpy.itemsize, isa)
+    if passes is not None:
+        return [fast.launch(t, passes, x, window, out)]
+    return products.launches(t, x, window, out, isa, threads)
