@@ -9,7 +9,10 @@ register-only FMAs reaches between the runs of the same case.
 
 With ``--types`` the same products with constant weights are made of narrower numbers (bf16, f16, int8 with int32 sums)
 beside those of float32; the peak is then that of the matrix unit, where there is one, taken before and after the runs
-of every round, and the share of it the median over rounds; the peer is OpenVINO told to compute in bfloat16.
+of every round, and the share of it the median over calm rounds: those in which it was about the same both times, and
+not half of the highest, which is what somebody at work on the other half of the core leaves of it. Up to four times as
+many rounds are made until enough were calm; the table says how many were, and with fewer than three all count. The peer
+is OpenVINO told to compute in bfloat16.
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.codegen.harness import Runner, aligned, view_of
 
 Array = np.ndarray[Any, Any]
+STEADY = 0.94  # of the higher peak of a round is the lower one where nothing changed meanwhile …
+ALONE = 0.7  # … and of the highest of all where nobody shared the core: clocks alone make less of a difference
+FEWEST_CALM = 3  # rounds that a median is taken of
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -59,7 +65,7 @@ class Case:
     transposed: bool = False
     rounds: dict[str, list[float]] = field(default_factory=dict)  # least seconds of every round, per runner
     peak: float = 0.0  # of FMAs, measured between the runs of this case
-    tile_peaks: dict[str, list[float]] = field(default_factory=dict)  # of the matrix unit, by type, in every round
+    tile_peaks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # before and after every round
 
     @property
     def name(self) -> str:
@@ -75,9 +81,15 @@ class Case:
         """How much longer the peer takes: the median over rounds, as both share each round's disturbances."""
         return statistics.median(p / o for p, o in zip(self.rounds[peer], self.rounds["ours"]))
 
-    def share(self, kind: str) -> float:
-        """Of the matrix unit's peak: the median over rounds, each against the peak before and after it."""
-        shares = (self.flops / t / 1e9 / peak for t, peak in zip(self.rounds[kind], self.tile_peaks[kind]))
+    def calm(self, kind: str, top: float) -> list[bool]:
+        """Whether the matrix unit was left alone, for every round."""
+        return [min(both) >= max(STEADY * max(both), ALONE * top) for both in self.tile_peaks[kind]]
+
+    def share(self, kind: str, top: float) -> float:
+        """Of the matrix unit's peak: the median over calm rounds, each against the peak before and after it."""
+        calm = self.calm(kind, top)
+        rounds = zip(self.rounds[kind], self.tile_peaks[kind], calm if sum(calm) >= FEWEST_CALM else [True] * len(calm))
+        shares = (self.flops / t / 1e9 / max(both) for t, both, counts in rounds if counts)
         return statistics.median(shares)
 
     @property
@@ -248,6 +260,11 @@ def peak_loop(isa: Isa) -> Callable[[], float]:
     return once
 
 
+def highest(cases: list[Case], kind: str) -> float:
+    """Peak of the matrix unit in all rounds."""
+    return max((max(both) for c in cases for both in c.tile_peaks.get(kind, ())), default=0.0)
+
+
 def measure(cases: list[Case], isa: Isa, rounds: int, types: Sequence[str] = ()) -> None:
     """Fills every case's best seconds per runner, and its FMA peak in GFLOP/s."""
     fma = peak_loop(isa)
@@ -264,37 +281,43 @@ def measure(cases: list[Case], isa: Isa, rounds: int, types: Sequence[str] = ())
             peers = {"numpy": numpy_peer(a, b), "onnxruntime": onnx_peer(case, a, b)}
         runs |= {name: peer for name, peer in peers.items() if peer is not None}
         repeat = max(3, min(40, int(2e8 / case.flops)))  # the first finds what the runs before it left of its data
-        for _ in range(rounds):
+        for k in range(4 * rounds if units else rounds):
+            if k >= rounds and all(sum(case.calm(kind, highest(cases, kind))) >= rounds for kind in units):
+                break
             case.peak = max(case.peak, *(fma() for _ in range(5)))
             for name, run in runs.items():
                 least = math.inf
                 loop = units.get(name)
-                peak = [loop() for _ in range(5)] if loop else []
+                before = max(loop() for _ in range(5)) if loop else 0.0
                 for _ in range(repeat):
                     start = time.thread_time()
                     run()
                     least = min(least, time.thread_time() - start)
                 case.rounds.setdefault(name, []).append(least)
                 if loop:
-                    case.tile_peaks.setdefault(name, []).append(max(*peak, *(loop() for _ in range(5))))
+                    case.tile_peaks.setdefault(name, []).append((before, max(loop() for _ in range(5))))
 
 
 def show_types(cases: list[Case], isa: Isa, types: Sequence[str]) -> None:
     table = Table(title=f"{isa.name}, one thread")
     table.add_column("M x K x N")
     for kind in types:
-        for column in (f"{kind} us", "GOP/s", "of peak", "B GB/s", "x f32"):
+        for column in (f"{kind} us", "GOP/s", "of peak", "calm", "B GB/s", "x f32"):
             table.add_column(column, justify="right")
     table.add_column("openvino bf16 us", justify="right")
     for c in cases:
         row = [c.name]
         for kind in types:
             rate = c.flops / c.best[kind] / 1e9
-            share = f"{c.share(kind):.0%}" if kind in c.tile_peaks else "-"
+            share = calm = "-"
+            if kind in c.tile_peaks:
+                top = highest(cases, kind)
+                share, alone = f"{c.share(kind, top):.0%}", c.calm(kind, top)
+                calm = f"{sum(alone)}/{len(alone)}"
             item = 1 if kind == "int8" else 2
             gbs = item * c.k * c.n / c.best[kind] / 1e9
             faster = statistics.median(f / n for f, n in zip(c.rounds["ours"], c.rounds[kind]))
-            row += [f"{c.best[kind] * 1e6:.1f}", f"{rate:.0f}", share, f"{gbs:.1f}", f"{faster:.1f}"]
+            row += [f"{c.best[kind] * 1e6:.1f}", f"{rate:.0f}", share, calm, f"{gbs:.1f}", f"{faster:.1f}"]
         peer = c.best.get("openvino")
         table.add_row(*row, f"{peer * 1e6:.1f}" if peer else "-")
     Console(width=150).print(table)
@@ -322,7 +345,8 @@ def main() -> None:
                 "flops": c.flops,
                 "seconds": c.best,
                 "peak_gflops": c.peak,
-                "tile_shares": {kind: c.share(kind) for kind in c.tile_peaks},
+                "tile_shares": {kind: c.share(kind, highest(cases, kind)) for kind in c.tile_peaks},
+                "calm_rounds": {kind: sum(c.calm(kind, highest(cases, kind))) for kind in c.tile_peaks},
             }
             for c in cases
         ]

@@ -45,7 +45,8 @@ from ranvier.records import dataclass
 
 STEP = 16  # groups of K that one tile holds
 VECTORS = 2  # of the widest panels
-LINES = 8  # of the panel that comes next, brought near in every step: all of it while four blocks of rows pass
+LINES = 8  # of the panel that comes next, brought near in every step, and not more: all of it while four blocks pass
+_MOST_BLOCKS = 16  # of rows to count on for that
 _ASKED = 2  # rows of the output that are asked for in every step
 NEAR_STEPS = 20  # of an operand that the nearest cache keeps from call to call: 40 KB, the rest would push them out
 Layout = Literal["rows", "blocks", "starts", "table"]
@@ -63,6 +64,13 @@ _NEEDS = {DType.bfloat16: "amx-bf16", DType.int8: "amx-int8", DType.uint8: "amx-
 def suits(isa: Isa, left: DType, right: DType) -> bool:
     """Whether the machine multiplies these types by tiles."""
     return (left, right) in INSTRUCTIONS and isa.has("amx-tile") and isa.has(_NEEDS[left])
+
+
+def lines_ahead(blocks: int) -> int:
+    """Of the next panel in every step: just so many that all of it is near when ``blocks`` of rows have had this one,
+    because each costs time."""
+    fewest = VECTORS * STEP // LINES
+    return -(-VECTORS * STEP // max(fewest, min(_MOST_BLOCKS, blocks)))
 
 
 def fetched_bytes(lines: int) -> int:

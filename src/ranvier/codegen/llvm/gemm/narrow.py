@@ -144,10 +144,9 @@ class TilePlan(PairPlan):
         return Matrix(At(target), 2 * self.deep, ROWS, tuple(s // 2 for s in strides))
 
     def _lines(self, blocks: int) -> int:
-        """Of the next panel in every step: so many that all of it is near when the ``blocks`` of rows that stay, or
-        those of them that can, have had this one."""
+        """Of the next panel in every step, where so many ``blocks`` of rows stay, or those of them that can."""
         near = self.a_bytes // max(1, min(self.deep, self.k_block) * self.group * 2 * ROWS)
-        return amx.LINES // max(1, min(4, min(near, blocks) // 4))
+        return amx.lines_ahead(min(near, blocks))
 
     def _fetch_rows(self) -> None:
         """Where rows pass, the next block of them comes near while this one meets its panels: from the last-level cache

@@ -26,7 +26,7 @@ NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
 _RESULT_BYTES = 32 << 10  # of rows that are finished, and of what is added to them: panel after panel writes a part …
 _REREAD_BYTES = 512 << 10  # … where B is small enough to be read again for every such group of rows
 _WAITING_BYTES = 256 << 10
-_TILE_K_BLOCK = 256  # the same where tiles are loaded from both: the first-level cache
+_TILE_K_BLOCK = 1024  # the same where tiles are loaded from both: sums that wait cost more than a far panel
 _GOPS, _TILE_GOPS, _GBPS = 300.0, 1500.0, 10.0  # rough speed of one core
 FINISH_US = 0.4e-3  # for an element of the result, roughly: more than for multiplying where K is small
 
