@@ -61,8 +61,8 @@ def dot_of_filters(isa: Isa, shape: ConvShape) -> Dot:
 
 def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     """Filters [cout, cin / group, *kernel] as a matrix per group: taps and channels by outputs."""
-    by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
-    matrix = by_tap.reshape(shape.group, shape.taps * shape.depth, shape.width)
+    by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).swapaxes(-1, -2)
+    matrix = by_tap.reshape(shape.group, shape.width, shape.taps * shape.depth).swapaxes(-1, -2)
     return pack_codes(matrix, isa, rows_hint=pixels_hint(shape), dot=dot_of_filters(isa, shape))
 
 

@@ -18,6 +18,7 @@ from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
 from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, Dot, dot_for, shapes_of
+from ranvier.codegen.llvm.integer.panels import put_into_panels
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import (
     Const,
@@ -86,17 +87,6 @@ class PackedCodes:
         return self.panels.packed_elements(self.k)
 
 
-def grouped(b: Array, dot: Dot) -> Array:
-    """Codes [..., K, N] as int32 groups [..., K / group, N], zeros behind the last."""
-    *batch, k, n = b.shape
-    deep = dot.groups(k)
-    padded = np.zeros((*batch, deep * dot.group, n), dot.right.numpy)
-    padded[..., :k, :] = signed(b)
-    beside = padded.reshape(*batch, deep, dot.group, n).swapaxes(-1, -2)
-    words: Array = np.ascontiguousarray(beside).view(np.int32)[..., 0]
-    return words
-
-
 def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
     if dot is TILES:
         return Panels.of(n, isa.lanes(4), 2)
@@ -105,25 +95,20 @@ def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
 
 def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) -> PackedCodes:
     """Constant codes [..., K, N] packed once. ``rows_hint`` is the M they will usually meet."""
-    dot = dot or dot_for(isa, rows_hint)
-    words = grouped(b, dot)
-    *batch, deep, n = words.shape
+    dot, codes = dot or dot_for(isa, rows_hint), signed(b)
+    *batch, k, n = codes.shape
+    deep = dot.groups(k)
     panels = panels_for(rows_hint, n, deep, isa, dot)
     packed = packed_empty((*batch, panels.packed_elements(deep)), np.dtype(np.int32))
-    packed[...] = 0
-    for k in range(panels.cut.count):
-        first, end = (panels.cut.start(x) * panels.lanes for x in (k, k + 1))
-        room = packed[..., first * deep : end * deep].reshape(*batch, deep, end - first)
-        part = words[..., first : min(end, n)]
-        room[..., : part.shape[-1]] = part
+    put_into_panels(codes, panels, dot, packed)
     shift = None
     if dot.moves:
-        total = _column_sums(signed(b)) * np.int32(-dot.moves)
+        total = _column_sums(codes) * np.int32(-dot.moves)
         shift = View.dense(Storage.constant(total), DType.int32, total.shape)
     reach = None
     if dot is SIGNED:
         # -128 stays what it is without its sign, and is 128 as an unsigned byte
-        reach = _column_sums(np.abs(signed(b)).view(np.uint8)).astype(np.int64) * HALF
+        reach = _column_sums(np.abs(codes).view(np.uint8)).astype(np.int64) * HALF
     return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift, reach)
 
 
