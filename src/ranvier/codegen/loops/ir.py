@@ -17,8 +17,9 @@ run-time arguments, so nests that differ only in sizes share one compiled kernel
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Literal
 
 from ranvier.codegen.storage import View
@@ -215,13 +216,18 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 def substitute(expr: Expr, replaced: dict[Expr, Expr]) -> Expr:
     """The expression with leaves (or whole subtrees) replaced."""
-    found = replaced.get(expr)
-    if found is not None:
-        return found
-    if isinstance(expr, Op):
-        args = tuple(substitute(a, replaced) for a in expr.args)
-        return expr if args == expr.args else replace(expr, args=args)
-    return expr
+    subtrees = any(isinstance(each, Op) for each in replaced)  # else operations, which take long to hash, need no look
+
+    def visit(each: Expr) -> Expr:
+        if not isinstance(each, Op):
+            return replaced.get(each, each)
+        found = replaced.get(each) if subtrees else None
+        if found is not None:
+            return found
+        args = tuple([visit(a) for a in each.args])
+        return each if all(map(operator.is_, args, each.args)) else Op(each.name, args, each.dtype)
+
+    return visit(expr)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -53,8 +54,8 @@ class Rewriter:
         made = None if self._before is None else self._before(expr)
         if made is not None:
             return made
-        args = tuple(self(a) for a in expr.args)
-        same = all(a is b for a, b in zip(args, expr.args))
+        args = tuple([self(a) for a in expr.args])
+        same = all(map(operator.is_, args, expr.args))
         found = expr if same else Op(expr.name, args, expr.dtype)
         return found if self._after is None else self._after(found)
 

@@ -203,11 +203,11 @@ class _Trial:
         most = sum(float(np.abs(term).max()) for term in terms)
         if not most < _MOST or any(not _LEAST < abs(factor) < _MOST for factor in factors):
             return None
-        number = np.broadcast_to(functools.reduce(np.add, terms), (grids[0].size, beside.size))
-        rows, columns = np.nonzero(np.abs(number - np.rint(number)) > 0.5 - _ERROR * most)
-        near = number[rows, columns]
+        number = functools.reduce(np.add, terms)  # for every code and what stands beside it
+        places = np.flatnonzero(_from_whole(number) > 0.5 - _ERROR * most)
+        near = number.reshape(-1)[places]
         matters = (near > max(low, -1 if cut else low) - 1) & (near < high + 1)
-        rows, columns = rows[matters], columns[matters]
+        rows, columns = np.divmod(places[matters], beside.size)
         env = {code.expr: axis.reshape(-1)[at] for code, axis, at in zip(line.codes, grid, (rows, columns))}
         exact = line.exactly(env, beside[columns])
         quotient = (np.maximum(exact, np.float32(0)) if cut else exact) / np.float32(scale)
@@ -247,9 +247,16 @@ class _Trial:
                 right = missing.copy()
                 right[self.other[wrong]] = False
                 best[right], missing = moved[right], missing & ~right
-            if not missing.any():
-                return a, best
+                if not missing.any():
+                    return a, best
         return None
+
+
+def _from_whole(number: Array) -> Array:
+    """How far numbers are from the nearest whole ones."""
+    apart = np.rint(number)
+    np.subtract(number, apart, out=apart)
+    return np.abs(apart, out=apart)
 
 
 def _by_size(count: int) -> Iterator[tuple[int, ...]]:
