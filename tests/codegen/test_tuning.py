@@ -151,3 +151,15 @@ def test_no_folder_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuning_store.folder() is None
     assert not tuning_store.save("avx2", 1, {"a": Entry("x", 1.5, 0.001)})
     assert tuning_store.entries("avx2", 1) == {} and tuning_store.kept() == [] and tuning_store.clear() == 0
+
+
+def test_where_nothing_was_ever_tuned_the_machine_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never() -> str:
+        raise AssertionError("asked for the machine")
+
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setattr(tuning_store, "_machine", never)
+    assert tuning_store.table("neon", 1) is None
+    assert tuning_store.entries("neon", 1) == {}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import ranvier
 from ranvier.memory.collector import collector_paused
 
 
@@ -49,3 +50,18 @@ def test_a_child_collects_although_another_thread_paused_it() -> None:
         if not child:
             os._exit(0 if gc.isenabled() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_was_imported_is_old_at_once_but_for_whoever_froze_something() -> None:
+    gc.enable()
+    fresh: list[object] = [[]]
+    assert any(each is fresh for each in gc.get_objects(generation=0))
+    ranvier._imported("ranvier.errors")
+    assert gc.isenabled() and not gc.get_freeze_count()
+    assert any(each is fresh for each in gc.get_objects(generation=2))
+    gc.freeze()
+    try:
+        ranvier._imported("ranvier.errors")
+        assert gc.isenabled() and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,14 @@ def test_dict_in_dict_out() -> None:
         np.testing.assert_allclose(out["y"], np.maximum(given @ W, 0), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(session.run([given])["z"], -given)
         assert str(session.inputs["x"]) == "float32[n, 4]" and str(session.outputs["y"]) == "float32[n, 3]"
+
+
+def test_a_domain_that_is_listed_and_not_used_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ranvier.passes.gradient_operator", None)  # whoever imports it fails
+    listed = two_outputs()
+    listed.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    with rv.load(listed) as session:
+        assert set(session.run({"x": x()})) == set(session.outputs)
 
 
 def test_selected_outputs_run_only_what_they_need() -> None:

@@ -68,7 +68,7 @@ def _path(where: Path, isa: str, threads: int) -> Path:
 def entries(isa: str, threads: int) -> dict[str, Entry]:
     """What is known for an instruction set and a number of threads, by key."""
     where = folder()
-    if where is None:
+    if where is None or not where.is_dir():  # asked first: to tell the machine takes milliseconds
         return {}
     path = _path(where, isa, threads)
     try:

@@ -14,6 +14,7 @@ from ranvier.formats.onnx import read
 from ranvier.graph.ir import Graph
 from ranvier.memory.collector import collector_paused
 from ranvier.ops.allocation import tensor_limit
+from ranvier.ops.nn.training import DOMAIN
 
 
 @contextmanager
@@ -34,7 +35,8 @@ def preparing(model: str, step: str, tensor_bytes: int | None) -> Iterator[None]
 def read_model(model: Any, limits: Limits, base_dir: str | os.PathLike[str] | None = None) -> Graph:
     """The graph of a model, with what it asks to be derived written out while values still have the model's names."""
     graph = read(model, limits=limits, base_dir=base_dir)
-    if "ai.onnx.preview.training" in graph.opsets:
+    # many quantizers list this domain without using it
+    if DOMAIN in graph.opsets and any(node.op == "Gradient" and node.domain == DOMAIN for node in graph.all_nodes()):
         from ranvier.passes.gradient_operator import expand_gradients  # and with it the gradients of all operators
 
         expand_gradients(graph)
