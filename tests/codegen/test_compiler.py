@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import os
 import struct
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -245,6 +247,25 @@ def test_where_caches_of_instructions_cannot_be_told(monkeypatch, architecture):
         monkeypatch.setattr(module, "architecture", lambda: architecture)
     monkeypatch.setattr(fresh_code, "_cleaner", lambda: None)
     assert image.supported() is (sys.platform == "linux" and architecture == "x86_64")
+
+
+@pytest.mark.skipif(isa.architecture() != "aarch64" or not image.supported(), reason="nothing is registered here")
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_process_is_registered_beside_other_work(monkeypatch, threads):
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+    fresh_code._synchronizer.cache_clear()
+    fresh_code.expect()
+    answer = fresh_code._synchronizer()
+    assert threads or answer.done()
+    child = os.fork()
+    if not child:  # where the one who was to answer does not exist
+        again = fresh_code._synchronizer()
+        os._exit(0 if again is not answer and again.result(10) is not None else 1)
+    assert (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0) is (answer.result(10) is not None)
 
 
 @needs_images

@@ -96,7 +96,11 @@ class Sources:
         self._looked_at = -_TRUST_SECONDS
         self._untouched = False
         self._where = str(where)
-        newest, names = self._names() if kept is not None else (0.0, "")
+        newest, names = 0.0, ""
+        if kept is not None:
+            self._looked_at = time.monotonic()
+            newest, names = self._names()
+            self._untouched = newest <= _imported_at
         known = kept.get(names) if kept is not None else None
         self.digest = known.decode() if known is not None else self._read()
         if kept is not None and known is None and time.time() - newest > _SETTLED_SECONDS:

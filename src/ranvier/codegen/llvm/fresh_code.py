@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from ranvier.codegen.llvm.isa import architecture
@@ -30,9 +34,15 @@ def announce(start: int, size: int) -> None:
     clean = _cleaner()
     assert clean is not None  # possible() was asked
     clean(start, start + size)
-    synchronize = _synchronizer()
+    synchronize = _synchronizer().result()
     if synchronize is not None:
         synchronize(_CORES)
+
+
+def expect() -> None:
+    """Call where code will come before long: what the system takes milliseconds for goes on meanwhile."""
+    if architecture() != "x86_64" and possible():
+        _synchronizer()
 
 
 @functools.cache
@@ -51,12 +61,27 @@ def _cleaner() -> Any:
 
 
 @functools.cache
-def _synchronizer() -> Any:
-    """None where the system has no such call, or a sandbox forbids it: then the loop above has to do."""
+def _synchronizer() -> Future[Callable[[int], int] | None]:
+    """None where the system has no such call, or a sandbox forbids it: then the loop above has to do.
+
+    To register a process that has threads takes the system several milliseconds, so a thread of its own waits for it.
+    """
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
+    answer: Future[Callable[[int], int] | None] = Future()
 
     def ask(command: int) -> int:
         return int(call(ctypes.c_long(_MEMBARRIER), ctypes.c_long(command), ctypes.c_long(0), ctypes.c_long(0)))
 
-    return ask if ask(_REGISTER) == 0 else None
+    def register() -> None:
+        answer.set_result(ask if ask(_REGISTER) == 0 else None)
+
+    try:
+        threading.Thread(target=register, name="ranvier-fresh-code", daemon=True).start()
+    except RuntimeError:  # no more threads can be had
+        register()
+    return answer
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_synchronizer.cache_clear)  # whoever was to answer does not exist there

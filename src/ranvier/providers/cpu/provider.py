@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ranvier.codegen import tuning, tuning_store
 from ranvier.codegen.definitions import reasons
 from ranvier.codegen.definitions.registry import ALL
-from ranvier.codegen.llvm import isa
+from ranvier.codegen.llvm import fresh_code, isa
 from ranvier.devices import CPU, Device, usable_cores
 from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Node
@@ -85,6 +85,7 @@ class CpuProvider:
             yield Claim((node,)) if reason is None else Decline(node, reason)
 
     def compile(self, part: Subgraph, ctx: CompileContext) -> CpuKernel:
+        fresh_code.expect()
         options: CpuOptions = ctx.options
         chosen = isa.chosen(options.isa) if options.isa else isa.host()
         threads = min(ctx.config.threads or usable_cores(), 64)
