@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,29 @@ def test_signals_do_not_touch_each_other(isa: Isa, count: int) -> None:
     np.testing.assert_array_equal(out, alone)
     assert not out[count // 2].any()
     assert np.isfinite(out[: count if count < 3 else -1]).all()
+
+
+@pytest.mark.parametrize(("lanes", "dtype"), [(8, np.float32), (16, np.float32), (4, np.float64), (8, np.float64)])
+def test_vectors_of_any_width(lanes: int, dtype: Any) -> None:
+    """What other processors run, here made of several vectors or of a part of one: the same to the last bit."""
+    isa = ISAS[0]
+    for transform, points in (
+        (Transform(96, 49, 1, 2, False, False), 96),
+        (Transform(96, 96, 1, 2, False, False), 90),
+        (Transform(225, 225, 2, 2, True, False), 225),
+        (Transform(96, 96, 2, 1, True, True), 49),
+    ):
+        x = signal(16, 2, 21, points, transform.parts, dtype=dtype)
+        found = []
+        for width in (isa.lanes(x.itemsize), lanes):
+            chosen = fast.passes(transform, 42, x.itemsize, isa)
+            assert chosen is not None
+            out = np.full((2, 21, transform.bins, transform.made), np.nan, dtype)
+            source, target = view_of(x), view_of(out, "output")
+            launch = fast.launch(transform, replace(chosen, lanes=width), source, None, target)
+            run([launch], isa, {source.storage: x, target.storage: out}, split=3)
+            found.append(out)
+        np.testing.assert_array_equal(*found)
 
 
 @each_isa

@@ -21,7 +21,7 @@ from ranvier.records import dataclass
 _PASS = 8
 _ROUND_ABOUT = 3
 _NEAR = 512 << 10  # bytes of scratch that the second-level cache keeps beside the signals
-_MOST = 4 << 20  # bytes of scratch of a thread: every thread has as many
+_MOST = 5 << 20  # bytes of scratch of a thread, and every thread has as many: 65536 complex points
 _NARROWEST = 16  # bytes of a vector: less is no quicker
 _RATE = 0.3  # of a product's operations: additions are not fused, and most of the rest is loads and stores
 
@@ -66,12 +66,8 @@ def _radices(points: int, isa: Isa) -> tuple[int, ...] | None:
 
     A pass over eight points keeps 16 vectors and what becomes of them, more than small register files hold.
     """
-    found: list[int] = []
-    for prime in PRIMES:
-        while points % prime == 0:
-            found.append(prime)
-            points //= prime
-    if points > 1:
+    found = _factors(points)
+    if found is None:
         return None
     twos = found.count(2)
     eights = 0
@@ -81,10 +77,21 @@ def _radices(points: int, isa: Isa) -> tuple[int, ...] | None:
     return (*found[twos:], *(2,) * left, *(4,) * fours, *(8,) * eights)
 
 
+def _factors(points: int) -> list[int] | None:
+    """Prime factors, the smallest first; None where one is too large."""
+    found: list[int] = []
+    for prime in PRIMES:
+        while points % prime == 0:
+            found.append(prime)
+            points //= prime
+    return found if points == 1 else None
+
+
 def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> Launch:
     item = x.dtype.numpy.itemsize
     count, given = out.size // (t.bins * t.made), x.shape[-2]
     axes_in, axes_out = _axes(x), _axes(out)
+    flat = _flat(x, p.lanes) and (t.parts == 2 or p.kind == "halved")
     form = Form(
         ELEMENTS[x.dtype],
         p.lanes,
@@ -93,7 +100,8 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
         t.parts,
         t.made,
         windowed=window is not None,
-        flat_in=_flat(x, p.lanes) and (t.parts == 2 or p.kind == "halved"),
+        flat_window=flat and t.parts == 1 and window is not None and window.strides[0] == 1,
+        flat_in=flat,
         flat_out=_flat(out, p.lanes),
         axes_in=len(axes_in) // 2,
         axes_out=len(axes_out) // 2,

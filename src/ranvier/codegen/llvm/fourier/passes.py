@@ -43,6 +43,7 @@ class Form:
     parts: int  # numbers per point that come in
     made: int  # and go out
     windowed: bool
+    flat_window: bool  # its weights meet numbers that lie as they do
     flat_in: bool  # numbers of a signal lie one after the other, and there are enough for a vector
     flat_out: bool
     axes_in: int  # of the tensors, beside the signal's
@@ -166,11 +167,16 @@ class _Kernel:
         pitch = 1 if form.kind == "halved" else 2  # vectors from one given point to the next
         if form.flat_in:
             width = given * form.parts
+            window = frame.buffer("window")
             with f.loop(0, width, lanes) as j:
                 first = f.min_(j, width - lanes)  # the last vectors may overlap those before
                 rows = [f.load(frame.kind, frame.at(source, (first, 1))) for source in sources]
+                if form.flat_window:
+                    weights = f.load(frame.kind, frame.at(window, (first, 1)))
+                    rows = [row * weights for row in rows]
                 for k, value in enumerate(transposed(f, rows)):
-                    value = self.windowed(value, f.div(first, form.parts, signed=False) + k // form.parts)
+                    if not form.flat_window:
+                        value = self.windowed(value, f.div(first, form.parts, signed=False) + k // form.parts)
                     f.store(value, self.row(block, first + k))
         else:
             with f.loop(0, given) as j:
