@@ -58,6 +58,7 @@ from ranvier.records import dataclass
 __all__ = [
     "ALPHA",
     "CLAMP",
+    "Emitter",
     "NARROW_STORED",
     "SLOTS",
     "Layout",
@@ -102,7 +103,7 @@ class Micro:
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             fn = module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")])
-            _Emitter(fn, self, isa).emit()
+            Emitter(fn, self, isa).emit()
 
         return KernelSpec(name, key, emit)
 
@@ -120,7 +121,9 @@ _POINTERS = 12
 _UNROLL_MANY = 2
 
 
-class _Emitter:
+class Emitter:
+    """Writes one micro-kernel."""
+
     def __init__(self, fn: Fn, micro: Micro, isa: Isa) -> None:
         self.fn, self.micro, self.isa = fn, micro, isa
         self.size = size_of(micro.element)
@@ -133,10 +136,7 @@ class _Emitter:
         pairs = micro.stored == "pairs"
         self.a_element, self.a_align = ("i32" if pairs else micro.element), (2 if pairs else self.size)
         self.control = fn.args["control"]
-        chains = micro.rows * micro.vectors
-        self.splits = 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
-        if micro.rows == 1 and 5 * micro.vectors < isa.registers:
-            self.splits = 4
+        self.splits = self._splits()
         # accumulators: [split][row][vector]
         zero = fn.const(self.kind, 0.0)
         self.acc: list[list[list[Var]]] = [
@@ -144,6 +144,13 @@ class _Emitter:
             for _ in range(self.splits)
         ]
         self.b = fn.var("ptr", fn.args["b"])
+
+    def _splits(self) -> int:
+        """Parts of K that have sums of their own, to have chains enough."""
+        chains = self.micro.rows * self.micro.vectors
+        if self.micro.rows == 1 and 5 * self.micro.vectors < self.isa.registers:
+            return 4
+        return 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
 
     def slot(self, slot: Slot, kind: str = "i64") -> Val:
         return read_slot(self.fn, self.control, slot, kind)

@@ -1,7 +1,8 @@
 """B in the order the micro-kernels read it: panel after panel, k after k, whole vectors, zeros past the last column.
 
 bfloat16 weights are packed in pairs along K where an instruction multiplies pairs, and tiles (``amx``) want K padded
-with zeros besides; elsewhere weights of 16 bits are packed as they are, and widened by the micro-kernel.
+with zeros besides; elsewhere weights of 16 bits are packed as they are, and widened by the micro-kernel, or multiplied
+as float16.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.control import batch_offsets
 from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
+from ranvier.codegen.llvm.gemm.halves import PANEL, multiplies_halves
 from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
@@ -45,6 +47,7 @@ class PackedB:
     deep: int  # K as it is packed: elements, or pairs and zeros behind them
     pairs: bool = False
     apart: bool = False  # tiles of wide panels follow each other, as ``amx/micro.py`` describes
+    halves: bool = False  # to be multiplied as float16
 
     @property
     def nbytes(self) -> int:
@@ -61,13 +64,16 @@ class PackedB:
         return View.dense(self.storage, self.dtype, (*self.batch, self.k, self.n))
 
 
-def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, vectors: int = 0) -> PackedB:
+def pack_b(
+    b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, vectors: int = 0, halves: bool = False
+) -> PackedB:
     """Constant weights [..., K, N] packed once. ``rows_hint`` is the M they will usually meet, ``vectors`` the width of
     panels where that was decided elsewhere.
 
     ``dtype`` is the type they are multiplied in, their own where it is not given: float32 weights may become bfloat16.
     Those of 16 bits that every use would have to widen are widened now if they meet many rows: then it is the
-    arithmetic that takes the time, and not their way through memory.
+    arithmetic that takes the time, and not their way through memory. With ``halves``, float16 arithmetic multiplies
+    float16 weights.
     """
     dtype = dtype or dtypes.of(b)
     b = b.astype(dtype.numpy, copy=False)
@@ -75,7 +81,10 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, ve
     item = 8 if dtype is DType.float64 else 4  # of sums
     lanes = isa.lanes(item)
     pairs = dtype is DType.bfloat16 and n > 1 and multiplies_pairs(isa)
-    if dtype in NARROW and not pairs and rows_hint > _WIDENED_ROWS:
+    halves = halves and dtype is DType.float16 and n > 1 and multiplies_halves(isa)
+    if halves:
+        vectors = PANEL
+    elif dtype in NARROW and not pairs and rows_hint > _WIDENED_ROWS:
         dtype = DType.float32
         b = b.astype(np.float32)
     deep = pair_depth(k, isa) if pairs else k
@@ -95,7 +104,7 @@ def pack_b(b: Array, isa: Isa, *, rows_hint: int, dtype: DType | None = None, ve
         _fill(source[:, wide:], target[wide * deep :], width - lanes)
         if apart:
             _take_apart(target[: wide * deep], width, lanes)
-    return PackedB(Storage.constant(packed), dtype, tuple(batch), k, n, panels, deep, pairs, apart)
+    return PackedB(Storage.constant(packed), dtype, tuple(batch), k, n, panels, deep, pairs, apart, halves)
 
 
 def multiplies_pairs(isa: Isa) -> bool:

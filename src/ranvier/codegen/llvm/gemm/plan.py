@@ -125,7 +125,7 @@ class Plan:
         p = self.p
         if isinstance(p.b, PackedB):
             self.panels = p.b.panels
-            self.rows: Cut = Cut.of(p.m, rows_for(self.isa, self.panels.cut.size))
+            self.rows: Cut = Cut.of(p.m, self.most_rows(self.panels.cut.size))
             self.packed = True
             return Matrix(At(p.b.storage), 0, 0, tuple(x.b for x in p.batch))
         tile = self._tile()
@@ -142,6 +142,10 @@ class Plan:
             vectors = min(_LONG_BYTES // self.isa.vector_bytes, (self.isa.registers - 8) // p.m)
             self.panels = Panels.of(p.n, self.lanes, max(tile.vectors, vectors))
         return self._rearranged(p.b, b, (p.k, p.n), self.panels, self.b_item) if self.packed else b
+
+    def most_rows(self, vectors: int) -> int:
+        """Of a micro-kernel on panels of this width."""
+        return rows_for(self.isa, vectors)
 
     def _tile(self) -> Tile:
         p = self.p

@@ -6,6 +6,8 @@ from ranvier.codegen import tuning
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.gemm.gemv import can_be_dots, dots, suits_dots
+from ranvier.codegen.llvm.gemm.half_plan import HalfPlan
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.codegen.llvm.gemm.narrow import PairPlan, TilePlan
 from ranvier.codegen.llvm.gemm.pack import PackedB, multiplies_pairs
 from ranvier.codegen.llvm.gemm.plan import Plan
@@ -28,12 +30,14 @@ def matmul(
     epilogue: Epilogue | None = None,
     threads: int = 1,
     alpha: float = 1.0,
+    halves: bool = False,
 ) -> list[Launch]:
     """``out = epilogue(alpha * a @ b)``: a [..., M, K], b [..., K, N], out [..., M, N]; batch axes broadcast.
 
     Operands are float32 or float64, or stored in 16 bits: then sums are float32, and so is the epilogue, which may be
     stored in any type. Where one operand is bfloat16 and the machine multiplies pairs of them, a float32 one is
-    rounded to bfloat16 too.
+    rounded to bfloat16 too. With ``halves``, float16 operands are multiplied by float16 arithmetic, where there is one,
+    and sums are float16 for some steps (``halves.py``).
     """
     if 0 in out.shape:
         return []
@@ -41,10 +45,12 @@ def matmul(
     for either in (problem, turned(problem)) if can_turn(problem) else (problem,):
         if _by_dots(either):
             return [dots(either, isa, threads)]
-    return _plan(problem, isa, threads).launches()
+    return _plan(problem, isa, threads, halves and multiplies_halves(isa)).launches()
 
 
-def _plan(p: Problem, isa: Isa, threads: int) -> Plan:
+def _plan(p: Problem, isa: Isa, threads: int, halves: bool) -> Plan:
+    if p.b.halves if isinstance(p.b, PackedB) else halves and p.a.dtype is p.b.dtype is DType.float16:
+        return HalfPlan(p, isa, threads)
     if not (p.b.pairs if isinstance(p.b, PackedB) else _wants_pairs(p, isa)):
         return Plan(p, isa, threads)
     if not amx.suits(isa, DType.bfloat16, DType.bfloat16):

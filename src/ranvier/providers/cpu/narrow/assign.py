@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ranvier.codegen.definitions.defs import Alias, Contraction, Def, Joined, Opaque, Rows
 from ranvier.codegen.definitions.groups import Group
 from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.llvm.gemm.halves import CHUNK as HALF_STEPS
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.base import NodePrecision
@@ -27,6 +29,7 @@ from ranvier.providers.cpu.target import Assignment, Target
 from ranvier.varying import value_at
 
 F32 = DType.float32
+_HALF_END = 65504.0  # the largest float16
 _HEADROOM = 8.0  # values seen in a sample are taken to grow to this many times as much
 
 
@@ -167,7 +170,23 @@ class _Assigning:
         seen = (self.target.ranges or {}).get(value.name)
         if seen is None:
             return "is of unknown range, which a calibration sample would tell"
-        return "" if seen * _HEADROOM < 65504.0 else f"reaches {seen:.3g}, near the end of float16"
+        return "" if seen * _HEADROOM < _HALF_END else f"reaches {seen:.3g}, near the end of float16"
+
+    def _sums_out_of_range(self, anchor: Contraction) -> str:
+        """Why sums of products may leave float16, where they are made in it."""
+        if self.narrow is not DType.float16 or not multiplies_halves(self.target.isa):
+            return ""
+        most = math.prod((self._largest(v) for v in anchor.sources), start=float(HALF_STEPS))
+        if most * _HEADROOM < _HALF_END:
+            return ""
+        return f"{HALF_STEPS} products may come to {most:.3g}, near the end of float16"
+
+    def _largest(self, value: Value) -> float:
+        """The largest absolute value of a constant, or seen of a tensor."""
+        array = value.const.raw() if value.const is not None else self.program.known.get(value)
+        if array is None:
+            return (self.target.ranges or {}).get(value.name, math.inf)
+        return float(max(array.max(initial=0.0), -array.min(initial=0.0)))
 
     # -- costs ------------------------------------------------------------------------------------------------------
 
@@ -252,14 +271,16 @@ class _Assigning:
         # whatever it multiplies in, such a kernel reads what is added, and writes, as it is stored
         self._plain(group, anchor.sources)
         item = self.products[id(anchor)] = self.cut.item()
-        beyond = next((why for v in anchor.sources if (why := self._out_of_range(v))), "")
+        beyond = next((f"an operand {why}" for v in anchor.sources if (why := self._out_of_range(v))), "")
+        beyond = beyond or self._sums_out_of_range(anchor)
         name = self.kept(group)
         if name or beyond or id(group) in self.signals:
-            reason = f"an operand {beyond}" if beyond else "what it makes goes into log"
+            reason = beyond or "what it makes goes into log"
             self.unable[id(anchor)] = f"kept by {name!r}" if name else reason
             self.cut.cost(item, one=math.inf)
         else:
-            work, operands = multiplying(*value_at([anchor.flops], 0)), sum(self._bytes(v) for v in anchor.sources)
+            (flops,) = value_at([anchor.flops], 0)
+            work, operands = multiplying(flops, self.target.isa), sum(self._bytes(v) for v in anchor.sources)
             wide, fast = (
                 anchor.pace(self.target) if anchor.pace else product_pace(self.target.isa, self.narrow, math.inf)
             )

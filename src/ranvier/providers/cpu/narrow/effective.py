@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranvier.codegen.llvm.isa import Isa
 
 # For each precision, instructions that multiply such operands, any of which will do.
-_PRODUCTS = {"bf16": ("amx-bf16", "avx512bf16"), "fp16": ("amx-bf16", "avx512bf16", "avx512fp16")}
+_PRODUCTS = {"bf16": ("amx-bf16", "avx512bf16"), "fp16": ("amx-bf16", "avx512bf16", "avx512fp16", "fullfp16")}
 
 
 def effective(asked: str, isa: Isa) -> tuple[str, str]:

@@ -13,7 +13,7 @@ _FLOAT = 155e9  # operations a second of one core in float32 products
 # How many times as fast products of 16 bits are where many of them make one sum.
 _PRODUCTS = {
     DType.bfloat16: (("amx-bf16", 5.0), ("avx512bf16", 1.6), ("bf16", 1.6)),
-    DType.float16: (("amx-fp16", 5.0),),
+    DType.float16: (("amx-fp16", 5.0), ("fullfp16", 1.5)),
 }
 _FINISHING = 32.0  # rounding and storing a sum of 16-bit products takes as long as so many of them
 _TRANSFORMED = 2.2  # how many times as fast float32 products are where Winograd's algorithm saves multiplications
@@ -37,9 +37,9 @@ def depthwise_pace() -> Pace:
     return _DEPTHWISE
 
 
-def multiplying(flops: float) -> float:
+def multiplying(flops: float, isa: Isa) -> float:
     """Seconds of float32 multiplications and additions."""
-    return flops / _FLOAT
+    return flops / (_FLOAT * isa.pace)
 
 
 def touching(nbytes: float) -> float:

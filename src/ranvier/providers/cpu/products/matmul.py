@@ -40,7 +40,10 @@ def _rows_class(m: int) -> int:
     return 1 if m <= 1 else 8 if m <= 16 else 256
 
 
-def packed_b(r: Realiser, b: View, m: int, dtype: DType | None = None) -> PackedB:
+def packed_b(r: Realiser, b: View, m: int, dtype: DType | None = None, *, halves: bool = False) -> PackedB:
+    if halves:  # one form serves any number of rows
+        key: tuple[object, ...] = ("halves of b", Same(b.storage.array), b.offset, b.shape, b.strides)
+        return r.packs.get(key, lambda: pack_b(content(b), r.isa, rows_hint=1, dtype=dtype, halves=True))
     hint = _rows_class(m)
     vectors = tuned_vectors(m, b.shape, dtype or b.dtype, r.isa)
     key = ("b", Same(b.storage.array), b.offset, b.shape, b.strides, hint, dtype, vectors)
@@ -56,11 +59,13 @@ def multiply(
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         left, right = views
+        halves = r.multiplies is DType.float16
         rows = left.shape[-2] * (math.prod(left.shape[:-2]) if right.rank == 2 else 1)
         factor: View | PackedB = right
         if right.storage.kind == "const" and right.size > 256:
-            factor = packed_b(r, right, rows, left.dtype if left.dtype in HALVES else None)
-        return matmul(left, factor, target, r.isa, epilogue=epilogue, threads=r.threads, alpha=alpha)
+            factor = packed_b(r, right, rows, left.dtype if left.dtype in HALVES else None, halves=halves)
+        how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads, "alpha": alpha, "halves": halves}
+        return matmul(left, factor, target, r.isa, **how)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
         batch = folded_stride(result[:-2], strides[:-2])
@@ -77,7 +82,8 @@ def multiply(
 
 
 def _narrow(target: Target) -> str | None:
-    """Why a product cannot be had of operands of 16 bits. float16 is widened by the micro-kernel: it saves bytes."""
+    """Why a product cannot be had of operands of 16 bits. Where float16 has no arithmetic it is widened by the
+    micro-kernel: that saves bytes."""
     if target.narrow is DType.bfloat16 and not multiplies_pairs(target.isa):
         return f"{target.isa.name} multiplies no bfloat16"
     return None

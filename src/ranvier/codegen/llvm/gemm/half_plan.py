@@ -1,0 +1,41 @@
+"""Products of float16 operands by the machine's float16 arithmetic."""
+
+from __future__ import annotations
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.gemm.halves import PANEL, HalfMicro, rows_for
+from ranvier.codegen.llvm.gemm.micro import Layout
+from ranvier.codegen.llvm.gemm.plan import Plan
+from ranvier.codegen.llvm.gemm.problem import Problem
+from ranvier.codegen.llvm.gemm.tiles import Tile
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
+
+_HALF = DType.float16
+
+
+class HalfPlan(Plan):
+    """A and B of 16 bits, or rounded to it."""
+
+    def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:
+        super().__init__(problem, isa, threads)
+        self.rate = 1.8
+
+    def with_rows(self, p: Problem) -> Problem:
+        return p if p.a.dtype is _HALF else self.copied(p, _HALF)
+
+    def with_columns(self, p: Problem) -> Problem:
+        return p  # nothing is widened
+
+    def most_rows(self, vectors: int) -> int:
+        return rows_for(vectors)
+
+    def _tile(self) -> Tile:
+        return Tile(self.isa.registers, rows_for(PANEL), PANEL, 1.0)
+
+    def micro_kernels(self) -> tuple[KernelSpec, ...]:
+        rows = [self.rows.size, self.rows.small if self.rows.large < self.rows.count else self.rows.size]
+        cut = self.panels.cut
+        widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
+        layout: Layout = "rows" if self.by_rows else "columns"
+        return tuple(HalfMicro(r, v, layout, self.packed).spec() for v in widths for r in rows)
