@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ranvier as rv
 from ranvier.codegen.llvm import isa
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.dtypes import DType
 from ranvier.providers.cpu.kernel import CpuKernel
 from ranvier.providers.cpu.narrow import assign as assigning
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 ROUNDING = 2.0**-8  # relative: half of the distance between two bfloat16 numbers, with room for a second rounding
 HERE = effective("bf16", isa.host())[0] == "bf16"
 needs_products = pytest.mark.skipif(not HERE, reason="this processor has no bfloat16 products")
+needs_float16 = pytest.mark.skipif(effective("fp16", isa.host())[0] != "fp16", reason="no use of float16 here")
+needs_halves = pytest.mark.skipif(not multiplies_halves(isa.host()), reason="this processor has no float16 arithmetic")
 
 
 def node(op: str, inputs: str, outputs: str, **attrs: Any) -> onnx.NodeProto:
@@ -62,7 +65,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every byte and every multiplication counts, kernels themselves cost nothing: all that may be narrow is."""
     monkeypatch.setattr(assigning, "LAUNCH", 0.0)
     monkeypatch.setattr(assigning, "touching", lambda nbytes: 1e-9 * nbytes)
-    monkeypatch.setattr(assigning, "multiplying", lambda flops: 1.0 + flops)
+    monkeypatch.setattr(assigning, "multiplying", lambda flops, isa: 1.0 + flops)
     yield
 
 
@@ -324,7 +327,7 @@ def test_a_provider_that_has_no_other_precision() -> None:
         assert "no provider" in session.report.refused
 
 
-@needs_products
+@needs_float16
 @pytest.mark.usefixtures("eager")
 def test_float16_waits_for_a_sample_of_what_the_values_are() -> None:
     x, w = floats(0, 64, 64), floats(1, 64, 64)
@@ -341,3 +344,25 @@ def test_float16_waits_for_a_sample_of_what_the_values_are() -> None:
     with rv.load(made, calibration={"x": x * np.float32(200)}, **options) as session:
         (why,) = (n.precision_why for n in session.report.nodes if n.name == "Mul_v")
     assert "near the end of float16" in why
+
+
+@needs_halves
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("rows", [1, 40])
+def test_float16_products_where_their_sums_fit(rows: int) -> None:
+    """Weights and activations that are large enough might sum up to more than float16 has, and stay in float32."""
+    x, first, second = floats(0, rows, 200), floats(1, 200, 96) / 8, floats(2, 96, 50) / 8
+    nodes = [node("MatMul", "x a", "h"), node("Relu", "h", "r"), node("MatMul", "r b", "y")]
+    options: dict[str, Any] = {"providers": ["cpu"], "optimization": "none", "precision": "fp16"}
+    made = model(nodes, {"x": x}, "y", {"a": first, "b": second})
+    with rv.load(made, calibration={"x": x}, **options) as session:
+        told, found = choices(session), session.run({"x": x})["y"]
+    assert told["MatMul_h"][0] == told["MatMul_y"][0] == "fp16"
+    exact = np.maximum(x.astype(np.float64) @ first, 0) @ second
+    assert 0 < np.abs(found - exact).max() < 5e-3 * np.abs(exact).max()
+    made = model(nodes, {"x": x}, "y", {"a": first, "b": second * np.float32(300)})
+    with rv.load(made, calibration={"x": x}, **options) as session:
+        why = {n.name: n.precision_why for n in session.report.nodes}
+        told = choices(session)
+    assert told["MatMul_h"][0] == "fp16" and told["MatMul_y"][0] == "f32"
+    assert "64 products may come to" in why["MatMul_y"]
