@@ -8,22 +8,24 @@ import numpy as np
 
 from ranvier.codegen.launch import At, Launch
 from ranvier.codegen.llvm.attention.micro import ELEMENTS
+from ranvier.codegen.llvm.builder import size_of
 from ranvier.codegen.llvm.control import number_bits
 from ranvier.codegen.llvm.fourier.butterflies import PRIMES
-from ranvier.codegen.llvm.fourier.passes import Form, Kind, passes_spec
+from ranvier.codegen.llvm.fourier.passes import WORK, Form, Kind, passes_spec
 from ranvier.codegen.llvm.fourier.transform import Array, Transform
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.records import dataclass
 
-# What a pass costs for every point, in multiply-adds of a matrix product; bringing signals in, unfolding and taking
+# What a pass costs for every point, in multiply-adds of a product in float64; bringing signals in, unfolding and taking
 # results out cost as much as three more. Below that a product is quicker.
 _PASS = 8
 _ROUND_ABOUT = 3
 _NEAR = 512 << 10  # bytes of scratch that the second-level cache keeps beside the signals
 _MOST = 5 << 20  # bytes of scratch of a thread, and every thread has as many: 65536 complex points
+_ITEM = size_of(WORK)
 _NARROWEST = 16  # bytes of a vector: less is no quicker
-_RATE = 0.3  # of a product's operations: additions are not fused, and most of the rest is loads and stores
+_RATE = 0.15  # of a product's operations: float64, additions that are not fused, and as many loads and stores
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,10 @@ class Passes:
     block: int  # points of one of the two blocks in scratch memory
     lanes: int
 
-    def scratch(self, item: int) -> int:
-        return 2 * self.block * 2 * self.lanes * item
+    @property
+    def scratch(self) -> int:
+        """Bytes of a thread."""
+        return 2 * self.block * 2 * self.lanes * _ITEM
 
 
 def passes(t: Transform, count: int, item: int, isa: Isa) -> Passes | None:
@@ -50,15 +54,15 @@ def passes(t: Transform, count: int, item: int, isa: Isa) -> Passes | None:
             return None
     points = t.length if kind == "complex" else t.length // 2
     radices = _radices(points, isa)
-    if radices is None or _PASS * points * (len(radices) + _ROUND_ABOUT) > t.elements:
+    if radices is None or _PASS * points * (len(radices) + _ROUND_ABOUT) * (_ITEM // item) > t.elements:
         return None
     block = (t.length if kind == "halved" and t.bins == t.length else points) + 1
-    lanes = isa.lanes(item)
+    lanes = isa.lanes(_ITEM)
     # no more side by side than there are, nor than stay near
-    while lanes * item > _NARROWEST and (2 * count <= lanes or 4 * block * lanes * item > _NEAR):
+    while lanes * _ITEM > _NARROWEST and (2 * count <= lanes or 4 * block * lanes * _ITEM > _NEAR):
         lanes //= 2
     found = Passes(kind, points, radices, block, lanes)
-    return found if found.scratch(item) <= _MOST else None
+    return found if found.scratch <= _MOST else None
 
 
 def _radices(points: int, isa: Isa) -> tuple[int, ...] | None:
@@ -109,7 +113,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
         radices=tuple(sorted(set(p.radices))),
     )
     plan, turns = _tables(t, p)
-    table = Storage.packed(np.ascontiguousarray(turns, x.dtype.numpy))
+    table = Storage.packed(turns)
     return Launch(
         passes_spec(form),
         (
@@ -124,7 +128,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
         ),
         tiles=-(-count // p.lanes),
         writes=(out.storage,),
-        scratch=p.scratch(item),
+        scratch=p.scratch,
         flops=5.0 * count * p.points * math.log2(2 * p.points),
         traffic=1.0 * count * (given * t.parts + t.bins * t.made) * item,
         label="transform",

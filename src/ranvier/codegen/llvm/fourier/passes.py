@@ -8,6 +8,9 @@ vector of real parts and one of imaginary parts, and all passes go back and fort
 
 for p < n/r and q < s, after which n is n/r and s is s*r. Results come out in order.
 
+All of it is computed in float64, whatever the signals are: a pass rounds by the loudest point that it meets, and in
+float32 the soft bins of a spectrum would drown in that, more than in the sums of a product.
+
 Two real points are taken for one complex point, which halves the length, and the spectrum of that is unfolded into the
 one that was meant; the way back, from half a spectrum to a real signal, folds it first. An inverse transform is a
 forward one with real and imaginary parts exchanged.
@@ -28,6 +31,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
 
 Turn = tuple[Val, Val]  # cosine and sine
+WORK = "double"  # what is computed with
 # complex: to as many complex points; halved: from twice as many real points; folded: to twice as many real points
 Kind = Literal["complex", "halved", "folded"]
 
@@ -72,9 +76,7 @@ BUFFERS = ("x", "window", "out", "plan", "turns")
 
 def passes_spec(form: Form) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        frame = Frame(module, symbol, isa, form.element, BUFFERS, form.names)
-        frame.lanes, frame.kind = form.lanes, vector(form.element, form.lanes)
-        _Kernel(frame, form).write()
+        _Kernel(Frame(module, symbol, isa, form.element, BUFFERS, form.names), form).write()
 
     key = ("fourier passes", *(getattr(form, name) for name in Form.__dataclass_fields__))
     return KernelSpec(f"fourier {form.kind} {form.element} x{form.lanes}", key, emit)
@@ -83,6 +85,7 @@ def passes_spec(form: Form) -> KernelSpec:
 class _Kernel:
     def __init__(self, frame: Frame, form: Form) -> None:
         self.frame, self.form, self.f = frame, form, frame.f
+        self.lanes, self.kind = form.lanes, vector(WORK, form.lanes)
         self.source: Var = self.f.var("ptr")
         self.target: Var = self.f.var("ptr")
         self.turns: Var = self.f.var("ptr")
@@ -107,19 +110,18 @@ class _Kernel:
 
     def row(self, base: Val, index: Val) -> Val:
         """Where vector number ``index`` of a block lies."""
-        return self.f.gep(base, index * self.frame.lanes, self.frame.element)
+        return self.f.gep(base, index * self.lanes, WORK)
 
     def point(self, base: Val, index: Val) -> Val:
-        return self.f.gep(base, index * (2 * self.frame.lanes), self.frame.element)
+        return self.f.gep(base, index * (2 * self.lanes), WORK)
 
     def load(self, place: Val, exchanged: bool = False) -> Point:
-        f, frame = self.f, self.frame
-        first, second = (f.load(frame.kind, f.gep(place, k * frame.lanes, frame.element)) for k in (0, 1))
+        first, second = (self.f.load(self.kind, self.f.gep(place, k * self.lanes, WORK)) for k in (0, 1))
         return (second, first) if exchanged else (first, second)
 
     def store(self, value: Point, place: Val, exchanged: bool = False) -> None:
         for k, part in enumerate(reversed(value) if exchanged else value):
-            self.f.store(part, self.f.gep(place, k * self.frame.lanes, self.frame.element))
+            self.f.store(part, self.f.gep(place, k * self.lanes, WORK))
 
     def swap(self) -> None:
         source, target = self.source.get(), self.target.get()
@@ -127,14 +129,14 @@ class _Kernel:
         self.target.set(source)
 
     def next_turns(self, count: Val) -> None:
-        self.turns.set(self.f.gep(self.turns.get(), count * 2, self.frame.element))
+        self.turns.set(self.f.gep(self.turns.get(), count * 2, WORK))
 
     def turn(self, place: Val, index: Val | int) -> Turn:
         """Cosine and sine number ``index``, in all lanes."""
-        f, frame = self.f, self.frame
-        place = f.gep(place, index * 2, frame.element)
-        pair = [f.load(frame.element, f.gep(place, k, frame.element), invariant=True) for k in (0, 1)]
-        return f.splat(pair[0], frame.lanes), f.splat(pair[1], frame.lanes)
+        f = self.f
+        place = f.gep(place, index * 2, WORK)
+        cos, sin = (f.load(WORK, f.gep(place, k, WORK), invariant=True) for k in (0, 1))
+        return f.splat(cos, self.lanes), f.splat(sin, self.lanes)
 
     # -- signals ------------------------------------------------------------------------------------------------------
 
@@ -142,8 +144,8 @@ class _Kernel:
         """Where the signals of a tile begin; the last one stands for those that are missing."""
         f, frame = self.f, self.frame
         found = []
-        for lane in range(frame.lanes):
-            index = f.min_(tile * frame.lanes + lane, frame["signals"] - 1)
+        for lane in range(self.lanes):
+            index = f.min_(tile * self.lanes + lane, frame["signals"] - 1)
             base = frame.buffer(buffer)
             for k in reversed(range(axes)):
                 stride = frame[f"stride_{side}_{k}"]
@@ -160,19 +162,19 @@ class _Kernel:
     def bring(self, tile: Val) -> None:
         """Signals into the first block."""
         f, frame, form = self.f, self.frame, self.form
-        lanes, block = frame.lanes, frame.scratch
+        lanes, block, whole = self.lanes, frame.scratch, vector(form.element, self.lanes)
         sources = self.signals(tile, "x", "in", form.axes_in)
         given = frame["given"]
-        zero = f.zero(frame.kind)
+        zero = f.zero(self.kind)
         pitch = 1 if form.kind == "halved" else 2  # vectors from one given point to the next
         if form.flat_in:
             width = given * form.parts
             window = frame.buffer("window")
             with f.loop(0, width, lanes) as j:
                 first = f.min_(j, width - lanes)  # the last vectors may overlap those before
-                rows = [f.load(frame.kind, frame.at(source, (first, 1))) for source in sources]
+                rows = [f.cast(f.load(whole, frame.at(source, (first, 1))), WORK) for source in sources]
                 if form.flat_window:
-                    weights = f.load(frame.kind, frame.at(window, (first, 1)))
+                    weights = f.cast(f.load(whole, frame.at(window, (first, 1))), WORK)
                     rows = [row * weights for row in rows]
                 for k, value in enumerate(transposed(f, rows)):
                     if not form.flat_window:
@@ -181,11 +183,11 @@ class _Kernel:
         else:
             with f.loop(0, given) as j:
                 for part in range(form.parts):
-                    value = zero
+                    value = f.zero(whole)
                     offset = j * frame["point_in"] + frame["part_in"] * part
                     for lane, source in enumerate(sources):
-                        value = f.insert(value, f.load(frame.element, frame.at(source, (offset, 1))), lane)
-                    f.store(self.windowed(value, j), self.row(block, j * pitch + part))
+                        value = f.insert(value, f.load(form.element, frame.at(source, (offset, 1))), lane)
+                    f.store(self.windowed(f.cast(value, WORK), j), self.row(block, j * pitch + part))
                 if form.parts < pitch:
                     f.store(zero, self.row(block, j * pitch + 1))
         end = (frame["points"] + (1 if form.kind == "folded" else 0)) * 2
@@ -197,17 +199,17 @@ class _Kernel:
             return value
         frame = self.frame
         place = frame.at(frame.buffer("window"), (point, frame["window_step"]))
-        return value * self.f.load(frame.element, place)
+        return value * self.f.cast(self.f.load(self.form.element, place), WORK)
 
     def spread(self, tile: Val) -> None:
         """Results out of the block where they are."""
         f, frame, form = self.f, self.frame, self.form
-        lanes, block = frame.lanes, self.source.get()
+        lanes, block = self.lanes, self.source.get()
         targets = self.signals(tile, "out", "out", form.axes_out)
-        scale = frame.number("scale") if form.inverse and form.kind == "complex" else None
+        scale = self.scale() if form.inverse and form.kind == "complex" else None
 
         def read(index: Val) -> Val:
-            value = f.load(frame.kind, self.row(block, index))
+            value = f.load(self.kind, self.row(block, index))
             return value if scale is None else value * scale
 
         if form.flat_out:
@@ -215,21 +217,25 @@ class _Kernel:
             with f.loop(0, width, lanes) as j:
                 first = f.min_(j, width - lanes)
                 for value, target in zip(transposed(f, [read(first + k) for k in range(lanes)]), targets):
-                    f.store(value, frame.at(target, (first, 1)))
+                    f.store(f.cast(value, form.element), frame.at(target, (first, 1)))
         else:
             with f.loop(0, frame["bins"]) as j:
                 for part in range(form.made):
-                    value = read(j * form.made + part)
+                    value = f.cast(read(j * form.made + part), form.element)
                     offset = j * frame["point_out"] + frame["part_out"] * part
                     for lane, target in enumerate(targets):
                         f.store(f.extract(value, lane), frame.at(target, (offset, 1)))
+
+    def scale(self) -> Val:
+        """Of inverse transforms: a number that carries the bits of a double."""
+        return self.f.bitcast(self.frame["scale"], WORK)
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def one_pass(self, number: Val) -> None:
         """The radix, the number of groups (p) and the number of points that go together (q) stand in the plan."""
-        f, frame = self.f, self.frame
-        plan = f.gep(frame.buffer("plan"), number * 3, "i64")
+        f = self.f
+        plan = f.gep(self.frame.buffer("plan"), number * 3, "i64")
         radix, groups, together = (f.load("i64", f.gep(plan, k, "i64"), invariant=True) for k in range(3))
         for each in self.form.radices:
             with f.if_(f.cmp("eq", radix, each)), f.if_else(f.cmp("eq", together, 1)) as other:
@@ -245,7 +251,7 @@ class _Kernel:
         self.swap()
 
     def turns_of(self, radix: int, p: Val) -> list[Turn]:
-        place = self.f.gep(self.turns.get(), p * (2 * (radix - 1)), self.frame.element)
+        place = self.f.gep(self.turns.get(), p * (2 * (radix - 1)), WORK)
         return [self.turn(place, k) for k in range(radix - 1)]
 
     def places(self, radix: int, p: Val, groups: Val, together: Val) -> tuple[list[Val], list[Val]]:
@@ -298,9 +304,9 @@ class _Kernel:
         first and the last bin have no meaning there."""
         f, frame = self.f, self.frame
         source, target, turns, points = self.source.get(), self.target.get(), self.turns.get(), frame["points"]
-        scale = frame.number("scale")
+        scale = self.scale()
         for bin_ in (f.i64(0), points):
-            f.store(f.zero(frame.kind), self.row(source, bin_ * 2 + 1))
+            f.store(f.zero(self.kind), self.row(source, bin_ * 2 + 1))
         count = f.lshr(points, 1) + 1
         with f.loop(0, count) as k:
             opposite = points - k
