@@ -20,7 +20,7 @@ from ranvier.graph.ir import Value
 from ranvier.ops.pulse import watching
 from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Packs, Realised, Target
+from ranvier.providers.cpu.target import Packs, Realised, Same, Target
 from ranvier.providers.cpu.watch import Watch
 from ranvier.records import dataclass
 
@@ -66,7 +66,9 @@ class Specialised:
                 places[storage] = Placement(2 + count + storage.index, 0)
             elif storage.kind == "const":
                 assert storage.array is not None
-                array = storage.array if storage.array.flags.aligned else storage.array.copy()
+                array = storage.array
+                if not array.flags.aligned:
+                    array = packs.get(("aligned", Same(array)), array.copy)
                 self._keep.append(array)
                 places[storage] = Placement(_ABSOLUTE, array.ctypes.data)
         self.result_bytes = sum(r.dtype.itemsize * math.prod(r.shape) for r in self.results)

@@ -19,8 +19,10 @@ def looked_up(n: NodeView, b: Definitions) -> bool:
     picked = n.known(1)
     if picked is not None and picked.size == 1:  # a view of one element
         return False
+    if n.dtype(0) not in BYTES:  # asked first: the content of other tables may have to be copied to be seen
+        return False
     table, cast_node = n.known(0), n.input(1).producer
-    if table is None or table.shape != (256,) or n.dtype(0) not in BYTES:
+    if table is None or table.shape != (256,):
         return False
     codes = cast_node.input(0) if cast_node is not None and cast_node.op == "Cast" and not cast_node.domain else None
     if codes is None or codes not in b.types or b.dtype(codes) not in BYTES or len(n.shape(1)) > 3:
