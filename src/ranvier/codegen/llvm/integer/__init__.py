@@ -14,11 +14,13 @@ from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.matmul import integer_matmul
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
 from ranvier.codegen.llvm.integer.padded import reads_padded
+from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.integer.table import table_lookup
 
 __all__ = [
     "PackedCodes",
     "Recurrent",
+    "column_sums",
     "dot_of",
     "dot_of_filters",
     "finishes_together",

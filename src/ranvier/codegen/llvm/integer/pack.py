@@ -19,6 +19,7 @@ from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
 from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.integer.panels import put_into_panels
+from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import (
     Const,
@@ -43,7 +44,6 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
-_SHORT = 256  # codes whose sum 16 bits hold
 
 
 def moved_right(dtype: DType) -> int:
@@ -103,22 +103,13 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
     put_into_panels(codes, panels, dot, packed)
     shift = None
     if dot.moves:
-        total = _column_sums(codes) * np.int32(-dot.moves)
+        total = column_sums(codes) * np.int32(-dot.moves)
         shift = View.dense(Storage.constant(total), DType.int32, total.shape)
     reach = None
     if dot is SIGNED:
         # -128 stays what it is without its sign, and is 128 as an unsigned byte
-        reach = _column_sums(np.abs(codes).view(np.uint8)).astype(np.int64) * HALF
+        reach = column_sums(np.abs(codes).view(np.uint8)).astype(np.int64) * HALF
     return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift, reach)
-
-
-def _column_sums(b: Array) -> Array:
-    """int32 sums of codes [..., K, N] over K: some at a time, whose sums 16 bits hold, because that is quicker."""
-    total = np.zeros((*b.shape[:-2], b.shape[-1]), np.int32)
-    short = np.int16 if b.dtype == np.int8 else np.uint16
-    for start in range(0, b.shape[-2], _SHORT):
-        total += np.add.reduce(b[..., start : start + _SHORT, :], axis=-2, dtype=short)
-    return total
 
 
 def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:

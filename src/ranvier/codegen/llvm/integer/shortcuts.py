@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -259,9 +259,10 @@ def _from_whole(number: Array) -> Array:
     return np.abs(apart, out=apart)
 
 
-def _by_size(count: int) -> Iterator[tuple[int, ...]]:
-    """What to move so many factors by: the nearest first."""
-    yield from sorted(itertools.product(_NUDGES, repeat=count), key=lambda nudges: sum(map(abs, nudges)))
+@functools.cache
+def _by_size(count: int) -> list[tuple[int, ...]]:
+    """What to move so many factors by, one or two: the nearest first."""
+    return sorted(itertools.product(_NUDGES, repeat=count), key=lambda nudges: sum(map(abs, nudges)))
 
 
 def _moved(factor: float, by: tuple[int, ...]) -> np.float32:

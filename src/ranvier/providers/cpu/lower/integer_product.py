@@ -22,7 +22,7 @@ from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES, FLOATS, Check
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.integer import PackedCodes, integer_matmul, moved_right, pack_codes, tuned_dot
+from ranvier.codegen.llvm.integer import PackedCodes, column_sums, integer_matmul, moved_right, pack_codes, tuned_dot
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -79,7 +79,7 @@ def sums(b: Definitions, x: Value, axis: int, moved: int) -> Value:
     if array is not None:
 
         def make() -> Array:
-            total = array.sum(axis=axis, keepdims=True, dtype=np.int32)
+            total = np.expand_dims(column_sums(np.moveaxis(array, axis, -2)), axis)
             return np.asarray(total + np.int32(moved * shape[axis]), np.int32)
 
         return b.constant(DERIVED.get([array], ("sums", axis, moved), make))
