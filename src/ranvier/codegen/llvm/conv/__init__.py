@@ -1,4 +1,4 @@
-"""Convolutions of float32, float64 and bfloat16 over channels-last tensors, as launches of generated kernels.
+"""Convolutions of float32, float64, bfloat16 and float16 over channels-last tensors, as launches of generated kernels.
 
     conv            weights packed at load by ``pack_weights``
     conv_transpose  weights packed at load by ``pack_transposed``
@@ -10,7 +10,8 @@ are free, so a view may be a slice of channels of a larger buffer. The input of 
 (:func:`takes_any_layout`) may lie in any order.
 
 bfloat16 inputs meet weights packed for ``dtype=bfloat16``; sums and epilogues are float32, results are rounded once,
-when they are stored. Where there is no kernel for them (:func:`takes_bfloat`) they are widened first.
+when they are stored. Where there is no kernel for them (:func:`takes_bfloat`) they are widened first. The same holds of
+float16 where the machine has its arithmetic (:func:`takes_halves`); sums are float16 for some steps then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ranvier.codegen.llvm.conv.front import conv, pack_weights, packing, panel_width, takes_any_layout, takes_bfloat
+from ranvier.codegen.llvm.conv.front import (
+    conv,
+    pack_weights,
+    packing,
+    panel_width,
+    takes_any_layout,
+    takes_bfloat,
+    takes_halves,
+)
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
 from ranvier.codegen.llvm.conv.side_by_side import (
     joined_epilogue,
@@ -77,5 +86,6 @@ __all__ = [
     "pixels_together",
     "takes_any_layout",
     "takes_bfloat",
+    "takes_halves",
     "transposed_takes_bfloat",
 ]

@@ -47,7 +47,7 @@ POINTERS = 8  # row pointers worked out at once
 
 @dataclass(frozen=True)
 class Code:
-    """What the code of a driver depends on."""
+    """What the code of a driver depends on. ``dtype`` is the sums' and the epilogue's."""
 
     dtype: DType
     out_dtype: DType
@@ -55,11 +55,12 @@ class Code:
     uniform: bool  # output pixels lie evenly apart across the ends of rows too, and are numbered in order
     tail: Tail
     shuffled: bool = False  # columns are pixels too
+    halves: bool = False  # pixels and weights are float16, and half as wide as the sums
 
     @property
     def key(self) -> tuple[object, ...]:
         tail = () if self.finish == "micro" else (self.uniform, self.shuffled, self.tail.key)
-        return self.dtype.name, self.out_dtype.name, self.finish, tail
+        return self.dtype.name, self.out_dtype.name, self.finish, tail, self.halves
 
 
 class Driver:
@@ -73,6 +74,8 @@ class Driver:
         self.element = register_type(code.dtype)
         self.out_element = memory_type(code.out_dtype)
         self.item = code.dtype.numpy.itemsize
+        self.x_element = memory_type(DType.float16 if code.halves else code.dtype)
+        self.x_item = self.item // 2 if code.halves else self.item
         self.enter(module.kernel(symbol, optimized=self.works))
         if self.works:
             self.prepare_tail()
@@ -188,11 +191,12 @@ class Driver:
         f, at = self.f, self.at
         write_slot(f, self.control, Slot.K, k)
         write_slot(f, self.control, Slot.SEGMENTS, segments)
-        self.weights = f.gep(weights, chunk * at["chunk_depth"] * self.line)
+        line = f.ashr(self.line, 1) if self.code.halves else self.line  # of weights
+        self.weights = f.gep(weights, chunk * at["chunk_depth"] * line)
         self.skip = chunk * at["chunk_a"]
         self.begun = f.cmp("ne", chunk, 0)
         self.slice = k * 64  # bytes that one call fetches: a line per k
-        self.size = k * segments * self.line
+        self.size = k * segments * line
 
     def accumulate(self, chunk: Val, weights: Val, codes: Val) -> None:
         """A chunk that is not the last: sums stay in scratch."""

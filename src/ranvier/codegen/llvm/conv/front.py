@@ -14,6 +14,7 @@ from ranvier.codegen.llvm.conv import winograd as winograd_kernels
 from ranvier.codegen.llvm.conv.origin import origin
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
 from ranvier.codegen.llvm.conv.widen import widened
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -28,6 +29,16 @@ def takes_any_layout(shape: ConvShape) -> bool:
 def takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
     """Whether bfloat16 inputs are multiplied as they are, and not widened first."""
     return shape.is_depthwise or _bfloat_kind(shape, isa) is not None
+
+
+def takes_halves(shape: ConvShape, isa: Isa) -> bool:
+    """Whether float16 inputs are taken as they are: multiplied by float16 arithmetic, or one channel at a time."""
+    return shape.is_depthwise or _multiplies_halves(shape, isa)
+
+
+def _multiplies_halves(shape: ConvShape, isa: Isa) -> bool:
+    usual = not shape.is_depthwise and not rows.is_thin(shape) and not narrow.is_narrow(shape, isa, 4)
+    return multiplies_halves(isa) and usual
 
 
 def _bfloat_kind(shape: ConvShape, isa: Isa) -> str | None:
@@ -47,12 +58,14 @@ def packing(
 ) -> str:
     """The kind of kernel for a shape: weights packed for one shape serve every other shape of the same kind.
 
-    ``item`` is the size of an element in bytes. ``dtype`` bfloat16 asks for products of such; where there is no kernel
-    for them the weights stay as they are, for one that widens its input. ``packed_at_run``: the weights are a tensor of
-    the graph, and packing them counts.
+    ``item`` is the size of an element in bytes. ``dtype`` asks for products of bfloat16 or float16; where there is no
+    kernel for them the weights stay as they are, for one that widens its input. ``packed_at_run``: the weights are a
+    tensor of the graph, and packing them counts.
     """
     if dtype is DType.bfloat16 and (kind := _bfloat_kind(shape, isa)) is not None:
         return kind
+    if dtype is DType.float16 and _multiplies_halves(shape, isa):
+        return "halves"
     if shape.is_depthwise:
         return "depthwise"
     usual = "gemm"
@@ -122,6 +135,8 @@ def pack_weights(
         from ranvier.codegen.llvm.conv.bfloat import pack
 
         return pack(w, isa, shape)
+    if kind == "halves":
+        return plan.pack(w.astype(np.float16), isa, shape, DType.float16)
     if dtypes.of(w) is DType.bfloat16:  # kernels that widen their input have float32 weights
         w = w.astype(np.float32)
     dtype = dtypes.of(w)
@@ -147,7 +162,8 @@ def conv(
 ) -> list[Launch]:
     """Launches that compute a convolution of ``x`` with packed weights into ``out``.
 
-    ``x`` may be bfloat16 where the weights are float32, and either where they are bfloat16; ``out`` may be bfloat16.
+    ``x`` may be of 16 bits where the weights are float32, and either where they are of that type; ``out`` may be of 16
+    bits.
 
     Operands of the epilogue have axes (image, output pixel in row-major order, output channel); ``numbering`` is for
     outputs that are part of a larger one.

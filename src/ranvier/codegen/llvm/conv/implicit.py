@@ -20,10 +20,10 @@ class EvenRows(Driver):
         f, at = self.f, self.at
         self.first_pixel = block * at["block_pixels"]
         self.even_rows(f.min_(at["pixels"] - self.first_pixel, at["block_pixels"]))
-        self.base = f.gep(self.x, image * at["xn"] + group * at["depth"], self.element)
+        self.base = f.gep(self.x, image * at["xn"] + group * at["depth"], self.x_element)
 
     def rows_at(self, tile: Val, pixel: Val) -> Val:
-        return self.f.gep(self.base, pixel * self.at["xw"], self.element)
+        return self.f.gep(self.base, pixel * self.at["xw"], self.x_element)
 
 
 class TableRows(Driver):
@@ -52,7 +52,7 @@ class TableRows(Driver):
         count = f.min_(at["pixels"] - self.first_pixel, at["block_pixels"])
         self.even_rows(count)
         self.base = self.table
-        image_at = f.gep(self.x, image * at["xn"] + group * at["depth"], self.element)
+        image_at = f.gep(self.x, image * at["xn"] + group * at["depth"], self.x_element)
         start = f.emit("i64", f"ptrtoint ptr {image_at.name} to i64")
         with self.apart("table", self.place_table, start, self.first_pixel, count) as (places, begin, first, number):
             self.place_table, self.first_pixel = places, first
@@ -83,7 +83,7 @@ class TableRows(Driver):
     def place(self, r: Val, od: Val, oh: Val, ow: Val) -> None:
         f, at = self.f, self.at
         z, y, x = od * at["sd"] - at["pd"], oh * at["sh"] - at["ph"], ow * at["sw"] - at["pw"]
-        offset = (z * at["xd"] + y * at["xh"] + x * at["xw"]) * self.item
+        offset = (z * at["xd"] + y * at["xh"] + x * at["xw"]) * self.x_item
         for place, value in zip(self.places, (offset, z, y, x)):
             f.store(value, f.gep(place, r, "i64"))
 
@@ -104,7 +104,7 @@ class TableRows(Driver):
                     over = kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"]
                     with f.loop(0, at["kw"]) as kw:
                         wide = f.cmp("ult", x + f.splat(kw * at["dw"], POINTERS), f.splat(at["w"], POINTERS))
-                        tap = (over + kw * at["dw"] * at["xw"]) * self.item
+                        tap = (over + kw * at["dw"] * at["xw"]) * self.x_item
                         address = f.select(f.and_(inside, wide), base + f.splat(tap, POINTERS), zeros)
                         f.store(address, f.gep(table, (line + kw) * at["pitch"] + r, "i64"))
 

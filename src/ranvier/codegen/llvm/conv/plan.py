@@ -16,6 +16,7 @@ from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import NO_SHUFFLE, ConvShape, Numbering, Packed, Pixels, Shuffle, packed_constant
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.epilogue import Simple, place_of, simple_form
+from ranvier.codegen.llvm.gemm.halves import PANEL, HalfMicro
 from ranvier.codegen.llvm.gemm.micro import CLAMP, Layout, Micro, number_bits
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
@@ -90,13 +91,20 @@ def panels_of(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> Packed:
-    """[group][panel][tap][channel][column], columns padded to whole vectors."""
-    vectors = panel_vectors(shape, isa, dtype.numpy.itemsize)
-    cut = panels_of(shape, vectors, isa, dtype.numpy.itemsize)
+    """[group][panel][tap][channel][column], columns padded to whole vectors of sums. float16 is for its arithmetic."""
+    halves = dtype is DType.float16
+    item = sums_of(dtype).numpy.itemsize
+    vectors = PANEL if halves else panel_vectors(shape, isa, item)
+    cut = panels_of(shape, vectors, isa, item)
     flat = w.reshape(shape.group, shape.width, shape.depth, shape.taps).transpose(0, 3, 2, 1)
     packed = packed_empty((shape.group, cut.group_elements()), dtype.numpy)
     pack_panels(packed, flat.reshape(shape.group, cut.depth, shape.width), cut)
-    return packed_constant("gemm", packed, dtype, vectors)
+    return packed_constant("halves" if halves else "gemm", packed, dtype, vectors)
+
+
+def sums_of(dtype: DType) -> DType:
+    """The type of the sums of products of such operands."""
+    return DType.float32 if dtype is DType.float16 else dtype
 
 
 def pack_panels(target: np.ndarray[Any, Any], matrices: np.ndarray[Any, Any], cut: Panels) -> None:
@@ -213,15 +221,16 @@ def gemm_launch(
     shuffle: Shuffle | None = None,
 ) -> Launch:
     """The launch that multiplies the rows of ``x`` with packed weights and finishes into ``out``."""
-    item = x.dtype.numpy.itemsize
+    sums, item = sums_of(x.dtype), x.dtype.numpy.itemsize
+    wide = sums.numpy.itemsize
     uniform = shuffle is None and pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
     known = simple_form(epilogue, out.dtype) if uniform and not rows.dots else None
     finish: Finish = "driver"
-    if known is not None and out.dtype is x.dtype:
+    if known is not None and out.dtype is sums:
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
     known = known or Simple()
-    tail = Tail.of(epilogue, x.dtype)
-    code = Code(x.dtype, out.dtype, finish, uniform, tail, shuffle is not None)
+    tail = Tail.of(epilogue, sums)
+    code = Code(sums, out.dtype, finish, uniform, tail, shuffle is not None, sums is not x.dtype)
     driver, blocks = rows.driver, rows.blocks
     extra = rows.structure
 
@@ -254,17 +263,17 @@ def gemm_launch(
         "residual_n": residual.strides[0] if residual is not None else 0,
         "residual_p": residual.strides[1] if residual is not None else 0,
         "flags": CLAMP if known.clamps else 0,
-        "low": number_bits(known.low, item),
-        "high": number_bits(known.high, item),
+        "low": number_bits(known.low, wide),
+        "high": number_bits(known.high, wide),
         "table_at": rows.table_at,
         "tile_at": rows.tile_at,
         **rows.fields,
-        **_chunks(rows, cut, tile, item, shape),
+        **_chunks(rows, cut, tile, item, wide, shape),
     }
     weights = At(packed.storage)
     operands = [place_of(o) if o else weights for o in (known.bias, residual)]
     by_driver = finish != "micro"
-    codes = micro_codes(register_type(x.dtype), rows.used, cut, rows.a) if not rows.dots else (weights,) * _CODES
+    codes = micro_codes(x.dtype, rows.used, cut, rows.a) if not rows.dots else (weights,) * _CODES
     return Launch(
         spec,
         (
@@ -302,7 +311,8 @@ def _cut(rows: Rows, chunk: int, deep: int) -> tuple[int, int, int]:
 _SEGMENT_STEPS = {"table": "a_step", "lines": "segment_step"}  # where bytes between segments stand
 
 
-def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) -> dict[str, int]:
+def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, wide: int, shape: ConvShape) -> dict[str, int]:
+    """``item`` and ``wide``: bytes of an operand and of a sum."""
     k, segments = rows.fields["k"], rows.fields["segments"]
     chunks, by_k, by_segments = tuning.choose(
         "conv depth",
@@ -311,7 +321,7 @@ def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) ->
         lambda: {f"about {chunk}": _cut(rows, chunk, deep) for chunk, deep in _OTHER_CHUNKS},
     )
     # behind the scratch tile, whose last vector may begin late
-    after = rows.tile_at + (tile.rows * cut.columns + cut.lanes) * item
+    after = rows.tile_at + (tile.rows * cut.columns + cut.lanes) * wide
     return {
         "chunks": chunks,
         "chunk_a": by_k * item if rows.a == "rows" else by_segments * rows.fields[_SEGMENT_STEPS[rows.a]],
@@ -321,28 +331,30 @@ def _chunks(rows: Rows, cut: Panels, tile: Tile, item: int, shape: ConvShape) ->
         "last_k": k - (chunks - 1) * by_k if rows.a == "rows" else k,
         "last_segments": segments if rows.a == "rows" else segments - (chunks - 1) * by_segments,
         "partial_at": -(-after // 64) * 64,
-        "partial_bytes": tile.rows * cut.columns * item,
+        "partial_bytes": tile.rows * cut.columns * wide,
     }
 
 
-def micro_codes(element: str, used: set[int], cut: Panels, a: Layout) -> tuple[CodeAt, ...]:
+def micro_codes(dtype: DType, used: set[int], cut: Panels, a: Layout) -> tuple[CodeAt, ...]:
     """Micro-kernels by rows - 1, for whole panels and then for the last one; places nobody calls repeat another."""
-    return _micro_codes(element, frozenset(used), cut.vectors if cut.count > 1 else cut.rest, cut.rest, a)
+    return _micro_codes(dtype, frozenset(used), cut.vectors if cut.count > 1 else cut.rest, cut.rest, a)
 
 
 @functools.cache
-def _micro_codes(element: str, used: frozenset[int], whole: int, rest: int, a: Layout) -> tuple[CodeAt, ...]:
+def _micro_codes(dtype: DType, used: frozenset[int], whole: int, rest: int, a: Layout) -> tuple[CodeAt, ...]:
     found: list[CodeAt] = []
     for vectors in (whole, rest):
         for rows in range(1, MOST_ROWS + 1):
             near = min(used, key=lambda u: abs(u - rows))
-            found.append(_micro(element, near, vectors, a))
+            found.append(_micro(dtype, near, vectors, a))
     return tuple(found)
 
 
 @functools.cache
-def _micro(element: str, rows: int, vectors: int, a: Layout) -> CodeAt:
-    return CodeAt(Micro(element, rows, vectors, a).spec())
+def _micro(dtype: DType, rows: int, vectors: int, a: Layout) -> CodeAt:
+    if dtype is DType.float16:
+        return CodeAt(HalfMicro(rows, vectors, a).spec())
+    return CodeAt(Micro(register_type(dtype), rows, vectors, a).spec())
 
 
 def pixels_even(view: View, sizes: tuple[int, int, int]) -> bool:

@@ -17,10 +17,12 @@ from ranvier.codegen.llvm.conv.plan import (
     panels_of,
     pixels_even,
     rows_used,
+    sums_of,
     work_pieces,
 )
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, Shuffle, require_channels_last
 from ranvier.codegen.llvm.conv.strip import StripRows
+from ranvier.codegen.llvm.gemm.halves import half_tile
 from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -51,8 +53,8 @@ def gemm_conv(
 ) -> list[Launch]:
     """A convolution through the micro-kernels."""
     item = x.dtype.numpy.itemsize
-    tile = tile_of(isa, packed.block)
-    cut = panels_of(shape, packed.block, isa, item)
+    tile = half_tile(isa) if packed.kind == "halves" else tile_of(isa, packed.block)
+    cut = panels_of(shape, packed.block, isa, sums_of(x.dtype).numpy.itemsize)
     require_channels_last(out, "the output")
     if is_thin(shape):
         by_lines = shape.dilations[2] == 1 and shape.out[2] >= tile.rows

@@ -1,4 +1,4 @@
-"""Inputs of a narrow type, widened for kernels that have none for them."""
+"""Inputs of another type than a kernel has: widened, or rounded where it multiplies in 16 bits."""
 
 from __future__ import annotations
 

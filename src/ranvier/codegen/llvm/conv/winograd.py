@@ -142,7 +142,7 @@ def winograd(
             module, symbol, target_isa, m, x.dtype, out.dtype, tail
         ).function(),
     )
-    codes: tuple[Code, ...] = micro_codes(register_type(x.dtype), rows_used(squares, block, tile.rows), cut, "rows")
+    codes: tuple[Code, ...] = micro_codes(x.dtype, rows_used(squares, block, tile.rows), cut, "rows")
     return [
         Launch(
             spec,

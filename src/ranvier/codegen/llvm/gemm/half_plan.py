@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.gemm.halves import PANEL, HalfMicro, rows_for
+from ranvier.codegen.llvm.gemm.halves import HalfMicro, half_tile, rows_for
 from ranvier.codegen.llvm.gemm.micro import Layout
 from ranvier.codegen.llvm.gemm.plan import Plan
 from ranvier.codegen.llvm.gemm.problem import Problem
@@ -31,7 +31,7 @@ class HalfPlan(Plan):
         return rows_for(vectors)
 
     def _tile(self) -> Tile:
-        return Tile(self.isa.registers, rows_for(PANEL), PANEL, 1.0)
+        return half_tile(self.isa)
 
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
         rows = [self.rows.size, self.rows.small if self.rows.large < self.rows.count else self.rows.size]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm import micro
+from ranvier.codegen.llvm.gemm.tiles import Tile
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -33,6 +34,11 @@ def multiplies_halves(isa: Isa) -> bool:
 def rows_for(vectors: int) -> int:
     """The most rows of a micro-kernel on panels of so many vectors of float32."""
     return min(MOST_ROWS, _SUMS // -(-vectors // 2))
+
+
+def half_tile(isa: Isa) -> Tile:
+    """The largest one."""
+    return Tile(isa.registers, rows_for(PANEL), PANEL, 1.0)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
 
-BF16 = DType.bfloat16
+BF16, F16 = DType.bfloat16, DType.float16
 _SIDE_BY_SIDE = 16  # images from which on it pays to let them lie next to each other
 _PHASES = 64  # the largest stride of a transposed convolution: each residue is a convolution of its own
 
@@ -99,10 +99,11 @@ def _convolved(
     takes_narrow = kernels.transposed_takes_bfloat if transposed else kernels.takes_bfloat
 
     def narrow(target: Target) -> str | None:
-        if target.narrow is not BF16:
-            return "there are no float16 convolutions"
         if not _is_constant(b, w):
             return "its weights are not constant"
+        if target.narrow is F16:
+            able = not transposed and kernels.takes_halves(shape, target.isa)
+            return None if able else "there is no float16 kernel for its shape"
         return None if takes_narrow(shape, target.isa) else "no bfloat16 kernel for its shape is quicker"
 
     def pace(target: Target) -> Pace:
@@ -111,7 +112,7 @@ def _convolved(
         plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
         transformed = plain and target.winograd and not transposed and min(shape.cin, shape.cout) >= 16
         depth = max(1, shape.cin // shape.group * shape.taps)
-        return product_pace(target.isa, BF16, depth, transformed=transformed)
+        return product_pace(target.isa, target.narrow or BF16, depth, transformed=transformed)
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, weights = views
@@ -124,7 +125,7 @@ def _convolved(
         if not (kernels.takes_any_layout(shape) and not transposed):
             image = r.ordered(image, channels_last(rank))
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
-        dtype = BF16 if BF16 in (image.dtype, r.multiplies) else None
+        dtype = BF16 if BF16 in (image.dtype, r.multiplies) else r.multiplies
         if transposed:
             if not constant:
                 how["winograd"] = r.target.winograd
