@@ -72,6 +72,8 @@ def measure(prepared: Prepared, threads: int, settings: Settings) -> dict[str, A
         folder = Path(name)
         task = Task(str(prepared.path), folder, threads)
         task.write_inputs(prepared.inputs)
+        if settings.precision == "fp16":
+            values.save(prepared.inputs, _sample(folder))
         workers: list[Worker] = []
         cold: dict[str, Measured] = {}
 
@@ -106,6 +108,11 @@ def measure(prepared: Prepared, threads: int, settings: Settings) -> dict[str, A
     return found
 
 
+def _sample(folder: Path) -> Path:
+    """Where inputs lie for those who want to see some before they are given any."""
+    return folder / "sample.npz"
+
+
 def _start(runner: str, task: Task, settings: Settings, cold: dict[str, Measured]) -> Worker:
     """A process ready for its turns. Ours is started twice: without anything in its cache of kernels, then with it."""
 
@@ -114,6 +121,8 @@ def _start(runner: str, task: Task, settings: Settings, cold: dict[str, Measured
         return Worker(runner, kind, task, options, environment=environment, patience=settings.patience)
 
     options = {} if settings.precision == "float32" or runner == BASE else {"precision": settings.precision}
+    if runner == peers.SELF and settings.precision == "fp16":  # does nothing before it knows how large values become
+        options["calibration"] = str(_sample(task.folder))
     environment = {CACHE_VARIABLE: str(task.folder / "kernels")} if runner == peers.SELF else {}
     if runner == peers.SELF:
         first = start()
