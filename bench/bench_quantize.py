@@ -33,9 +33,9 @@ from ranvier.formats import onnx as onnx_format
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
+from ranvier.runtime.quantizing.forms import fastest
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.samples import results
-from ranvier.runtime.quantizing.worth import fastest
 from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5

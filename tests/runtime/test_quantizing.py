@@ -16,7 +16,7 @@ from ranvier.errors import InvalidConfig, InvalidInput, NotSupported
 from ranvier.formats.onnx import read, save
 from ranvier.formats.onnx.retarget import retarget
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, feeds_of, prepared
-from ranvier.runtime.quantizing.quantizer import ALL_SCHEMES
+from ranvier.runtime.quantizing.options import ALL_SCHEMES
 from ranvier.runtime.session import Session
 
 Array = np.ndarray[Any, Any]

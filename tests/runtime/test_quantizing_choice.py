@@ -13,9 +13,12 @@ from onnx import helper
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer
-from ranvier.runtime.quantizing.choice import Judged, fewest, left_out, saved_by
+from ranvier.runtime.quantizing.asked import Asked
+from ranvier.runtime.quantizing.batches import apart
+from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, fitting, selected
+from ranvier.runtime.quantizing.costs import work_of
 from ranvier.runtime.quantizing.equalize import equalize
-from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.report import Difference, chord, difference
 from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.switches import Switches
@@ -53,9 +56,9 @@ def test_switches_give_what_models_give() -> None:
     graph = chain()
     quantizer = Quantizer(graph, FEEDS, Quantization(slower=1e9, equalize=False), CONFIG)
     quantizer._joins = False
-    ranges = {site.name: quantizer._ranges[site.data.name] for site in quantizer.sites}
+    ranges = {site.name: quantizer.ranges[site.data.name] for site in quantizer.sites}
     expected = list(results(graph, FEEDS, CONFIG))
-    with Switches(graph, list(ranges), quantizer._means, CONFIG, rounding=quantizer._rounding) as switches:
+    with Switches(graph, list(ranges), quantizer.means, CONFIG, rounding=quantizer.rounding) as switches:
         for array, original in zip(switches.results(FEEDS, {})[0], expected[0]):
             np.testing.assert_allclose(array, original, rtol=1e-5, atol=1e-5)
         for coded in (set(ranges), {"conv_a"}, {"conv_d", "dense"}, {"last"}):
@@ -65,67 +68,119 @@ def test_switches_give_what_models_give() -> None:
             assert off > 1e-4 and apart < 0.4 * off, coded  # other errors of this size would be 1.4 apart
 
 
+def two_ways(layers: dict[str, tuple[float, float]]) -> dict[str, list[Way]]:
+    """Squared errors of codes, and the time they save."""
+    return {n: [Way(FLOAT32, 0.0, saved), Way(INT8, error, 0.0)] for n, (error, saved) in layers.items()}
+
+
+def floats(chosen: Chosen | None) -> set[str]:
+    assert chosen is not None
+    return {name for name, way in chosen.items() if way.kind == FLOAT32}
+
+
+def total(chosen: Chosen) -> float:
+    return sum(way.error for way in chosen.values())
+
+
 def test_layers_with_much_error_for_little_time_stay_in_float() -> None:
-    layers = [
-        Judged("cheap", 4.0, 1.0),
-        Judged("dear", 5.0, 100.0),
-        Judged("small", 0.5, 1.0),
-        Judged("tiny", 0.1, 9.0),
-    ]
-    assert left_out(layers, 10.0) == frozenset()
-    assert left_out(layers, 6.0) == {"cheap"}
-    assert left_out(layers, 0.5) == {"cheap", "dear", "small"}
-    assert left_out(layers, 0.0) == {"cheap", "dear", "small", "tiny"}
+    layers = two_ways({"cheap": (4.0, 1.0), "dear": (5.0, 100.0), "small": (0.5, 1.0), "tiny": (0.1, 9.0)})
+    assert floats(selected(layers, 10.0)) == set()
+    assert floats(selected(layers, 6.0)) == {"cheap"}
+    assert floats(selected(layers, 0.5)) == {"cheap", "dear", "small"}
+    assert floats(selected(layers, 0.0)) == {"cheap", "dear", "small", "tiny"}
+
+
+def test_of_three_ways_the_one_in_the_middle() -> None:
+    """bfloat16 where codes hurt, float32 only where bfloat16 does too."""
+    layers = {
+        "codes": [Way(FLOAT32, 0.0, 4.0), Way(BF16, 0.01, 2.0), Way(INT8, 0.02, 1.0)],
+        "between": [Way(FLOAT32, 0.0, 4.0), Way(BF16, 0.01, 2.0), Way(INT8, 9.0, 1.0)],
+        "exact": [Way(FLOAT32, 0.0, 4.0), Way(BF16, 8.0, 2.0), Way(INT8, 9.0, 1.0)],
+        "slow codes": [Way(FLOAT32, 0.0, 4.0), Way(BF16, 0.01, 2.0), Way(INT8, 0.02, 3.0)],
+    }
+    found = {name: way.kind for name, way in selected(layers, 0.1).items()}
+    assert found == {"codes": INT8, "between": BF16, "exact": FLOAT32, "slow codes": BF16}
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_left_out_is_needed(seed: int) -> None:
     """The sum is kept, no layer that stays in float could be coded as well, and time lost is near the least."""
     rng = np.random.default_rng(seed)
-    layers = [Judged(str(k), float(e), float(s)) for k, (e, s) in enumerate(rng.uniform(0.1, 1, (8, 2)) ** 3)]
-    allowed = 0.3 * sum(layer.error for layer in layers)
-    kept = left_out(layers, allowed)
-    total = sum(layer.error for layer in layers if layer.name not in kept)
-    assert total <= allowed
-    assert all(total + layer.error > allowed for layer in layers if layer.name in kept)
+    layers = {str(k): (float(e), float(s)) for k, (e, s) in enumerate(rng.uniform(0.1, 1, (8, 2)) ** 3)}
+    allowed = 0.3 * sum(error for error, _ in layers.values())
+    chosen = selected(two_ways(layers), allowed)
+    kept = floats(chosen)
+    assert total(chosen) <= allowed
+    assert all(total(chosen) + layers[name][0] > allowed for name in kept)
 
     def lost(names: Any) -> float:
-        return sum(layer.saved for layer in layers if layer.name in names)
+        return sum(layers[name][1] for name in names)
 
-    some = (c for n in range(9) for c in itertools.combinations([layer.name for layer in layers], n))
-    fits = [c for c in some if sum(layer.error for layer in layers if layer.name not in c) <= allowed]
+    some = (c for n in range(9) for c in itertools.combinations(layers, n))
+    fits = [c for c in some if sum(error for name, (error, _) in layers.items() if name not in c) <= allowed]
     assert lost(kept) <= 2 * min(map(lost, fits))
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.7])
 def test_trials_correct_the_sums(factor: float) -> None:
     rng = np.random.default_rng(4)
-    layers = [Judged(str(k), float(e) ** 2, 1.0) for k, e in enumerate(rng.uniform(0.001, 0.03, 60))]
+    layers = two_ways({str(k): (float(e) ** 2, 1.0) for k, e in enumerate(rng.uniform(0.001, 0.03, 60))})
 
-    def measure(kept: frozenset[str]) -> float:
-        return factor * math.sqrt(sum(layer.error for layer in layers if layer.name not in kept))
+    def measure(chosen: Chosen) -> float:
+        return factor * math.sqrt(total(chosen))
 
     bound = 0.05
-    kept = fewest(layers, bound, measure, math.inf)
-    assert 0.85 * bound < measure(kept) <= bound
+    chosen = fitting(layers, bound, measure, math.inf)
+    assert chosen is not None and 0.85 * bound < measure(chosen) <= bound
 
 
-def test_where_nothing_helps_all_layers_stay_in_float() -> None:
-    layers = [Judged("a", 1.0, 1.0), Judged("b", 1.0, 1.0)]
-    assert fewest(layers, 0.1, lambda kept: 0.5, math.inf) == {"a", "b"}
+def test_where_nothing_helps_nothing_is_chosen() -> None:
+    layers = two_ways({"a": (1.0, 1.0), "b": (1.0, 1.0)})
+    assert fitting(layers, 0.1, lambda chosen: 0.5, math.inf) is None
 
 
 def test_sums_that_say_too_little_do_not_end_the_search() -> None:
     """All layers together are far worse than their sum, because of one of them."""
-    layers = [Judged("a", 1e-4, 1.0), *(Judged(f"b{k}", 1e-6, 1.0) for k in range(9))]
-    kept = fewest(layers, 0.04, lambda kept: 0.01 if "a" in kept else 1.0, math.inf)
-    assert kept == {"a"}
+    layers = two_ways({"a": (1e-4, 1.0), **{f"b{k}": (1e-6, 1.0) for k in range(9)}})
+    found = fitting(layers, 0.04, lambda chosen: 0.01 if "a" in floats(chosen) else 1.0, math.inf)
+    assert "a" in floats(found)
 
 
-def test_time_saved() -> None:
+def test_time_that_is_over_ends_the_search_once_something_was_found() -> None:
+    layers = two_ways({str(k): (1e-3, 1.0) for k in range(20)})
+    asked: list[Chosen] = []
+
+    def measure(chosen: Chosen) -> float:
+        asked.append(chosen)
+        return 2 * math.sqrt(total(chosen))
+
+    found = fitting(layers, 0.1, measure, 0.0)
+    assert found is asked[-1] and 2 * math.sqrt(total(found)) <= 0.1 and len(asked) <= 3
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_batches_are_taken_apart_where_the_error_is(late: bool) -> None:
+    nodes = [f"n{k}" for k in range(100)]
+    true = dict.fromkeys(nodes, 1e-4) | {"n37": 0.5, "n38": 0.2, "n90": 0.1}
+    asked: list[frozenset[str]] = []
+
+    def error(names: frozenset[str]) -> float:
+        asked.append(names)
+        return math.sqrt(sum(true[name] ** 2 for name in names))
+
+    found = apart(nodes, error, 0.04, 0.0 if late else math.inf, lambda done, of: None)
+    assert found.keys() == true.keys() and sum(found.values()) == pytest.approx(sum(e * e for e in true.values()))
+    if late:  # a batch shares what it does
+        assert len(asked) == 12 and found["n37"] == found["n38"] == pytest.approx((0.5**2 + 0.2**2) / 9, rel=1e-3)
+    else:
+        assert len(asked) < 30
+        assert all(found[name] == pytest.approx(true[name] ** 2) for name in ("n37", "n38", "n90"))
+
+
+def test_work() -> None:
     sites = {site.name: site for site in find_sites(chain())}
-    assert saved_by(sites["conv_a"], (4, 8, 12, 12)) > saved_by(sites["conv_e"], (4, 32, 12, 12))
-    assert saved_by(sites["last"], (4, 16, 10, 32)) < saved_by(sites["last"], (8, 16, 10, 32))
+    assert work_of(sites["conv_a"], (4, 8, 12, 12)) > work_of(sites["conv_e"], (4, 32, 12, 12))
+    assert work_of(sites["last"], (4, 16, 10, 32)) < work_of(sites["last"], (8, 16, 10, 32))
 
 
 def fragile() -> tuple[Graph, dict[str, Any]]:
@@ -234,11 +289,71 @@ def test_the_error_that_other_samples_may_have() -> None:
     assert below > 160
 
 
-def test_ranges_are_those_of_all_samples_in_the_end() -> None:
-    """Every second sample decides about layers; a range that others go beyond holds those too."""
+def test_an_error_that_one_large_sample_hides_is_seen() -> None:
+    """Of results of very different size the largest one is nearly all that counts; others may be large elsewhere."""
+    expected = [[np.full(8, 100.0 if k == 0 else 1.0)] for k in range(8)]
+    found = [[row[0] * (1.0 if k == 0 else 1.0 + 0.2 * (-1) ** np.arange(8))] for k, row in enumerate(expected)]
+    seen = difference(found, expected)
+    assert seen.cosine > 0.999 and seen.turn < 0.01 and seen.even_turn > 0.04 and seen.most_turn > seen.even_turn
+    assert not Asked(None, 0.999, expected).near(seen)
+    alike = [[np.ones(8)] for _ in range(8)]
+    even = difference([[row[0] * (1 + 0.02 * (-1) ** np.arange(8))] for row in alike], alike)
+    assert even.turn == pytest.approx(even.even_turn, rel=1e-3) == pytest.approx(even.most_turn, rel=1e-3)
+
+
+def test_a_factor_for_all_results_is_no_turn() -> None:
+    rng = np.random.default_rng(5)
+    expected = [[rng.standard_normal(64)] for _ in range(4)]
+    found = difference([[1.1 * row[0]] for row in expected], expected)
+    assert found.error == pytest.approx(0.1) and found.turn < 1e-6 and found.most_turn < 1e-6
+    assert Asked(None, 0.999, expected).near(found) and not Asked(0.05, None, expected).near(found)
+    turned = difference([[-row[0]] for row in expected], expected)
+    assert turned.cosine == pytest.approx(-1.0) and turned.turn == pytest.approx(2.0)
+
+
+def test_room_that_samples_leave() -> None:
+    """Samples that chose a model show no more than a part of the error; those held back may show a little more."""
+    expected = [[np.ones(4)] for _ in range(4)]
+    asked = Asked(None, 0.999, expected)
+
+    def of(error: float, agreement: float | None = None, places: int = 0) -> Difference:
+        cosine = 1 - error**2 / 2
+        return Difference(error, cosine, agreement, places, error, error, error, error)
+
+    bound = chord(0.999)
+    assert asked.bound == pytest.approx(bound)
+    assert asked.near(of(0.84 * bound)) and not asked.near(of(0.9 * bound))
+    assert asked.holds(of(0.9 * bound), of(0.8 * bound)) and not asked.holds(of(0.97 * bound), of(0.8 * bound))
+    assert asked.near(of(2 * bound, 0.999, 1000)) and not asked.near(of(2 * bound, 0.991, 1000))
+    assert asked.holds(of(2 * bound, 0.991, 300), of(2 * bound, 0.999, 1000))
+    assert not asked.holds(of(2 * bound, 0.98, 300), of(2 * bound, 0.999, 1000))
+    assert not Asked(None, None, expected).anything
+
+
+def test_the_worse_of_two() -> None:
+    a, b = Difference(0.1, 0.99, 0.9, 10, 0.2, 0.1, 0.1, 0.1), Difference(0.2, 0.98, None, 0, 0.1, 0.2, 0.0, 0.3)
+    assert a.worse(b) == b.worse(a) == Difference(0.2, 0.98, 0.9, 10, 0.2, 0.2, 0.1, 0.3)
+
+
+def test_ranges_are_those_of_all_samples_that_chose() -> None:
+    """Some samples decide about layers; a range that those go beyond holds them too, and what was held back nothing."""
     graph = graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((16, 8, 3, 3))})
-    feeds = [{"x": (X * (3.0 if k == 5 else 1.0)).astype(np.float32)} for k in range(16)]
+    feeds = [{"x": (X * {4: 3.0, 5: 9.0}.get(k, 1.0)).astype(np.float32)} for k in range(16)]
     quantizer = Quantizer(graph, feeds, Quantization(slower=1e9, equalize=False, max_error=1.0), CONFIG)
-    assert quantizer._ranges["x"] == pytest.approx((X.min(), X.max()))
+    assert quantizer.ranges["x"] == pytest.approx((X.min(), X.max()))
+    assert (len(quantizer.feeds), len(quantizer.held)) == (6, 4)
     _, report = quantizer.run()
-    assert quantizer._ranges["x"] == pytest.approx((3 * X.min(), 3 * X.max())) and report.samples == 16
+    assert quantizer.ranges["x"] == pytest.approx((3 * X.min(), 3 * X.max())) and report.samples == 16
+
+
+def test_the_report_has_the_samples_that_were_held_back() -> None:
+    """One of them is further off than any that chose: the report says what it shows."""
+    graph = graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((16, 8, 3, 3))})
+    feeds = [{"x": (X * {5: 9.0}.get(k, 1.0)).astype(np.float32)} for k in range(16)]
+    options = Quantization(slower=1e9, equalize=False, max_error=0.1)
+    quantizer = Quantizer(graph, feeds, options, CONFIG)
+    with pytest.raises(NotWorthIt, match="off by") as refused:
+        quantizer.run()
+    made, report = quantizer.run(force=True)
+    held = difference(list(results(made, [feeds[k] for k in (2, 5, 10, 13)], CONFIG)), quantizer.expected_of_held)
+    assert report.difference.error == refused.value.report.difference.error == held.error > 0.1

@@ -24,7 +24,7 @@ from ranvier.runtime.quantizing import (
     prepared,
     read_samples,
 )
-from ranvier.runtime.quantizing.quantizer import ALL_SCHEMES, RESTS
+from ranvier.runtime.quantizing.options import ALL_SCHEMES, RESTS
 
 _MOST_ROWS = 40
 

@@ -1,8 +1,8 @@
-"""Which layers read codes, and by which ranges, so that results stay near enough and a run is as fast as can be.
+"""How every node is computed, so that results stay near enough and a run is as fast as can be.
 
-Errors of layers are nearly independent: squared, what each does alone adds up to what all do together. So every layer
-is switched on by itself once for each way to find its range, and the rest is arithmetic: those stay in float32 whose
-error is largest for the time their codes would save. Few models have to be made to make sure of the sum.
+Errors of nodes are nearly independent: squared, what each does alone adds up to what all do together. So what every way
+to compute a node does to results is found once, and the rest is arithmetic: the fastest ways, but for nodes whose
+error is largest for the time that a more exact way takes. Few models have to be made to make sure of the sum.
 """
 
 from __future__ import annotations
@@ -15,108 +15,139 @@ from typing import Any
 import numpy as np
 
 from ranvier.records import dataclass
+from ranvier.runtime.quantizing.batches import apart
+from ranvier.runtime.quantizing.report import Difference
 from ranvier.runtime.quantizing.samples import Feed
 from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.quantizing.switches import Range, Switches
 
 Array = np.ndarray[Any, Any]
-Names = frozenset[str]
+FLOAT32, BF16, INT8 = "float32", "bf16", "int8"
 _RUNS = 16  # samples a layer is judged by, at most
+_FEWEST = 4  # ... and at least where there are several ranges to choose from
+_CLOSE = 0.93  # part of an error from which there is no more to be won
 _TRIALS = 8  # models made to check a sum
-_MOVED = 8.0  # multiplications in the time it takes to write and read one number
+_LEAST = 1e-9  # seconds that a way is slower than another, at least, where it is chosen by what it costs
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A layer: the error it causes alone, squared, and the time its codes save, in multiplications."""
+class Way:
+    """To compute a node: the error of results if nothing else is rounded, squared, and how long it takes."""
 
-    name: str
+    kind: str
     error: float
-    saved: float
+    seconds: float
 
 
-def saved_by(site: Site, shape: Sequence[int]) -> float:
-    """Of a layer that reads an array of this shape."""
-    weights, read = site.numbers, float(math.prod(shape))
-    if site.inner is not None:
-        places = read / max(1, shape[-1])
-    else:
-        places = read / max(1, shape[1]) / math.prod(map(int, site.node.attrs.get("strides", [1])))
-    return places * int(weights.size) + _MOVED * (read + places * int(weights.shape[site.outputs]))
+Ways = Mapping[str, Sequence[Way]]  # by node
+Chosen = dict[str, Way]
+
+
+def selected(nodes: Ways, allowed: float) -> Chosen:
+    """Ways whose squared errors add up to at most this, as fast as may be; the most exact where none do."""
+    chosen = {name: min(ways, key=lambda way: (way.seconds, way.error)) for name, ways in nodes.items()}
+    total = sum(way.error for way in chosen.values())
+    while total > allowed:
+        moves = (
+            ((now.error - way.error) / max(way.seconds - now.seconds, _LEAST), name, way)
+            for name, now in chosen.items()
+            for way in nodes[name]
+            if way.error < now.error
+        )
+        best = max(moves, key=lambda move: move[0], default=None)
+        if best is None:
+            break
+        _, name, way = best
+        total += way.error - chosen[name].error
+        chosen[name] = way
+    faster = [
+        (now.seconds - way.seconds, name, way)
+        for name, now in chosen.items()
+        for way in nodes[name]
+        if way.seconds < now.seconds
+    ]
+    for _, name, way in sorted(faster, key=lambda move: -move[0]):
+        now = chosen[name]
+        if way.seconds < now.seconds and total + way.error - now.error <= allowed:  # there is room for it after all
+            total += way.error - now.error
+            chosen[name] = way
+    return chosen
+
+
+def fitting(nodes: Ways, bound: float, measure: Callable[[Chosen], float], until: float) -> Chosen | None:
+    """Ways to compute nodes that are fast and have an error of at most ``bound`` as measured; None if none was found.
+
+    Sums are a little off, by a part that hardly changes from one choice to the next: each trial corrects the next one.
+    """
+    best: Chosen | None = None
+    total = sum(way.error for way in selected(nodes, math.inf).values())
+    enough, too_much = 0.0, math.inf  # sums that are low enough, and those that are not
+    allowed = bound * bound
+    tried: set[frozenset[tuple[str, str]]] = set()
+    for _ in range(_TRIALS):
+        between = (enough + min(too_much, total)) / 2
+        if not enough < allowed < too_much:
+            allowed = between
+        kinds = {name: way.kind for name, way in selected(nodes, allowed).items()}
+        if frozenset(kinds.items()) in tried:  # between what is known
+            allowed = between
+        chosen = selected(nodes, allowed)
+        key = frozenset((name, way.kind) for name, way in chosen.items())
+        if key in tried or (best is not None and time.perf_counter() > until):
+            break
+        tried.add(key)
+        error = measure(chosen)
+        better = allowed * (bound / max(error, 1e-9)) ** 2
+        if error <= bound:
+            best, enough = chosen, allowed
+            if enough >= total or error >= _CLOSE * bound:  # nothing is faster, or there is hardly any room left
+                break
+        else:
+            too_much = min(allowed, total)
+            better = better if best is not None else min(better, too_much / 2)  # sums may say too little
+        allowed = better
+    return best
 
 
 def judge(
     switches: Switches,
     sites: Sequence[Site],
     ways: Sequence[Mapping[str, Range]],
-    shapes: Mapping[str, Sequence[int]],
     feeds: Sequence[Feed],
     expected: Sequence[Sequence[Array]],
+    judged: Callable[[Difference], float],
+    bound: float,
     seconds: float,
     step: Callable[[int, int], None],
-) -> tuple[list[Judged], dict[str, Range]]:
-    """What every layer does alone, and the ranges with which it does least; fewer samples where time is short."""
-    switches.error(feeds[:1], expected[:1], {})  # compiles it
+) -> tuple[dict[str, float], dict[str, Range]]:
+    """The squared error that every layer's codes cause alone, and the ranges with which it is least; fewer samples
+    where time is short, and batches of layers where there is less than one for each."""
+
+    def error(count: int, coded: Mapping[str, Range]) -> float:
+        return judged(switches.difference(feeds[:count], expected[:count], coded))
+
+    error(1, {})  # compiles it
     start = time.perf_counter()
-    switches.error(feeds[:1], expected[:1], {})
+    error(1, {})
     once = time.perf_counter() - start
-    if once * len(sites) * len(ways) > seconds:
+    if once * len(sites) * len(ways) * min(_FEWEST, len(feeds)) > seconds:
         ways = ways[:1]
+    if once * len(sites) > seconds:
+        by_name = {site.name: ways[0][site.data.name] for site in sites}
+        until = time.perf_counter() + seconds
+        return apart(list(by_name), lambda names: error(1, {n: by_name[n] for n in names}), bound, until, step), {}
     runs = max(1, min(_RUNS, len(feeds), int(seconds / max(once * len(sites) * len(ways), 1e-9))))
     readers: dict[str, list[Site]] = {}
     for site in sites:
         readers.setdefault(site.data.name, []).append(site)
-    found: list[Judged] = []
+    found: dict[str, float] = {}
     ranges: dict[str, Range] = {}
     for data, those in readers.items():
         step(len(found), len(sites))
         tried = []
         for bounds in dict.fromkeys(way[data] for way in ways):
-            errors = [switches.error(feeds[:runs], expected[:runs], {site.name: bounds}) for site in those]
+            errors = [error(runs, {site.name: bounds}) for site in those]
             tried.append((sum(e * e for e in errors), bounds, errors))
         _, ranges[data], errors = min(tried, key=lambda each: each[0])
-        found += [Judged(s.name, e * e, saved_by(s, shapes[data])) for s, e in zip(those, errors)]
+        found.update({site.name: e * e for site, e in zip(those, errors)})
     return found, ranges
-
-
-def left_out(layers: Sequence[Judged], allowed: float) -> Names:
-    """Layers to leave in float32 for the sum of the others' squared errors to be at most this."""
-    total, kept = sum(layer.error for layer in layers), []
-    for layer in sorted(layers, key=lambda layer: -layer.error / layer.saved):
-        if total <= allowed:
-            break
-        kept.append(layer)
-        total -= layer.error
-    for layer in sorted(kept, key=lambda layer: -layer.saved):
-        if total + layer.error <= allowed:  # there is room for it after all
-            total += layer.error
-            kept.remove(layer)
-    return frozenset(layer.name for layer in kept)
-
-
-def fewest(layers: Sequence[Judged], bound: float, measure: Callable[[Names], float], until: float) -> Names:
-    """Layers that stay in float32, fewest for what they cost, with an error of at most ``bound`` as measured.
-
-    Sums are a little off, by a part that hardly changes from one set to the next: each trial corrects the next one.
-    """
-    best: Names = frozenset(layer.name for layer in layers)
-    enough, too_much = 0.0, sum(layer.error for layer in layers)  # sums that are low enough, and those that are not
-    allowed = bound * bound
-    tried = {best, frozenset()}
-    for _ in range(_TRIALS):
-        if not enough < allowed < too_much:
-            allowed = (enough + too_much) / 2
-        kept = left_out(layers, allowed)
-        if kept in tried:  # between what is known
-            allowed = (enough + too_much) / 2
-            kept = left_out(layers, allowed)
-        if kept in tried or (enough and time.perf_counter() > until):
-            break
-        tried.add(kept)
-        error = measure(kept)
-        if error <= bound:
-            best, enough = kept, allowed
-        else:
-            too_much = allowed
-        allowed *= (bound / max(error, 1e-9)) ** 2
-    return best

@@ -38,14 +38,34 @@ class LayerReport:
 @dataclass(frozen=True)
 class Difference:
     """Of results: the size of the error as a part of the size of the results, the cosine between the two, and how often
-    the largest entry along the last axis is the same, or a whole number, in how many ``places``. ``most``: what
-    the error of other samples may be, by how these differ."""
+    the largest entry along the last axis is the same, or a whole number, in how many ``places``. ``turn``: the error
+    that belongs to the cosine, without what one factor for all results would take off; ``even_turn``: where samples
+    with large results count for less. ``most`` and ``most_turn``: what error and turn of other samples may be, by how
+    these differ."""
 
     error: float
     cosine: float
     agreement: float | None
     places: int = 0
     most: float = 0.0
+    turn: float = 0.0
+    even_turn: float = 0.0
+    most_turn: float = 0.0
+
+    def worse(self, other: Difference) -> Difference:
+        """What is true of both samples: the larger errors, the lower cosine and agreement."""
+        agreements = [(d.agreement, d.places) for d in (self, other) if d.agreement is not None]
+        agreement, places = min(agreements) if agreements else (None, 0)
+        return Difference(
+            max(self.error, other.error),
+            min(self.cosine, other.cosine),
+            agreement,
+            places,
+            max(self.most, other.most),
+            max(self.turn, other.turn),
+            max(self.even_turn, other.even_turn),
+            max(self.most_turn, other.most_turn),
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +92,7 @@ class QuantizationReport:
 
 def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]) -> Difference:
     """Of all results of all samples; the worst of the outputs counts."""
-    errors, cosines, agreements, most = [], [], [], [0.0]
+    errors, cosines, agreements, most, even, turned = [], [], [], [0.0], [0.0], [0.0]
     for a, b in zip(zip(*found), zip(*expected)):
         if any(x.shape != y.shape for x, y in zip(a, b)):
             continue
@@ -85,24 +105,63 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
         y = np.concatenate([each.reshape(-1) for each in b]).astype(np.float64)
         sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
-        most.append(_most(list(zip(a, b))))
         cosines.append(float(x @ y) / max(sizes[0] * sizes[1], 1e-30) if sizes[1] else 1.0)
+        factor = float(x @ y) / max(sizes[1] ** 2, 1e-30)
+        most.append(_Parts.of(a, b).most)
+        parts = _Parts.of(a, b, factor)
+        even.append(parts.even if factor > 0 else 2.0)
+        turned.append(parts.most if factor > 0 else 2.0)
         if b[0].ndim > 1 and b[0].shape[-1] > 1:
             same = np.concatenate([(np.argmax(p, -1) == np.argmax(q, -1)).reshape(-1) for p, q in zip(a, b)])
             agreements.append((float(same.mean()), same.size))
     agreement, places = min(agreements) if agreements else (None, 0)
     if not errors:  # nothing but whole numbers: the same part is their cosine, and the error what belongs to that
         part = 1.0 if agreement is None else agreement
-        return Difference(math.sqrt(2 * (1.0 - part)), part, agreement, places)
-    return Difference(max(errors), min(cosines), agreement, places, max(most))
+        off = chord(part)
+        return Difference(off, part, agreement, places, turn=off, even_turn=off)
+    turn = chord(min(cosines))
+    return Difference(max(errors), min(cosines), agreement, places, max(most), turn, max(even), max(turn, *turned))
 
 
-def _most(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """An upper end of the error by how much it differs from sample to sample: two standard deviations of its square, a
-    quotient of means."""
-    off = np.array([np.square(p.astype(np.float64) - q).sum() for p, q in pairs])
-    size = np.array([np.square(q.astype(np.float64)).sum() for _, q in pairs])
-    count, total = len(pairs), max(float(size.sum()), 1e-60)
+def chord(cosine: float) -> float:
+    """How far apart two arrays of size one are that have this cosine."""
+    return math.sqrt(max(0.0, 2 * (1.0 - cosine)))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Squared errors of samples, and squared sizes of what was expected."""
+
+    off: Array
+    size: Array
+
+    @classmethod
+    def of(cls, found: Sequence[Array], expected: Sequence[Array], factor: float = 1.0) -> _Parts:
+        """Errors from expected results times a factor."""
+        off = [np.square(p.astype(np.float64) - factor * q).sum() for p, q in zip(found, expected)]
+        return cls(np.array(off), np.array([np.square(factor * q.astype(np.float64)).sum() for q in expected]))
+
+    @property
+    def _even(self) -> tuple[Array, Array]:
+        """Of results of very different size the largest few are nearly all that counts, and of other samples it may be
+        others: so large ones count for less here."""
+        even = np.sqrt(self.size)
+        return self.off / np.maximum(even, 1e-30), even
+
+    @property
+    def even(self) -> float:
+        off, size = self._even
+        return math.sqrt(float(off.sum()) / max(float(size.sum()), 1e-60))
+
+    @property
+    def most(self) -> float:
+        """An upper end of the error on other samples than these."""
+        return max(_upper(self.off, self.size), _upper(*self._even))
+
+
+def _upper(off: Array, size: Array) -> float:
+    """Of the root of a quotient of sums, by how much parts differ: two standard deviations above it."""
+    count, total = len(off), max(float(size.sum()), 1e-60)
     part = float(off.sum()) / total
     if count < 2:
         return math.sqrt(part)

@@ -1,0 +1,330 @@
+"""Which of the forms a model may have is the fastest that keeps results as near as was asked.
+
+There are three kinds: codes with the rest in float32, bfloat16 without codes, and codes with the rest in bfloat16. What
+each way to compute each node does to results is found out with switches, then forms are selected by sums, made, and
+corrected; what they take is measured on whole models.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from ranvier.graph.extract import copied
+from ranvier.graph.ir import Node
+from ranvier.runtime.quantizing.batches import apart
+from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, Ways, fitting, judge
+from ranvier.runtime.quantizing.costs import estimated, measured, work_between, work_of
+from ranvier.runtime.quantizing.forms import Form, Names, Trials
+from ranvier.runtime.quantizing.maker import Maker
+from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
+from ranvier.runtime.quantizing.tails import tail
+from ranvier.runtime.session import Session
+
+_LAYERS = ("Conv", "MatMul", "Gemm")
+_ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
+_BATCHES = 12  # of layers that are tried the other way round
+_SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
+_QUESTIONS = 80  # about them, at most, for as many samples as there is time for
+_PROFILED, _COMPARED = 0.2, 0.6  # seconds of runs that are looked into, and of turns of forms
+# parts of the time, from the beginning: for nodes in bfloat16, layers with codes, and models made of what was found
+_NARROW, _CODES, _MADE = 0.3, 0.55, (0.65, 0.78, 0.9)
+
+
+class Choosing:
+    """Chooses among forms of a maker's model. ``codable``: layers that some form had codes for."""
+
+    def __init__(self, maker: Maker, trials: Trials, step: Callable[[int, int], None]) -> None:
+        self._maker, self._trials, self._step = maker, trials, step
+        self._asked, options = maker.asked, maker.options
+        self._start = time.perf_counter()
+        self._seconds = max(options.seconds - (self._start - maker.begun), options.seconds / 2)
+        self._layers: Names = frozenset(site.name for site in maker.sites)
+        self._every = self._layers | maker.recurrent
+        self._wide, self._narrow = options.rest != BF16, options.rest != FLOAT32
+        self.codable: Names = frozenset()
+        self._units = {site.name: frozenset({site.name}) for site in maker.sites}
+        self._units_matter = False  # what bfloat16 does to single nodes is known
+        self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
+        self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in (FLOAT32, BF16, INT8)}
+        self._errors: dict[str, dict[str, float]] = {FLOAT32: {}, BF16: {}, INT8: {}}
+        self._left: Names = frozenset()  # recurrent layers that have no codes
+        self._floor = 0.0  # the error of those that do
+        self._all_near = False  # with codes of all layers
+        self._plain = Form(self._every, frozenset())
+        self._look_at_narrow()
+        self._look_at_codes()
+
+    @property
+    def exact(self) -> Form:
+        """What is left where no form is near enough."""
+        return Form(self._every, None) if self._wide else self._plain
+
+    def _until(self, part: float) -> float:
+        return self._start + part * self._seconds
+
+    # -- what is known of nodes ------------------------------------------------------------------------------------
+
+    def _look_at_narrow(self) -> None:
+        """What bfloat16 alone does, and if that is too much, which nodes do it."""
+        maker, trials = self._maker, self._trials
+        if maker.options.timed:
+            with Session(copied(maker.graph), maker.config) as session:
+                self._profile(FLOAT32, session)
+        if not self._narrow:
+            return
+        maker.told("looking at bfloat16")
+        session = trials.session(self._plain)
+        session.run(maker.feeds[0])
+        nodes = {n.name: n for n in session.report.nodes if "bf16" in (n.precision, n.stored)}
+        if not nodes and self._wide:  # this processor does not multiply it
+            self._narrow = False
+            trials.drop(self._plain)
+            return
+        if maker.options.timed:
+            self._profile(BF16, session)
+        shown = self._asked.shown(trials.difference(self._plain))
+        if trials.near(self._plain) or not self._wide:
+            self._errors[BF16] = self._shared(shown)
+            return
+        products = frozenset(name for name, node in nodes.items() if node.precision == "bf16")
+        stored = frozenset(name for name, node in nodes.items() if node.stored == "bf16")
+        self._judge_narrow(products, stored, shown)
+
+    def _shared(self, error: float) -> dict[str, float]:
+        """Squared errors of layers whose sum is known, and nothing else of them."""
+        total = max(sum(self._work.values()), 1e-30)
+        return {name: error**2 * work / total for name, work in self._work.items()}
+
+    def _judge_narrow(self, products: Names, stored: Names, shown: float) -> None:
+        """Squared errors of nodes in bfloat16. What switches do not account for belongs to nodes that have none."""
+        maker, asked = self._maker, self._asked
+        with NarrowSwitches(maker.graph, products, stored, maker.means, maker.config, maker.rounding) as switches:
+            feeds, expected, count = maker.feeds, maker.expected, 1
+
+            def error(narrow: Names) -> float:
+                return asked.judged(switches.difference(feeds[:count], expected[:count], narrow))
+
+            error(frozenset())  # compiles it
+            start = time.perf_counter()
+            error(frozenset())
+            once = max(time.perf_counter() - start, 1e-9)
+            left = self._until(_NARROW) - time.perf_counter()
+            questions = min(len(switches.names), _QUESTIONS)
+            count = max(1, min(_SAMPLES, len(feeds), int(left / (once * questions))))
+            maker.told("judging nodes in bfloat16")
+            found = apart(switches.names, error, asked.limit, self._until(_NARROW), self._step)
+        nodes = {node.name: node for node in maker.graph}
+        self._units |= {name: _kept_for(nodes[name], stored) for name in switches.names}
+        strange = (products | stored) - self._units_of(frozenset(self._units))
+        if strange:
+            self._units[_STRANGE] = strange
+            found[_STRANGE] = max(0.0, shown**2 - sum(found.values()))
+        times = (shown**2 / max(sum(found.values()), 1e-30)) if found else 1.0  # they are not quite independent
+        self._errors[BF16] = {name: error * times for name, error in found.items()}
+        self._units_matter = True
+
+    def _look_at_codes(self) -> None:
+        """What codes of all layers do, and if that is too much, what each layer's do."""
+        maker, trials, asked = self._maker, self._trials, self._asked
+        rest = None if self._wide else frozenset[str]()
+        joined = Form(frozenset(), rest)
+        maker.told("trying with all layers coded")
+        self._coded = joined
+        session = trials.session(joined)
+        if maker.options.timed:
+            self._profile(INT8, session)
+        found = trials.difference(joined)
+        if trials.near(joined):
+            self._all_near = True
+            self._errors[INT8] = self._shared(asked.shown(found))
+            return
+        separate = Form(frozenset(), rest, joins=False)  # joins round once more; without them layers alone do
+        if trials.near(separate) or trials.difference(separate).error < found.error:
+            self._coded = separate
+        self._look_at_recurrent(rest)
+        if trials.near(separate) or not self._layers:
+            self._all_near = trials.near(separate)
+            self._errors[INT8] = self._shared(asked.shown(trials.difference(separate)))
+            return
+        maker.told("judging layers")
+        names = [site.name for site in maker.sites]
+        options = {"signed": maker.options.signed, "rounding": maker.rounding}
+        with Switches(maker.graph, names, maker.means, maker.config, **options) as switches:  # type: ignore[arg-type]
+            seconds = max(self._until(_CODES) - time.perf_counter(), 0.1 * self._seconds)
+            self._errors[INT8], ranges = judge(
+                *(switches, maker.sites, maker.ways_to_find_ranges(), maker.feeds, maker.expected),
+                *(asked.judged, asked.limit, seconds, self._step),
+            )
+        maker.take_ranges(ranges)
+        trials.forget(lambda form: not form.floats >= self._every)
+
+    def _look_at_recurrent(self, rest: Names | None) -> None:
+        """Recurrent layers are coded where that leaves room for others."""
+        maker = self._maker
+        if not maker.recurrent:
+            return
+        coded = Form(self._layers, rest)
+        floor = self._asked.shown(self._trials.difference(coded))
+        if floor <= self._asked.limit * _ROOM:
+            self._floor = floor
+        else:
+            self._left = maker.recurrent
+
+    def _profile(self, kind: str, session: Session) -> None:
+        """What layers take in a session; where none of its kernels tells, as much less than in float32 as others."""
+        found = measured(session, self._maker.feeds[0], self._work, _PROFILED)
+        if kind == FLOAT32:
+            self._times[kind].update(found)
+        else:
+            known = self._times[FLOAT32]
+            part = sum(found.values()) / max(sum(known[name] for name in found), 1e-30) if found else 1.0
+            self._times[kind] = {name: found.get(name, known[name] * part) for name in self._work}
+
+    # -- forms -----------------------------------------------------------------------------------------------------
+
+    def forms(self, strict: float = 1.0) -> list[Form]:
+        """Forms that are near enough on the samples of the choice, the fastest first; ``strict``: part of the error
+        that they may show."""
+        maker, trials = self._maker, self._trials
+        exact = self._with_codes(None, strict) if self._wide else None
+        narrow = self._without_codes(strict) if self._narrow else None
+        kept = frozenset[str]() if narrow is None or narrow.wide is None else narrow.wide
+        both = self._with_codes(kept, strict) if self._narrow else None
+        found = list(dict.fromkeys(form for form in (both, exact, narrow) if form is not None))
+        coded = frozenset[str]().union(*(self._every - form.floats for form in found))
+        self.codable |= coded
+        if not found:
+            return []
+        if not maker.options.timed:
+            return sorted(found, key=self._estimate)
+        maker.told("comparing models")
+        ranked = trials.ranked(found, _COMPARED)
+        order = [site.name for site in maker.sites if site.name in self._every - (both or exact or ranked[0]).floats]
+        size = max(1, -(-len(order) // _BATCHES))
+        batches = [frozenset(order[k : k + size]) for k in range(0, len(order), size)]
+        maker.told("timing layers")
+        plain = narrow.wide if narrow is not None else None
+
+        def other(form: Form, batch: Names) -> Form | None:
+            return self._flipped(form, batch, plain)
+
+        def allowed(form: Form) -> bool:
+            return self._fits(form, strict)
+
+        best = trials.improved(ranked[0], batches, other, allowed, self._until(1.0), self._step)
+        return [best, *(form for form in ranked if form != best)]
+
+    def _with_codes(self, wide: Names | None, strict: float) -> Form | None:
+        """As many codes as save time, the rest in float32, or in bfloat16 but for these nodes."""
+        if self._all_near:
+            coded = self._units_of(self._layers)
+            form = Form(self._left, None if wide is None else wide - coded, self._coded.joins)
+            if self._fits(form, strict):
+                return form
+        if wide is None:
+            return self._fitting((FLOAT32, INT8), strict)
+        return self._fitting((FLOAT32, BF16, INT8) if self._units_matter else (BF16, INT8), strict)
+
+    def _units_of(self, layers: Names) -> Names:
+        return frozenset[str]().union(*(self._units[name] for name in layers))
+
+    def _without_codes(self, strict: float) -> Form | None:
+        if self._fits(self._plain, strict):
+            return self._plain
+        return self._fitting((FLOAT32, BF16), strict) if self._wide else None
+
+    def _fits(self, form: Form, strict: float) -> bool:
+        if strict == 1.0:
+            return self._trials.near(form)
+        return self._asked.shown(self._trials.difference(form)) <= strict * self._asked.limit
+
+    def _fitting(self, kinds: Sequence[str], strict: float) -> Form | None:
+        """The form of these kinds that is estimated to be fastest, of those whose error is low enough as measured."""
+        asked, floor = self._asked, self._floor if INT8 in kinds else 0.0
+        bound = math.sqrt(max((strict * asked.limit) ** 2 - floor**2, 0.0))
+
+        def measure(chosen: Chosen) -> float:
+            form = self._form(kinds, chosen)
+            coded = len(self._every - form.floats)
+            self._maker.told(f"trying with {coded} of {len(self._every)} layers coded" + _wide_text(form))
+            shown = asked.shown(self._trials.difference(form))
+            error = math.sqrt(max(shown**2 - floor**2, 0.0))
+            return min(error, bound) if self._fits(form, strict) else max(error, bound * (1 + 1e-6))
+
+        chosen = fitting(self._ways(kinds), bound, measure, self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)]))
+        form = None if chosen is None else self._form(kinds, chosen)
+        useless = form is not None and form.wide is None and form.floats >= self._every
+        return None if useless else form
+
+    def _form(self, kinds: Sequence[str], chosen: Chosen) -> Form:
+        floats = frozenset(name for name in self._layers if chosen[name].kind != INT8)
+        left = self._left if INT8 in kinds else self._maker.recurrent
+        wide: Names | None = None
+        if BF16 in kinds:
+            exact = (self._units[name] for name, way in chosen.items() if way.kind == FLOAT32)
+            wide = frozenset[str]().union(*exact)
+        return Form(floats | left, wide, self._coded.joins)
+
+    def _ways(self, kinds: Sequence[str]) -> Ways:
+        """Of layers all these kinds, of other nodes those without codes."""
+        found: dict[str, list[Way]] = {}
+        between = self._between() if BF16 in kinds and FLOAT32 in kinds else {}
+        for name in self._units:
+            if name in self._layers:
+                errors = {
+                    FLOAT32: 0.0,
+                    BF16: self._errors[BF16].get(name, 0.0),
+                    INT8: self._errors[INT8].get(name, 0.0),
+                }
+                found[name] = [Way(kind, errors[kind], self._times[kind][name]) for kind in kinds]
+            elif name in between:
+                found[name] = [Way(FLOAT32, 0.0, between[name]), Way(BF16, self._errors[BF16].get(name, 0.0), 0.0)]
+        return found
+
+    def _between(self) -> dict[str, float]:
+        """Seconds that it takes more to have results of nodes between layers in float32."""
+        known = self._times[FLOAT32]
+        rate = sum(known.values()) / max(sum(self._work.values()), 1e-30)
+        named = {node.name: node for node in self._maker.graph}
+        others = [name for name in self._units if name not in self._layers]
+        return {
+            name: rate * (work_between(named[name], self._maker.shapes) if name in named else 0.0) for name in others
+        }
+
+    def _flipped(self, form: Form, batch: Names, plain: Names | None) -> Form | None:
+        """The form with codes for these layers where they had none, and without where they had; ``plain``: what stays
+        in float32 without codes."""
+        units = self._units_of(batch)
+        if batch <= form.floats:
+            return Form(form.floats - batch, None if form.wide is None else form.wide - units, self._coded.joins)
+        floats = form.floats | batch
+        if form.wide is None:
+            return None if floats >= self._every else Form(floats, None, form.joins)
+        return Form(floats, form.wide | (units if plain is None else units & plain), form.joins)
+
+    def _estimate(self, form: Form) -> float:
+        kinds = {
+            name: INT8 if name not in form.floats else FLOAT32 if form.wide is None or name in form.wide else BF16
+            for name in self._layers
+        }
+        return sum(self._times[kind][name] for name, kind in kinds.items())
+
+
+_STRANGE = ""  # the unit of nodes that the model as it was given has no names for
+
+
+def _kept_for(node: Node, stored: Names) -> Names:
+    """What has to stay in float32 for a node to read numbers that were not rounded: a layer with its activation, and
+    whatever is not a layer that stores what it reads."""
+    makers = (value.producer for value in node.inputs if value is not None)
+    before = {maker.name for maker in makers if maker is not None and maker.op not in _LAYERS and maker.name in stored}
+    behind = {each.name for each in tail(node).nodes} if node.op in _LAYERS else set[str]()
+    return frozenset({node.name, *before, *behind})
+
+
+def _wide_text(form: Form) -> str:
+    if form.wide is None:
+        return ""
+    return f", bfloat16 but for {len(form.wide)} nodes" if form.wide else ", bfloat16"

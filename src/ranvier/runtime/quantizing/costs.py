@@ -1,0 +1,73 @@
+"""How long layers take, one by one: what choices between ways to compute them go by.
+
+Times of kernels are those of one session, where a kernel may stand for several layers, and what a layer costs depends
+on its neighbours. So they only say what is worth trying; whole models are compared in turns.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from ranvier.graph.ir import Node
+from ranvier.graph.types import TensorType
+from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8
+from ranvier.runtime.quantizing.samples import Feed
+from ranvier.runtime.quantizing.sites import Site
+from ranvier.runtime.session import Session
+
+_MOVED = 8.0  # multiplications in the time it takes to write and read one number
+_RATE = 1e-11  # seconds of a multiplication, where nothing was measured
+ESTIMATED = {FLOAT32: 1.0, BF16: 0.5, INT8: 0.25}  # parts of the time in float32
+
+
+def work_of(site: Site, shape: Sequence[int]) -> float:
+    """Of a layer that reads an array of this shape, in multiplications."""
+    weights, read = site.numbers, float(math.prod(shape))
+    if site.inner is not None:
+        places = read / max(1, shape[-1])
+    else:
+        places = read / max(1, shape[1]) / math.prod(map(int, site.node.attrs.get("strides", [1])))
+    return places * int(weights.size) + _MOVED * (read + places * int(weights.shape[site.outputs]))
+
+
+def work_between(node: Node, shapes: Mapping[str, Sequence[int]]) -> float:
+    """Of a node between layers, to write and read its results with twice the bits."""
+    total = 0.0
+    for value in node.outputs:
+        known = value.type.shape if isinstance(value.type, TensorType) else None
+        shape = shapes.get(value.name) or [size if isinstance(size, int) else 1 for size in known or ()]
+        total += _MOVED / 2 * math.prod(shape)
+    return total
+
+
+def estimated(work: Mapping[str, float], kind: str) -> dict[str, float]:
+    """Seconds of layers without asking the machine."""
+    return {name: each * _RATE * ESTIMATED[kind] for name, each in work.items()}
+
+
+def measured(session: Session, feed: Feed, work: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Seconds of layers in a session, by its kernels. One that stands for several is shared out by their work, and one
+    that stands for none, a conversion or what lies between layers, counts for the next that does."""
+    session.run(feed)
+    best: list[tuple[str, float]] = []
+    until = time.perf_counter() + seconds
+    while not best or time.perf_counter() < until:
+        with session.profile() as profiler:
+            session.run(feed)
+        records = [(record.label, record.seconds) for record in profiler.records()]
+        same = [label for label, _ in records] == [label for label, _ in best]
+        best = [(label, min(a, b)) for (label, a), (_, b) in zip(records, best)] if same else records
+    found: dict[str, float] = {}
+    between = 0.0
+    for label, taken in best:
+        those = [name for name in label.split(" + ") if name in work]
+        if not those:
+            between += taken
+            continue
+        total = sum(work[name] for name in those)
+        for name in those:
+            found[name] = found.get(name, 0.0) + (taken + between) * work[name] / max(total, 1e-30)
+        between = 0.0
+    return found

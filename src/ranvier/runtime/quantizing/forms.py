@@ -1,0 +1,154 @@
+"""Models that one model may become: how far each moves results, and how long it takes, whole."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import math
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.graph.ir import Graph
+from ranvier.records import dataclass
+from ranvier.runtime.quantizing.report import Difference, difference
+from ranvier.runtime.quantizing.samples import Feed
+from ranvier.runtime.session import Session
+
+Array = np.ndarray[Any, Any]
+Names = frozenset[str]
+_OPEN = 4  # sessions that wait to be compared
+_SECONDS = 0.2  # of turns for a comparison of two
+
+
+@dataclass(frozen=True)
+class Form:
+    """``floats``: layers without codes. ``wide``: nodes that sessions in bfloat16 leave in float32; None where sessions
+    are in float32. ``joins``: what lies between coded layers is coded too."""
+
+    floats: Names
+    wide: Names | None = None
+    joins: bool = True
+
+    def running(self, config: SessionConfig) -> SessionConfig:
+        """Options of sessions that run it."""
+        if self.wide is None:
+            return config
+        patterns = (*config.keep_f32, *map(glob.escape, sorted(self.wide)))
+        return config.updated(precision="bf16", keep_f32=patterns)
+
+
+class Trials:
+    """Makes forms of a model, each once, and compares them. ``groups``: samples, and what is expected of them. What is
+    true of a form is what the worst of them shows, so that a lucky one alone chooses nothing.
+
+    A context manager: sessions of forms that are near enough stay open, so that those which are compared in time need
+    not be made again."""
+
+    def __init__(
+        self,
+        make: Callable[[Form], Graph],
+        config: SessionConfig,
+        groups: Sequence[tuple[Sequence[Feed], Sequence[Sequence[Array]]]],
+        near: Callable[[Difference], bool],
+    ) -> None:
+        self._make, self._config, self._near = make, config, near
+        self._groups, self._feed = groups, groups[0][0][0]
+        self._found: dict[Form, Difference] = {}
+        self._open: dict[Form, Session] = {}
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for session in self._open.values():
+            session.close()
+        self._open.clear()
+
+    def session(self, form: Form) -> Session:
+        """An open session; those that were asked for longest ago are closed."""
+        found = self._open.pop(form, None) or Session(self._make(form), form.running(self._config))
+        self._open[form] = found
+        while len(self._open) > _OPEN:
+            self._open.pop(next(iter(self._open))).close()
+        return found
+
+    def drop(self, form: Form) -> None:
+        if form in self._open:
+            self._open.pop(form).close()
+
+    def difference(self, form: Form) -> Difference:
+        if form not in self._found:
+            session = self.session(form)
+            each = (difference(_results(session, feeds), expected) for feeds, expected in self._groups)
+            self._found[form] = functools.reduce(Difference.worse, each)
+            if not self._near(self._found[form]):
+                self.drop(form)
+        return self._found[form]
+
+    def forget(self, which: Callable[[Form], bool]) -> None:
+        """What is made of these forms has changed."""
+        for form in [form for form in {**self._found, **self._open} if which(form)]:
+            self.drop(form)
+            self._found.pop(form, None)
+
+    def near(self, form: Form) -> bool:
+        return self._near(self.difference(form))
+
+    def ranked(self, forms: Sequence[Form], seconds: float) -> list[Form]:
+        """The fastest first, as measured in turns; of those that are even the first one given."""
+        times = fastest([self.session(form) for form in forms[:_OPEN]], self._feed, seconds)
+        return [form for _, form in sorted(zip(times, forms), key=lambda each: each[0])]
+
+    def improved(
+        self,
+        best: Form,
+        batches: Sequence[Names],
+        other: Callable[[Form, Names], Form | None],
+        allowed: Callable[[Form], bool],
+        until: float,
+        step: Callable[[int, int], None],
+    ) -> Form:
+        """The form after trials with each batch of layers the other way round; what is faster and near enough stays.
+
+        What a layer costs depends on its neighbours: codes between two layers that stay in float bring conversions, and
+        take chains apart that one kernel would compute. So whole models are compared."""
+        for k, batch in enumerate(batches):
+            step(k, len(batches))
+            form = other(best, batch)
+            if form is None or form == best:
+                continue
+            if time.perf_counter() > until:
+                break
+            now, then = fastest((self.session(best), self.session(form)), self._feed, _SECONDS)
+            if then < now and allowed(form):
+                self.drop(best)
+                best = form
+            else:
+                self.drop(form)
+        return best
+
+
+def _results(session: Session, feeds: Sequence[Feed]) -> list[list[Array]]:
+    return [[np.asarray(x) for x in session.run(feed).values()] for feed in feeds]
+
+
+def fastest(sessions: Sequence[Session], feed: Feed, seconds: float) -> list[float]:
+    """Seconds of the fastest run of each, in turns."""
+    found = [math.inf] * len(sessions)
+    for session in sessions:
+        session.run(feed)
+    until, turns = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until or turns < 3:
+        for k, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.run(feed)
+            found[k] = min(found[k], time.perf_counter() - start)
+        turns += 1
+    return found

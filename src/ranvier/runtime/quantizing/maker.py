@@ -1,0 +1,251 @@
+"""Quantized forms of one model, by what its values are on samples."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig
+from ranvier.formats.onnx import read
+from ranvier.formats.onnx.retarget import retarget
+from ranvier.graph.defaults import can_settle, settle
+from ranvier.graph.extract import copied
+from ranvier.graph.ir import Graph
+from ranvier.graph.verify import verify
+from ranvier.passes import default_passes
+from ranvier.passes.manager import PassManager
+from ranvier.quantize import InputMoments, Observer, observer
+from ranvier.quantize.observers import OBSERVERS, ChannelMean
+from ranvier.runtime.quantizing.asked import Asked
+from ranvier.runtime.quantizing.equalize import equalize
+from ranvier.runtime.quantizing.forms import Form
+from ranvier.runtime.quantizing.options import BEST, Quantization
+from ranvier.runtime.quantizing.outdated import replace_outdated
+from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurrent
+from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
+from ranvier.runtime.quantizing.samples import Feed, results, visit
+from ranvier.runtime.quantizing.sites import Site, find_sites
+from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
+from ranvier.runtime.quantizing.weight_only import CALIBRATED, quantize_weights
+
+# what makes layers plain and keeps a graph that any runtime reads
+_PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_subexpressions", "fold_affine")
+
+
+OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
+LEAST_OPSET = 19  # has float8, and scales for channels
+Range = tuple[float, float]
+Group = tuple[Sequence[Feed], Sequence[Sequence[np.ndarray[Any, Any]]]]
+_FEW = 8  # samples that ways to find ranges are chosen by
+_ENOUGH = 16  # samples that are enough for parts of them to serve different ends
+_PARTS = {0: "ranges", 1: "choice", 2: "held", 3: "ranges", 4: "choice", 5: "held", 6: "ranges", 7: "choice"}
+
+
+def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Graph:
+    """The graph with normalizations folded into layers, still of standard operators only; weights that a file lists
+    among its inputs are constants."""
+    graph = model if isinstance(model, Graph) else read(model, limits=config.limits)
+    for value in list(graph.inputs):
+        if can_settle(graph, value):
+            settle(graph, value)
+    names: tuple[str, ...] = _PREPARE
+    if graph.opsets.get("", OPSET) < LEAST_OPSET:
+        names = ("modernise", *names)
+    replace_outdated(graph)
+    PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
+    if "modernise" in names:
+        retarget(graph, OPSET)
+    for node in graph:
+        node.name = node.name or f"{node.op}:{node.output.name}"
+    return graph
+
+
+class Maker:
+    """Looks at samples of one graph, and makes quantized forms of it.
+
+    ``told`` is called with what is being done, ``stepped`` with how much of it is done, of how much.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        feeds: Sequence[Feed],
+        options: Quantization,
+        config: SessionConfig | None = None,
+        told: Callable[[str], None] | None = None,
+        stepped: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.begun = time.perf_counter()
+        self.graph, self.feeds, self.options = graph, list(feeds), options
+        self.samples = len(self.feeds)
+        self.config = self._running = config or SessionConfig()  # of the original, and of what is made
+        self.told = told or (lambda text: None)
+        self.step = stepped or (lambda done, of: None)
+        self.static = options.scheme == "int8"
+        if not self.feeds and (self.static or options.scheme in CALIBRATED):
+            raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
+        every = find_sites(graph, products_only=not self.static)
+        recurrent = [node.name for node in find_recurrent(graph)] if self.static else []
+        names = [*(site.name for site in every), *recurrent]
+        named = [p for p in options.keep if not fnmatch.filter(names, p)]
+        if named:
+            raise InvalidConfig(f"no layer is called {named[0]!r}")
+        self.kept = frozenset(name for name in names if any(fnmatch.fnmatchcase(name, p) for p in options.keep))
+        self.sites = [site for site in every if site.name not in self.kept]
+        self.recurrent = frozenset(recurrent) - self.kept
+        if not self.sites and not self.recurrent:
+            raise InvalidConfig(
+                "no layer of this model can be quantized: it needs float32 products with constant weights"
+            )
+        self._joins = True
+        self.ranges: dict[str, Range] = {}
+        self.means: dict[str, np.ndarray[Any, Any]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._moments: dict[str, InputMoments] = {}
+        self.rounding = Rounding(fit=options.fit)
+        self._watched: dict[str, dict[str, Observer]] = {}  # by the way ranges are found, as those:
+        self._found: dict[str, dict[str, Range]] = {}
+        self._averages: dict[str, ChannelMean] = {}
+        self._looked, self.held = self.feeds, list[Feed]()
+        if self.static and len(self.feeds) >= _ENOUGH:  # what ranges were made for shows too little of their errors
+            parts: dict[str, list[Feed]] = {"ranges": [], "choice": [], "held": []}
+            for k, feed in enumerate(self.feeds):
+                parts[_PARTS[k % len(_PARTS)]].append(feed)
+            self._looked, self.feeds, self.held = parts["ranges"], parts["choice"], parts["held"]
+        self.expected = list(results(graph, self.feeds, self.config))
+        self.groups: list[Group] = [(self.feeds, self.expected)]  # what forms are chosen by
+        if self.held:
+            self.groups.append((self._looked, list(results(graph, self._looked, self.config))))
+        self.expected_of_held = list(results(graph, self.held, self.config))
+        self.asked = Asked(options.max_error, options.cosine if self.static else None, self.expected)
+        if self.static and options.rest != "float32" and (options.rest != BEST or not self.asked.anything):
+            self._running = self.config.updated(precision="bf16")
+        if self.static and options.equalize:
+            self._take(self._evened())
+        ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
+        self._observe(ways, self._looked, sums=True)
+        if len(self._found) > 1:
+            self.told("choosing ranges")
+            self.ranges = min(self._found.values(), key=self._error_with)
+
+    def _take(self, graph: Graph) -> None:
+        self.graph, self.rounding = graph, Rounding(fit=self.options.fit)
+        self.sites = [site for site in find_sites(graph) if site.name not in self.kept]
+
+    def _evened(self) -> Graph:
+        """The graph with channels brought to like ranges, in the way that errors of results are least with."""
+        original, looked, few = self.graph, self._looked[:_FEW], self.feeds[:_FEW]
+        found = [original]
+        for with_rows in (False, True):
+            self.told("bringing channels to like ranges")
+            graph = copied(original)
+            if equalize(graph, looked, self.config, with_rows=with_rows):
+                found.append(graph)
+        if len(found) > 1 and len(found[-1]) == len(found[-2]):
+            found.pop()  # no row stayed
+        errors = []
+        for graph in found if len(found) > 1 else ():
+            self._take(graph)
+            self._observe(("minmax",), looked)
+            errors.append(difference(list(results(self.made(), few, self._running)), self.expected[:_FEW]).error)
+        return found[errors.index(min(errors))] if errors else original
+
+    def _observe(self, ways: Sequence[str], feeds: Sequence[Feed], *, sums: bool = False) -> None:
+        """Look at the activations that matter once, for all trials; ``sums``: at what sums of layers read too, for
+        weights to be rounded by it."""
+        self.told("looking at activations")
+        if self.static:
+            self._watched = {n: {way: observer(way) for way in ways} for n in coded_values(self.graph, self.sites)}
+            self._averages = {s.data.name: mean_of(s) for s in self.sites}
+            moments = moments_of(self.sites) if sums else {}
+            self._look(ways, feeds, moments)
+            self._found = {way: {name: each[way].range() for name, each in self._watched.items()} for way in ways}
+            self.ranges = self._found[ways[0]]
+            if sums:
+                self.rounding = Rounding(moments, self.options.fit)
+        elif self.options.scheme in CALIBRATED:
+            self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
+            visit(self.graph, list(self._moments), feeds, self.config, lambda n, x: self._moments[n].update(x))
+
+    def _look(self, ways: Sequence[str], feeds: Sequence[Feed], moments: Mapping[str, SumMoments]) -> None:
+        """More samples for what is known of activations."""
+        readers: dict[str, list[SumMoments]] = {}
+        for site in self.sites:
+            if site.name in moments:
+                readers.setdefault(site.data.name, []).append(moments[site.name])
+
+        def look(name: str, x: np.ndarray[Any, Any]) -> None:
+            self.shapes[name] = x.shape
+            for way in ways:
+                self._watched[name][way].update(x)
+            if name in self._averages:
+                self._averages[name].update(x)
+            for each in readers.get(name, ()):
+                each.update(x)
+
+        visit(self.graph, list(self._watched), feeds, self.config, look)
+        self.means = {name: each.mean for name, each in self._averages.items()}
+
+    def _narrow(self, sites: Sequence[Site], running: SessionConfig) -> None:
+        """Weights of these layers as numbers of bfloat16, those that are multiplied in it."""
+        if running.precision == "bf16":
+            stays = (*running.keep_f32, *map(glob.escape, self.kept))
+            those = [s for s in sites if not any(fnmatch.fnmatchcase(s.name, pattern) for pattern in stays)]
+            narrow_weights(those, self.rounding, self.means)
+
+    def made(self, kept: frozenset[str] = frozenset()) -> Graph:
+        """The graph with all layers quantized but these."""
+        return self._made(kept, self._running, self._joins)
+
+    def form(self, form: Form) -> Graph:
+        """The graph in this form."""
+        return self._made(form.floats, form.running(self.config), form.joins)
+
+    def _made(self, kept: frozenset[str], running: SessionConfig, joins: bool) -> Graph:
+        graph = copied(self.graph)
+        left = self.kept | kept
+        every = find_sites(graph, products_only=not self.static)
+        sites = [s for s in every if s.name not in left]
+        if self.static:
+            self._narrow([s for s in every if s.name in left], running)
+            signed, rounding, means = self.options.signed, self.rounding, self.means
+            quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
+            quantize_recurrent([node for node in find_recurrent(graph) if node.name not in left])
+        else:
+            quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
+        graph.opsets.setdefault("com.microsoft", 1)
+        retarget(graph, graph.opsets[""])  # what was added came in its newest version
+        PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, self.config)
+        verify(graph)
+        return graph
+
+    def widened(self) -> dict[str, Range]:
+        """Ranges by every sample that had a part in the choice, each found in the way that was chosen; asked once."""
+        if self._looked is self.feeds:
+            return self.ranges
+        self.told("looking at activations")
+        ways = {
+            name: next(way for way, found in self._found.items() if found[name] == bounds)
+            for name, bounds in self.ranges.items()
+        }
+        self._look(tuple(dict.fromkeys(ways.values())), self.feeds, {})
+        return {name: self._watched[name][way].range() for name, way in ways.items()}
+
+    def ways_to_find_ranges(self) -> list[dict[str, Range]]:
+        """Ranges by the ways they were found, those that are taken first."""
+        return [self.ranges, *(way for way in self._found.values() if way is not self.ranges)]
+
+    def take_ranges(self, ranges: Mapping[str, Range]) -> None:
+        self.ranges = {**self.ranges, **ranges}
+
+    def _error_with(self, ranges: dict[str, Range]) -> float:
+        self.ranges = ranges
+        return difference(list(results(self.made(), self.feeds[:_FEW], self._running)), self.expected[:_FEW]).error

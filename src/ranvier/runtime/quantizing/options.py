@@ -1,0 +1,58 @@
+"""How a model is to be quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ranvier.quantize.observers import OBSERVERS
+from ranvier.records import dataclass
+from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
+from ranvier.runtime.quantizing.weight_only import SCHEMES
+
+ALL_SCHEMES = ("int8", *SCHEMES)
+BEST = "best"
+RESTS = ("float32", "bf16")
+
+
+@dataclass(frozen=True)
+class Quantization(Checked):
+    """How a model is to be quantized.
+
+    ``scheme``: "int8" codes weights and activations and needs samples; the others code weights alone.
+    ``max_error``: of the results, as a part of their size; layers are left in float32 until it is kept.
+    ``cosine`` (int8): between results and the original's, in place of ``max_error``; that the largest entry is the same
+    nearly everywhere will do too. ``seconds``: how long ways to keep either are looked for.
+    ``rest`` (int8): the precision of sessions that run the result, for what is not coded; "best": whichever is faster.
+    ``timed`` (int8): what is faster is measured on this machine, and estimated else.
+    ``slower``: how many times as long as the original a run may take.
+    """
+
+    scheme: str = "int8"
+    ranges: str = "minmax"  # of activations; "best": the way with the least error of results on the samples
+    group: int = 32
+    signed: bool = False  # activations
+    fit: str = "minmax"  # of weights
+    equalize: bool = True  # channels of activations, before they share a scale
+    max_error: float | None = None
+    cosine: float | None = None
+    seconds: float = 120.0
+    rest: str = "float32"
+    timed: bool = False
+    keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
+    slower: float = 1.0
+    trials: int = 24
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "scheme": Choice(ALL_SCHEMES),
+        "ranges": Choice((*OBSERVERS, BEST)),
+        "group": Whole(16),
+        "fit": Choice(("minmax", "mse")),
+        "max_error": Positive(whole=False),
+        "cosine": Positive(whole=False),
+        "seconds": Positive(whole=False),
+        "rest": Choice((*RESTS, BEST)),
+        "keep": Names(),
+        "slower": Positive(whole=False),
+        "trials": Whole(1),
+    }

@@ -1,0 +1,105 @@
+"""Sessions in bfloat16 on any processor, as graphs with casts, and times by a table: so that what is chosen by either
+can be tested everywhere."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ranvier.config import SessionConfig
+from ranvier.dtypes import DType
+from ranvier.graph.extract import copied
+from ranvier.graph.ir import Graph, Node
+from ranvier.passes.edit import builder
+from ranvier.runtime.quantizing import choosing, forms, quantizer, report, samples
+from ranvier.runtime.session import Session
+
+LAYERS = ("Conv", "MatMul", "Gemm")
+_STORED = (*LAYERS, "Tanh", "Relu", "Add")
+
+
+def _is_coded(node: Node) -> bool:
+    data = node.inputs[0]
+    return data is not None and data.producer is not None and data.producer.op == "DequantizeLinear"
+
+
+def _names(node: Node, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(node.name, pattern) for pattern in patterns)
+
+
+class Pretended:
+    """A session whose times are those of a table: by kinds of layers, and by their names where those are given."""
+
+    times: Mapping[str, float] = {"float32": 1.0, "bf16": 0.5, "int8": 0.25}
+    multiplies_bf16 = True
+    made: int = 0
+
+    def __init__(self, graph: Graph, config: SessionConfig) -> None:
+        Pretended.made += 1
+        narrow = config.precision == "bf16" and self.multiplies_bf16
+        self.layer_times: dict[str, float] = {}
+        for node in graph:
+            if node.op in LAYERS:
+                wide = not narrow or _names(node, config.keep_f32)
+                kind = "int8" if _is_coded(node) else "float32" if wide else "bf16"
+                self.layer_times[node.name] = self.times.get(f"{kind} {node.name}", self.times[kind])
+        nodes: list[Any] = []
+        if narrow:
+            graph, nodes = _narrowed(graph, config.keep_f32)
+        self.report = SimpleNamespace(nodes=nodes)
+        self._session = Session(graph, config.updated(precision="float32", keep_f32=()))
+
+    @property
+    def time(self) -> float:
+        return sum(self.layer_times.values())
+
+    def run(self, *given: Any) -> dict[str, Any]:
+        return self._session.run(*given)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> Pretended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _narrowed(graph: Graph, keep: tuple[str, ...]) -> tuple[Graph, list[Any]]:
+    """Layers read rounded operands, and others what was stored so."""
+    made, found = copied(graph), []
+    for node in list(made):
+        kept = _names(node, keep)
+        product = node.op in LAYERS and not kept and not _is_coded(node)
+        stored = node.op in _STORED and not kept and not node.output.is_graph_output
+        found.append(
+            SimpleNamespace(name=node.name, precision="bf16" if product else "f32", stored="bf16" if stored else "f32")
+        )
+        ops = builder(node, "pretended")
+        for position, value in enumerate(node.inputs[:2] if product else ()):
+            rounded = ops.Cast(ops.Cast(value, to=DType.bfloat16.onnx), to=DType.float32.onnx)
+            node.set_input(position, rounded)
+    return made, found
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float] | None = None, *, bf16: bool = True) -> None:
+    """Such sessions wherever quantizing makes some."""
+    for module in (forms, choosing, samples, report):
+        monkeypatch.setattr(module, "Session", Pretended)
+    monkeypatch.setattr(Pretended, "multiplies_bf16", bf16)
+    monkeypatch.setattr(Pretended, "times", {**Pretended.times, **(times or {})})
+    monkeypatch.setattr(forms, "fastest", lambda sessions, feed, seconds: [each.time for each in sessions])
+    monkeypatch.setattr(
+        choosing, "measured", lambda session, feed, work, seconds: {n: session.layer_times[n] for n in work}
+    )
+
+    def timed(before: Graph, after: Graph, feed: Any, configs: Any) -> tuple[float, float]:
+        with Pretended(copied(before), configs[0]) as first, Pretended(copied(after), configs[1]) as second:
+            return first.time, second.time
+
+    monkeypatch.setattr(quantizer, "timed", timed)

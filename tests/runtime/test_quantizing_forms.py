@@ -1,0 +1,127 @@
+"""Whole models compared: how far off, how fast, and which layers are better without codes."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.runtime.quantizing import forms
+from ranvier.runtime.quantizing.forms import Form, Trials, fastest
+from tests.runtime.test_quantizing_layers import CONFIG
+
+LAYERS = [f"layer{k}" for k in range(40)]
+BATCHES = [frozenset(LAYERS[k : k + 4]) for k in range(0, 40, 4)]
+COST = {name: 1.5 if 8 <= k < 20 else 0.5 for k, name in enumerate(LAYERS)}  # of codes; 1 without
+EVERY = frozenset(LAYERS)
+
+
+class Model:
+    """A session that knows only which layers have no codes, and how far results are off with the others'."""
+
+    opened = closed = 0
+
+    def __init__(self, form: Any, config: Any) -> None:
+        Model.opened += 1
+        self.form = form
+        self.time = sum(1.0 if name in form.floats else COST[name] for name in LAYERS)
+
+    def run(self, feed: Any) -> dict[str, Any]:
+        off = 0.001 * len(EVERY - self.form.floats)
+        return {"y": np.array([1.0, off])}
+
+    def close(self) -> None:
+        Model.closed += 1
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Any:
+    Model.opened = Model.closed = 0
+    monkeypatch.setattr(forms, "Session", Model)
+    monkeypatch.setattr(forms, "fastest", lambda sessions, feed, seconds: [each.time for each in sessions])
+    groups = [([{}], [[np.array([1.0, 0.0])]])]
+    make: Any = lambda form: form  # noqa: E731 - a model that is its form
+    with Trials(make, CONFIG, groups, lambda found: found.error <= 0.035) as made:
+        yield made
+    assert Model.opened == Model.closed > 0
+
+
+def flipped(form: Form, batch: frozenset[str]) -> Form | None:
+    floats = form.floats - batch if batch <= form.floats else form.floats | batch
+    return None if floats == EVERY else Form(floats)
+
+
+def improved(trials: Trials, start: Form, until: float = math.inf) -> Form:
+    return trials.improved(start, BATCHES, flipped, trials.near, until, lambda done, of: None)
+
+
+def test_layers_that_are_faster_without_codes_have_none(trials: Trials) -> None:
+    start = Form(frozenset(LAYERS[4:16]))
+    assert improved(trials, start).floats == {name for name in LAYERS if COST[name] > 1}
+
+
+def test_layers_that_are_faster_with_codes_get_them_as_long_as_results_are_near(trials: Trials) -> None:
+    """Twenty-eight layers are faster so, and the error allows all of them; with less room, some."""
+    assert improved(trials, Form(EVERY)).floats == {name for name in LAYERS if COST[name] > 1}
+    found = trials.improved(
+        Form(EVERY), BATCHES, flipped, lambda form: trials.difference(form).error <= 0.01, math.inf, lambda *_: None
+    )
+    assert len(EVERY - found.floats) == 8
+
+
+def test_no_more_than_the_time_there_is(trials: Trials) -> None:
+    start = Form(frozenset())
+    assert trials.near(Form(EVERY)) and improved(trials, start, until=0.0) == start
+
+
+def test_the_fastest_comes_first_and_of_even_ones_the_first(trials: Trials) -> None:
+    slow, quick, same = (
+        Form(frozenset(LAYERS[:8])),
+        Form(frozenset(LAYERS[8:20])),
+        Form(frozenset(LAYERS[8:20]), None, False),
+    )
+    assert trials.ranked([slow, quick, same], 0.0) == [quick, same, slow]
+
+
+def test_forms_are_made_once_and_few_stay_open(trials: Trials) -> None:
+    near = [Form(frozenset(LAYERS[: 10 + k])) for k in range(6)]
+    for _ in range(2):
+        assert all(trials.near(form) for form in near)
+    assert Model.opened == 6 and Model.closed == 2
+    far = Form(frozenset())
+    assert not trials.near(far) and Model.closed == 4  # it is not kept, and another had to go for it
+    trials.forget(lambda form: form == far)
+    assert not trials.near(far) and Model.opened == 8
+
+
+def test_of_groups_of_samples_the_worst_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "Session", Model)
+    lucky, other = np.array([1.0, 0.04]), np.array([1.0, 0.0])
+    make: Any = lambda form: form  # noqa: E731
+    with Trials(make, CONFIG, [([{}], [[lucky]]), ([{}], [[other]])], lambda found: found.error <= 0.035) as trials:
+        assert trials.difference(Form(frozenset())).error == pytest.approx(0.04)
+        assert not trials.near(Form(frozenset()))
+
+
+def test_options_of_sessions() -> None:
+    config = CONFIG.updated(keep_f32=("head",))
+    assert Form(frozenset()).running(config) is config
+    found = Form(frozenset(), frozenset({"b[0]", "a"})).running(config)
+    assert found.precision == "bf16" and found.keep_f32 == ("head", "a", "b[[]0]")
+
+
+def test_turns_find_the_faster_one() -> None:
+    class Sleeper:
+        def __init__(self, seconds: float) -> None:
+            self.seconds, self.runs = seconds, 0
+
+        def run(self, feed: Any) -> None:
+            self.runs += 1
+            time.sleep(self.seconds)
+
+    both = Sleeper(0.0), Sleeper(0.02)
+    first, second = fastest(both, {}, 0.0)  # type: ignore[arg-type]
+    assert first < second and second >= 0.02 and [each.runs for each in both] == [4, 4]
