@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -151,5 +152,5 @@ def test_a_step_is_one_instruction_for_eight_columns(vectors: int) -> None:
     module = Module(extremes=HALVES.extremes)
     HalfMicro(rows, vectors).spec().emit(module, "kernel", HALVES)
     code = compiler.assembly(str(module), HALVES)
-    assert code.count(".8h, v") >= rows * -(-vectors // 2) and "fcvtl" in code
-    assert "fmla\tv" in code and ".4h, v" not in code.replace("fcvtl", "")
+    assert len(re.findall(r"fmla\s+v\d+\.8h", code)) >= rows * -(-vectors // 2)
+    assert not re.search(r"fmla\s+v\d+\.4h", code)

@@ -45,7 +45,7 @@ class Slot(IntEnum):
 
 
 SLOTS = len(Slot)
-# Bits of the FLAGS slot. ROUND: results are stored as bfloat16; PASSING: they are many, and need not stay in caches.
+# Bits of the FLAGS slot. ROUND: results are stored in 16 bits; PASSING: they are many, and need not stay in caches.
 ALPHA, CLAMP, ROUND, PASSING = 1, 2, 4, 8
 
 

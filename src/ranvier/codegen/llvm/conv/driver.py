@@ -230,7 +230,7 @@ class Driver:
         given = f.cmp("ne", at["with_bias"], 0)
         write_slot(f, self.control, Slot.BIAS, f.select(given, bias, none))
         write_slot(f, self.control, Slot.FLAGS, at["flags"])
-        write_slot(f, self.control, Slot.OUT_STEP, at["yw"] * self.item)
+        write_slot(f, self.control, Slot.OUT_STEP, at["yw"] * self.code.out_dtype.numpy.itemsize)
         addend = f.gep(self.residual, image * at["residual_n"] + channel, self.element)
         chunk = (self.weights, self.skip, self.begun, self.slice, self.size)
         block = (self.base, self.first_pixel, self.tiles, self.rows, self.extra)
@@ -246,7 +246,7 @@ class Driver:
         with_residual = f.cmp("ne", at["with_residual"], 0)
         with f.loop(0, self.tiles) as tile:
             count, pixel = self.span(tile)
-            write_slot(f, self.control, Slot.OUT, f.gep(target, pixel * at["yw"], self.element))
+            write_slot(f, self.control, Slot.OUT, f.gep(target, pixel * at["yw"], self.out_element))
             here = f.gep(addend, pixel * at["residual_p"], self.element)
             write_slot(f, self.control, Slot.RESIDUAL, f.select(with_residual, here, none))
             self.multiply(codes, tile, count, pixel)

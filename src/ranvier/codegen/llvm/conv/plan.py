@@ -17,7 +17,7 @@ from ranvier.codegen.llvm.conv.shape import NO_SHUFFLE, ConvShape, Numbering, Pa
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.epilogue import Simple, place_of, simple_form
 from ranvier.codegen.llvm.gemm.halves import PANEL, HalfMicro
-from ranvier.codegen.llvm.gemm.micro import CLAMP, Layout, Micro, number_bits
+from ranvier.codegen.llvm.gemm.micro import CLAMP, ROUND, Layout, Micro, number_bits
 from ranvier.codegen.llvm.gemm.tiles import Tile, tiles
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -224,9 +224,9 @@ def gemm_launch(
     sums, item = sums_of(x.dtype), x.dtype.numpy.itemsize
     wide = sums.numpy.itemsize
     uniform = shuffle is None and pixels_even(out, shape.out) and numbering == Numbering.plain(shape.out)
-    known = simple_form(epilogue, out.dtype) if uniform and not rows.dots else None
+    known = simple_form(epilogue, sums) if uniform and not rows.dots else None
     finish: Finish = "driver"
-    if known is not None and out.dtype is sums:
+    if known is not None and out.dtype in (sums, x.dtype):
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
     known = known or Simple()
     tail = Tail.of(epilogue, sums)
@@ -262,7 +262,7 @@ def gemm_launch(
         "with_residual": int(residual is not None),
         "residual_n": residual.strides[0] if residual is not None else 0,
         "residual_p": residual.strides[1] if residual is not None else 0,
-        "flags": CLAMP if known.clamps else 0,
+        "flags": (CLAMP if known.clamps else 0) | (ROUND if out.dtype is not sums else 0),
         "low": number_bits(known.low, wide),
         "high": number_bits(known.high, wide),
         "table_at": rows.table_at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.gemm.epilogue import Finish, Simple, finish, simple_form
 from ranvier.codegen.llvm.gemm.halves import HalfMicro, half_tile, rows_for
 from ranvier.codegen.llvm.gemm.micro import Layout
 from ranvier.codegen.llvm.gemm.plan import Plan
@@ -32,6 +33,17 @@ class HalfPlan(Plan):
 
     def _tile(self) -> Tile:
         return half_tile(self.isa)
+
+    def epilogue(self) -> tuple[Simple, Finish | None, int]:
+        """Results of 16 bits are rounded by the micro-kernel, too."""
+        p, panels = self.p, self.panels.cut.count
+        simple = simple_form(p.epilogue, p.dtype)
+        if simple is None or p.out.dtype is not _HALF or p.out_strides[1] != 1:
+            return super().epilogue()
+        self.rounds = True
+        if p.n % self.lanes == 0:
+            return simple, None, panels
+        return simple, finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides), panels - 1
 
     def micro_kernels(self) -> tuple[KernelSpec, ...]:
         rows = [self.rows.size, self.rows.small if self.rows.large < self.rows.count else self.rows.size]

@@ -4,7 +4,8 @@ It stands where :class:`~ranvier.codegen.llvm.gemm.micro.Micro` does, reads the 
 float32 as well. A and B are float16; a panel of B is as wide as ever, so that weights packed to be widened serve both.
 Products are summed in float16 for ``CHUNK`` steps of K, in registers, and these sums in float32: a float16 sum of that
 many products is off by about a thousandth of what such sums usually come to, and what follows adds nothing to that. A
-sum beyond 65504 becomes infinite there, so operands have to be known to be small (``providers/cpu/narrow``).
+sum beyond 65504 becomes infinite there, so operands have to be known to be small (``providers/cpu/narrow``). Where
+Slot.FLAGS has ROUND, results are stored as float16.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.control import ROUND, Slot
 from ranvier.codegen.llvm.gemm import micro
 from ranvier.codegen.llvm.gemm.tiles import Tile
 from ranvier.codegen.llvm.isa import Isa
@@ -51,7 +53,7 @@ class HalfMicro:
     packed: bool = True
 
     def spec(self) -> KernelSpec:
-        key = ("gemm halves", self.rows, self.vectors, self.a, self.packed, CHUNK)
+        key = ("gemm halves", 2, self.rows, self.vectors, self.a, self.packed, CHUNK)
         name = f"gemm float16 {self.rows}x{self.vectors} {self.a}" + ("" if self.packed else " in place")
         form = micro.Micro("float", self.rows, self.vectors, self.a, self.packed, "half")
 
@@ -121,3 +123,19 @@ class _Emitter(micro.Emitter):
                 for turn in short:
                     half = fn.shuffle(turn[r][v // 2].get(), None, range(v % 2 * lanes, (v % 2 + 1) * lanes))
                     total.set(total.get() + fn.cast(half, "float"))
+
+    def _store(self) -> None:
+        fn = self.fn
+        with fn.if_else(fn.cmp("ne", fn.and_(self.slot(Slot.FLAGS), ROUND), 0)) as otherwise:
+            out, step = self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)
+            for line in self.acc[0]:
+                for v in range(0, len(line), 2):
+                    self._store_halves([total.get() for total in line[v : v + 2]], fn.gep(out, v * self.lanes * _ITEM))
+                out = fn.gep(out, step)
+            otherwise()
+            super()._store()
+
+    def _store_halves(self, values: list[Val], at: Val) -> None:
+        fn = self.fn
+        both = values[0] if len(values) == 1 else fn.shuffle(values[0], values[1], range(2 * self.lanes))
+        fn.store(fn.cast(both, "half"), at, _ITEM)

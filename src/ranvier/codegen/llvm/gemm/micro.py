@@ -50,7 +50,7 @@ from typing import Literal
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, size_of, vector
-from ranvier.codegen.llvm.control import ALPHA, CLAMP, SLOTS, Slot, number_bits, read_slot, write_slot
+from ranvier.codegen.llvm.control import ALPHA, CLAMP, ROUND, SLOTS, Slot, number_bits, read_slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -60,6 +60,7 @@ __all__ = [
     "CLAMP",
     "Emitter",
     "NARROW_STORED",
+    "ROUND",
     "SLOTS",
     "Layout",
     "Micro",
@@ -333,6 +334,10 @@ class Emitter:
             for _, _, acc in self._all():
                 # the accumulator stands second: where it is NaN, it is what comes out
                 acc.set(fn.quick_min(high, fn.quick_max(low, acc.get())))
+        self._store()
+
+    def _store(self) -> None:
+        fn = self.fn
         for at, v, acc in self._places(self.slot(Slot.OUT, "ptr"), self.slot(Slot.OUT_STEP)):
             if self.mask is not None and v == self.micro.vectors - 1:
                 fn.masked_store(acc.get(), at, self.mask)

@@ -65,7 +65,7 @@ class Plan:
     packer: Packer | None = None  # of rows, for every tile of work by itself
     keeps = False  # whether rows are packed by micro-kernels that meet them first
     next_rows = 0  # bytes of a block of rows, where the next one is fetched and not a panel
-    rounds = False  # whether the micro-kernel stores sums as bfloat16
+    rounds = False  # whether the micro-kernel stores results in 16 bits
     passes = False  # whether what it stores goes past the caches
 
     def __init__(self, problem: Problem, isa: Isa, threads: int) -> None:

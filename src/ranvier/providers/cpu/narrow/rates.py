@@ -13,9 +13,10 @@ _FLOAT = 155e9  # operations a second of one core in float32 products
 # How many times as fast products of 16 bits are where many of them make one sum.
 _PRODUCTS = {
     DType.bfloat16: (("amx-bf16", 5.0), ("avx512bf16", 1.6), ("bf16", 1.6)),
-    DType.float16: (("amx-fp16", 5.0), ("fullfp16", 1.5)),
+    DType.float16: (("amx-fp16", 5.0), ("fullfp16", 1.7)),
 }
-_FINISHING = 32.0  # rounding and storing a sum of 16-bit products takes as long as so many of them
+# Rounding and storing a sum of 16-bit products takes as long as so many of them.
+_FINISHING = {DType.bfloat16: 32.0, DType.float16: 8.0}
 _TRANSFORMED = 2.2  # how many times as fast float32 products are where Winograd's algorithm saves multiplications
 # One channel at a time, in float32 and in 16 bits: alone in its cache bfloat16 is a fifth slower, in models it is not.
 _DEPTHWISE = (0.45, 0.45)
@@ -30,7 +31,7 @@ Pace = tuple[float, float]
 def product_pace(isa: Isa, narrow: DType, depth: float, *, transformed: bool = False) -> Pace:
     """Of sums of ``depth`` products; ``transformed``: Winograd's algorithm saves multiplications in float32."""
     times = next((times for name, times in _PRODUCTS[narrow] if isa.has(name)), 1.0)
-    return _TRANSFORMED if transformed else 1.0, times / (1.0 + _FINISHING / depth)
+    return _TRANSFORMED if transformed else 1.0, times / (1.0 + _FINISHING[narrow] / depth)
 
 
 def depthwise_pace() -> Pace:
