@@ -15,7 +15,7 @@ from ranvier.graph.extract import copied
 from ranvier.graph.ir import Node
 from ranvier.runtime.quantizing.batches import apart
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, Ways, fitting, judge
-from ranvier.runtime.quantizing.costs import estimated, measured, work_between, work_of
+from ranvier.runtime.quantizing.costs import estimated, measured, seconds_wider, work_of
 from ranvier.runtime.quantizing.forms import Form, Names, Trials
 from ranvier.runtime.quantizing.maker import Maker
 from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
@@ -285,13 +285,9 @@ class Choosing:
 
     def _between(self) -> dict[str, float]:
         """Seconds that it takes more to have results of nodes between layers in float32."""
-        known = self._times[FLOAT32]
-        rate = sum(known.values()) / max(sum(self._work.values()), 1e-30)
         named = {node.name: node for node in self._maker.graph}
         others = [name for name in self._units if name not in self._layers]
-        return {
-            name: rate * (work_between(named[name], self._maker.shapes) if name in named else 0.0) for name in others
-        }
+        return {name: seconds_wider(named[name], self._maker.shapes) if name in named else 0.0 for name in others}
 
     def _flipped(self, form: Form, batch: Names, plain: Names | None) -> Form | None:
         """The form with codes for these layers where they had none, and without where they had; ``plain``: what stays

@@ -18,6 +18,7 @@ from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.session import Session
 
 _MOVED = 8.0  # multiplications in the time it takes to write and read one number
+_WIDER = 4e-10  # seconds to write and read two bytes more
 _RATE = 1e-11  # seconds of a multiplication, where nothing was measured
 ESTIMATED = {FLOAT32: 1.0, BF16: 0.5, INT8: 0.25}  # parts of the time in float32
 
@@ -32,13 +33,13 @@ def work_of(site: Site, shape: Sequence[int]) -> float:
     return places * int(weights.size) + _MOVED * (read + places * int(weights.shape[site.outputs]))
 
 
-def work_between(node: Node, shapes: Mapping[str, Sequence[int]]) -> float:
-    """Of a node between layers, to write and read its results with twice the bits."""
+def seconds_wider(node: Node, shapes: Mapping[str, Sequence[int]]) -> float:
+    """That it takes more to have results of a node between layers in float32 than in bfloat16."""
     total = 0.0
     for value in node.outputs:
         known = value.type.shape if isinstance(value.type, TensorType) else None
         shape = shapes.get(value.name) or [size if isinstance(size, int) else 1 for size in known or ()]
-        total += _MOVED / 2 * math.prod(shape)
+        total += _WIDER * math.prod(shape)
     return total
 
 

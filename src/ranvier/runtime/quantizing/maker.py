@@ -7,6 +7,7 @@ import glob
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ LEAST_OPSET = 19  # has float8, and scales for channels
 Range = tuple[float, float]
 Group = tuple[Sequence[Feed], Sequence[Sequence[np.ndarray[Any, Any]]]]
 _FEW = 8  # samples that ways to find ranges are chosen by
+_BEFORE = 0.25  # part of the time after which no more ways to prepare a model and its ranges are tried
 _ENOUGH = 16  # samples that are enough for parts of them to serve different ends
 _PARTS = {0: "ranges", 1: "choice", 2: "held", 3: "ranges", 4: "choice", 5: "held", 6: "ranges", 7: "choice"}
 
@@ -134,7 +136,7 @@ class Maker:
         self._observe(ways, self._looked, sums=True)
         if len(self._found) > 1:
             self.told("choosing ranges")
-            self.ranges = min(self._found.values(), key=self._error_with)
+            self.ranges = self._nearest_ranges()
 
     def _take(self, graph: Graph) -> None:
         self.graph, self.rounding = graph, Rounding(fit=self.options.fit)
@@ -145,6 +147,8 @@ class Maker:
         original, looked, few = self.graph, self._looked[:_FEW], self.feeds[:_FEW]
         found = [original]
         for with_rows in (False, True):
+            if self._late():
+                break
             self.told("bringing channels to like ranges")
             graph = copied(original)
             if equalize(graph, looked, self.config, with_rows=with_rows):
@@ -246,6 +250,17 @@ class Maker:
     def take_ranges(self, ranges: Mapping[str, Range]) -> None:
         self.ranges = {**self.ranges, **ranges}
 
-    def _error_with(self, ranges: dict[str, Range]) -> float:
-        self.ranges = ranges
-        return difference(list(results(self.made(), self.feeds[:_FEW], self._running)), self.expected[:_FEW]).error
+    def _nearest_ranges(self) -> dict[str, Range]:
+        """Those that all layers together have the least error with, of as many as there is time for."""
+        errors: list[tuple[float, dict[str, Range]]] = []
+        for ranges in self._found.values():
+            if errors and self._late():
+                break
+            self.ranges = ranges
+            found = list(results(self.made(), self.feeds[:_FEW], self._running))
+            errors.append((difference(found, self.expected[:_FEW]).error, ranges))
+        return min(errors, key=itemgetter(0))[1]
+
+    def _late(self) -> bool:
+        """Whether what comes before the choice has taken its part of the time."""
+        return time.perf_counter() > self.begun + _BEFORE * self.options.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from ranvier.runtime.session import Session
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 _SYMBOLIC_BATCH = 8
-_AT_ONCE = 24  # values looked at in one run, so that a deep net's need not all be held
+_AT_ONCE, _MOST = 1 << 29, 96  # bytes and number of values looked at in one run: a deep net's need not all be held
+_UNKNOWN = 1 << 24  # bytes of a value whose shape comes with the run
 
 
 def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -> list[Feed]:
@@ -68,13 +70,29 @@ def visit(
         for name in names:
             if name in inputs:
                 look(name, np.asarray(feed[name]))
-    inner = [name for name in dict.fromkeys(names) if name not in inputs]
-    for start in range(0, len(inner), _AT_ONCE):
-        some = inner[start : start + _AT_ONCE]
+    for some in _together(graph, [name for name in dict.fromkeys(names) if name not in inputs]):
         with Session(copied(graph, some), config) as session:
             for feed in feeds:
                 for name, array in session.run(feed, some).items():
                     look(name, np.asarray(array))
+
+
+def _together(graph: Graph, names: Sequence[str]) -> list[list[str]]:
+    """Names in batches that are looked at in one run: each of them is compiled, and every sample runs."""
+    types = {value.name: value.type for value in graph.values()}
+    batches: list[list[str]] = []
+    held = 0
+    for name in names:
+        found = types.get(name)
+        shape = found.shape if isinstance(found, TensorType) else None
+        known = [size for size in shape if isinstance(size, int)] if shape is not None else []
+        size = 4 * math.prod(known) if shape is not None and len(known) == len(shape) else _UNKNOWN
+        if not batches or held + size > _AT_ONCE or len(batches[-1]) == _MOST:
+            batches.append([])
+            held = 0
+        batches[-1].append(name)
+        held += size
+    return batches
 
 
 def results(graph: Graph, feeds: Iterable[Feed], config: SessionConfig) -> Iterator[list[Array]]:
