@@ -4,9 +4,9 @@
 
 Ranges come from samples that are not those results are compared on. A model keeps the goal for accuracy where the
 cosine is at least 0.999 or the largest entry the same in 99 % of all places, and the goal for speed where a run is 1.5
-times as fast as our own in float32. What is not coded is computed in bfloat16 where results allow it (``--rest``); how
-fast the original is in bfloat16 stands beside it. Models that are quantized already, or have no layer to quantize, are
-left out by name.
+times as fast as our own in float32. What is not coded is computed in bfloat16 where that is faster and results allow it
+(``--rest``), with some nodes in float32 if need be; how fast the original is in bfloat16 stands beside it. Models that
+are quantized already, or have no layer to quantize, are left out by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,8 @@ class Quantized:
     before: float  # milliseconds of a run in float32
     narrow: float  # in bfloat16
     after: float
+    kept: int = 0  # nodes that sessions in bfloat16 leave in float32
+    search: float = 0.0  # seconds
 
     @property
     def speed(self) -> float:
@@ -91,6 +95,16 @@ def affordable(graph: Graph, feed: Mapping[str, Any], config: SessionConfig) -> 
     return next((count for limit, count in _SAMPLES.items() if seconds < limit), _LEAST_SAMPLES)
 
 
+def said(name: str, start: float) -> Callable[[str], None]:
+    """What is being done, on a terminal: a search takes minutes."""
+
+    def tell(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{name}, {time.perf_counter() - start:.0f} s: {text}", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
 def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized]:
     original = onnx_format.read(str(case.path))
     if coded(original):
@@ -102,7 +116,9 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     unseen = [sample(graph, case, _UNSEEN + k) for k in range(count)]
     wanted = None if options.all else COSINE
     how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search, rest=options.rest, timed=True)
-    made, report = Quantizer(graph, known, how, config).run(force=True)
+    start = time.perf_counter()
+    made, report = Quantizer(graph, known, how, config, said(case.name, start)).run(force=True)
+    search = time.perf_counter() - start
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
     way = {"precision": report.precision, "keep_f32": report.keep_f32}
     running = config.updated(**way)
@@ -118,7 +134,9 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
             graphs = (onnx_format.read(str(case.path)), own), (onnx_format.read(str(case.path)), narrow), (made, last)
             sessions = [stack.enter_context(Session(copied(each), one)) for each, one in graphs]
             times = [1e3 * each for each in fastest(sessions, unseen[0], options.seconds)]
-        rows.append(Quantized(case.name, threads, layers, found, report.precision, *times))
+        kept = len(report.keep_f32)
+        before, fewer, after = times
+        rows.append(Quantized(case.name, threads, layers, found, report.precision, before, fewer, after, kept, search))
     return rows
 
 
@@ -128,10 +146,11 @@ def mean(values: Sequence[float]) -> float:
 
 def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
     table = Table(title="8-bit static quantization")
-    columns = "model", "threads", "layers", "rest", "cosine", "same largest", "f32 ms", "bf16 ms", "int8 ms", "faster"
+    columns = "model", "threads", "layers", "rest", "cosine", "same largest", "f32 ms", "bf16 ms", "ms", "faster"
     for column in columns:
         table.add_column(column, justify="left" if column == "model" else "right")
     table.add_column("")
+    table.add_column("search s", justify="right")
     for row in rows:
         agreement, cosine = row.difference.agreement, row.difference.cosine
         same = "" if agreement is None else f"{agreement:.1%}"
@@ -140,8 +159,17 @@ def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
         ]
         times = *(f"{each:.3f}" for each in (row.before, row.narrow, row.after)), f"{row.speed:.2f}"
         count = f"{row.layers[0]}/{row.layers[1]}"
+        rest = f"{row.rest}, {row.kept} f32" if row.kept else row.rest
         table.add_row(
-            row.model, str(row.threads), count, row.rest, f"{cosine:.5f}", same, *times, ", ".join(missed) or "ok"
+            row.model,
+            str(row.threads),
+            count,
+            rest,
+            f"{cosine:.5f}",
+            same,
+            *times,
+            ", ".join(missed) or "ok",
+            f"{row.search:.0f}",
         )
     console = Console()
     console.print(table)
@@ -165,7 +193,7 @@ def main() -> None:
     arguments.add_argument("--ranges", default="best")
     arguments.add_argument("--rest", default="best", help="precision of what is not coded: float32, bf16 or best")
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
-    arguments.add_argument("--search", type=float, default=120.0, help="seconds in which layers are judged")
+    arguments.add_argument("--search", type=float, default=60.0, help="seconds in which a form is looked for, about")
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,20 +67,27 @@ _MOST_ROWS = 40
 @click.option(
     "--max-error", type=float, help="Leave layers in float32 until results are off by at most this part, instead."
 )
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="How long layers are judged for that.")
+@click.option(
+    "--seconds",
+    type=float,
+    default=120.0,
+    show_default=True,
+    help="About how long ways to keep that are looked for, at most.",
+)
 @click.option(
     "--rest",
     type=click.Choice([*RESTS, "best"]),
     default="float32",
     show_default=True,
-    help="Precision of the sessions that will run the result, for what is not coded; best takes bf16 where results "
-    "allow it (int8).",
+    help="Precision of the sessions that will run the result, for what is not coded; best takes the faster of the two "
+    "that results allow, if need be with nodes in float32, and no codes where bf16 alone is fastest (int8).",
 )
 @click.option(
     "--timed/--not-timed",
     default=True,
     show_default=True,
-    help="Leave layers in float32 whose codes save no time on this machine (int8 with --cosine or --max-error).",
+    help="Compare models in time on this machine, and leave out codes that save none (int8 with --cosine or "
+    "--max-error).",
 )
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Layers to leave in float32, by name.")
 @click.option("--slower", type=float, default=1.0, show_default=True, help="How many times as long a run may take.")
@@ -119,7 +127,7 @@ def command(
     graph = prepared(model, config)
     feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)
     problem = False
-    with _bar(output) as (told, stepped):
+    with _bar(output, seconds) as (told, stepped):
         try:
             made, report = Quantizer(graph, feeds, options, config, told, stepped).run(force=force)
             onnx_format.save(made, target)
@@ -136,20 +144,27 @@ def command(
 
 
 @contextlib.contextmanager
-def _bar(output: Output) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """What is being done and how much of it is, as a bar on a terminal and as notes elsewhere."""
+def _bar(output: Output, seconds: float) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """What is being done, how much of it is, and how much of the time is left, as a bar on a terminal and as notes
+    elsewhere."""
     if output.preset == "quiet" or not sys.stderr.isatty():
         yield output.note, lambda done, of: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    left = TextColumn("{task.fields[left]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
+    until = time.monotonic() + seconds
+
+    def time_left() -> str:
+        return f"about {max(0.0, until - time.monotonic()):.0f} s left at most"
+
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("quantizing", total=None)
+        task = bar.add_task("quantizing", total=None, left="")
         yield (
-            lambda text: bar.update(task, description=text, total=None, completed=0),
-            lambda done, of: bar.update(task, completed=done, total=of),
+            lambda text: bar.update(task, description=text, total=None, completed=0, left=time_left()),
+            lambda done, of: bar.update(task, completed=done, total=of, left=time_left()),
         )
 
 
