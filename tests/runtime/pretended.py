@@ -95,7 +95,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float] | None =
     monkeypatch.setattr(Pretended, "times", {**Pretended.times, **(times or {})})
     monkeypatch.setattr(forms, "fastest", lambda sessions, feed, seconds: [each.time for each in sessions])
     monkeypatch.setattr(
-        choosing, "measured", lambda session, feed, work, seconds: {n: session.layer_times[n] for n in work}
+        choosing, "measured", lambda session, feed, work, called, seconds: {n: session.layer_times[n] for n in work}
     )
 
     def timed(before: Graph, after: Graph, feed: Any, configs: Any) -> tuple[float, float]:

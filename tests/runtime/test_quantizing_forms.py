@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.runtime.quantizing import forms
+from ranvier.graph.extract import copied
+from ranvier.runtime.quantizing import Quantization, forms
+from ranvier.runtime.quantizing.costs import measured, work_of
 from ranvier.runtime.quantizing.forms import Form, Trials, fastest
+from ranvier.runtime.quantizing.maker import Maker
+from ranvier.runtime.quantizing.tails import tail
+from ranvier.runtime.session import Session
+from tests.runtime.test_quantizing_choice import FEEDS, chain
 from tests.runtime.test_quantizing_layers import CONFIG
 
 LAYERS = [f"layer{k}" for k in range(40)]
@@ -104,6 +110,20 @@ def test_of_groups_of_samples_the_worst_counts(monkeypatch: pytest.MonkeyPatch) 
     with Trials(make, CONFIG, [([{}], [[lucky]]), ([{}], [[other]])], lambda found: found.error <= 0.035) as trials:
         assert trials.difference(Form(frozenset())).error == pytest.approx(0.04)
         assert not trials.near(Form(frozenset()))
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_what_layers_take_by_kernels(coded: bool) -> None:
+    """All of a run is some layer's, and each has a part, whatever kernels are called after codes are fused."""
+    maker = Maker(chain(), FEEDS, Quantization(equalize=False), CONFIG)
+    work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
+    called = {f"{tail(site.node).value.name}.quantize": site.name for site in maker.sites}
+    with Session(maker.made() if coded else copied(maker.graph), CONFIG) as session:
+        found = measured(session, FEEDS[0], work, called, 0.02)
+        with session.profile() as profiler:
+            session.run(FEEDS[0])
+    assert found.keys() == work.keys() and all(seconds > 0 for seconds in found.values())
+    assert sum(found.values()) < 3 * sum(record.seconds for record in profiler.records())
 
 
 def test_options_of_sessions() -> None:

@@ -173,13 +173,13 @@ class Choosing:
             self._left = maker.recurrent
 
     def _profile(self, kind: str, session: Session) -> None:
-        """What layers take in a session; where none of its kernels tells, as much less than in float32 as others."""
-        found = measured(session, self._maker.feeds[0], self._work, _PROFILED)
-        if kind == FLOAT32:
-            self._times[kind].update(found)
-        else:
-            known = self._times[FLOAT32]
-            part = sum(found.values()) / max(sum(known[name] for name in found), 1e-30) if found else 1.0
+        """What layers take in a session; where none of its kernels tells, as much for their work, or as much less than
+        in float32, as others."""
+        codes = {f"{tail(site.node).value.name}.quantize": site.name for site in self._maker.sites}
+        found = measured(session, self._maker.feeds[0], self._work, codes, _PROFILED)
+        known = self._work if kind == FLOAT32 else self._times[FLOAT32]
+        part = sum(found.values()) / max(sum(known[name] for name in found), 1e-30)
+        if found:
             self._times[kind] = {name: found.get(name, known[name] * part) for name in self._work}
 
     # -- forms -----------------------------------------------------------------------------------------------------

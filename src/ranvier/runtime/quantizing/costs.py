@@ -48,9 +48,12 @@ def estimated(work: Mapping[str, float], kind: str) -> dict[str, float]:
     return {name: each * _RATE * ESTIMATED[kind] for name, each in work.items()}
 
 
-def measured(session: Session, feed: Feed, work: Mapping[str, float], seconds: float) -> dict[str, float]:
+def measured(
+    session: Session, feed: Feed, work: Mapping[str, float], called: Mapping[str, str], seconds: float
+) -> dict[str, float]:
     """Seconds of layers in a session, by its kernels. One that stands for several is shared out by their work, and one
-    that stands for none, a conversion or what lies between layers, counts for the next that does."""
+    that stands for none, a conversion or what lies between layers, counts for the next that does. ``called``: layers by
+    names that kernels may have in their place."""
     session.run(feed)
     best: list[tuple[str, float]] = []
     until = time.perf_counter() + seconds
@@ -63,7 +66,8 @@ def measured(session: Session, feed: Feed, work: Mapping[str, float], seconds: f
     found: dict[str, float] = {}
     between = 0.0
     for label, taken in best:
-        those = [name for name in label.split(" + ") if name in work]
+        names = dict.fromkeys(called.get(name, name) for name in label.split(" + "))
+        those = [name for name in names if name in work]
         if not those:
             between += taken
             continue
