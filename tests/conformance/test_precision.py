@@ -41,7 +41,7 @@ def _all_that_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are small here; in 16 bits by their cost they would not be."""
     monkeypatch.setattr(assigning, "LAUNCH", 0.0)
     monkeypatch.setattr(assigning, "touching", lambda nbytes: 1e-9 * nbytes)
-    monkeypatch.setattr(assigning, "multiplying", lambda flops: 1.0 + flops)
+    monkeypatch.setattr(assigning, "multiplying", lambda flops, isa: 1.0 + flops)
 
 
 @pytest.mark.parametrize("case", _cases(), ids=lambda case: case.name)
