@@ -156,6 +156,13 @@ def test_time_that_is_over_ends_the_search_once_something_was_found() -> None:
 
     found = fitting(layers, 0.1, measure, 0.0)
     assert found is asked[-1] and 2 * math.sqrt(total(found)) <= 0.1 and len(asked) <= 3
+    tried: list[Chosen] = []
+
+    def never(chosen: Chosen) -> float:
+        tried.append(chosen)
+        return 0.11
+
+    assert fitting(layers, 0.1, never, 0.0) is None and len(tried) == 4
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -27,6 +27,7 @@ _RUNS = 16  # samples a layer is judged by, at most
 _FEWEST = 4  # ... and at least where there are several ranges to choose from
 _CLOSE = 0.93  # part of an error from which there is no more to be won
 _TRIALS = 8  # models made to check a sum
+_LATE = 4  # ... where time is over and none was exact enough
 _LEAST = 1e-9  # seconds that a way is slower than another, at least, where it is chosen by what it costs
 
 
@@ -93,7 +94,8 @@ def fitting(nodes: Ways, bound: float, measure: Callable[[Chosen], float], until
             allowed = between
         chosen = selected(nodes, allowed)
         key = frozenset((name, way.kind) for name, way in chosen.items())
-        if key in tried or (best is not None and time.perf_counter() > until):
+        late = time.perf_counter() > until and (best is not None or len(tried) >= _LATE)
+        if key in tried or late:
             break
         tried.add(key)
         error = measure(chosen)

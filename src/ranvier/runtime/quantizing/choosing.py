@@ -27,7 +27,7 @@ _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are
 _BATCHES = 12  # of layers that are tried the other way round
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
 _QUESTIONS = 80  # about them, at most, for as many samples as there is time for
-_PROFILED, _COMPARED = 0.2, 0.6  # seconds of runs that are looked into, and of turns of forms
+_PROFILED, _COMPARED = 0.2, 1.0  # seconds of runs that are looked into, and of turns of forms
 # parts of the time, from the beginning: for nodes in bfloat16, layers with codes, and models made of what was found
 _NARROW, _CODES, _MADE = 0.3, 0.55, (0.65, 0.78, 0.9)
 
