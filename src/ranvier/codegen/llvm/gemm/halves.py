@@ -53,7 +53,7 @@ class HalfMicro:
     packed: bool = True
 
     def spec(self) -> KernelSpec:
-        key = ("gemm halves", 2, self.rows, self.vectors, self.a, self.packed, CHUNK)
+        key = ("gemm halves", 3, self.rows, self.vectors, self.a, self.packed, CHUNK)
         name = f"gemm float16 {self.rows}x{self.vectors} {self.a}" + ("" if self.packed else " in place")
         form = micro.Micro("float", self.rows, self.vectors, self.a, self.packed, "half")
 
@@ -84,7 +84,8 @@ class _Emitter(micro.Emitter):
         turns = max(1, min(4, _CHAINS // (pieces * self.micro.rows)))
         kind = vector("half", 2 * self.lanes)
         short = [[[fn.var(kind, 0.0) for _ in range(pieces)] for _ in range(self.micro.rows)] for _ in range(turns)]
-        with fn.loop(0, count, CHUNK) as first:
+
+        def chunk(first: Val, *, begins: bool) -> None:
             end = fn.min_(first + CHUNK, count)
             for each in (x for turn in short for row in turn for x in row):
                 each.set(0.0)
@@ -96,7 +97,14 @@ class _Emitter(micro.Emitter):
             if turns > 1:
                 with fn.loop(whole, end) as k:
                     self._half_step(fn.gep(start, k * b_step), loader(k), short[0])
-            self._gather(short)
+            self._gather(short, begins=begins)
+
+        # where nothing was summed yet, the first sums are those of 32 bits: short products need no others
+        begins = self.micro.a in ("rows", "columns")
+        if begins:
+            chunk(fn.i64(0), begins=True)
+        with fn.loop(CHUNK if begins else 0, count, CHUNK) as first:
+            chunk(first, begins=False)
         self.b.set(fn.gep(start, count * b_step))
 
     def _half_step(self, base: Val, row: Callable[[int], Val], sums: list[list[Var]]) -> None:
@@ -115,14 +123,15 @@ class _Emitter(micro.Emitter):
             return fn.load(vector("half", 2 * lanes), at, _ITEM)
         return fn.shuffle(fn.load(vector("half", lanes), at, _ITEM), None, [*range(lanes), *[-1] * lanes])
 
-    def _gather(self, short: list[list[list[Var]]]) -> None:
-        """Adds the sums of 16 bits to those of 32."""
+    def _gather(self, short: list[list[list[Var]]], *, begins: bool) -> None:
+        """Adds the sums of 16 bits to those of 32, or makes these of them."""
         fn, lanes = self.fn, self.lanes
         for r, line in enumerate(self.acc[0]):
             for v, total in enumerate(line):
-                for turn in short:
+                for t, turn in enumerate(short):
                     half = fn.shuffle(turn[r][v // 2].get(), None, range(v % 2 * lanes, (v % 2 + 1) * lanes))
-                    total.set(total.get() + fn.cast(half, "float"))
+                    wide = fn.cast(half, "float")
+                    total.set(wide if begins and t == 0 else total.get() + wide)
 
     def _store(self) -> None:
         fn = self.fn
