@@ -128,12 +128,32 @@ def test_float32_pixels_are_rounded_first() -> None:
     assert np.array_equal(out, same)
 
 
+@needs_halves
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_one_channel_at_a_time(data: st.DataObject) -> None:
+    kernel, stride, dilation = (data.draw(st.tuples(*[st.integers(1, most)] * 2)) for most in (5, 3, 2))
+    size = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
+    pads = tuple(data.draw(st.integers(0, 3)) for _ in range(4))
+    assume(all(s + pads[k] + pads[k + 2] >= (kernel[k] - 1) * dilation[k] + 1 for k, s in enumerate(size)))
+    channels = data.draw(st.integers(2, 70))
+    shape = kernels.ConvShape.conv(
+        (1, channels, *size), (channels, 1, *kernel), strides=stride, dilations=dilation, pads=pads, group=channels
+    )
+    w = np.random.default_rng(1).standard_normal((channels, 1, *kernel)).astype(np.float16).astype(np.float32)
+    x = channels_last((1, channels, *size), np.float16, 2)
+    out = channels_last((1, channels, *shape.out[1:]), data.draw(st.sampled_from((np.float16, np.float32))))
+    assert kernels.takes_halves(shape, ISA) and run(x, w, shape, out) == "depthwise halves"
+    assert np.all(np.abs(out - defined(x, w, shape)) <= limit(x, w, shape))
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_one_channel_at_a_time_takes_float16_as_it_is(dtype: Any) -> None:
-    shape = kernels.ConvShape.conv((1, 37, 9, 9), (37, 1, 3, 3), pads=(1,) * 4, group=37)
+def test_large_windows_are_widened(dtype: Any) -> None:
+    """So they are everywhere without the arithmetic."""
+    shape = kernels.ConvShape.conv((1, 37, 9, 9), (37, 1, 7, 7), pads=(3,) * 4, group=37)
     x, out = channels_last((1, 37, 9, 9), np.float16, 1), channels_last((1, 37, 9, 9), dtype)
-    w = np.random.default_rng(2).standard_normal((37, 1, 3, 3)).astype(np.float32)
-    assert kernels.takes_halves(shape, ISA) and run(x, w, shape, out) == "depthwise"
+    w = np.random.default_rng(2).standard_normal((37, 1, 7, 7)).astype(np.float32)
+    assert not kernels.takes_halves(shape, ISA) and run(x, w, shape, out) == "depthwise"
     np.testing.assert_allclose(out, defined(x, w, shape), rtol=2e-3 if dtype is np.float16 else 1e-5, atol=2e-3)
 
 

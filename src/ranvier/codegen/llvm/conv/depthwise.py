@@ -21,23 +21,31 @@ from ranvier.codegen.llvm.conv.shape import (
     packed_constant,
     require_channels_last,
 )
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
+_UNROLLED = 9  # taps of a row, at most, that are written out
 _LEAST = 64 << 10  # bytes that are worth a tile of their own
 _BLOCK = 128 << 10  # bytes of input under a block: they come from far once, whatever the order within the block
 _L1 = 24 << 10  # bytes of input rows that should stay in the first cache while a block of channels is worked on
 
 
+def takes_halves(shape: ConvShape, isa: Isa) -> bool:
+    """Whether float16 arithmetic sums up the window: there are not more products than it sums up elsewhere."""
+    few = shape.taps <= MOST_TAPS and shape.kernel[2] <= _UNROLLED and shape.cout == shape.cin
+    return shape.is_depthwise and few and _is_flat(shape) and multiplies_halves(isa) and not isa.masks
+
+
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> Packed:
-    """[taps][channels], channels padded to whole vectors."""
+    """[taps][channels], channels padded to whole vectors. float16 is for its arithmetic."""
     lanes = isa.lanes(dtype.numpy.itemsize)
     padded = -(-shape.cout // lanes) * lanes
     found = np.zeros((shape.taps, padded), dtype.numpy)
     found[:, : shape.cout] = w.reshape(shape.cout, shape.taps).T
-    return packed_constant("depthwise", found, dtype, padded)
+    return packed_constant("depthwise halves" if dtype is DType.float16 else "depthwise", found, dtype, padded)
 
 
 def depthwise(
@@ -55,14 +63,14 @@ def depthwise(
     if _is_column(shape):
         turned = None if numbering is None else Numbering(numbering.d, numbering.w, numbering.h, numbering.first)
         return depthwise(_lying(x), packed, _lying(out), _as_row(shape), isa, epilogue, threads, turned)
-    tail = Tail.of(epilogue, packed.dtype)
+    halves = packed.dtype is DType.float16
+    tail = Tail.of(epilogue, DType.float32 if halves else packed.dtype)
     item = x.dtype.numpy.itemsize
     lanes = isa.lanes(packed.dtype.numpy.itemsize)
     kernel, stride, dilation = shape.kernel[2], shape.strides[2], shape.dilations[2]
     multiplier = shape.cout // shape.cin
-    flat = shape.size[0] == shape.kernel[0] == shape.out[0] == 1 and shape.begin[0] == 0
-    unrolled = kernel if kernel <= 9 else 0
-    high = shape.kernel[1] if flat and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
+    unrolled = kernel if kernel <= _UNROLLED else 0
+    high = shape.kernel[1] if _is_flat(shape) and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
     pairs = x.dtype is DType.bfloat16 and isa.has("avx512bf16") and multiplier == 1 and shape.cout >= 2 * lanes
     doubled = takes_turns(isa) and 0 < high * kernel <= HELD_TAPS and stride == 1 and shape.cout >= 2 * lanes
     two = pairs or doubled
@@ -72,14 +80,14 @@ def depthwise(
     behind = (shape.out[2] - 1) * stride - shape.begin[2] + reach - (shape.size[2] - 1)
     whole = high > 0 and shape.out[2] % pixels == 0 and 0 <= shape.begin[2] <= reach and behind <= reach
     rest = not two or shape.cout % (2 * lanes) > 0
-    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole, pairs, rest, doubled)
+    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole, pairs, rest, doubled, halves)
     writer = FlatDepthwise if high else Depthwise
 
     def emit(module: Module, symbol: str, target: Isa) -> None:
         writer(module, symbol, target, x.dtype, out.dtype, structure, tail).function()
 
     spec = KernelSpec(
-        f"depthwise {x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
+        f"depthwise {'halves' if halves else x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
         ("depthwise", 2, x.dtype.name, out.dtype.name, structure.key, tail.key),
         emit,
     )
@@ -119,6 +127,10 @@ def depthwise(
             label="depthwise",
         )
     ]
+
+
+def _is_flat(shape: ConvShape) -> bool:
+    return shape.size[0] == shape.kernel[0] == shape.out[0] == 1 and shape.begin[0] == 0
 
 
 def _is_column(shape: ConvShape) -> bool:

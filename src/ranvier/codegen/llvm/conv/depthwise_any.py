@@ -44,11 +44,12 @@ class Structure:
     pairs: bool = False  # bfloat16 channels by two vectors, those of even and those of odd numbers
     rest: bool = True  # there are channels left after those
     doubled: bool = False  # channels by two vectors at a time, which share the addresses of their pixels
+    halves: bool = False  # sums are float16, and float32 when they are finished
 
     @property
     def key(self) -> tuple[object, ...]:
         shape = (self.high, self.taps, self.stride, self.dilation, self.pixels)
-        return *shape, self.spread, self.whole, self.pairs, self.rest, self.doubled
+        return *shape, self.spread, self.whole, self.pairs, self.rest, self.doubled, self.halves
 
 
 class Depthwise:
@@ -67,7 +68,8 @@ class Depthwise:
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
         self.whole, self.pairs, self.rest = structure.whole, structure.pairs, structure.rest
         self.doubled = structure.doubled
-        self.element, self.source = register_type(dtype), memory_type(dtype)
+        self.halves = structure.halves
+        self.element, self.source = "half" if self.halves else register_type(dtype), memory_type(dtype)
         self.item = size_of(self.element)
         self.f = f = module.kernel(symbol)
         self.zeros = Val(f, "ptr", module.table(f"{symbol}_zeros", self.source, [0] * 2 * isa.lanes(self.item)))
@@ -202,6 +204,8 @@ class Depthwise:
         """Channels of the input that lie side by side; of pairs, the even ones come first."""
         if self.by_pairs(piece):
             return even_then_odd(self.f, self.f.load(vector("i32", piece.count // 2), address, 2))
+        if self.halves:
+            return self.f.load(vector("half", piece.count), address)
         return load_vector(self.f, self.isa, self.dtype, address, piece.count, mask=piece.mask)
 
     def gathered(self, piece: Lanes, base: Val, there: Val | None) -> Val:
@@ -247,4 +251,5 @@ class Depthwise:
     def store(self, piece: Lanes, value: Val, place: Val, rows: list[Val], pixel: Val, fixed: dict[int, Val]) -> None:
         address = self.f.gep(place, pixel * self.at["yw"], self._out)
         here = self.code.moved(rows, pixel * self.at["qw"])
+        value = self.f.cast(value, "float") if self.halves else value
         self.code.store(value, here, piece.channel, address, self.out_dtype, piece.mask, fixed)

@@ -32,8 +32,8 @@ def takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
 
 
 def takes_halves(shape: ConvShape, isa: Isa) -> bool:
-    """Whether float16 inputs are taken as they are: multiplied by float16 arithmetic, or one channel at a time."""
-    return shape.is_depthwise or _multiplies_halves(shape, isa)
+    """Whether float16 inputs are multiplied by float16 arithmetic, and not widened first."""
+    return depthwise.takes_halves(shape, isa) if shape.is_depthwise else _multiplies_halves(shape, isa)
 
 
 def _multiplies_halves(shape: ConvShape, isa: Isa) -> bool:
@@ -67,7 +67,7 @@ def packing(
     if dtype is DType.float16 and _multiplies_halves(shape, isa):
         return "halves"
     if shape.is_depthwise:
-        return "depthwise"
+        return "depthwise halves" if dtype is DType.float16 and depthwise.takes_halves(shape, isa) else "depthwise"
     usual = "gemm"
     if narrow.is_narrow(shape, isa, item):
         usual = "narrow"
@@ -140,6 +140,8 @@ def pack_weights(
     if dtypes.of(w) is DType.bfloat16:  # kernels that widen their input have float32 weights
         w = w.astype(np.float32)
     dtype = dtypes.of(w)
+    if kind == "depthwise halves":
+        return depthwise.pack(w.astype(np.float16), isa, shape, DType.float16)
     if kind == "depthwise":
         return depthwise.pack(w, isa, shape, dtype)
     if kind == "narrow":
@@ -195,6 +197,8 @@ def _launches(
     before: list[Launch] = []
     if x.dtype is not packed.dtype:
         x, before = widened(x, packed.dtype, isa, threads)
+    if packed.kind == "depthwise halves":
+        return [*before, *depthwise.depthwise(x, packed, out, shape, isa, epilogue, threads, numbering)]
     if packed.kind.startswith("winograd"):
         return [*before, *winograd_kernels.winograd(x, packed, out, shape, isa, epilogue, threads)]
     product = rows.narrow_conv if packed.kind == "narrow" else rows.gemm_conv

@@ -19,7 +19,7 @@ _PRODUCTS = {
 _FINISHING = {DType.bfloat16: 32.0, DType.float16: 8.0}
 _TRANSFORMED = 2.2  # how many times as fast float32 products are where Winograd's algorithm saves multiplications
 # One channel at a time, in float32 and in 16 bits: alone in its cache bfloat16 is a fifth slower, in models it is not.
-_DEPTHWISE = (0.45, 0.45)
+_DEPTHWISE = {DType.bfloat16: (0.45, 0.45), DType.float16: (0.45, 0.9)}
 _NEAR, _FAR = 45e9, 20e9  # bytes a second of one core, of tensors that fit into its cache and of others
 CACHE = 1 << 20
 LAUNCH = 1e-6  # seconds of a kernel that does nothing
@@ -34,8 +34,8 @@ def product_pace(isa: Isa, narrow: DType, depth: float, *, transformed: bool = F
     return _TRANSFORMED if transformed else 1.0, times / (1.0 + _FINISHING[narrow] / depth)
 
 
-def depthwise_pace() -> Pace:
-    return _DEPTHWISE
+def depthwise_pace(narrow: DType) -> Pace:
+    return _DEPTHWISE[narrow]
 
 
 def multiplying(flops: float, isa: Isa) -> float:

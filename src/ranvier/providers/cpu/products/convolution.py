@@ -108,7 +108,7 @@ def _convolved(
 
     def pace(target: Target) -> Pace:
         if shape.is_depthwise:
-            return depthwise_pace()
+            return depthwise_pace(target.narrow or BF16)
         plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
         transformed = plain and target.winograd and not transposed and min(shape.cin, shape.cout) >= 16
         depth = max(1, shape.cin // shape.group * shape.taps)
