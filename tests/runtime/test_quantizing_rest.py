@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from ranvier.graph.ir import Graph
-from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer
+from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer, quantizer
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.samples import results
@@ -161,3 +161,17 @@ def test_a_search_makes_few_models(pretending: pytest.MonkeyPatch) -> None:
     pretending.setattr(Pretended, "made", 0)
     made(cancelling())
     assert Pretended.made < 60
+
+
+def test_times_are_compared_with_the_model_as_it_was_given(pretending: pytest.MonkeyPatch) -> None:
+    """Not with the one whose channels were brought to like ranges, which may have products more."""
+    graph = plain()
+    compared: list[Graph] = []
+
+    def timed(before: Graph, after: Graph, *_: Any) -> tuple[float, float]:
+        compared.append(before)
+        return 1.0, 0.5
+
+    pretending.setattr(quantizer, "timed", timed)
+    _, report = made(graph, equalize=True)
+    assert compared == [graph] and report.speedup == 2

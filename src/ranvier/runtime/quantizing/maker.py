@@ -86,7 +86,8 @@ class Maker:
         stepped: Callable[[int, int], None] | None = None,
     ) -> None:
         self.begun = time.perf_counter()
-        self.graph, self.feeds, self.options = graph, list(feeds), options
+        self.original = self.graph = graph  # as it was given, and with channels brought to like ranges
+        self.feeds, self.options = list(feeds), options
         self.samples = len(self.feeds)
         self.config = self._running = config or SessionConfig()  # of the original, and of what is made
         self.told = told or (lambda text: None)

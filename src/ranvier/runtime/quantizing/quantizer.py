@@ -95,7 +95,7 @@ class Quantizer(Maker):
     def _report(self, graph: Graph, kept: frozenset[str], found: Difference) -> QuantizationReport:
         self.told("measuring")
         configs = self.config, self._running
-        before, after = timed(self.graph, graph, self.feeds[0], configs) if self.feeds else (0.0, 0.0)
+        before, after = timed(self.original, graph, self.feeds[0], configs) if self.feeds else (0.0, 0.0)
         problems = []
         limit, wanted = self.options.max_error, self.options.cosine
         if (
@@ -122,7 +122,7 @@ class Quantizer(Maker):
             tuple(self._layers(graph, kept)),
             self.samples,
             found,
-            self.graph.constant_bytes(),
+            self.original.constant_bytes(),
             graph.constant_bytes(),
             before,
             after,
