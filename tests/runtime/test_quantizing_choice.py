@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from ranvier.formats.onnx import read
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
-from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer
+from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.batches import apart
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, fitting, selected
@@ -331,6 +332,8 @@ def test_room_that_samples_leave() -> None:
     assert asked.bound == pytest.approx(bound)
     assert asked.near(of(0.84 * bound)) and not asked.near(of(0.9 * bound))
     assert asked.holds(of(0.9 * bound), of(0.8 * bound)) and not asked.holds(of(0.97 * bound), of(0.8 * bound))
+    few = Difference(0.9 * bound, 1 - (0.9 * bound) ** 2 / 2, None, 0, 0.0, 0.9 * bound, 0.0, 1.3 * bound)
+    assert not asked.holds(few, of(0.8 * bound)), "samples that differ so much may well show more"
     assert asked.near(of(2 * bound, 0.999, 1000)) and not asked.near(of(2 * bound, 0.991, 1000))
     assert asked.holds(of(2 * bound, 0.991, 300), of(2 * bound, 0.999, 1000))
     assert not asked.holds(of(2 * bound, 0.98, 300), of(2 * bound, 0.999, 1000))
@@ -364,3 +367,25 @@ def test_the_report_has_the_samples_that_were_held_back() -> None:
     made, report = quantizer.run(force=True)
     held = difference(list(results(made, [feeds[k] for k in (2, 5, 10, 13)], CONFIG)), quantizer.expected_of_held)
     assert report.difference.error == refused.value.report.difference.error == held.error > 0.1
+
+
+def test_whole_numbers_that_are_nearly_all_the_same_are_no_problem() -> None:
+    """Of indices no cosine is 0.999; that 99 % of them are the same will do, on samples held back too."""
+    rng = np.random.default_rng(7)
+    weights = rng.standard_normal((128, 2)).astype(np.float32)
+    product = helper.make_node("MatMul", ["x", "w"], ["p"], "dense")
+    largest = helper.make_node("ArgMax", ["p"], ["y"], "largest", axis=-1, keepdims=0)
+    made = helper.make_graph(
+        [product, largest],
+        "net",
+        [helper.make_tensor_value_info("x", 1, [400, 128])],
+        [helper.make_tensor_value_info("y", 7, [400])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    graph = prepared(read(model), CONFIG)
+    towards = 0.1 * rng.choice([-1.0, 1.0], (16, 400, 1)) * (weights[:, 0] - weights[:, 1])  # few are undecided
+    feeds = [{"x": (rng.standard_normal((400, 128)) + each).astype(np.float32)} for each in towards]
+    _, report = Quantizer(graph, feeds, Quantization(slower=1e9, cosine=0.999), CONFIG).run()
+    assert 0.99 <= (report.difference.agreement or 0.0) < 0.9995 and report.difference.cosine < 0.9995
+    assert [layer.scheme for layer in report.layers] == ["int8"]

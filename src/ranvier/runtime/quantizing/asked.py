@@ -55,7 +55,7 @@ class Asked:
         """Whether a model that was chosen is as near on samples that had no part in it."""
         if self._plain:
             return found.error <= self.bound
-        if found.turn <= self.bound * (1.0 if self._whole else _HELD):
+        if self.shown(found) <= self.bound * (1.0 if self._whole else _HELD):
             return True
         return self._agrees(chosen, _surely(max(1, chosen.places))) and (found.agreement or 0.0) >= _AGREEMENT
 

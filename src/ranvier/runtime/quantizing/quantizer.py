@@ -33,6 +33,7 @@ class Quantizer(Maker):
     """Tries ways to quantize one graph on samples, and takes the fastest that keeps what was asked."""
 
     _codable: frozenset[str] = frozenset()  # layers that could have codes as far as results are concerned
+    _holds = False  # what was chosen is as near as was asked on all samples
 
     def error(self, kept: frozenset[str]) -> float:
         self.told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
@@ -68,7 +69,8 @@ class Quantizer(Maker):
                 for form in forms:
                     self.told("looking at samples that were held back")
                     graph, found = self._taken(form)
-                    if self.asked.holds(found, trials.difference(form)):
+                    self._holds = self.asked.holds(found, trials.difference(form))
+                    if self._holds:
                         return graph, form.floats, found
                     nearest = min(nearest or (math.inf, form), (self.asked.shown(found), form), key=itemgetter(0))
                 if not forms:
