@@ -31,6 +31,7 @@ from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _WIDENED_ROWS = 16
+_ROWS_AT_ONCE = 8
 _WHOLE_ROWS = 16  # up to so many rows of A, those of a panel of tiles stay whole: one row of A reads them as vectors
 
 
@@ -156,7 +157,12 @@ def _fill(source: Array, target: Array, width: int) -> None:
         return
     out = target.reshape(-1, k, width)
     whole = n // width
-    out[:whole] = source[:, : whole * width].reshape(k, whole, width).transpose(1, 0, 2)
+    # rows that lie one after the other are taken a few at a time: NumPy would walk down single panels, far from each
+    # other in every row; columns are walked along in any case
+    step = _ROWS_AT_ONCE if source.strides[1] == source.itemsize else max(1, k)
+    for start in range(0, k, step):
+        rows = source[start : start + step, : whole * width]
+        out[:whole, start : start + step] = rows.reshape(len(rows), whole, width).transpose(1, 0, 2)
     if whole < len(out):
         rest = n - whole * width
         out[whole, :, :rest] = source[:, whole * width :]
