@@ -389,3 +389,14 @@ def test_whole_numbers_that_are_nearly_all_the_same_are_no_problem() -> None:
     _, report = Quantizer(graph, feeds, Quantization(slower=1e9, cosine=0.999), CONFIG).run()
     assert 0.99 <= (report.difference.agreement or 0.0) < 0.9995 and report.difference.cosine < 0.9995
     assert [layer.scheme for layer in report.layers] == ["int8"]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_what_holds_by_largest_entries_is_no_problem(monkeypatch: pytest.MonkeyPatch, holds: bool) -> None:
+    """Samples held back need not be as sure of them as those that chose: whatever was found to hold is not refused."""
+    monkeypatch.setattr(Asked, "holds", lambda self, found, chosen: holds)
+    monkeypatch.setattr(Quantizer, "_compared", lambda self, graph: Difference(0.1, 0.995, 0.991, 600, turn=0.1))
+    graph = graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((16, 8, 3, 3))})
+    quantizer = Quantizer(graph, FEEDS, Quantization(slower=1e9, equalize=False, cosine=0.999), CONFIG)
+    _, report = quantizer.run(force=True)
+    assert [text[:10] for text in report.problems] == ([] if holds else ["the cosine"])

@@ -100,13 +100,7 @@ class Quantizer(Maker):
         before, after = timed(self.original, graph, self.feeds[0], configs) if self.feeds else (0.0, 0.0)
         problems = []
         limit, wanted = self.options.max_error, self.options.cosine
-        if (
-            limit is None
-            and wanted is not None
-            and self.static
-            and found.cosine < wanted
-            and not self.asked.near(found)
-        ):
+        if limit is None and wanted is not None and self.static and found.cosine < wanted and not self._holds:
             problems.append(f"the cosine of the results is {found.cosine:.6f}, at least {wanted:g} was asked for")
         if limit is not None and found.error > limit:
             problems.append(
