@@ -193,7 +193,7 @@ def main() -> None:
     arguments.add_argument("--ranges", default="best")
     arguments.add_argument("--rest", default="best", help="precision of what is not coded: float32, bf16 or best")
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
-    arguments.add_argument("--search", type=float, default=60.0, help="seconds in which a form is looked for, about")
+    arguments.add_argument("--search", type=float, default=150.0, help="seconds in which a form is looked for, about")
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()

@@ -70,7 +70,7 @@ _MOST_ROWS = 40
 @click.option(
     "--seconds",
     type=float,
-    default=120.0,
+    default=150.0,
     show_default=True,
     help="About how long ways to keep that are looked for, at most.",
 )

@@ -36,7 +36,7 @@ class Quantization(Checked):
     equalize: bool = True  # channels of activations, before they share a scale
     max_error: float | None = None
     cosine: float | None = None
-    seconds: float = 120.0
+    seconds: float = 150.0
     rest: str = "float32"
     timed: bool = False
     keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
