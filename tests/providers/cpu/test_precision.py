@@ -366,3 +366,17 @@ def test_float16_products_where_their_sums_fit(rows: int) -> None:
         told = choices(session)
     assert told["MatMul_h"][0] == "fp16" and told["MatMul_y"][0] == "f32"
     assert "64 products may come to" in why["MatMul_y"]
+
+
+@needs_halves
+@pytest.mark.usefixtures("eager")
+def test_float16_weights_that_lie_the_other_way_round() -> None:
+    """What Gemm multiplies with is a constant seen another way, whose range is known all the same."""
+    x, w = floats(0, 20, 64), floats(1, 48, 64) / 8
+    made = model([node("Gemm", "x w", "y", transB=1)], {"x": x}, "y", {"w": w})
+    options: dict[str, Any] = {"providers": ["cpu"], "optimization": "none", "precision": "fp16"}
+    with rv.load(made, calibration={"x": x}, **options) as session:
+        told, found = choices(session), session.run({"x": x})["y"]
+    assert told["Gemm_y"][0] == "fp16"
+    exact = x.astype(np.float64) @ w.T
+    assert 0 < np.abs(found - exact).max() < 5e-3 * np.abs(exact).max()

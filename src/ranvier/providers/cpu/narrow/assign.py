@@ -74,6 +74,7 @@ class _Assigning:
         self.exact = [(v, why) for g in groups for v, why in exact_reads(g, program).items()]
         self.signals = before_logarithms(groups, program, self.exact)
         self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
+        self.sources: dict[Value, Value] = {}  # of values that are others under another shape
         self._share_memory(slices)
         self._find_readers()
         self._pin(border)
@@ -85,6 +86,7 @@ class _Assigning:
             if isinstance(each, Alias):
                 if not self._movable(each.source):
                     self.constants.add(each.out)
+                self.sources[each.out] = each.source
                 self._unite(each.source, each.out)
             elif isinstance(each, Joined):
                 for source in each.sources:
@@ -183,6 +185,8 @@ class _Assigning:
 
     def _largest(self, value: Value) -> float:
         """The largest absolute value of a constant, or seen of a tensor."""
+        while value in self.sources:
+            value = self.sources[value]
         array = value.const.raw() if value.const is not None else self.program.known.get(value)
         if array is None:
             return (self.target.ranges or {}).get(value.name, math.inf)
