@@ -45,9 +45,5 @@ class HalfPlan(Plan):
             return simple, None, panels
         return simple, finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides), panels - 1
 
-    def micro_kernels(self) -> tuple[KernelSpec, ...]:
-        rows = [self.rows.size, self.rows.small if self.rows.large < self.rows.count else self.rows.size]
-        cut = self.panels.cut
-        widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
-        layout: Layout = "rows" if self.by_rows else "columns"
-        return tuple(HalfMicro(r, v, layout, self.packed).spec() for v in widths for r in rows)
+    def micro(self, rows: int, vectors: int, layout: Layout) -> KernelSpec:
+        return HalfMicro(rows, vectors, layout, self.packed).spec()

@@ -393,5 +393,7 @@ class Plan:
         cut = self.panels.cut
         widths = [cut.size, cut.size - 1 if cut.large < cut.count else cut.size]
         layout: Layout = "rows" if self.by_rows else "columns"
-        element = ELEMENTS[self.p.dtype]
-        return tuple(Micro(element, r, v, layout, self.packed, self.stored).spec() for v in widths for r in rows)
+        return tuple(self.micro(r, v, layout) for v in widths for r in rows)
+
+    def micro(self, rows: int, vectors: int, layout: Layout) -> KernelSpec:
+        return Micro(ELEMENTS[self.p.dtype], rows, vectors, layout, self.packed, self.stored).spec()
