@@ -13,6 +13,7 @@ from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.gemm import PackedB, matmul, pack_b
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs, tuned_vectors
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -59,7 +60,7 @@ def multiply(
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         left, right = views
-        halves = r.multiplies is DType.float16
+        halves = r.multiplies is DType.float16 and multiplies_halves(r.isa)
         rows = left.shape[-2] * (math.prod(left.shape[:-2]) if right.rank == 2 else 1)
         factor: View | PackedB = right
         if right.storage.kind == "const" and right.size > 256:
