@@ -70,20 +70,24 @@ def limit(x: Array, w: Array, shape: kernels.ConvShape) -> Array:
     return found
 
 
+def drawn_window(data: st.DataObject, *, most: int, padding: int) -> tuple[Any, Any, dict[str, Any]]:
+    """A kernel of at most ``most`` by ``most``, an image that has a place for it, and how it goes over that."""
+    kernel, stride, dilation = (data.draw(st.tuples(*[st.integers(1, m)] * 2)) for m in (most, 3, 2))
+    size = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
+    pads = tuple(data.draw(st.integers(0, padding)) for _ in range(4))
+    assume(all(s + pads[k] + pads[k + 2] >= (kernel[k] - 1) * dilation[k] + 1 for k, s in enumerate(size)))
+    return kernel, size, {"strides": stride, "dilations": dilation, "pads": pads}
+
+
 @needs_halves
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_random_shapes(data: st.DataObject) -> None:
     group = data.draw(st.sampled_from((1, 1, 1, 3)))
     cin, cout = (group * data.draw(st.integers(low, high)) for low, high in ((5, 40), (2, 45)))
-    kernel, stride, dilation = (data.draw(st.tuples(*[st.integers(1, most)] * 2)) for most in (4, 3, 2))
-    size = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
-    pads = tuple(data.draw(st.integers(0, 2)) for _ in range(4))
-    assume(all(s + pads[k] + pads[k + 2] >= (kernel[k] - 1) * dilation[k] + 1 for k, s in enumerate(size)))
+    kernel, size, how = drawn_window(data, most=4, padding=2)
     n = data.draw(st.integers(1, 2))
-    shape = kernels.ConvShape.conv(
-        (n, cin, *size), (cout, cin // group, *kernel), strides=stride, dilations=dilation, pads=pads, group=group
-    )
+    shape = kernels.ConvShape.conv((n, cin, *size), (cout, cin // group, *kernel), group=group, **how)
     assume(kernels.takes_halves(shape, ISA) and not shape.is_depthwise)
     w = np.random.default_rng(1).standard_normal((cout, cin // group, *kernel)).astype(np.float16).astype(np.float32)
     x = channels_last((n, cin, *size), np.float16, 2)
@@ -132,14 +136,9 @@ def test_float32_pixels_are_rounded_first() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_one_channel_at_a_time(data: st.DataObject) -> None:
-    kernel, stride, dilation = (data.draw(st.tuples(*[st.integers(1, most)] * 2)) for most in (5, 3, 2))
-    size = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
-    pads = tuple(data.draw(st.integers(0, 3)) for _ in range(4))
-    assume(all(s + pads[k] + pads[k + 2] >= (kernel[k] - 1) * dilation[k] + 1 for k, s in enumerate(size)))
+    kernel, size, how = drawn_window(data, most=5, padding=3)
     channels = data.draw(st.integers(2, 70))
-    shape = kernels.ConvShape.conv(
-        (1, channels, *size), (channels, 1, *kernel), strides=stride, dilations=dilation, pads=pads, group=channels
-    )
+    shape = kernels.ConvShape.conv((1, channels, *size), (channels, 1, *kernel), group=channels, **how)
     w = np.random.default_rng(1).standard_normal((channels, 1, *kernel)).astype(np.float16).astype(np.float32)
     x = channels_last((1, channels, *size), np.float16, 2)
     out = channels_last((1, channels, *shape.out[1:]), data.draw(st.sampled_from((np.float16, np.float32))))

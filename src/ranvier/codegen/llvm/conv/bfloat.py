@@ -32,8 +32,7 @@ _SPEED = 20.0  # times that of float32 work: what a launch's work counts as for 
 
 def kind_of(shape: ConvShape, isa: Isa) -> str | None:
     """The kind of packing for a shape, or None where there is no bfloat16 kernel for it."""
-    flat = shape.kernel[0] == shape.size[0] == shape.out[0] == 1 and shape.begin[0] == 0
-    if not suits(isa) or not flat or shape.is_depthwise:
+    if not suits(isa) or not shape.is_flat or shape.is_depthwise:
         return None
     return f"bfloat {depth_of(shape).kind}"
 

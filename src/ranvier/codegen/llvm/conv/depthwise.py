@@ -20,6 +20,7 @@ from ranvier.codegen.llvm.conv.shape import (
     Triple,
     packed_constant,
     require_channels_last,
+    sums_of,
 )
 from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.codegen.llvm.isa import Isa
@@ -36,7 +37,7 @@ _L1 = 24 << 10  # bytes of input rows that should stay in the first cache while 
 def takes_halves(shape: ConvShape, isa: Isa) -> bool:
     """Whether float16 arithmetic sums up the window: there are not more products than it sums up elsewhere."""
     few = shape.taps <= MOST_TAPS and shape.kernel[2] <= _UNROLLED and shape.cout == shape.cin
-    return shape.is_depthwise and few and _is_flat(shape) and multiplies_halves(isa) and not isa.masks
+    return few and shape.is_flat and multiplies_halves(isa) and not isa.masks
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> Packed:
@@ -64,13 +65,13 @@ def depthwise(
         turned = None if numbering is None else Numbering(numbering.d, numbering.w, numbering.h, numbering.first)
         return depthwise(_lying(x), packed, _lying(out), _as_row(shape), isa, epilogue, threads, turned)
     halves = packed.dtype is DType.float16
-    tail = Tail.of(epilogue, DType.float32 if halves else packed.dtype)
+    tail = Tail.of(epilogue, sums_of(packed.dtype))
     item = x.dtype.numpy.itemsize
     lanes = isa.lanes(packed.dtype.numpy.itemsize)
     kernel, stride, dilation = shape.kernel[2], shape.strides[2], shape.dilations[2]
     multiplier = shape.cout // shape.cin
     unrolled = kernel if kernel <= _UNROLLED else 0
-    high = shape.kernel[1] if _is_flat(shape) and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
+    high = shape.kernel[1] if shape.is_flat and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
     pairs = x.dtype is DType.bfloat16 and isa.has("avx512bf16") and multiplier == 1 and shape.cout >= 2 * lanes
     doubled = takes_turns(isa) and 0 < high * kernel <= HELD_TAPS and stride == 1 and shape.cout >= 2 * lanes
     two = pairs or doubled
@@ -127,10 +128,6 @@ def depthwise(
             label="depthwise",
         )
     ]
-
-
-def _is_flat(shape: ConvShape) -> bool:
-    return shape.size[0] == shape.kernel[0] == shape.out[0] == 1 and shape.begin[0] == 0
 
 
 def _is_column(shape: ConvShape) -> bool:

@@ -33,12 +33,9 @@ def takes_bfloat(shape: ConvShape, isa: Isa) -> bool:
 
 def takes_halves(shape: ConvShape, isa: Isa) -> bool:
     """Whether float16 inputs are multiplied by float16 arithmetic, and not widened first."""
-    return depthwise.takes_halves(shape, isa) if shape.is_depthwise else _multiplies_halves(shape, isa)
-
-
-def _multiplies_halves(shape: ConvShape, isa: Isa) -> bool:
-    usual = not shape.is_depthwise and not rows.is_thin(shape) and not narrow.is_narrow(shape, isa, 4)
-    return multiplies_halves(isa) and usual
+    if shape.is_depthwise:
+        return depthwise.takes_halves(shape, isa)
+    return multiplies_halves(isa) and not rows.is_thin(shape) and not narrow.is_narrow(shape, isa, 4)
 
 
 def _bfloat_kind(shape: ConvShape, isa: Isa) -> str | None:
@@ -64,10 +61,10 @@ def packing(
     """
     if dtype is DType.bfloat16 and (kind := _bfloat_kind(shape, isa)) is not None:
         return kind
-    if dtype is DType.float16 and _multiplies_halves(shape, isa):
-        return "halves"
+    if dtype is DType.float16 and takes_halves(shape, isa):
+        return "depthwise halves" if shape.is_depthwise else "halves"
     if shape.is_depthwise:
-        return "depthwise halves" if dtype is DType.float16 and depthwise.takes_halves(shape, isa) else "depthwise"
+        return "depthwise"
     usual = "gemm"
     if narrow.is_narrow(shape, isa, item):
         usual = "narrow"

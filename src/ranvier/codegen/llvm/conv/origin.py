@@ -21,7 +21,6 @@ class Origin:
 
 def origin(x: View, packed: Packed, out: View, shape: ConvShape, epilogue: Epilogue | None) -> Origin | None:
     """None where bands make no sense: volumes, and algorithms that work on squares."""
-    flat = shape.size[0] == shape.out[0] == shape.kernel[0] == 1 and shape.begin[0] == 0
-    if x.rank != 4 or not flat or packed.kind.startswith("winograd"):
+    if x.rank != 4 or not shape.is_flat or packed.kind.startswith("winograd"):
         return None
     return Origin(x, packed, out, shape, epilogue)

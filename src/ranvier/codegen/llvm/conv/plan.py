@@ -13,7 +13,16 @@ from ranvier.codegen.launch import Code as CodeAt
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.driver import COMMON, MOST_ROWS, Code, Driver, Finish
 from ranvier.codegen.llvm.conv.epilogues import Tail
-from ranvier.codegen.llvm.conv.shape import NO_SHUFFLE, ConvShape, Numbering, Packed, Pixels, Shuffle, packed_constant
+from ranvier.codegen.llvm.conv.shape import (
+    NO_SHUFFLE,
+    ConvShape,
+    Numbering,
+    Packed,
+    Pixels,
+    Shuffle,
+    packed_constant,
+    sums_of,
+)
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.epilogue import Simple, place_of, simple_form
 from ranvier.codegen.llvm.gemm.halves import PANEL, HalfMicro
@@ -100,11 +109,6 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> P
     packed = packed_empty((shape.group, cut.group_elements()), dtype.numpy)
     pack_panels(packed, flat.reshape(shape.group, cut.depth, shape.width), cut)
     return packed_constant("halves" if halves else "gemm", packed, dtype, vectors)
-
-
-def sums_of(dtype: DType) -> DType:
-    """The type of the sums of products of such operands."""
-    return DType.float32 if dtype is DType.float16 else dtype
 
 
 def pack_panels(target: np.ndarray[Any, Any], matrices: np.ndarray[Any, Any], cut: Panels) -> None:

@@ -17,10 +17,17 @@ from ranvier.codegen.llvm.conv.plan import (
     panels_of,
     pixels_even,
     rows_used,
-    sums_of,
     work_pieces,
 )
-from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels, Shuffle, require_channels_last
+from ranvier.codegen.llvm.conv.shape import (
+    ConvShape,
+    Numbering,
+    Packed,
+    Pixels,
+    Shuffle,
+    require_channels_last,
+    sums_of,
+)
 from ranvier.codegen.llvm.conv.strip import StripRows
 from ranvier.codegen.llvm.gemm.halves import half_tile
 from ranvier.codegen.llvm.gemm.tiles import Tile, tile_of
@@ -36,8 +43,7 @@ _ANYWHERE = 1 << 40
 
 def is_thin(shape: ConvShape) -> bool:
     """Few input channels: rows come from strips, and the input may lie in any order."""
-    flat = shape.kernel[0] == shape.size[0] == shape.out[0] == 1 and shape.begin[0] == 0
-    return shape.cin <= _THIN and shape.group == 1 and flat
+    return shape.cin <= _THIN and shape.group == 1 and shape.is_flat
 
 
 def gemm_conv(

@@ -123,6 +123,11 @@ class ConvShape:
         return 0 in (self.n, self.cout, self.pixels)
 
     @property
+    def is_flat(self) -> bool:
+        """Of pictures, not of volumes."""
+        return self.kernel[0] == self.size[0] == self.out[0] == 1 and self.begin[0] == 0
+
+    @property
     def is_depthwise(self) -> bool:
         return self.depth == 1 and self.group > 1
 
@@ -135,6 +140,11 @@ class Packed:
     storage: Storage
     dtype: DType
     block: int = 0  # meaning is the kernel's: vectors per panel …
+
+
+def sums_of(dtype: DType) -> DType:
+    """The type of the sums of products of such operands."""
+    return DType.float32 if dtype is DType.float16 else dtype
 
 
 def packed_constant(kind: str, array: np.ndarray[Any, Any], dtype: DType, block: int = 0) -> Packed:

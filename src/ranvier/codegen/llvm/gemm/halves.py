@@ -1,11 +1,11 @@
 """The micro-kernel of float16 operands where the machine has their arithmetic: eight products an instruction, not four.
 
 It stands where :class:`~ranvier.codegen.llvm.gemm.micro.Micro` does, reads the same control block, and its results are
-float32 as well. A and B are float16; a panel of B is as wide as ever, so that weights packed to be widened serve both.
-Products are summed in float16 for ``CHUNK`` steps of K, in registers, and these sums in float32: a float16 sum of that
-many products is off by about a thousandth of what such sums usually come to, and what follows adds nothing to that. A
-sum beyond 65504 becomes infinite there, so operands have to be known to be small (``providers/cpu/narrow``). Where
-Slot.FLAGS has ROUND, results are stored as float16.
+float32 as well. A and B are float16, and panels of B at most ``PANEL`` vectors of these results wide. Products are
+summed in float16 for ``CHUNK`` steps of K, in registers, and these sums in float32: a float16 sum of that many products
+is off by about a thousandth of what such sums usually come to, and what follows adds nothing to that. A sum beyond
+65504 becomes infinite there, so operands have to be known to be small (``providers/cpu/narrow``). Where Slot.FLAGS has
+ROUND, results are stored as float16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 CHUNK = 64  # steps of K that are summed in float16
-MOST_ROWS = 12  # of pointers to rows that registers hold
+_MOST_ROWS = 12  # of pointers to rows that registers hold
 PANEL = 8  # vectors of float32 sums beside each other, to six rows
 _SUMS = 24  # registers of them
 _CHAINS = 8  # of dependent products that keep two units busy
@@ -35,7 +35,7 @@ def multiplies_halves(isa: Isa) -> bool:
 
 def rows_for(vectors: int) -> int:
     """The most rows of a micro-kernel on panels of so many vectors of float32."""
-    return min(MOST_ROWS, _SUMS // -(-vectors // 2))
+    return min(_MOST_ROWS, _SUMS // -(-vectors // 2))
 
 
 def half_tile(isa: Isa) -> Tile:
