@@ -162,6 +162,19 @@ def test_depths_and_groups(isa: Isa, m: int) -> None:
 
 
 @ways
+@pytest.mark.parametrize("m", [1, 3, 36])
+def test_one_column_of_a_depth_that_is_no_whole_word(isa: Isa, m: int) -> None:
+    for coding, accuracy in itertools.product(CODINGS.values(), ("float32", "int8")):
+        w = Weights(coding, 61, 1, 16, isa)
+        a = rows(m, 61)
+        got = product(a, w.packed, isa, accuracy=accuracy)
+        if accuracy == "float32" or coding.kind != "integers":
+            check(got, a, w)
+        else:
+            np.testing.assert_allclose(got, a @ w.matrix, atol=0.02 * np.abs(a).max() * np.abs(w.matrix).sum())
+
+
+@ways
 def test_rows_one_to_forty(isa: Isa) -> None:
     w = Weights(Coding(4), 64, 50, 32, isa, zeros="whole")
     for m in range(1, 41):
@@ -241,6 +254,30 @@ def test_largest_sums(isa: Isa, bits: int, accuracy: Accuracy) -> None:
         a = np.full((1, group), sign, F32)
         expected = np.full((1, n), sign * group * (edge - coding.middle) * 0.5)
         np.testing.assert_allclose(product(a, packed, isa, accuracy=accuracy), expected, rtol=2e-6)
+
+
+@ways
+def test_sums_of_long_groups(isa: Isa) -> None:
+    """A single scale for more k than 32 bits have room for sums of codes."""
+    coding, k, n = Coding(8), 140_000, 3
+    lowest = pack_coded(
+        *(lambda first, end: np.zeros((end - first, k), np.uint8), coding, n, Groups.even(k, k, coding)),
+        *(np.ones((n, 1), F32), None, isa),
+    )
+    got = product(np.ones((1, k), F32), lowest, isa, accuracy="int8")
+    np.testing.assert_allclose(got, np.full((1, n), -128.0 * k), rtol=1e-5)
+
+
+def test_groups_of_uneven_length_take_little_room() -> None:
+    """A table that puts all of K in one of many groups makes no more than twice the codes."""
+    coding, k, count = Coding(4), 1024, 64
+    for group_of in (np.full(k, 5), np.arange(k) % count, np.minimum(np.arange(k), count - 1)):
+        groups = Groups.listed(group_of, count, coding)
+        assert groups.order.size <= 2 * k + coding.per_word * count
+        assert groups.given is not None
+        there = groups.order >= 0
+        np.testing.assert_array_equal(np.sort(groups.order[there]), np.arange(k))
+        np.testing.assert_array_equal(group_of[groups.order[there]], np.repeat(groups.given, there.sum(axis=1)))
 
 
 @ways

@@ -36,10 +36,12 @@ def beside(isa: Isa) -> int:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which k share a scale: [groups, length] indices of K, -1 where there is nothing."""
+    """Which k share a scale: [groups, length] indices of K, -1 where there is nothing; ``given``: whose scale each has,
+    where that is not the one of the same number."""
 
     k: int
     order: Array
+    given: Array | None = None
 
     @classmethod
     def even(cls, k: int, size: int, coding: Coding) -> Groups:
@@ -52,14 +54,18 @@ class Groups:
 
     @classmethod
     def listed(cls, group_of: Array, count: int, coding: Coding) -> Groups:
-        """The k of every group by a table that gives each k its group."""
-        members = [np.flatnonzero(group_of == g) for g in range(count)]
-        longest = max(len(m) for m in members)
-        length = -(-longest // coding.per_word) * coding.per_word
-        order = np.full((count, length), -1)
-        for row, found in zip(order, members):
-            row[: len(found)] = found
-        return cls(len(group_of), order)
+        """The k of every group by a table that gives each k its group. Groups longer than others are several, so that
+        no table makes much more of the weights than there is."""
+        k = len(group_of)
+        length = -(-k // (count * coding.per_word)) * coding.per_word
+        sizes = np.bincount(group_of, minlength=count)
+        parts = -(-sizes // length)
+        by_group = np.argsort(group_of, kind="stable")
+        within = np.arange(k) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # places inside groups
+        first = np.repeat((np.cumsum(parts) - parts) * length, sizes)
+        order = np.full(int(parts.sum()) * length, -1)
+        order[first + within] = by_group
+        return cls(k, order.reshape(-1, length), np.repeat(np.arange(count), parts))
 
     @property
     def plain(self) -> bool:
@@ -110,7 +116,10 @@ def pack_coded(
     isa: Isa,
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8; ``scales`` and ``zeros``, what is
-    subtracted from the values of codes, are [N, groups]."""
+    subtracted from the values of codes, are [N, groups] as they were given."""
+    if groups.given is not None:
+        scales = scales[:, groups.given]
+        zeros = None if zeros is None else zeros[:, groups.given]
     lanes, order = isa.lanes(4) * beside(isa), groups.order.reshape(-1)
     count, length = groups.order.shape
     words = length // coding.per_word

@@ -9,19 +9,20 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
-from ranvier.codegen.llvm.coded.rows import few_rows, fits_digits
+from ranvier.codegen.llvm.coded.rows import few_rows, fits_bytes
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
 
 # How exactly activations have to be taken: as they are, as bfloat16, or as codes of 8 bits with a step for each group.
 Accuracy = Literal["float32", "bfloat16", "int8"]
 # From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
-_DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 _MANY = {"float32": 33, "bfloat16": 12, "int8": 33}
+_DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 
 
 def coded_matmul(
@@ -40,9 +41,10 @@ def coded_matmul(
     """
     if 0 in out.shape:
         return []
-    p = folded(problem_of(a, stand_in(b, 1, isa, pairs=False), out, epilogue, 1.0))
+    sizes = View(b.codes, DType.float32, (b.k, b.n), (0, 0))  # nobody reads it: kernels know the packed weights
+    p = folded(problem_of(a, sizes, out, epilogue, 1.0))
     pairs = accuracy != "float32" and multiplies_pairs(isa)
-    whole = b.coding.kind == "integers" and multiplies_bytes(isa)
+    whole = b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
     integers = whole and accuracy == "int8"
     assert integers or not b.coupled
     # where products of bytes pick lanes of a row they outdo those of floats at any number of rows
@@ -51,7 +53,7 @@ def coded_matmul(
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")
-    elif whole and p.m == 1 and b.n >= _DIGIT_COLUMNS and fits_digits(b):
+    elif whole and p.m == 1 and b.n >= _DIGIT_COLUMNS:
         return _by_digits(p, b, isa, threads)
     elif b.zeros is not None:
         prepared = prepare(p, b, isa, "sums")

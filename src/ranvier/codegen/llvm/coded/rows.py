@@ -39,8 +39,6 @@ _GBPS = 10.0  # bytes of weights that one core takes, roughly
 _WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
 _NARROW = {1: 2, 2: 2, 3: 1, 4: 1}
 _COUPLED = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2}  # of codes of two columns in a byte: two vectors or more
-
-
 # with as few sums as this, each is kept in parts, so that additions do not wait for each other
 _FEW, _SPLITS = 2, 2
 _INTEGER_PANELS = 4  # of one row: then there is little to compute, and more streams read faster
@@ -78,11 +76,6 @@ class Dim(IntEnum):
     BATCH = 11  # extent, then bytes between entries of rows, of what is about them, of the output
 
 
-def most_rows(isa: Isa) -> int:
-    """Rows of the largest pass."""
-    return max(_WIDE if isa.registers >= 32 else _NARROW)
-
-
 @dataclass(frozen=True)
 class Pass:
     """What code of a pass depends on."""
@@ -118,8 +111,8 @@ class Pass:
         return DIGITS if self.activations == "digits" else 1
 
 
-def fits_digits(b: CodedB) -> bool:
-    """Whether sums of a group fit 32 bits."""
+def fits_bytes(b: CodedB) -> bool:
+    """Whether sums of a group, of codes times codes of 8 bits, fit 32 bits."""
     return b.words * b.coding.per_word << (b.coding.bits + 7) < 1 << 31
 
 
