@@ -34,6 +34,27 @@ def test_zero_to_a_negative_power_is_an_error() -> None:
         session.run({"x0": inputs[0], "x1": inputs[1]})
 
 
+@pytest.mark.parametrize("divisor", [6.0, -7.0, 0.1, 8.0, 41.0, 1e-30, 0.0, np.inf, np.nan, 1e-42])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_division_by_one_number_is_exact(divisor: float, shape: tuple[int, ...]) -> None:
+    """Also where it is known, and no division is made."""
+    x = np.concatenate([41.0 * np.arange(50), numbers(500), [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38]])
+    x, y = x.astype(np.float32).reshape(2, -1), np.full(shape, divisor, np.float32)
+    with np.errstate(all="ignore"):
+        want = x / y
+    with rv.load(one_node("Div", [x, y], constant=[1]), providers=["cpu"]) as session:
+        (got,) = session.run({"x0": x}).values()
+    np.testing.assert_array_equal(np.asarray(got), want)
+    there = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(np.asarray(got)[there]), np.signbit(want[there]))
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 2.0), (2.0, -1.0), (np.nan, 1.0), (-1.0, np.nan), (-np.inf, np.inf)])
+def test_clip_keeps_nan(bounds: tuple[float, float]) -> None:
+    x = np.concatenate([numbers(70) * 3, [np.nan, np.inf, -np.inf]]).astype(np.float32)
+    check("Clip", [x, *(np.array(end, np.float32) for end in bounds)], constant=[1, 2], opset=13)
+
+
 @pytest.mark.parametrize("op", ["ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"])
 def test_reductions_of_integers(op: str) -> None:
     low = 1 if op == "ReduceLogSum" else -30

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from ranvier.codegen.loops.ir import Const, Expr, Op, Scalar
 from ranvier.dtypes import DType
 
+Array = np.ndarray[Any, Any]
 HALVES = (DType.float16, DType.bfloat16)
 
 
@@ -37,6 +42,16 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 def div(a: Expr, b: Expr) -> Expr:
     return op("div", a, b)
+
+
+def ratio(x: Expr, y: Expr, known: Array | None) -> Expr:
+    """``x / y`` without a division where ``y`` is one number that is known, and an ordinary one."""
+    ordinary = known is not None and known.size == 1 and 2.0**-60 < abs(float(known.reshape(-1)[0])) < 2.0**60
+    if not ordinary or x.dtype is not DType.float32 or y.dtype is not DType.float32:
+        return div(x, y)
+    if isinstance(y, Const) and math.frexp(float(y.value))[0] in (0.5, -0.5):
+        return mul(x, const(1 / float(y.value), y))
+    return op("quotient", x, y, op("reciprocal", y))
 
 
 def where(condition: Expr, a: Expr, b: Expr) -> Expr:

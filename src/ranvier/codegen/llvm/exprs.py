@@ -48,6 +48,7 @@ _VMATH_UNARY = frozenset(
         *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
     }
 )
+_LARGE = 0xFE000000 - (1 << 32)  # bits of 2**127, moved up by one
 _EXACT = frozenset(
     {"min", "max", "neg", "abs", "where", "bits", "cast"}
 )  # a narrow float needs no rounding after these
@@ -289,11 +290,12 @@ def float_extreme(f: Fn, name: str, a: Val, b: Val, left: float | None = None, r
 
 
 def _quotient(f: Fn, isa: Isa, x: Val, y: Val, reciprocal: Val) -> Val:
-    """A product with the reciprocal that is large stays: it may be infinite."""
+    """A product with the reciprocal that is zero stays, for its sign, and one that may be infinite."""
     if not isa.fma or x.lanes == 1:
         return f.div(x, y)
     near = f.mul(x, reciprocal)
-    return f.select(f.cmp("olt", f.unary("fabs", near), float(1 << 20)), divided(f, x, y, reciprocal, near), near)
+    size = f.shl(f.bitcast(near, vector("i32", near.lanes)), 1)  # the sign is shifted out
+    return f.select(f.cmp("ult", size - 1, _LARGE), divided(f, x, y, reciprocal, near), near)
 
 
 def divided(f: Fn, x: Val, y: Val, reciprocal: Val, near: Val | None = None) -> Val:

@@ -15,6 +15,7 @@ from ranvier.codegen.llvm.elements import (
     memory_type,
     register_type,
     scatter_elements,
+    store_product,
     store_vector,
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter
@@ -23,6 +24,7 @@ from ranvier.codegen.llvm.nest_codes import short_codes
 from ranvier.codegen.llvm.schedule import Slot, Structure
 from ranvier.codegen.loops.fold import expressions
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Result, Scan, Size, Stage
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 
@@ -243,7 +245,9 @@ class Access:
         f = self.f
         return f.mul(f.lane_ids(lanes, element), f.splat(f.cast(stride, element), lanes))
 
-    def store(self, k: int, value: Val, point: Point, block: Block | None) -> None:
+    def store(self, k: int, value: Val, dtype: DType, point: Point, block: Block | None) -> None:
+        """A value of this type to an operand. One that is only kept in 16 bits between nodes is rounded like those of
+        products; bfloat16 of the model itself keeps its denormals."""
         f, arg = self.f, self.s.args[k]
         at = self.run_time_offset(k, point, block)
         mask, whole = self.masked(self.condition(arg.guard, point, block), block)
@@ -253,5 +257,7 @@ class Access:
                 stack.enter_context(f.if_(whole))
             if positions is not None:
                 scatter_elements(f, self.isa, arg.dtype, value, base, positions, mask=mask)
+            elif dtype is DType.float32:
+                store_product(f, self.isa, arg.dtype, value, base, mask)
             else:
                 store_vector(f, self.isa, arg.dtype, value, base, mask=mask)

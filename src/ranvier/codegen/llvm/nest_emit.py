@@ -214,8 +214,8 @@ class _NestEmitter(Access):
             self.park(stage, p, found)
             values = [[self.value(value, p, b) for _, value in stage.stores] for b in found]
             for b, made in zip(found, values):
-                for (k, _), value in zip(stage.stores, made):
-                    self.store(k, value, p, b)
+                for (k, expr), value in zip(stage.stores, made):
+                    self.store(k, value, expr.dtype, p, b)
 
         self.over_row(point, blocks, stage, body)
 
@@ -247,9 +247,9 @@ class _NestEmitter(Access):
     def final(self, stage: Final, point: Point, blocks: list[Block] | None) -> None:
         for k, expr in stage.stores:
             if blocks is None:
-                self.store(k, self.scalars.value(expr, self.leaf(point, None)), point, None)
+                self.store(k, self.scalars.value(expr, self.leaf(point, None)), expr.dtype, point, None)
             for block in blocks or ():
-                self.store(k, self.value(expr, point, block), point, block)
+                self.store(k, self.value(expr, point, block), expr.dtype, point, block)
 
     def reduce(self, number: int, stage: Reduce, point: Point, blocks: list[Block] | None) -> None:
         f, s = self.f, self.s
@@ -314,7 +314,7 @@ class _NestEmitter(Access):
                     value = converted(f, self.isa, self.value(stage.value, p, b), stage.value.dtype, stage.dtype)
                     after = rounded(f, self.isa, stage.dtype, combine(f, stage.fold, stage.dtype, before, value))
                     carry.set(after)
-                    self.store(stage.operand, before if stage.exclusive else after, p, b)
+                    self.store(stage.operand, before if stage.exclusive else after, stage.dtype, p, b)
 
             self.visit(inner, blocks, body)
 

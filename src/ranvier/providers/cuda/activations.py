@@ -20,6 +20,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "quotient": lambda a, b, _: a / b,
+    "reciprocal": np.reciprocal,
     "pow": np.power,
     "neg": np.negative,
     "tanh": np.tanh,

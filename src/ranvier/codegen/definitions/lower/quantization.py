@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
-from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, ratio, sub, where
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.narrow_cast import FORMATS, NARROW_INTEGERS, as_bytes, from_code, to_code
 from ranvier.codegen.definitions.nest_builder import NestBuilder
@@ -53,14 +53,6 @@ def saturated(x: Expr, zero: Expr | None, dtype: DType) -> Expr:
     unsigned = DType[f"u{dtype.name}"]
     code = cast(add(codes, const(float(half), codes)), unsigned)
     return op("bits", op("bitxor", code, const(half, unsigned)), dtype=dtype)
-
-
-def ratio(x: Expr, scale: Expr, known: Array | None) -> Expr:
-    """``x / scale`` before it is rounded to a code: without a division where the one scale is known to be ordinary."""
-    ordinary = known is not None and known.size == 1 and 2.0**-60 < float(known.reshape(-1)[0]) < 2.0**60
-    if not ordinary or x.dtype is not DType.float32 or scale.dtype is not DType.float32:
-        return div(x, scale)
-    return op("quotient", x, scale, op("reciprocal", scale))
 
 
 def real(x: Expr, zero: Expr | None, scale: Expr) -> Expr:

@@ -19,7 +19,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _CHEAP = frozenset({"add", "sub", "mul", "div", "min", "max", "neg", "abs", "fma", "where", "cast"}) | {
-    *("lt", "le", "gt", "ge", "eq", "ne"),
+    *("quotient", "reciprocal", "lt", "le", "gt", "ge", "eq", "ne"),
 }
 _MANY = 12  # operations that are still worth writing out once per accumulator
 

@@ -27,6 +27,8 @@ _BYTES = {DType.int8: 128.0, DType.uint8: 255.0}
 
 def constant(load: Expr, operands: tuple[Operand, ...], columns: int | None) -> Array | None:
     """The numbers of an operand that are known already: one, or one for every column if it is known how many."""
+    if isinstance(load, Const):
+        return np.array([load.value], load.dtype.numpy)
     if not isinstance(load, Load):
         return None
     operand = operands[load.operand]

@@ -105,7 +105,7 @@ class _Shortener:
             return _Line((), (), known, lambda _, column: column)
         if not isinstance(expr, Op) or expr.dtype is not _FLOAT:
             return None
-        if expr.name in ("mul", "div"):
+        if expr.name in ("mul", "div", "quotient"):
             factor = self.scalar(expr.args[1])
             if factor is None or not np.isfinite(factor) or factor == 0:
                 return None
@@ -113,7 +113,7 @@ class _Shortener:
             if code is not None:
                 at = code.expr
                 return _Line((code,), (float(factor),), None, lambda env, _: env[at] * factor)
-            inner = self.line(expr.args[0]) if expr.name == "div" else None
+            inner = self.line(expr.args[0]) if expr.name != "mul" else None
             if inner is None or inner.column is not None:
                 return None
             below = inner.exactly
