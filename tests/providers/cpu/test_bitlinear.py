@@ -86,6 +86,40 @@ def test_nothing_to_multiply() -> None:
         assert found.shape == (*lead, n) and not found.any()
 
 
+def test_no_tokens_and_no_columns_are_compiled() -> None:
+    for lead, k, n in (((0,), 8, 4), ((3, 0), 8, 4), ((2,), 8, 0)):
+        given = operands(lead, k, n)
+        agree(model(given, k, n), {"x0": given[0]})
+
+
+def with_a_three(given: list[Array]) -> list[Array]:
+    given[1][2, 5] |= 0b1100
+    return given
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (with_a_three, "3 was found"),
+        (lambda given: [*given[:2], np.ones(7, np.float32)], "1 or 20 numbers"),
+        (lambda given: [*given[:2], np.ones(0, np.float32)], "1 or 20 numbers"),
+        (lambda given: [*given, np.ones(1, np.float32)], "bias 20"),
+    ],
+)
+def test_operands_that_do_not_fit_are_errors_as_in_the_definition(spoiled: Any, message: str, rows: int) -> None:
+    given = spoiled(operands((rows,), 64, 20))
+    with pytest.raises(rv.errors.RanvierError, match=message):
+        run(model(given, 64, 20), {"x0": given[0]}, "cpu")
+
+
+def test_what_stands_behind_the_last_column_does_not_matter() -> None:
+    given = operands((3,), 62, 20)
+    clean = run(model(given, 62, 20), {"x0": given[0]}, "cpu")[0]
+    given[1][:, -1] |= 0b11110000
+    np.testing.assert_array_equal(agree(model(given, 62, 20), {"x0": given[0]}, rtol=0, atol=0)[0], clean)
+
+
 def test_weights_that_are_computed_go_to_the_reference() -> None:
     given = operands((2,), 8, 4)
     made = one_node("BitLinear", given, {"K": 8, "N": 4}, domain=DOMAIN)

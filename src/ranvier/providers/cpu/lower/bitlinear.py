@@ -6,8 +6,11 @@ import math
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
+
 from ranvier.codegen.definitions.defs import Declined, Use
 from ranvier.codegen.definitions.exprs import add, cast, div, mul, sub
+from ranvier.codegen.definitions.lower.quantization import DERIVED
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
@@ -28,7 +31,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Map, Nest, Operand
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.own.bitlinear import DOMAIN, LEAST
+from ranvier.ops.own.bitlinear import DOMAIN, LEAST, are_codes
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
@@ -50,8 +53,12 @@ def bitlinear(n: NodeView, b: Definitions) -> None:
     shape, result = b.shape(x), n.out_shape()
     if not shape or shape[-1] != depth or codes.shape != (width, -(-depth // 4)):
         raise Declined(f"{n.op}: {width} x {depth} weights, x {list(shape)}, codes {list(codes.shape)}")
-    if not depth or 0 in result:
+    if math.prod(n.shape(2)) not in (1, width) or (n.has(3) and n.shape(3) != (width,)):
+        raise Declined(f"{n.op}: scale or bias do not fit {width} results")
+    if not depth:
         raise Declined(f"{n.op}: nothing to multiply")
+    if not DERIVED.get([codes], ("ternary", depth), lambda: np.asarray(are_codes(codes, depth))):
+        raise Declined(f"{n.op}: codes that are none")
     tokens, factors, sums = _quantized(b, x)
 
     def packed(r: Realiser) -> PackedTernary | PackedFives:
