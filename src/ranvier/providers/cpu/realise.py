@@ -112,11 +112,17 @@ class Realiser(BaseRealiser):
             self.done.launches.append(each if each.label == self.label else each.labelled(self.label))
 
     def loops(self, nest: Nest) -> None:
-        made = nests.launches(nest, self.isa, self.threads)
-        if nest.row and self.done.launches and self.done.launches[-1].origin is not None and len(made) == 1:
-            from ranvier.codegen.llvm.conv.pooling import pooling  # convolutions have been here
+        if len(nest.row) != 2 or following():
+            self.add(nests.launches(nest, self.isa, self.threads))
+            return
+        from ranvier.codegen.llvm.conv.maxima import maxima  # convolutions mostly have been here
+        from ranvier.codegen.llvm.conv.pooling import pooling
 
-            made[0].origin = pooling(nest)
+        pool = pooling(nest)
+        quick = None if pool is None else maxima(pool.x, pool.out, pool.shape, self.isa, self.threads)
+        made = nests.launches(nest, self.isa, self.threads) if quick is None else [quick]
+        if len(made) == 1 and self.done.launches and self.done.launches[-1].origin is not None:
+            made[0].origin = pool
         self.add(made)
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:

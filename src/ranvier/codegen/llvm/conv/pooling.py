@@ -6,6 +6,7 @@ import math
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
+from ranvier.codegen.llvm.conv.maxima import DTYPES, maxima
 from ranvier.codegen.llvm.conv.shape import ConvShape, triple
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Nest, Op, Operand, Reduce, Result, Size
@@ -37,7 +38,7 @@ def pooling(nest: Nest) -> Pooling | None:
         return None
     source, target = nest.operands[fold.value.operand], nest.operands[final.stores[0][0]]
     x, out = source.view, target.view
-    plain = x.rank == out.rank == 4 and x.dtype is out.dtype is DType.float32
+    plain = x.rank == out.rank == 4 and x.dtype is out.dtype and x.dtype in DTYPES
     if not plain or source.at is not None or target.strides != (*out.strides, 0, 0) or target.offset:
         return None
     high, wide = x.strides[2:]
@@ -67,6 +68,9 @@ def pooling(nest: Nest) -> Pooling | None:
 
 def pool(x: View, out: View, shape: ConvShape, isa: Isa) -> list[Launch]:
     """The launches of a pool."""
+    quick = maxima(x, out, shape, isa)
+    if quick is not None:
+        return [quick]
     high, wide = x.strides[2:]
     (_, sh, sw), (_, dh, dw), (_, down, across) = shape.strides, shape.dilations, shape.begin
     strides = (*x.strides[:2], sh * high, sw * wide, dh * high, dw * wide)
