@@ -16,6 +16,7 @@ from ranvier.graph.types import Symbol, TensorType
 from ranvier.graph.verify import verify
 from ranvier.ops import annotate, complete, evaluate
 from ranvier.ops.contrib.rules import MICROSOFT
+from ranvier.ops.contrib.weight_only import packed
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes, quantized_tokens, unpack_codes
 from ranvier.passes.ternary import convert_to_bitnet, ternary_linear
 from ranvier.quantize.base import Quantized
@@ -109,6 +110,50 @@ def test_two_bit_layers_that_are_ternary(zero, each):
     node = only_node(graph)
     np.testing.assert_array_equal(unpack_codes(node.inputs[1].const.numpy(), k), w)
     np.testing.assert_array_equal(node.inputs[2].const.numpy().reshape(-1), rows.reshape(-1))
+
+
+@pytest.mark.parametrize("k", [64, 61, 30])
+def test_two_bit_layers_with_zero_points_of_every_block(k):
+    """Any zero point, each block with its own; what stands behind the last column is not looked at."""
+    n, size = 9, 32
+    blocks = -(-k // size)
+    zero = RNG.integers(0, 4, (n, blocks))
+    by_column = np.repeat(zero, size, axis=1)[:, :k]
+    w = np.clip(RNG.integers(-1, 2, (n, k)), -by_column, 3 - by_column).astype(np.int8)
+    codes = np.full((n, blocks * size), 3)
+    codes[:, :k] = w + by_column
+    operands = [packed(codes.reshape(n, blocks, size), 2), np.full((n, blocks), 0.5, np.float32), packed(zero, 2)]
+    graph, x, ops = start(k)
+    attrs = {"K": k, "N": n, "bits": 2, "block_size": size}
+    graph.outputs = [ops.node("MatMulNBits", [x, *operands], attrs, domain=MICROSOFT, version=1, name="a").output]
+    assert convert_to_bitnet(graph) == ["a"]
+    node = only_node(graph)
+    assert (node.attrs["K"], node.attrs["N"]) == (k, n)
+    np.testing.assert_array_equal(unpack_codes(node.inputs[1].const.numpy(), k), w)
+    for column in range(k):  # a single code that is not ternary, anywhere, and it is no such layer
+        spoiled = codes.copy()
+        spoiled[4, column] = (spoiled[4, column] + 2) % 4 if w[4, column] else (by_column[4, column] + 2) % 4
+        if abs(spoiled[4, column] - by_column[4, column]) < 2:
+            continue
+        graph, x, ops = start(k)
+        operands[0] = packed(spoiled.reshape(n, blocks, size), 2)
+        graph.outputs = [ops.node("MatMulNBits", [x, *operands], attrs, domain=MICROSOFT, version=1).output]
+        assert convert_to_bitnet(graph) == []
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scales_of_blocks_of_zeros_say_nothing(sign):
+    n, k, size = 5, 64, 32
+    w = ternary(n, k)
+    w[1, :size], w[3] = 0, 0
+    scales = np.full((n, 2), sign * 0.5, np.float32)
+    scales[1, 0], scales[3] = 7, (3, 4)
+    graph, x, ops = start(k)
+    operands, attrs = two_bits(w, scales, size)
+    graph.outputs = [ops.node("MatMulNBits", [x, *operands], attrs, domain=MICROSOFT, version=1, name="a").output]
+    assert convert_to_bitnet(graph) == ["a"]
+    scale = only_node(graph).inputs[2].const.numpy()
+    np.testing.assert_array_equal(np.broadcast_to(scale, n)[[0, 1, 2, 4]], np.full(4, sign * 0.5))
 
 
 def test_two_bit_layers_that_are_not():

@@ -7,6 +7,7 @@ converted layer rounds its tokens to 8 bits. Models that were trained so lose no
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,14 +32,27 @@ _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What a BitLinear has beside its tokens: codes as it stores them, one scale or one for each output."""
+
+    codes: Array
+    scale: Array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.codes.nbytes + self.scale.nbytes)
+
+
+@dataclass(frozen=True)
 class Layer:
-    """A node that a BitLinear can stand for; ``weights`` are [N, K], made when called."""
+    """A node that a BitLinear may stand for; ``weights`` are made when called, None where they are not ternary."""
 
     node: Node
-    weights: Callable[[], Quantized]
+    depth: int
+    weights: Callable[[], Weights | None]
     sources: tuple[Array, ...]  # what they are made from …
     how: tuple[object, ...]  # … and what else they depend on
-    coded: bool  # ternary already
+    coded: bool  # in 2 bits already
     bias: Value | None = None
 
     @property
@@ -46,7 +60,7 @@ class Layer:
         return self.node.name or self.node.output.name
 
 
-Quantize = Callable[[Layer], Quantized]
+Quantize = Callable[[Layer], Weights | None]
 
 
 def convert_to_bitnet(
@@ -64,17 +78,26 @@ def convert_to_bitnet(
     """
     done = []
     for node in list(graph):
-        found = ternary_layer(node) or float_layer(node)
+        found = two_bit_layer(node) or float_layer(node)
         if found is None or any(fnmatch.fnmatchcase(found.name, p) for p in keep):
             continue
         if wanted is not None and not wanted(found):
             continue
         weights = found.weights() if quantize is None else quantize(found)
+        if weights is None:
+            continue
         done.append(found.name)
         x = node.input(0)
         assert x is not None
-        bypass(node, ternary_linear(builder(node, _ORIGIN), x, weights, found.bias), _ORIGIN)
+        bypass(node, _bitlinear(builder(node, _ORIGIN), x, weights, found.depth, found.bias), _ORIGIN)
     return done
+
+
+def _bitlinear(ops: GraphOps, x: Value, weights: Weights, depth: int, bias: Value | None) -> Value:
+    operands = [x, weights.codes, weights.scale, *([bias] if bias is not None else [])]
+    ops.graph.opsets.setdefault(DOMAIN, 1)
+    attrs = {"K": depth, "N": len(weights.codes)}
+    return ops.node("BitLinear", operands, attrs, domain=DOMAIN, version=1).output
 
 
 def ternary_linear(ops: GraphOps, x: Value, weights: Quantized, bias: Value | None = None) -> Value:
@@ -89,39 +112,38 @@ def ternary_linear(ops: GraphOps, x: Value, weights: Quantized, bias: Value | No
     if codes.ndim != 2 or codes.dtype.kind not in "iu" or np.abs(codes.astype(np.int16)).max(initial=0) > 1:
         raise InvalidValue("a ternary layer has a matrix of -1, 0 and 1")
     n, k = codes.shape
-    joined = _joined(codes, scales, weights.block)
-    operands: list[Any]
-    if joined is not None:
-        operands = [x, pack_codes(codes.astype(np.int8)), joined, *([bias] if bias is not None else [])]
-        ops.graph.opsets.setdefault(DOMAIN, 1)
-        return ops.node("BitLinear", operands, {"K": k, "N": n}, domain=DOMAIN, version=1).output
     size = weights.block[-1]
+    wide = np.repeat(scales, weights.block[0], axis=0)[:n] if len(scales) != n else scales
+    joined = _joined(wide, lambda: np.logical_or.reduceat(codes != 0, np.arange(0, k, size), axis=1))
+    if joined is not None:
+        return _bitlinear(ops, x, Weights(pack_codes(codes.astype(np.int8)), joined), k, bias)
     if weights.block[0] != 1 or size < 16 or size & (size - 1) or k % size:
         raise InvalidValue(f"ternary weights {n} x {k} with scales for blocks of {list(weights.block)}")
     blocks = k // size
     zeros = np.full((n, -(-blocks // 4)), 0b01010101, np.uint8)
-    operands = [x, pack_codes(codes.astype(np.int8)).reshape(n, blocks, size // 4), scales.reshape(n, blocks), zeros]
+    packed = pack_codes(codes.astype(np.int8)).reshape(n, blocks, size // 4)
+    operands: list[Any] = [x, packed, scales.reshape(n, blocks), zeros]
     operands += [None, bias] if bias is not None else []
     attrs = {"K": k, "N": n, "bits": 2, "block_size": size}
     ops.graph.opsets.setdefault(MICROSOFT, 1)
     return ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1).output
 
 
-def _joined(codes: Array, scales: Array, block: Sequence[int]) -> Array | None:
-    """One scale for all, or one for each row; None where blocks of a row differ. Scales of zeros do not count."""
-    n, k = codes.shape
-    rows, size = block[0], block[-1]
-    wide = np.repeat(scales, rows, axis=0)[:n] if scales.shape[0] != n else scales
-    if wide.shape[1] > 1:
-        starts = np.arange(0, k, size)
-        used = np.add.reduceat(np.abs(codes).astype(np.int32), starts, axis=1) > 0
-        largest = np.where(used, wide, 0).max(axis=1, keepdims=True)
-        if (np.where(used, wide, largest) != largest).any():
+def _joined(scales: Array, used: Callable[[], Array]) -> Array | None:
+    """One scale for all blocks [N, blocks], or one for each row; None where blocks of a row differ. Scales of blocks
+    that hold nothing but zeros do not count: ``used`` tells the others."""
+    if scales.size and (scales == scales[0, 0]).all():
+        return np.asarray(scales[0, 0], np.float32)
+    if scales.shape[1] > 1:
+        there = used()
+        some = there.any(axis=1, keepdims=True)
+        first = np.take_along_axis(scales, there.argmax(axis=1)[:, None], axis=1)
+        if (np.where(there, scales, first) != first).any():
             return None
-        wide = np.where(used.any(axis=1, keepdims=True), largest, largest.max(initial=0))
-    wide = wide.reshape(-1)
-    alike = wide.size > 0 and (wide == wide[0]).all()
-    return np.asarray(wide[0] if alike else wide, np.float32)
+        scales = np.where(some, first, first[some].max(initial=0)) if some.any() else first
+    scales = scales.reshape(-1)
+    alike = scales.size > 0 and (scales == scales[0]).all()
+    return np.asarray(scales[0] if alike else scales, np.float32)
 
 
 def float_layer(node: Node) -> Layer | None:
@@ -142,14 +164,18 @@ def float_layer(node: Node) -> Layer | None:
             return None
     stored = weight.const.numpy()
 
-    def weights() -> Quantized:
-        return Ternary().quantize(stored if node.attrs.get("transB", 0) else stored.T)
+    turned = bool(node.attrs.get("transB", 0))
 
-    return Layer(node, weights, (stored,), ("absmean", bool(node.attrs.get("transB", 0))), False, bias)
+    def weights() -> Weights:
+        made = Ternary().quantize(stored if turned else stored.T)
+        return Weights(pack_codes(made.codes), np.asarray(made.scales.reshape(()), np.float32))
+
+    return Layer(node, stored.shape[1 if turned else 0], weights, (stored,), ("absmean", turned), False, bias)
 
 
-def ternary_layer(node: Node) -> Layer | None:
-    """A MatMulNBits of 2 bits whose codes, less their zero points, are -1, 0 and 1, with one scale, or one per row."""
+def two_bit_layer(node: Node) -> Layer | None:
+    """A MatMulNBits of 2 bits; its weights are some if codes, less their zero points, are -1, 0 and 1, with one scale
+    or one for each row."""
     if (node.domain, node.op) != (MICROSOFT, "MatMulNBits") or node.attrs.get("bits", 4) != 2:
         return None
     x, b, scales, zeros, order, bias = (node.input(k) for k in range(6))
@@ -162,23 +188,51 @@ def ternary_layer(node: Node) -> Layer | None:
         if zeros.const.dtype is not DType.uint8:
             return None
         sources.append(zeros.const.numpy())
-    n, k, size = (int(node.attrs[name]) for name in ("N", "K", "block_size"))
+    n, k, size = (int(node.attrs.get(name, 0)) for name in ("N", "K", "block_size"))
+    if min(n, k, size) < 1 or size % 4:
+        return None
+    blocks = -(-k // size)
+    if [x.size for x in sources] != [n * blocks * size // 4, n * blocks, n * -(-blocks // 4)][: len(sources)]:
+        return None  # whoever runs it says what is wrong
 
-    def weights() -> Quantized:
+    def weights() -> Weights | None:
         return _two_bits(sources, n, k, size)
 
-    found = weights()
-    if np.abs(found.codes).max(initial=0) > 1 or _joined(found.codes, found.scales, found.block) is None:
-        return None
-    return Layer(node, weights, tuple(sources), ("two bits", n, k, size), True, bias)
+    return Layer(node, k, weights, tuple(sources), ("two bits", n, k, size), True, bias)
 
 
-def _two_bits(sources: Sequence[Array], n: int, k: int, size: int) -> Quantized:
-    """Codes less their zero points, from -3 to 3."""
-    blocks = -(-k // size)
-    codes = unpacked(sources[0].reshape(n, blocks, -1), 2).astype(np.int8)
-    zero: Array = np.full((n, blocks), 2, np.int8)
+def _two_bits(sources: Sequence[Array], n: int, k: int, size: int) -> Weights | None:
+    """Bytes become bytes: both forms have the same order, and differ in where zero is."""
+    blocks, width = -(-k // size), -(-k // 4)
+    stored = sources[0].reshape(n, -1)[:, :width]
+    zero: Array = np.full((n, blocks), 2, np.uint8)
     if len(sources) > 2:
-        zero = unpacked(sources[2].reshape(n, -1), 2)[:, :blocks].astype(np.int8)
-    whole = (codes - zero[..., None]).reshape(n, -1)[:, :k]
-    return Quantized("ternary", whole, sources[1].astype(np.float32).reshape(n, blocks), (1, size), 2, axis=1)
+        zero = unpacked(sources[2].reshape(n, -1), 2)[:, :blocks]
+    if k % 4:  # what stands behind the last column is made to be zero
+        own = np.uint8((1 << 2 * (k % 4)) - 1)
+        stored = stored.copy()
+        stored[:, -1] = (stored[:, -1] & own) | (zero[:, -1] * _ZEROS & ~own)
+    by_byte = np.repeat(zero, size // 4, axis=1)[:, :width]
+    codes = _raised()[(by_byte.astype(np.uint16) << 8) | stored]
+    if (codes == _NONE).any():
+        return None
+
+    def used() -> Array:
+        return np.asarray(np.logical_or.reduceat(codes != _ZEROS, np.arange(0, width, size // 4), axis=1))
+
+    scale = _joined(sources[1].astype(np.float32).reshape(n, blocks), used)
+    return None if scale is None else Weights(codes, scale)
+
+
+_ZEROS = np.uint8(0b01010101)  # four codes of weights that are zero
+_NONE = np.uint8(0xFF)  # no byte of ternary codes
+
+
+@functools.cache
+def _raised() -> Array:
+    """By zero point and byte: the same weights with a zero point of 1, or that they are not ternary."""
+    codes = unpacked(np.arange(256, dtype=np.uint8)[:, None], 2).astype(np.int8)
+    weights = codes - np.arange(4, dtype=np.int8)[:, None, None]
+    ternary = np.abs(weights).max(axis=-1) <= 1
+    bytes_ = pack_codes(np.clip(weights, -1, 1).reshape(-1, 4))[:, 0]
+    return np.where(ternary.reshape(-1), bytes_, _NONE)

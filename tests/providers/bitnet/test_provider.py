@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,12 @@ import pytest
 from onnx import helper
 
 import ranvier as rv
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.graph.ir import Graph
-from ranvier.passes.ternary import Layer
+from ranvier.passes.ternary import Layer, Weights
 from ranvier.providers.bitnet.cache import TernaryCache
 from ranvier.providers.bitnet.provider import BitNetOptions, BitNetProvider
 from ranvier.providers.registry import REGISTRY
-from ranvier.quantize.base import Quantized
 from tests.providers.cpu.test_bitlinear import block
 
 Array = np.ndarray[Any, Any]
@@ -125,24 +126,24 @@ def layer(content: int, size: int = 64) -> tuple[Layer, list[int]]:
     """A layer of some content, and how often its weights were made."""
     calls: list[int] = []
 
-    def weights() -> Quantized:
+    def weights() -> Weights:
         calls.append(content)
-        return Quantized("ternary", np.full((1, size), content % 2, np.int8), np.ones((1, 1), "f4"), (1, size), 2)
+        return Weights(np.full((1, size), content, np.uint8), np.ones((), "f4"))
 
     node = Graph().add("MatMul", [])
-    return Layer(node, weights, (np.full(4, content, np.float32),), ("absmean",), False), calls
+    return Layer(node, 4 * size, weights, (np.full(4, content, np.float32),), ("absmean",), False), calls
 
 
 def test_the_cache_knows_content() -> None:
     cache = TernaryCache()
     (first, made), (same, never), (other, again) = layer(1), layer(1), layer(2)
-    assert cache.quantized(first) is cache.quantized(same)
-    assert cache.quantized(other) is not cache.quantized(first)
+    assert cache.weights(first) is cache.weights(same)
+    assert cache.weights(other) is not cache.weights(first)
     assert (made, never, again) == ([1], [], [2])
     assert (cache.hits, cache.misses) == (2, 2)
     cache.clear()
     assert cache.nbytes == 0
-    cache.quantized(same)
+    cache.weights(same)
     assert never == [1]
 
 
@@ -150,14 +151,59 @@ def test_the_cache_is_bounded() -> None:
     cache = TernaryCache(limit=3 * 68)
     layers = [layer(k) for k in range(5)]
     for each, _ in layers[:3]:
-        cache.quantized(each)
-    cache.quantized(layers[0][0])  # used again: the next one goes first
-    cache.quantized(layers[3][0])
+        cache.weights(each)
+    cache.weights(layers[0][0])  # used again: the next one goes first
+    cache.weights(layers[3][0])
     assert cache.nbytes == 3 * 68
-    cache.quantized(layers[0][0])
-    cache.quantized(layers[1][0])
+    cache.weights(layers[0][0])
+    cache.weights(layers[1][0])
     assert [len(calls) for _, calls in layers] == [1, 2, 1, 1, 0]
     huge, calls = layer(9, 1000)
-    cache.quantized(huge)
-    cache.quantized(huge)
-    assert len(calls) == 2 and cache.nbytes <= 3 * 68
+    before = cache.nbytes
+    cache.weights(huge)
+    cache.weights(huge)
+    assert len(calls) == 2 and cache.nbytes == before  # nothing went for what cannot stay
+
+
+def test_threads_that_make_the_same_weights_share_one_copy() -> None:
+    cache = TernaryCache()
+    content = np.ones(4, np.float32)
+    inside = threading.Barrier(2)
+
+    def weights() -> Weights:
+        inside.wait(10)  # both have looked, and found nothing
+        return Weights(np.ones((1, 64), np.uint8), np.ones((), "f4"))
+
+    node = Graph().add("MatMul", [])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(cache.weights, [Layer(node, 256, weights, (content,), (), True)] * 2))
+    assert found[0] is found[1] and cache.nbytes == 68
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda node, given: given.update(b=given["b"][:, :1]),
+        lambda node, given: given.update(s=given["s"][:, :1]),
+        lambda node, given: given.update(z=given["z"][:3]),
+        lambda node, given: node.attribute.extend([helper.make_attribute("block_size", 0)]),
+        lambda node, given: node.attribute.extend([helper.make_attribute("K", 0)]),
+    ],
+)
+def test_layers_that_do_not_fit_are_somebody_elses(change: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The provider says that nothing is ternary, and who runs the node says what is wrong."""
+    made, _, x = two_bit_model(20, 64)
+    given = {t.name: onnx.numpy_helper.to_array(t) for t in made.graph.initializer}
+    node = made.graph.node[0]
+    kept = {a.name: a for a in node.attribute}
+    change(node, given)
+    last = {a.name: a for a in [*kept.values(), *node.attribute]}
+    del node.attribute[:]
+    node.attribute.extend(last.values())
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in given.items())
+    options = {"bitnet": {"matmul_nbits": True}}
+    chosen: dict[str, Any] = {"providers": ["bitnet", "cpu"], "provider_options": options}
+    with pytest.raises(RanvierError, match="MatMulNBits"), rv.load(made, **chosen) as session:
+        session.run({"x": x})
+    assert "failed to say" not in caplog.text

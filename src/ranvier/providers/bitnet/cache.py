@@ -1,7 +1,7 @@
 """Weights that were made ternary on the fly, by the content they were made from.
 
-Sessions come and go, and several parts of a model may hold the same weights: finding three levels of a large matrix
-takes longer than hashing it, so what was made is kept, the least recently used going first.
+Sessions come and go, and several parts of a model may hold the same weights: what was made is kept as BitLinear has it,
+in 2 bits, the least recently used going first, and sessions beside each other have it once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.passes.ternary import Layer
-from ranvier.quantize.base import Quantized
+from ranvier.passes.ternary import Layer, Weights
 
 Array = np.ndarray[Any, Any]
 LIMIT = 256 << 20  # bytes of codes
@@ -24,7 +23,7 @@ class TernaryCache:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._made: OrderedDict[tuple[object, ...], Quantized] = OrderedDict()
+        self._made: OrderedDict[tuple[object, ...], Weights] = OrderedDict()
         self._nbytes = 0
         self.hits = self.misses = 0
 
@@ -32,8 +31,8 @@ class TernaryCache:
     def nbytes(self) -> int:
         return self._nbytes
 
-    def quantized(self, layer: Layer) -> Quantized:
-        """The weights of a layer."""
+    def weights(self, layer: Layer) -> Weights | None:
+        """The weights of a layer, None where they are not ternary."""
         key = (*layer.how, *((digest(x), x.dtype.str, x.shape) for x in layer.sources))
         with self._lock:
             found = self._made.get(key)
@@ -43,13 +42,15 @@ class TernaryCache:
                 return found
             self.misses += 1
         made = layer.weights()
-        size = _size(made)
+        if made is None or made.nbytes > self._limit:
+            return made
         with self._lock:
-            if key not in self._made and size <= self._limit:
-                self._made[key] = made
-                self._nbytes += size
-                while self._nbytes > self._limit:
-                    self._nbytes -= _size(self._made.popitem(last=False)[1])
+            found = self._made.setdefault(key, made)
+            if found is not made:
+                return found  # another thread was faster
+            self._nbytes += made.nbytes
+            while self._nbytes > self._limit:
+                self._nbytes -= self._made.popitem(last=False)[1].nbytes
         return made
 
     def clear(self) -> None:
@@ -61,7 +62,3 @@ class TernaryCache:
 def digest(array: Array) -> bytes:
     """Of the content in row-major order."""
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
-
-
-def _size(made: Quantized) -> int:
-    return int(made.codes.nbytes + made.scales.nbytes)

@@ -18,7 +18,7 @@ from ranvier.graph.extract import extract
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import Type
 from ranvier.ops.own.bitlinear import DOMAIN
-from ranvier.passes.ternary import convert_to_bitnet, ternary_layer
+from ranvier.passes.ternary import convert_to_bitnet, two_bit_layer
 from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
 from ranvier.providers.bitnet.cache import TernaryCache
 from ranvier.providers.cpu.kernel import Bound, BoundSpan, CpuKernel
@@ -64,7 +64,7 @@ class BitNetProvider(CpuProvider):
         )
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
-        ternary = has_ternary_layers(view.graph)
+        ternary = self._has_ternary_layers(view.graph)
         for node in view:
             reason = reason_against(node) if ternary else "the model has no ternary layers"
             yield Claim((node,)) if reason is None else Decline(node, reason)
@@ -77,11 +77,18 @@ class BitNetProvider(CpuProvider):
         copy.metadata.update(part.graph.metadata)
         inputs = _in_order(part, copy)
 
-        convert_to_bitnet(copy, wanted=lambda layer: layer.coded, quantize=self.cache.quantized)
+        convert_to_bitnet(copy, wanted=lambda layer: layer.coded, quantize=self.cache.weights)
         given = set(inputs)
         constants = [v for v in copy.constants.values() if v not in given]
         standing = Subgraph(tuple(copy), (*inputs, *constants), tuple(copy.outputs), copy)
         return StandIn(self, ctx, super().compile(standing, ctx))
+
+    def _has_ternary_layers(self, graph: Graph) -> bool:
+        """Is there a BitLinear, or a layer that is one in another form?"""
+        if any((node.domain, node.op) == (DOMAIN, "BitLinear") for node in graph):
+            return True
+        layers = map(two_bit_layer, graph)
+        return any(layer is not None and self.cache.weights(layer) is not None for layer in layers)
 
     def close(self) -> None:
         self.cache.clear()
@@ -110,8 +117,3 @@ def _in_order(part: Subgraph, copy: Graph) -> list[Value]:
     """The copy's values for the part's inputs."""
     constants, others = iter(list(copy.constants.values())), iter(copy.inputs)
     return [next(constants if v.const is not None and v.producer is None else others) for v in part.inputs]
-
-
-def has_ternary_layers(graph: Graph) -> bool:
-    """Is there a BitLinear, or a layer that is one in another form?"""
-    return any((n.domain, n.op) == (DOMAIN, "BitLinear") or ternary_layer(n) is not None for n in graph)
