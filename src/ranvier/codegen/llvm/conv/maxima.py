@@ -5,12 +5,15 @@ window of three by three takes six steps instead of nine. A row outside the imag
 which the window has anyway; what lies beside the image is a border of lowest values around the line. Small windows that
 never leave the image need neither: all their elements are looked at in place.
 
-Where an instruction finds the larger of two floats, NaN if either is one, that is used. Elsewhere floats become
-integers of the same order with NaN of either sign above all others, by three or four instructions, and back at the end.
+Floats of 16 bits become integers of the same order with NaN of either sign above all others, by three or four
+instructions, and back at the end. Of float32 it is found out beside the comparisons, for two at a time, whether there
+is a NaN, unless the instruction that finds the larger of two tells.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
@@ -23,8 +26,8 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-_INFINITY = {DType.float16: 0x7C00, DType.bfloat16: 0x7F80, DType.float32: 0x7F800000}
-DTYPES = frozenset({*_INFINITY, DType.int8, DType.uint8})
+_INFINITY = {DType.float16: 0x7C00, DType.bfloat16: 0x7F80}
+DTYPES = frozenset({*_INFINITY, DType.float32, DType.int8, DType.uint8})
 _X, _OUT = range(2)
 _NAMES = (
     *("xn", "xh", "yn", "yh", "yw", "h", "oh", "ow", "channels", "sh", "sw", "ph"),
@@ -127,8 +130,8 @@ class _Kernel:
 
     def __init__(self, frame: Frame, form: _Form) -> None:
         self.f, self.at, self.form, self.frame = frame.f, frame.at, form, frame
-        self.as_floats = form.dtype is DType.float32 and self.f.module.extremes
-        self.keyed = form.dtype in _INFINITY and not self.as_floats
+        self.as_floats = form.dtype is DType.float32
+        self.keyed = form.dtype in _INFINITY
         self.bits = form.dtype.bits
         self.element = "float" if self.as_floats else f"i{self.bits}"
 
@@ -153,13 +156,20 @@ class _Kernel:
             value = self.turned(f.sub(value, (_INFINITY[self.form.dtype] + 1) - (1 << (self.bits - 1))))
         f.store(value, at, self.bits // 8)
 
-    def larger(self, a: Val, b: Val) -> Val:
-        return self.f.max_(a, b, signed=self.form.dtype is not DType.uint8)
+    def largest(self, values: list[Val]) -> Val:
+        f = self.f
+        if not self.as_floats or f.module.extremes:
+            signed = self.form.dtype is not DType.uint8
+            return functools.reduce(lambda a, b: f.max_(a, b, signed=signed), values)
+        best = functools.reduce(f.quick_max, values)
+        pairs = [(values[k], values[min(k + 1, len(values) - 1)]) for k in range(0, len(values), 2)]
+        none = functools.reduce(f.or_, [f.cmp("uno", a, b) for a, b in pairs])
+        return f.select(none, f.const(best.type, math.nan), best)
 
     def lowest(self, lanes: int) -> Val:
         kind = vector(self.element, lanes)
         if self.as_floats:
-            return self.f.const(kind, float("-inf"))
+            return self.f.const(kind, -math.inf)
         return self.f.const(kind, 0 if self.form.dtype is DType.uint8 else -(1 << (self.bits - 1)))
 
     def place(self, base: Val, by: Val) -> Val:
@@ -204,11 +214,7 @@ class _Kernel:
         def run(e: Val, count: int) -> None:
             lanes = self.form.run
             for k in range(count):
-                found: Val | None = None
-                for row in rows:
-                    here = self.load(self.place(row, e + k * lanes), lanes)
-                    found = here if found is None else self.larger(found, here)
-                assert found is not None
+                found = self.largest([self.load(self.place(row, e + k * lanes), lanes) for row in rows])
                 f.store(found, self.place(line, e + k * lanes), self.bits // 8)
 
         self.along(self.at["line"], self.form.run, run)
@@ -228,20 +234,15 @@ class _Kernel:
         f, at, form = self.f, self.at, self.form
         lanes = form.width
 
-        def largest(start: Val, target: Val) -> None:
-            found: Val | None = None
-            for row in rows:
-                for j in range(form.columns):
-                    here = read(self.place(row, start + at["channels"] * j), lanes)
-                    found = here if found is None else self.larger(found, here)
-            assert found is not None
-            self.store(found, target)
+        def window(start: Val, target: Val) -> None:
+            taps = [start + at["channels"] * j for j in range(form.columns)]
+            self.store(self.largest([read(self.place(row, tap), lanes) for row in rows for tap in taps]), target)
 
         if form.flat:
 
             def run(e: Val, count: int) -> None:
                 for k in range(count):
-                    largest(e + k * lanes, self.place(out, e + k * lanes))
+                    window(e + k * lanes, self.place(out, e + k * lanes))
 
             self.along(at["ow"] * at["channels"], lanes, run)
             return
@@ -250,11 +251,11 @@ class _Kernel:
             last = at["channels"] - lanes
             for k in range(form.pieces):
                 c = last if k == form.pieces - 1 else f.i64(k * lanes)
-                largest(first + c, self.place(pixel, c))
+                window(first + c, self.place(pixel, c))
             if not form.pieces:
                 with f.loop(0, at["channels"], lanes) as c:
                     c = f.min_(c, last)
-                    largest(first + c, self.place(pixel, c))
+                    window(first + c, self.place(pixel, c))
 
 
 __all__ = ["DTYPES", "maxima"]
