@@ -14,6 +14,7 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.dtypes import DType
+from ranvier.ops.contrib.weight_only import packed
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
 
 Array = np.ndarray[Any, Any]
@@ -278,6 +279,23 @@ def test_groups_of_uneven_length_take_little_room() -> None:
         there = groups.order >= 0
         np.testing.assert_array_equal(np.sort(groups.order[there]), np.arange(k))
         np.testing.assert_array_equal(group_of[groups.order[there]], np.repeat(groups.given, there.sum(axis=1)))
+
+
+@ways
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_bytes_that_are_full_give_the_same(isa: Isa, bits: int) -> None:
+    """Whole panels and less, groups of whole words and others, and an order of k."""
+    coding, rng = Coding(bits), np.random.default_rng(bits)
+    for n, (k, group), listed in itertools.product([1, 40, 600], [(64, 32), (96, 48), (60, 20), (200, 24)], [0, 1]):
+        codes = rng.integers(0, 1 << bits, (n, k)).astype(np.uint8)
+        count = -(-k // group)
+        groups = Groups.listed(rng.integers(0, count, k), count, coding) if listed else Groups.even(k, group, coding)
+        about = (rng.random((n, count)).astype(F32), None, isa)
+        apart = pack_coded(lambda a, b, c=codes: c[a:b], coding, n, groups, *about)
+        full = packed(codes, bits)
+        same = pack_coded(lambda a, b, c=full: c[a:b], coding, n, groups, *about, filled=True)
+        assert apart.codes.array is not None and same.codes.array is not None
+        np.testing.assert_array_equal(same.codes.array, apart.codes.array)
 
 
 @ways

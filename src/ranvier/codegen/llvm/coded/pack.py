@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
+from ranvier.ops.contrib.weight_only import unpacked
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -114,9 +116,12 @@ def pack_coded(
     scales: Array,
     zeros: Array | None,
     isa: Isa,
+    *,
+    filled: bool = False,
 ) -> CodedB:
-    """``codes(first, last)`` gives those of some columns, [columns, K] of uint8; ``scales`` and ``zeros``, what is
-    subtracted from the values of codes, are [N, groups] as they were given."""
+    """``codes(first, last)`` gives those of some columns, [columns, K] of uint8, or ``filled`` bytes: as many codes in
+    each as fit, the low bits first. ``scales`` and ``zeros``, what is subtracted from the values of codes, are
+    [N, groups] as they were given."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -131,7 +136,12 @@ def pack_coded(
     for first in range(0, panels, _PANELS):
         last = min(panels, first + _PANELS)
         found = codes(first * lanes, min(n, last * lanes))
-        packed[first:last] = _words(found, order, groups.plain, coding, (last - first) * lanes, lanes)
+        if filled and groups.plain:
+            rows = _turned(found, coding, (last - first) * lanes)
+        else:
+            apart = unpacked(found, coding.bits)[:, : groups.k] if filled else found
+            rows = _words(apart, order, groups.plain, coding, (last - first) * lanes)
+        packed[first:last] = rows.reshape(last - first, lanes, -1).swapaxes(1, 2)
     exact = scales.astype(np.float16).astype(np.float32) if np.abs(scales).max(initial=0) < 65504 else None
     narrow = exact is not None and np.array_equal(exact, scales)
     scale_type = DType.float16 if narrow else DType.float32
@@ -150,8 +160,8 @@ def pack_coded(
     )
 
 
-def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int, lanes: int) -> Array:
-    """[columns, K] as [panels, words, lanes]."""
+def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int) -> Array:
+    """[columns, K] as words [columns, words]; columns past the last have codes of zero."""
     spread = np.full((columns, len(order)), coding.nothing, np.uint8)
     spread[: len(codes)] = codes if plain else np.where(order < 0, coding.nothing, codes[:, np.maximum(order, 0)])
     parts = 8 // coding.bits
@@ -159,8 +169,16 @@ def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int
     found = apart[:, :, 0].copy()
     for i in range(1, parts):
         found |= apart[:, :, i] << np.uint8(coding.bits * i)
-    words = found.view(np.int32)[..., 0]
-    return words.reshape(-1, lanes, words.shape[1]).swapaxes(1, 2)
+    return found.view("<i4")[..., 0]
+
+
+def _turned(rows: Array, coding: Coding, columns: int) -> Array:
+    """The same of bytes that are full."""
+    words = turned(np.ascontiguousarray(rows).view("<u4"), coding.bits).view("<i4")
+    if len(words) == columns:
+        return words
+    nothing = _words(np.empty((0, coding.per_word), np.uint8), np.arange(coding.per_word), True, coding, 1)
+    return np.concatenate([words, np.broadcast_to(nothing, (columns - len(words), words.shape[1]))])
 
 
 def _spread(numbers: Array, lanes: int, dtype: DType) -> Storage:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
@@ -63,13 +64,5 @@ def pack_ternary(codes: Array, k: int, isa: Isa) -> PackedTernary:
         count = min(at_once, panels - first)
         rows = np.zeros((count * width, words * 4), np.uint8)
         rows[: len(part), : part.shape[1]] = part
-        packed[first : first + count] = _turned(rows.view("<u4")).reshape(count, width, words).swapaxes(1, 2)
+        packed[first : first + count] = turned(rows.view("<u4"), 2).reshape(count, width, words).swapaxes(1, 2)
     return PackedTernary(Storage.packed(packed), k, n, width)
-
-
-def _turned(words: Array) -> Array:
-    """Code b of byte i as code i of byte b: words are matrices of 4 x 4 codes, transposed by two exchanges."""
-    for mask, shift in ((0x00CC00CC, 6), (0x0000F0F0, 12)):
-        moved = (words ^ (words >> np.uint32(shift))) & np.uint32(mask)
-        words = words ^ moved ^ (moved << np.uint32(shift))
-    return words

@@ -134,11 +134,9 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
             given = unpacked(given, bits)[:, :blocks] if zeros.dtype == np.uint8 else given
             less = given.astype(np.float32) - np.float32(coding.middle)
         factors = scales.reshape(columns, blocks).astype(np.float32)
-
-        def some(first: int, last: int) -> Array:
-            return unpacked(rows[first:last], bits)[:, :k]
-
-        return pack_coded(some, coding, columns, groups, factors, less, r.isa)
+        return pack_coded(
+            lambda first, last: rows[first:last], coding, columns, groups, factors, less, r.isa, filled=True
+        )
 
     accuracy = _LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
     bias = n.input(5) if n.has(5) else None
@@ -157,9 +155,13 @@ def matmul_bnb4(n: NodeView, b: Definitions) -> None:
     levels = NF4_LEVELS if kind else FP4_LEVELS
 
     def some(first: int, last: int) -> Array:
-        at = np.arange(first * k, last * k)
-        found = codes.reshape(-1)[at // 2]
-        return np.where(at % 2, found & 15, found >> 4).reshape(last - first, k)
+        bytes_ = codes.reshape(-1)[first * k // 2 : -(-last * k // 2)]
+        pairs = np.stack((bytes_ >> 4, bytes_ & 15), axis=-1).reshape(-1)
+        return pairs[first * k % 2 :][: (last - first) * k].reshape(last - first, k)
+
+    def filled(first: int, last: int) -> Array:
+        bytes_ = codes.reshape(rows, k // 2)[first:last]
+        return bytes_ >> 4 | bytes_ << 4
 
     if not turned:
         # blocks run along columns: kept as codes, each k of a column would need a scale of its own
@@ -177,7 +179,8 @@ def matmul_bnb4(n: NodeView, b: Definitions) -> None:
         coding = Coding(4, "levels", tuple(float(x) for x in levels))
         starts = np.arange(0, rows * k, group) // block
         scales = largest.reshape(-1).astype(np.float32)[starts].reshape(rows, k // group)
-        return pack_coded(some, coding, rows, Groups.even(k, group, coding), scales, None, r.isa)
+        groups, whole = Groups.even(k, group, coding), not k % 2
+        return pack_coded(filled if whole else some, coding, rows, groups, scales, None, r.isa, filled=whole)
 
     product(n, b, rows, pack, (Same(codes), Same(largest), k, block, kind), "float32")
 
@@ -239,7 +242,7 @@ def matmul_fp4(n: NodeView, b: Definitions) -> None:
         coding = Coding(4, "levels", _E2M1)
         groups = Groups.even(k, block, coding)
         return pack_coded(
-            lambda first, last: unpacked(codes[first:last], 4), coding, columns, groups, factors, None, r.isa
+            lambda first, last: codes[first:last], coding, columns, groups, factors, None, r.isa, filled=True
         )
 
     key = (*map(Same, (codes, steps, whole)), block)
