@@ -10,6 +10,9 @@ from onnx import helper
 
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer, quantizer
+from ranvier.runtime.quantizing.asked import Asked
+from ranvier.runtime.quantizing.choosing import Choosing
+from ranvier.runtime.quantizing.forms import Form
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.samples import results
@@ -142,6 +145,37 @@ def test_what_does_not_hold_on_samples_held_back_is_not_taken(pretending: pytest
     _, report = made(plain(), feeds)
     assert report.precision == "bf16" and not coded(report) and report.difference.cosine >= 0.999
     assert coded(made(plain(), [feeds[0]] * 16)[1])
+
+
+@pytest.mark.parametrize(("faster", "late"), [(True, False), (False, False), (True, True)])
+def test_faster_forms_get_another_chance_with_less_room(
+    pretending: pytest.MonkeyPatch, faster: bool, late: bool
+) -> None:
+    """The fastest form does not hold, and a slower one does: a stricter one that is faster than that is taken."""
+    first, slow, strict = Form(frozenset()), Form(frozenset({"conv_a", "conv_b"})), Form(frozenset({"conv_a"}))
+    asked: list[float] = []
+
+    class Chooses(Choosing):
+        def forms(self, part: float = 1.0) -> list[Form]:
+            asked.append(part)
+            return [first, slow] if part == 1.0 else [strict]
+
+        late = property(lambda self: late)
+
+    seen: list[Form] = []
+    taken = Quantizer._taken
+
+    def watched(self: Quantizer, form: Form) -> Any:
+        seen.append(form)
+        return taken(self, form)
+
+    pretending.setattr(quantizer, "Choosing", Chooses)
+    pretending.setattr(Quantizer, "_taken", watched)
+    pretending.setattr(Asked, "holds", lambda self, found, chosen: len(seen) > 1)
+    pretend(pretending, {} if faster else {"int8 conv_b": 3.0})
+    _, report = made(plain())
+    assert asked == ([1.0] if late else [1.0, 0.85])
+    assert coded(report) == ({"conv_b", "conv_y"} if faster and not late else {"conv_y"})
 
 
 def test_switches_round_as_sessions_in_bfloat16_do(pretending: pytest.MonkeyPatch) -> None:

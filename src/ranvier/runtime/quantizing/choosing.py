@@ -46,6 +46,7 @@ class Choosing:
         self.codable: Names = frozenset()
         self._units = {site.name: frozenset({site.name}) for site in maker.sites}
         self._units_matter = False  # what bfloat16 does to single nodes is known
+        self._products = self._stored = frozenset[str]()  # nodes that multiply bfloat16, or store it
         self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
         self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in (FLOAT32, BF16, INT8)}
         self._errors: dict[str, dict[str, float]] = {FLOAT32: {}, BF16: {}, INT8: {}}
@@ -60,6 +61,11 @@ class Choosing:
     def exact(self) -> Form:
         """What is left where no form is near enough."""
         return Form(self._every, None) if self._wide else self._plain
+
+    @property
+    def late(self) -> bool:
+        """Whether what was given to find a form is over."""
+        return time.perf_counter() > self._until(1.0)
 
     def _until(self, part: float) -> float:
         return self._start + part * self._seconds
@@ -77,8 +83,10 @@ class Choosing:
         maker.told("looking at bfloat16")
         session = trials.session(self._plain)
         session.run(maker.feeds[0])
-        nodes = {n.name: n for n in session.report.nodes if "bf16" in (n.precision, n.stored)}
-        if not nodes and self._wide:  # this processor does not multiply it
+        nodes = session.report.nodes
+        self._products = frozenset(node.name for node in nodes if node.precision == "bf16")
+        self._stored = frozenset(node.name for node in nodes if node.stored == "bf16")
+        if not self._products | self._stored and self._wide:  # this processor does not multiply it
             self._narrow = False
             trials.drop(self._plain)
             return
@@ -88,18 +96,17 @@ class Choosing:
         if trials.near(self._plain) or not self._wide:
             self._errors[BF16] = self._shared(shown)
             return
-        products = frozenset(name for name, node in nodes.items() if node.precision == "bf16")
-        stored = frozenset(name for name, node in nodes.items() if node.stored == "bf16")
-        self._judge_narrow(products, stored, shown)
+        self._judge_narrow()
 
     def _shared(self, error: float) -> dict[str, float]:
         """Squared errors of layers whose sum is known, and nothing else of them."""
         total = max(sum(self._work.values()), 1e-30)
         return {name: error**2 * work / total for name, work in self._work.items()}
 
-    def _judge_narrow(self, products: Names, stored: Names, shown: float) -> None:
+    def _judge_narrow(self) -> None:
         """Squared errors of nodes in bfloat16. What switches do not account for belongs to nodes that have none."""
-        maker, asked = self._maker, self._asked
+        maker, asked, products, stored = self._maker, self._asked, self._products, self._stored
+        shown = asked.shown(self._trials.difference(self._plain))
         with NarrowSwitches(maker.graph, products, stored, maker.means, maker.config, maker.rounding) as switches:
             feeds, expected, count = maker.feeds, maker.expected, 1
 
@@ -216,6 +223,14 @@ class Choosing:
         best = trials.improved(ranked[0], batches, other, allowed, self._until(1.0), self._step)
         return [best, *(form for form in ranked if form != best)]
 
+    def faster(self, a: Form | None, b: Form | None) -> Form | None:
+        """The faster of two forms, if there are two."""
+        if a is None or b is None or a == b:
+            return a or b
+        if not self._maker.options.timed:
+            return min(a, b, key=self._estimate)
+        return self._trials.ranked([a, b], _COMPARED)[0]
+
     def _with_codes(self, wide: Names | None, strict: float) -> Form | None:
         """As many codes as save time, the rest in float32, or in bfloat16 but for these nodes."""
         if self._all_near:
@@ -233,6 +248,8 @@ class Choosing:
     def _without_codes(self, strict: float) -> Form | None:
         if self._fits(self._plain, strict):
             return self._plain
+        if self._wide and not self._units_matter:  # it was near enough so far
+            self._judge_narrow()
         return self._fitting((FLOAT32, BF16), strict) if self._wide else None
 
     def _fits(self, form: Form, strict: float) -> bool:

@@ -56,8 +56,11 @@ class Quantizer(Maker):
         return graph, report
 
     def _settled(self) -> tuple[Graph, frozenset[str], Difference]:
-        """The fastest form that holds on samples which had no part in the choice; where none does, the nearest."""
+        """The fastest form that holds on samples which had no part in the choice; where none does, the nearest.
+
+        Where only a slower one holds, those that were faster are looked for again with less room for errors."""
         nearest: tuple[float, Form] | None = None
+        settled: Form | None = None
         with Trials(self.form, self.config, self.groups, self.asked.near) as trials:
             choosing = Choosing(self, trials, self.step)
             chosen_by, widened = self.ranges, dict[str, Range]()
@@ -66,16 +69,19 @@ class Quantizer(Maker):
                 forms = choosing.forms(strict)
                 self._codable = choosing.codable
                 self.ranges = widened = widened or self.widened()
+                holding: Form | None = None
                 for form in forms:
                     self.told("looking at samples that were held back")
-                    graph, found = self._taken(form)
-                    self._holds = self.asked.holds(found, trials.difference(form))
-                    if self._holds:
-                        return graph, form.floats, found
+                    _, found = self._taken(form)
+                    if self.asked.holds(found, trials.difference(form)):
+                        holding = form
+                        break
                     nearest = min(nearest or (math.inf, form), (self.asked.shown(found), form), key=itemgetter(0))
-                if not forms:
+                settled = choosing.faster(settled, holding)
+                if not forms or holding == forms[0] or (settled is not None and choosing.late):
                     break
-        form = choosing.exact if nearest is None else nearest[1]
+        self._holds = settled is not None
+        form = settled or (choosing.exact if nearest is None else nearest[1])
         graph, found = self._taken(form)
         return graph, form.floats, found
 
