@@ -18,9 +18,11 @@ class Served:
     files: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)  # added to every answer
     ranges: bool = True
+    if_range: bool = True  # the rest of a file is given only of the version that is asked for
     fail: int = 0  # so many requests are answered by ``failure`` first
     failure: Callable[[Any], None] | None = None
     stop_after: int | None = None  # bytes after which the connection is closed, once
+    stops: bool = False  # not once, but every time
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
     seen_headers: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
@@ -30,15 +32,17 @@ class Served:
         return f'"{hashlib.sha256(self.files[path]).hexdigest()[:16]}"'
 
 
-def status(code: int, **headers: str) -> Callable[[Any], None]:
-    def answer(handler: Any) -> None:
-        handler.send_response(code)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
+def answer(handler: Any, code: int, body: bytes, **headers: str) -> None:
+    handler.send_response(code)
+    for name, value in {"Content_Length": str(len(body)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        handler.wfile.write(body)
 
-    return answer
+
+def status(code: int, **headers: str) -> Callable[[Any], None]:
+    return lambda handler: answer(handler, code, b"", **headers)
 
 
 @contextlib.contextmanager
@@ -71,7 +75,7 @@ def serving(**files: bytes) -> Iterator[Served]:
                 status(404)(self)
                 return
             start, stop, code = 0, len(data), 200
-            current = self.headers.get("If-Range") in (None, served.etag(path))
+            current = not served.if_range or self.headers.get("If-Range") in (None, served.etag(path))
             if asked and served.ranges and current:
                 first, _, last = asked.removeprefix("bytes=").partition("-")
                 start, stop, code = int(first), min(len(data), int(last) + 1 if last else len(data)), 206
@@ -90,7 +94,7 @@ def serving(**files: bytes) -> Iterator[Served]:
                 return
             if served.stop_after is not None and stop - start > served.stop_after:
                 stop = start + served.stop_after
-                served.stop_after = None
+                served.stop_after = served.stop_after if served.stops else None
                 self.close_connection = True
             served.sent += stop - start
             with contextlib.suppress(OSError):

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from ranvier.errors import IntegrityError, ResourceLimit, WeightError
 from ranvier.weights import Missing, NotCached, Slice, Unreachable, UrlSource, WeightLoader, save_safetensors
 from ranvier.weights.cache import WeightCache, digest
+from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import fetched
 from tests.weights.server import Served, serving, status
 
@@ -268,8 +268,7 @@ def test_what_somebody_else_has_fetched_meanwhile_is_taken(tmp_path: Path) -> No
         raise AssertionError("it is there already")
 
     first = cache.get("there", download)
-    context = cast(Any, SimpleNamespace(cache=cache))
-    assert fetched(context, "there", "", again) == first
+    assert fetched(Context(cache), "there", "", again) == first
     cache.drop(replace(first, etag="0"))  # another version than the one that is there
     assert cache.find("there") == first
     cache.drop(first)

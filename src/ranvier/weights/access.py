@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Positive, Rule, Whole
 from ranvier.weights.progress import Progress, Silent
+from ranvier.weights.together import Stop
 
 T = TypeVar("T")
+GOOD_PIECE = 1 << 20  # bytes; an attempt that brings fewer is one in vain, or a server could keep us for ever
+_LONGEST = 1e6  # seconds; what operating systems take as a timeout
 
 
 class Transient(WeightError):
     """Something that may work when it is tried again; ``after`` is how long the other side asks us to wait."""
 
     after: float = 0.0
+    advanced: bool = False  # a good piece had come, and the next attempt goes on behind it
 
 
 class Unreachable(WeightError):
@@ -30,33 +33,59 @@ class NotCached(WeightError):
     """Offline, and what was asked for is not in the cache."""
 
 
+class Stopped(WeightError):
+    """Whoever wanted it has given up: another part failed, or the caller was interrupted."""
+
+
+class Seconds(Rule):
+    """A time above zero. There is none without end: a server that stalls would keep us for ever."""
+
+    def check(self, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LONGEST:
+            raise ValueError(f"must be a number of seconds above zero, got {value!r}")
+        return value
+
+    def parse(self, text: str) -> Any:
+        return float(text)
+
+
 @dataclass(frozen=True)
 class Access(Checked):
     timeout: float = 20.0  # seconds without a byte after which an attempt is given up
-    retries: int = 4  # further attempts after the first
+    retries: int = 4  # further attempts after the first, or after one that brought a good piece
     backoff: float = 0.5  # seconds before the second attempt; each further one waits twice as long
     longest_wait: float = 30.0
     file_bytes: int | None = 1 << 40  # no file is larger
     offline: bool = False
     progress: Progress = field(default_factory=Silent)
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] | None = None  # None: until the time has passed or the work is stopped
+    stop: Stop = field(default_factory=Stop)
 
     RULES: ClassVar[Mapping[str, Rule]] = {
-        "timeout": Positive(whole=False),
+        "timeout": Seconds(),
         "retries": Whole(0),
-        "backoff": Positive(whole=False),
-        "longest_wait": Positive(whole=False),
+        "backoff": Seconds(),
+        "longest_wait": Seconds(),
         "file_bytes": Positive(),
     }
 
+    def go_on(self, what: str) -> None:
+        """Stopped where nobody waits for ``what`` any more; asked between one piece and the next."""
+        if self.stop.is_set():
+            raise Stopped(f"{what}: stopped, nobody waits for it any more")
+
     def attempts(self, what: str, attempt: Callable[[], T]) -> T:
         """The result of ``attempt``, tried again while it fails in a way that may pass."""
-        for count in range(self.retries + 1):
+        count = in_vain = 0
+        while True:
+            self.go_on(what)
             try:
                 return attempt()
             except Transient as error:
-                if count == self.retries:
-                    raise Unreachable(f"{what}: {error} (after {count + 1} attempts)") from error
-                wait = max(self.backoff * 2**count * random.uniform(0.7, 1.3), error.after)
-                self.sleep(min(wait, self.longest_wait))
-        raise AssertionError("unreachable")
+                count += 1
+                in_vain = 1 if error.advanced else in_vain + 1
+                if in_vain > self.retries:
+                    times = f"{count} attempts" if count > 1 else "one attempt"
+                    raise Unreachable(f"{what}: {error} (after {times})") from error
+                wait = max(self.backoff * 2 ** (in_vain - 1) * random.uniform(0.7, 1.3), error.after)
+                (self.sleep or self.stop.sleep)(min(wait, self.longest_wait))

@@ -25,6 +25,9 @@ from ranvier.errors import CannotWrite, IntegrityError, WeightError
 from ranvier.formats.files import write_files
 from ranvier.places import cache_folder
 from ranvier.records import dataclass
+from ranvier.rules import Whole
+from ranvier.weights.access import Stopped
+from ranvier.weights.together import Stop
 
 try:
     import fcntl
@@ -33,7 +36,7 @@ except ImportError:  # without it two processes may download the same file; each
 
 VARIABLE = "RANVIER_WEIGHTS_CACHE"
 _POLL = 0.05
-_CHUNK = 1 << 20
+_TRIES = 1000
 
 
 def default_folder() -> Path:
@@ -59,11 +62,15 @@ version the bytes are before it writes any; gives etag and sha256."""
 
 
 class WeightCache:
-    """Files by address in a folder; ``limit`` is the number of bytes it may take, the least used go first."""
+    """Files by address in a folder; ``limit`` is the number of bytes it may take, the least used go first.
+
+    Whoever changes a place (fills it, empties it) holds its lock; who only reads holds nothing, so a file may go
+    between being found and being opened: ask again then.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int | None = None) -> None:
-        self.folder = Path(folder) if folder is not None else default_folder()
-        self.limit = limit
+        self.folder = Path(folder).expanduser() if folder is not None else default_folder()
+        self.limit: int | None = Whole(0, optional=True)("WeightCache", "limit", limit)
 
     def find(self, address: str, *, verify: bool = False) -> Entry | None:
         """The file for an address, if it is here whole. ``verify`` reads it again and compares the checksum."""
@@ -72,16 +79,12 @@ class WeightCache:
         if entry is None or entry.address != address:
             return None
         try:
-            if entry.path.stat().st_size != entry.size:
-                raise OSError("another size")
-            if verify and digest(entry.path) != entry.sha256:
-                raise OSError("another checksum")
-            os.utime(place / "facts.json")
-        except FileNotFoundError:
-            return None
+            if entry.path.stat().st_size != entry.size or (verify and digest(entry.path) != entry.sha256):
+                return None  # damaged: as if it had never been here; who fetches it anew replaces it
         except OSError:
-            self.remove(address)  # damaged: as if it had never been here
             return None
+        with contextlib.suppress(OSError):  # a cache that we may only read has no order of use
+            os.utime(place / "facts.json")
         return entry
 
     def get(
@@ -90,16 +93,14 @@ class WeightCache:
         download: Download,
         *,
         sha256: str = "",
+        verify: bool = False,
         patience: float = 3600.0,
+        stop: Stop | None = None,
     ) -> Entry:
         """The file for an address, downloaded if it is not here. IntegrityError where the checksum is another."""
         place = self._place(address)
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CannotWrite(f"cannot make {str(place)!r}: {error.strerror}") from error
-        with _held(place / "lock", patience, address):
-            found = self.find(address)
+        with _held(place / "lock", patience, address, stop or Stop()):
+            found = self.find(address, verify=verify)
             if found is not None and sha256 in ("", found.sha256):
                 return found
             entry = self._download(place, address, download, sha256)
@@ -111,69 +112,59 @@ class WeightCache:
         etag = ""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             etag = str(json.loads(notes.read_text())["etag"])
-        if not etag:
-            part.unlink(missing_ok=True)  # nobody knows of which version it is the beginning
-
         try:
+            if not etag:
+                part.unlink(missing_ok=True)  # nobody knows of which version it is the beginning
             etag, actual = download(part, etag, lambda found: _write(notes, {"etag": found}))
             if sha256 and actual != sha256:
+                part.unlink(missing_ok=True)
                 raise IntegrityError(f"{address}: the checksum is {actual}, {sha256} was expected")
             size = part.stat().st_size
             data = place / "data"
             (place / "facts.json").unlink(missing_ok=True)  # nobody takes the new bytes for the old file
             os.replace(part, data)
             _write(place / "facts.json", {"address": address, "etag": etag, "size": size, "sha256": actual})
-        except IntegrityError:
-            part.unlink(missing_ok=True)
+        except CannotWrite:
             raise
         except OSError as error:
-            if isinstance(error, WeightError):
-                raise
             raise CannotWrite(f"cannot keep {address} in {str(self.folder)!r}: {error}") from error
         finally:
             if not part.exists():
-                notes.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    notes.unlink(missing_ok=True)
         return Entry(data, address, etag, size, actual)
-
-    def remove(self, address: str) -> None:
-        _remove(self._place(address))
 
     def drop(self, entry: Entry, patience: float = 3600.0) -> None:
         """Remove an entry that is outdated, unless another has taken its place by now."""
         place = self._place(entry.address)
-        with _held(place / "lock", patience, entry.address):
+        with _held(place / "lock", patience, entry.address, Stop()):
             if _entry(place) == entry:
                 _remove(place)
 
     def entries(self) -> list[Entry]:
         """All files, the least recently used first."""
-        found = []
-        for place in self.folder.glob("*/facts.json"):
-            with contextlib.suppress(OSError):
-                entry = _entry(place.parent)
-                if entry is not None:
-                    found.append((place.stat().st_mtime_ns, entry))
-        return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+        return [entry for place, _ in self._places() if (entry := _entry(place)) is not None]
 
     def nbytes(self) -> int:
-        return sum(entry.size for entry in self.entries())
+        """What it takes on the disk, with what interrupted downloads left."""
+        return sum(size for _, size in self._places())
 
     def trim(self, limit: int | None = None, keep: Path | None = None) -> int:
         """Remove the least used files until the rest fits; gives the number of bytes removed.
 
-        Files that are mapped at the moment stay readable for those who mapped them.
+        Files that are mapped at the moment stay readable for those who mapped them; what somebody is downloading is
+        left alone.
         """
         allowed = self.limit if limit is None else limit
         if allowed is None:
             return 0
-        entries = self.entries()
-        total, gone = sum(e.size for e in entries), 0
-        for entry in entries:
+        places = self._places()
+        total, gone = sum(size for _, size in places), 0
+        for place, size in places:
             if total - gone <= allowed:
                 break
-            if keep is None or entry.path.parent != keep:
-                _remove(entry.path.parent)
-                gone += entry.size
+            if place != keep and _removed(place):
+                gone += size
         return gone
 
     def clear(self) -> int:
@@ -181,6 +172,18 @@ class WeightCache:
 
     def _place(self, address: str) -> Path:
         return self.folder / hashlib.sha256(address.encode()).hexdigest()[:40]
+
+    def _places(self) -> list[tuple[Path, int]]:
+        """The folders of files and of parts of files with their bytes, the least recently used first."""
+        used: dict[Path, int] = {}
+        sizes: dict[Path, int] = {}
+        for file in (*self.folder.glob("*/data"), *self.folder.glob("*/part"), *self.folder.glob("*/facts.json")):
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                used[file.parent] = max(used.get(file.parent, 0), status.st_mtime_ns)
+                if file.name != "facts.json":
+                    sizes[file.parent] = sizes.get(file.parent, 0) + status.st_size
+        return [(place, sizes.get(place, 0)) for place in sorted(used, key=used.__getitem__)]
 
 
 def digest(path: Path) -> str:
@@ -196,13 +199,22 @@ def _entry(place: Path) -> Entry | None:
         return None
 
 
+def _removed(place: Path) -> bool:
+    """Whether a place could be emptied: not where somebody holds its lock."""
+    try:
+        with _held(place / "lock", 0.0, place.name, Stop()):
+            _remove(place)
+    except (WeightError, CannotWrite):
+        return False
+    return not (place / "data").exists()
+
+
 def _remove(place: Path) -> None:
-    """Facts first: what has no facts is not there, even if the rest cannot be removed."""
-    for name in ("facts.json", "data", "part", "part.json"):
+    """Facts first: what has no facts is not there, even if the rest cannot be removed. The lock must be held."""
+    for name in ("facts.json", "data", "part", "part.json", "lock"):
         with contextlib.suppress(OSError):
             (place / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        (place / "lock").unlink(missing_ok=True)
         place.rmdir()
 
 
@@ -211,34 +223,53 @@ def _write(path: Path, facts: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _held(path: Path, patience: float, address: str) -> Iterator[None]:
+def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[None]:
     """Only one process at a time; WeightError where another one takes longer than our patience."""
-    if fcntl is None:
-        yield
-        return
     until = time.monotonic() + patience
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = _opened(path)
+    try:
+        # another handle than the one of this path means that somebody emptied the place in between: once more
+        while fcntl is not None and not (_locked(handle) and _same(handle, path)):
+            if not _same(handle, path):
+                os.close(handle)
+                handle = _opened(path)
+                continue
+            if stop.is_set():
+                raise Stopped(f"{address}: stopped while another process was downloading it")
+            if time.monotonic() >= until:
+                raise WeightError(f"{address}: another process has been downloading it for {patience:g} seconds")
+            stop.sleep(_POLL)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    """A handle of the lock, made with its folder where it is not there."""
+    for _ in range(_TRIES):
         try:
-            while True:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise WeightError(f"{address}: another process has been downloading it for too long") from None
-                    time.sleep(_POLL)
-            if _same(handle, path):  # else somebody emptied the cache in between: once more, with the new lock
-                yield
-                return
-        finally:
-            os.close(handle)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            continue  # somebody removed the folder between the two
+        except OSError as error:
+            raise CannotWrite(f"cannot write to the cache {str(path.parent.parent)!r}: {error.strerror}") from error
+    raise CannotWrite(f"cannot write to the cache {str(path.parent.parent)!r}: somebody removes it again and again")
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, as on some shared disks: as where there is no fcntl
+        return True
+    return True
 
 
 def _same(handle: int, path: Path) -> bool:
     try:
-        return os.fstat(handle).st_ino == path.stat().st_ino
+        return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
         return False
 

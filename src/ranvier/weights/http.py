@@ -1,40 +1,54 @@
 """Files behind a web server, by ranges or whole, with nothing but the standard library.
 
-What a server says is not believed: lengths are counted, ranges compared with those asked for, a page of HTML is not
-taken for a file. Credentials stay with the host they were meant for.
+What a server says is not believed: lengths are counted, ranges and versions compared with those asked for, a page of
+HTML is not taken for a file, nor compressed bytes for those of the file. Credentials stay with the host they were meant
+for.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
+import re
 import socket
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+import numpy as np
+
 from ranvier.errors import ResourceLimit, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.access import Access, Transient
+from ranvier.weights.access import GOOD_PIECE, Access, Transient
+from ranvier.weights.blob import Bytes
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-_PRIVATE = ("authorization", "cookie", "proxy-authorization")
+_OURS = ("accept-encoding", "user-agent", "range", "if-range")  # headers any host may see
 _CHUNK = 1 << 20
 _REDIRECTS = 8
+_DIGITS = 18  # of a number of bytes; more is no size of a file
+_CONTENT_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}}|\*)", re.ASCII)
+_PAGE = re.compile(rb"\s*<(!doctype\s+html|html[\s>])", re.IGNORECASE)
 
 
 class Missing(WeightError):
     """The server says that there is no such file, or not for us."""
 
 
+class _NoSuchRange(WeightError):
+    """The file ends before the bytes that were asked for."""
+
+
 @dataclass(frozen=True)
 class Remote:
     """What a server says about a file."""
 
-    url: str
     size: int | None
     etag: str
     ranges: bool
@@ -48,38 +62,60 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         before, after = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
         if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme != "https"):
-            raise WeightError(f"{_shown(req.full_url)} leads to {_shown(newurl)}, which is not followed")
+            raise WeightError(f"{_shown(before)} leads to {_shown(after)}, which is not followed")
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if found is not None:
-            found.method = req.get_method()  # a question stays one
-            if (before.scheme, before.netloc) != (after.scheme, after.netloc):
-                for name in [n for n in found.headers if n.lower() in _PRIVATE]:
-                    del found.headers[name]
+        if found is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
+            # which of the caller's headers are secrets nobody knows: X-Api-Key, PRIVATE-TOKEN ...
+            for name in [n for n in found.headers if n.lower() not in _OURS]:
+                del found.headers[name]
         return found
 
 
-def _shown(url: str) -> str:
-    """A URL for people: without a password, and without a query, which may be a signature."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
+def parsed(url: str) -> urllib.parse.SplitResult:
+    """The parts of a URL of a file; WeightError where it is none."""
     try:
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        port = ""
-    return f"{parts.scheme}://{host}{port}{parts.path}"
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0):
+            return parts
+        why = "it must begin with http:// or https:// and a host"
+    except ValueError as error:
+        why = str(error)
+    raise WeightError(f"{url!r} is no address of a file: {why}")
+
+
+def file_name(parts: urllib.parse.SplitResult) -> str:
+    """The name of the file that a URL leads to."""
+    return urllib.parse.unquote(parts.path.rpartition("/")[2]) or parts.hostname or ""
+
+
+def _shown(parts: urllib.parse.SplitResult) -> str:
+    """A URL for people: without a password, and without a query, which may be a signature."""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _sendable(parts: urllib.parse.SplitResult) -> str:
+    """A URL as it goes over the line: what people write in one (spaces, accents) escaped, no name and password."""
+    try:
+        host = parts.netloc.rpartition("@")[2].encode("idna").decode()
+    except UnicodeError as error:
+        raise WeightError(f"{_shown(parts)} is no address of a file: {error}") from None
+    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
+    return urllib.parse.urlunsplit((parts.scheme, host, path, query, ""))
 
 
 class HttpFile:
     """One file by its URL."""
 
     def __init__(self, url: str, access: Access, headers: Mapping[str, str] | None = None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WeightError(f"{url!r} is no address of a file: it must begin with http:// or https://")
-        self.url, self.access = url, access
-        self.shown = _shown(url)
-        self.name = urllib.parse.unquote(parts.path.rpartition("/")[2]) or parts.hostname
+        parts = parsed(url)
+        self.access = access
+        self.shown, self.name = _shown(parts), file_name(parts)
+        self._url = _sendable(parts)
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "ranvier", **(headers or {})}
+        if parts.username is not None:
+            pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+            self._headers.setdefault("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
         self._opener = urllib.request.build_opener(_Redirects())
 
     def question(self) -> Remote:
@@ -87,97 +123,149 @@ class HttpFile:
         return self.access.attempts(self.shown, self._question)
 
     def _question(self) -> Remote:
-        with closing(self._send("GET", {"Range": "bytes=0-0"})) as reply:
-            self._check_kind(reply)
-            size: int | None
-            if reply.status == 206:
-                size = _total(reply.headers.get("Content-Range", ""))
-            else:
-                size = _length(reply)
+        with closing(self._send({"Range": "bytes=0-0"})) as reply:
+            size = _range_of(reply)[2] if reply.status == 206 else _length(reply)
             self._check_size(size)
-            return Remote(reply.url, size, _etag(reply), reply.status == 206 and size is not None)
+            return Remote(size, _etag(reply), reply.status == 206 and size is not None)
 
-    def range(self, start: int, stop: int, etag: str = "") -> bytes:
-        """The bytes from start to stop, all of them, of the version with this etag where one is given."""
-        return self.access.attempts(self.shown, lambda: self._range(start, stop, etag))
+    def range(self, start: int, stop: int, of: Remote) -> Bytes:
+        """The bytes from start to stop, all of them, of this version of the file."""
+        data = np.empty(stop - start, np.uint8)
+        have = 0
 
-    def _range(self, start: int, stop: int, etag: str) -> bytes:
-        if stop <= start:
-            return b""
-        with closing(self._send("GET", {"Range": f"bytes={start}-{stop - 1}"})) as reply:
-            said = reply.headers.get("Content-Range", "")
-            if reply.status != 206 or not said.startswith(f"bytes {start}-{stop - 1}/"):
-                raise WeightError(
-                    f"{self.shown} answered a request for bytes {start} to {stop} with {said or reply.status}"
-                )
-            if etag and _etag(reply) not in ("", etag):
-                raise WeightError(f"{self.shown} changed while it was read")
-            data = b"".join(_pieces(reply, stop - start))
-        if len(data) != stop - start:
-            raise Transient(f"{len(data)} of {stop - start} bytes came")
+        def attempt() -> None:
+            nonlocal have
+            begun = have = have if strong(of.etag) else 0
+            try:
+                for piece in self._range(start + have, stop, of):
+                    data[have : have + len(piece)] = np.frombuffer(piece, np.uint8)
+                    have += len(piece)
+            except Transient as error:
+                error.advanced = strong(of.etag) and have - begun >= GOOD_PIECE
+                raise
+
+        if len(data):
+            self.access.attempts(self.shown, attempt)
         return data
+
+    def _range(self, start: int, stop: int, of: Remote) -> Iterator[bytes]:
+        with closing(self._send({"Range": f"bytes={start}-{stop - 1}"})) as reply:
+            if reply.status != 206:
+                raise WeightError(
+                    f"{self.shown} gave parts before and now answers {reply.status} to a request for one; "
+                    "preload it to have the whole file"
+                )
+            first, last, size = _range_of(reply)
+            if size not in (None, of.size) or (of.etag and _etag(reply) not in ("", of.etag)):
+                raise WeightError(f"{self.shown} changed while it was read; open it again")
+            if (first, last) != (start, stop - 1):
+                said = reply.headers.get("Content-Range", "")
+                raise WeightError(f"{self.shown} answered a request for bytes {start} to {stop} with {said!r}")
+            yield from self._pieces(reply, stop - start)
 
     def stream(self, start: int, etag: str) -> tuple[int, int | None, str, Iterator[bytes]]:
         """One attempt at the bytes from ``start`` on: where they really begin, the whole size, etag, and pieces.
 
         A server that cannot go on where we stopped, or has another version by now, begins anew.
         """
-        extra = {"Range": f"bytes={start}-", **({"If-Range": etag} if etag else {})} if start else {}
-        reply = self._send("GET", extra)
+        extra = {"Range": f"bytes={start}-", "If-Range": etag} if start and strong(etag) else {}
         try:
-            self._check_kind(reply)
-            begin, size = 0, _length(reply)
+            reply = self._send(extra)
+        except _NoSuchRange:
+            if not extra:
+                raise
+            return self.stream(0, "")
+        try:
+            begin, size, found = 0, _length(reply), _etag(reply)
             if reply.status == 206:
-                said = reply.headers.get("Content-Range", "")
-                begin, size = start, _total(said)
-                if not said.startswith(f"bytes {start}-"):
-                    raise WeightError(f"{self.shown} answered a request for bytes from {start} on with {said!r}")
+                begin, last, size = _range_of(reply)
+                # If-Range asks for the rest only of the same version, but not every server knows it
+                sound = begin == start and size is not None and last == size - 1 and found == etag
+                if not extra or not sound:
+                    reply.close()
+                    if extra:
+                        return self.stream(0, "")
+                    raise WeightError(f"{self.shown} answered a request for all of it with a part")
             self._check_size(size)
-            found = _etag(reply)
         except BaseException:
             reply.close()
             raise
-        return begin, size, found, self._body(reply, None if size is None else size - begin)
+        return begin, size, found, self._body(reply, begin, size)
 
-    def _body(self, reply: Any, expected: int | None) -> Iterator[bytes]:
+    def _body(self, reply: Any, begin: int, size: int | None) -> Iterator[bytes]:
         limit = self.access.file_bytes
         with closing(reply):
-            came = 0
-            for piece in _pieces(reply, expected):
-                came += len(piece)
-                if limit is not None and came > limit:
-                    raise ResourceLimit("file_bytes", limit, came, self.shown)
+            at = begin
+            for piece in self._pieces(reply, None if size is None else size - begin):
+                if at == 0 and _PAGE.match(piece):
+                    raise WeightError(f"{self.shown} answered with a page of HTML, not with a file of weights")
+                at += len(piece)
+                if limit is not None and at > limit:
+                    raise ResourceLimit("file_bytes", limit, at, self.shown)
                 yield piece
-            if expected is not None and came != expected:
-                raise Transient(f"the connection ended after {came} of {expected} bytes")
 
-    def _send(self, method: str, extra: Mapping[str, str]) -> Any:
-        request = urllib.request.Request(self.url, headers={**self._headers, **extra}, method=method)
+    def _pieces(self, reply: Any, expected: int | None) -> Iterator[bytes]:
+        """What comes, as it comes; Transient where it ends before as much has come as is expected."""
+        came = 0
+        while expected is None or came < expected:
+            self.access.go_on(self.shown)
+            try:
+                piece = reply.read1(_CHUNK if expected is None else min(_CHUNK, expected - came))
+            except (http.client.HTTPException, OSError, ValueError) as error:
+                raise Transient(f"{_told(error)} after {came} bytes") from None
+            if not piece:
+                break
+            came += len(piece)
+            yield piece
+        if expected is not None and came != expected:
+            raise Transient(f"the connection ended after {came} of {expected} bytes")
+
+    def _send(self, extra: Mapping[str, str]) -> Any:
         try:
-            return self._opener.open(request, timeout=self.access.timeout)
+            request = urllib.request.Request(self._url, headers={**self._headers, **extra})
+            reply = self._opener.open(request, timeout=self.access.timeout)
         except urllib.error.HTTPError as error:
             with closing(error):
                 raise self._refusal(error) from None
+        except (http.client.InvalidURL, ValueError) as error:  # nothing was sent
+            raise WeightError(f"{self.shown} cannot be asked: {error}") from None
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
                 raise Missing(f"{self.shown}: there is no such host") from None
-            raise Transient(f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__) from None
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise WeightError(
+                    f"{self.shown}: the server's certificate is not valid: {reason.verify_message}"
+                ) from None
+            raise Transient(_told(reason)) from None
+        try:
+            self._check_kind(reply)
+        except BaseException:
+            reply.close()
+            raise
+        return reply
 
     def _refusal(self, error: urllib.error.HTTPError) -> WeightError:
+        why = " ".join(str(error.reason).split())
         if error.code in _TRANSIENT:
-            failed = Transient(f"the server answered {error.code} {error.reason}")
+            failed = Transient(f"the server answered {error.code} {why}")
             failed.after = _after(error.headers.get("Retry-After", ""))
             return failed
         if error.code == 416:
-            return WeightError(f"{self.shown} is empty, or shorter than expected")
+            return _NoSuchRange(f"{self.shown} is empty, or shorter than expected")
         hint = {401: "it wants credentials", 403: "it refuses us", 404: "there is no such file", 410: "it is gone"}
-        return Missing(f"{self.shown}: {hint.get(error.code, 'the server refused')} ({error.code} {error.reason})")
+        return Missing(f"{self.shown}: {hint.get(error.code, 'the server refused')} ({error.code} {why})")
 
     def _check_kind(self, reply: Any) -> None:
         kind = (reply.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if kind in ("text/html", "application/xhtml+xml"):
             raise WeightError(f"{self.shown} answered with a page ({kind}), not with a file of weights")
+        coding = (reply.headers.get("Content-Encoding") or "identity").strip().lower()
+        if coding != "identity":
+            raise WeightError(
+                f"{self.shown} sends the file compressed ({coding}) though it was asked not to; "
+                "lengths and checksums would be those of other bytes"
+            )
 
     def _check_size(self, size: int | None) -> None:
         limit = self.access.file_bytes
@@ -185,41 +273,37 @@ class HttpFile:
             raise ResourceLimit("file_bytes", limit, size, self.shown)
 
 
-def _pieces(reply: Any, expected: int | None) -> Iterator[bytes]:
-    left = expected
-    while left is None or left > 0:
-        try:
-            piece = reply.read(_CHUNK if left is None else min(_CHUNK, left))
-        except (http.client.HTTPException, OSError) as error:
-            raise Transient(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None
-        if not piece:
-            return
-        if left is not None:
-            left -= len(piece)
-        yield piece
+def strong(etag: str) -> bool:
+    """Whether it promises the same bytes: a weak one does not, so what is kept by one cannot be gone on with."""
+    return bool(etag) and not etag.startswith("W/")
+
+
+def _told(error: Any) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _length(reply: Any) -> int | None:
     text = reply.headers.get("Content-Length", "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
-def _total(said: str) -> int | None:
-    text = said.rpartition("/")[2]
-    return int(text) if text.isdecimal() else None
+def _range_of(reply: Any) -> tuple[int, int, int | None]:
+    """First byte, last byte, size of the whole; the first two are -1 where the answer does not say."""
+    match = _CONTENT_RANGE.fullmatch(reply.headers.get("Content-Range", "").strip())
+    if match is None:
+        return -1, -1, None
+    return int(match[1]), int(match[2]), None if match[3] == "*" else int(match[3])
 
 
 def _etag(reply: Any) -> str:
     text: str = reply.headers.get("ETag", "") or reply.headers.get("Last-Modified", "")
-    return "" if text.startswith("W/") else text  # a weak one does not promise the same bytes
+    return text
 
 
 def _after(text: str) -> float:
     if text.isdecimal():
         return float(text)
     try:
-        from datetime import UTC, datetime
-
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return 0.0

@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Told about transfers as they go on, from any thread."""
+    """Told about transfers as they go on, from any thread, by the address of what is transferred.
+
+    ``count`` is below zero where a server began anew: what had come is fetched again.
+    """
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None: ...
 
@@ -46,7 +49,7 @@ class Bars:
             TimeRemainingColumn(),
         )
         self._bars = Rich(*columns, console=Console(stderr=True), transient=False)
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, list[Any]] = {}  # two threads may be at the same thing
         self._lock = threading.Lock()
 
     def __enter__(self) -> Bars:
@@ -59,14 +62,21 @@ class Bars:
         self._bars.stop()
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
+        label = name.rpartition("/")[2] or name
         with self._lock:
-            self._tasks[name] = self._bars.add_task(name, total=total, completed=done)
+            self._tasks.setdefault(name, []).append(self._bars.add_task(label, total=total, completed=done))
 
     def advance(self, name: str, count: int) -> None:
-        self._bars.advance(self._tasks[name], count)
+        with self._lock:
+            task = self._tasks[name][-1] if self._tasks.get(name) else None
+        if task is not None:  # else it comes from one who was stopped, and has ended
+            self._bars.advance(task, count)
 
     def end(self, name: str) -> None:
         with self._lock:
-            task = self._tasks.pop(name, None)
+            tasks = self._tasks.get(name)
+            task = tasks.pop() if tasks else None
+            if not tasks:
+                self._tasks.pop(name, None)
         if task is not None:
             self._bars.stop_task(task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import timedelta
@@ -11,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.errors import NotSupported, ResourceLimit, WeightError
+from ranvier.errors import CannotWrite, NotSupported, ResourceLimit, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.access import Access, Unreachable
-from ranvier.weights.blob import Blob, Bytes, MemoryBlob, Range, check_range
-from ranvier.weights.cache import Download, Entry, free_bytes
+from ranvier.weights.blob import Blob, Bytes, Range, check_range
+from ranvier.weights.cache import Download, Entry, digest, free_bytes
 from ranvier.weights.http import Missing
 from ranvier.weights.sources.base import Context
-from ranvier.weights.sources.kept import Version, cached, exists, fetched
+from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
+from ranvier.weights.together import Stop, together
 
 _CHUNK = 8 << 20
+_AT_ONCE = 4
+_LONGEST_ANSWER = 600.0  # seconds for one chunk
 
 
 def _package() -> Any:
@@ -52,13 +54,11 @@ class S3Source:
         return f"s3://{where}{self.bucket}/{self.key}"
 
     def open(self, context: Context) -> Blob:
-        entry = self._cached(context)
-        if entry is None and self.sha256:
-            entry = self._fetched(context)
-        if entry is not None:
-            blob = MemoryBlob.of_file(entry.path)
-            blob.name = self.key.rpartition("/")[2]
+        entry, name = self._cached(context), self.key.rpartition("/")[2]
+        if entry is not None and (blob := mapped(entry, name)) is not None:
             return blob
+        if self.sha256:  # which is one of the whole
+            return mapped_of(lambda: self._fetched(context), name)
         return _Object(self, context.access)
 
     def sibling(self, name: str) -> S3Source:
@@ -85,30 +85,41 @@ class S3Source:
     def _download(self, context: Context) -> Download:
         def download(part: Path, etag: str, remember: Callable[[str], None]) -> tuple[str, str]:
             found = _Object(self, context.access)
-            remember(found.etag)
             have = part.stat().st_size if part.exists() and etag == found.etag else 0
+            have = have if have <= found.size else 0
+            remember(found.etag)
             if found.size - have > (room := free_bytes(part.parent)):
-                raise WeightError(f"{self.address} needs {found.size - have} bytes on disk, there are {room}")
+                raise CannotWrite(
+                    f"{self.address} needs {found.size - have} bytes in {str(part.parent)!r}, there are {room}"
+                )
             progress = context.access.progress
-            progress.begin(found.name, found.size, have)
+            progress.begin(self.address, found.size, have)
             try:
                 with part.open("r+b" if have else "wb") as target:
                     target.truncate(have)
                     target.seek(have)
                     for start in range(have, found.size, _CHUNK):
+                        context.access.go_on(self.address)
                         piece = found.read(start, min(start + _CHUNK, found.size))
                         target.write(piece.data)
-                        progress.advance(found.name, len(piece))
+                        progress.advance(self.address, len(piece))
             finally:
-                progress.end(found.name)
-            with part.open("rb") as whole:
-                return found.etag, hashlib.file_digest(whole, "sha256").hexdigest()
+                progress.end(self.address)
+            return found.etag, digest(part)
 
         return download
 
     def store(self, access: Access) -> Any:
         options = dict(self.options)
-        client = {"timeout": timedelta(seconds=access.timeout), **options.pop("client_options", {})}
+        silence = timedelta(seconds=access.timeout)
+        # ``timeout`` is one for the whole of an answer: a large part of a tensor may take its time
+        whole = timedelta(seconds=access.timeout + _LONGEST_ANSWER)
+        client = {
+            "connect_timeout": silence,
+            "read_timeout": silence,
+            "timeout": whole,
+            **options.pop("client_options", {}),
+        }
         if self.endpoint:
             options["endpoint"] = self.endpoint
             if self.endpoint.startswith("http://"):
@@ -138,17 +149,13 @@ class _Object:
     near = False
 
     def __init__(self, source: S3Source, access: Access) -> None:
-        self._source = source
+        self._source, self._access = source, access
         self._obstore, self._store = _package(), source.store(access)
         self.name = source.key.rpartition("/")[2]
         facts = self._asked(lambda: self._obstore.head(self._store, source.key))
-        self._size, self.etag = int(facts["size"]), str(facts.get("e_tag") or "")
-        if access.file_bytes is not None and self._size > access.file_bytes:
-            raise ResourceLimit("file_bytes", access.file_bytes, self._size, source.address)
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.size, self.etag = int(facts["size"]), str(facts.get("e_tag") or "")
+        if access.file_bytes is not None and self.size > access.file_bytes:
+            raise ResourceLimit("file_bytes", access.file_bytes, self.size, source.address)
 
     def read(self, start: int, stop: int) -> Bytes:
         return self.read_many([(start, stop)])[0]
@@ -156,20 +163,38 @@ class _Object:
     def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
         for start, stop in ranges:
             check_range(self, start, stop)
-        asked = [each for each in ranges if each[1] > each[0]]
-        starts, stops = [a for a, _ in asked], [b for _, b in asked]
-        came = iter(
-            self._asked(lambda: self._obstore.get_ranges(self._store, self._source.key, starts=starts, ends=stops))
-            if asked
-            else []
+        found = [np.empty(stop - start, np.uint8) for start, stop in ranges]
+
+        def piece(job: tuple[int, int]) -> None:
+            k, at = job
+            start, stop = ranges[k]
+            end = min(at + _CHUNK, stop)
+            found[k][at - start : end - start] = self._piece((at, end))
+
+        jobs = [(k, at) for k, (start, stop) in enumerate(ranges) for at in range(start, stop, _CHUNK)]
+        together(piece, jobs, _AT_ONCE, Stop(self._access.stop))
+        return list(found)
+
+    def _piece(self, each: Range) -> Bytes:
+        self._access.go_on(self._source.address)
+        # get_ranges would be shorter, but it takes what is there now for what was there first
+        asked = {"range": each, **({"if_match": self.etag} if self.etag else {})}
+        data: Bytes = self._asked(
+            lambda: self._checked(self._obstore.get(self._store, self._source.key, options=asked), each)
         )
-        found = []
-        for start, stop in ranges:
-            data = np.frombuffer(next(came), np.uint8) if stop > start else np.empty(0, np.uint8)
-            if len(data) != stop - start:
-                raise WeightError(f"{self._source.address}: {len(data)} of {stop - start} bytes came")
-            found.append(data)
-        return found
+        return data
+
+    def _checked(self, reply: Any, each: Range) -> Bytes:
+        facts = reply.meta
+        if int(facts["size"]) != self.size or str(facts.get("e_tag") or "") != self.etag:
+            raise self._changed()
+        data = np.frombuffer(reply.bytes(), np.uint8)
+        if tuple(reply.range) != each or len(data) != each[1] - each[0]:
+            raise WeightError(f"{self._source.address}: {len(data)} of {each[1] - each[0]} bytes came")
+        return data
+
+    def _changed(self) -> WeightError:
+        return WeightError(f"{self._source.address} changed while it was read; open it again")
 
     def _asked(self, request: Callable[[], Any]) -> Any:
         try:
@@ -178,6 +203,8 @@ class _Object:
             raise Missing(f"{self._source.address}: there is no such object") from error
         except self._obstore.exceptions.BaseError as error:
             kind = type(error).__name__
+            if kind == "PreconditionError":
+                raise self._changed() from error
             text = str(error).strip().splitlines()[0][:300] if str(error).strip() else kind
             if kind in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise Missing(f"{self._source.address}: access is refused ({text})") from error

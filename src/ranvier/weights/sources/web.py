@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from pathlib import Path
 
-import numpy as np
-
-from ranvier.errors import WeightError
+from ranvier.errors import CannotWrite
 from ranvier.records import dataclass
-from ranvier.weights.blob import Blob, Bytes, MemoryBlob, Range, check_range
-from ranvier.weights.cache import Download, Entry, free_bytes
-from ranvier.weights.http import HttpFile
+from ranvier.weights.access import GOOD_PIECE, Transient
+from ranvier.weights.blob import Blob, Bytes, Range, check_range
+from ranvier.weights.cache import Download, Entry, digest, free_bytes
+from ranvier.weights.http import HttpFile, Remote, parsed, strong
 from ranvier.weights.sources.base import Context
-from ranvier.weights.sources.kept import Version, cached, exists, fetched
+from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
+from ranvier.weights.together import Stop, together
 
 _AT_ONCE = 4
 
@@ -34,23 +33,22 @@ class UrlSource:
     @property
     def address(self) -> str:
         """Without what may be secret; a signature in the query is part of the file's identity only by its hash."""
-        parts = urllib.parse.urlsplit(self.url)
+        parts = parsed(self.url)
         shown = f"{parts.scheme}://{(parts.netloc.rpartition('@')[2])}{parts.path}"
         return f"{shown}?{hashlib.sha256(parts.query.encode()).hexdigest()[:16]}" if parts.query else shown
 
     def open(self, context: Context) -> Blob:
         entry = self._cached(context)
-        if entry is not None:
-            return _mapped(entry, self.url)
         file = HttpFile(self.url, context.access, self.headers)
-        remote = file.question()
-        if self.sha256 or not remote.ranges or remote.size is None:
-            # a checksum is one of the whole; and a server that knows no ranges can give only the whole
-            return _mapped(self._fetched(context), self.url)
-        return RangedFile(file, remote.size, remote.etag)
+        if entry is not None and (blob := mapped(entry, file.name)) is not None:
+            return blob
+        # a checksum is one of the whole; and a server that knows no ranges can give only the whole
+        if self.sha256 or not (remote := file.question()).ranges:
+            return mapped_of(lambda: self._fetched(context), file.name)
+        return RangedFile(file, remote)
 
     def sibling(self, name: str) -> UrlSource:
-        parts = urllib.parse.urlsplit(self.url)
+        parts = parsed(self.url)
         folder = parts.path.rpartition("/")[0]
         found = parts._replace(path=f"{folder}/{urllib.parse.quote(name)}")
         return UrlSource(urllib.parse.urlunsplit(found), self.headers)
@@ -73,46 +71,45 @@ class UrlSource:
         return fetched(context, self.address, self.sha256, _downloads(file, context))
 
 
-def _mapped(entry: Entry, url: str) -> MemoryBlob:
-    blob = MemoryBlob.of_file(entry.path)
-    blob.name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2]) or blob.name
-    return blob
-
-
 def _downloads(file: HttpFile, context: Context) -> Download:
     access = context.access
 
     def download(part: Path, etag: str, remember: Callable[[str], None]) -> tuple[str, str]:
         known = etag
-        begun = False
+        told: int | None = None  # how far the progress has been told
 
         def attempt() -> None:
-            nonlocal known, begun
-            have = part.stat().st_size if part.exists() else 0
-            begin, size, found, pieces = file.stream(have if known else 0, known)
+            nonlocal known, told
+            have = part.stat().st_size if part.exists() and strong(known) else 0
+            begin, size, found, pieces = file.stream(have, known)
             if found != known:
                 known = found
-                if found:
-                    remember(found)
-            if not begun:
-                access.progress.begin(file.name, size, begin)
-                begun = True
+                remember(found)
+            if told is None:
+                access.progress.begin(file.shown, size, begin)
+            else:
+                access.progress.advance(file.shown, begin - told)
+            told = begin
             if size is not None and size - begin > (room := free_bytes(part.parent)):
-                raise WeightError(f"{file.shown} needs {size - begin} bytes on disk, there are {room}")
-            with part.open("r+b" if begin else "wb") as target:
-                target.truncate(begin)
-                target.seek(begin)
-                for piece in pieces:
-                    target.write(piece)
-                    access.progress.advance(file.name, len(piece))
+                raise CannotWrite(f"{file.shown} needs {size - begin} bytes in {str(part.parent)!r}, there are {room}")
+            try:
+                with part.open("r+b" if begin else "wb") as target:
+                    target.truncate(begin)
+                    target.seek(begin)
+                    for piece in pieces:
+                        target.write(piece)
+                        told += len(piece)
+                        access.progress.advance(file.shown, len(piece))
+            except Transient as error:
+                error.advanced = strong(known) and told - begin >= GOOD_PIECE
+                raise
 
         try:
             access.attempts(file.shown, attempt)
         finally:
-            if begun:
-                access.progress.end(file.name)
-        with part.open("rb") as whole:
-            return known, hashlib.file_digest(whole, "sha256").hexdigest()
+            if told is not None:
+                access.progress.end(file.shown)
+        return known, digest(part)
 
     return download
 
@@ -122,20 +119,14 @@ class RangedFile:
 
     near = False
 
-    def __init__(self, file: HttpFile, size: int, etag: str) -> None:
+    def __init__(self, file: HttpFile, remote: Remote) -> None:
         self.name = file.name
-        self._file, self._size, self._etag = file, size, etag
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.size: int = remote.size or 0
+        self._file, self._remote = file, remote
 
     def read(self, start: int, stop: int) -> Bytes:
         check_range(self, start, stop)
-        return np.frombuffer(self._file.range(start, stop, self._etag), np.uint8)
+        return self._file.range(start, stop, self._remote)
 
     def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
-        if len(ranges) < 2:
-            return [self.read(*each) for each in ranges]
-        with ThreadPoolExecutor(min(_AT_ONCE, len(ranges))) as pool:
-            return list(pool.map(lambda each: self.read(*each), ranges))
+        return together(lambda each: self.read(*each), ranges, _AT_ONCE, Stop(self._file.access.stop))

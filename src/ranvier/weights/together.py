@@ -1,0 +1,55 @@
+"""Work done several at a time, which ends early when one part of it fails or nobody waits for it any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+_POLL = 0.05
+
+
+class Stop:
+    """Set when the result of some work is wanted no more; ``outer`` is that of the work it is a part of."""
+
+    def __init__(self, outer: Stop | None = None) -> None:
+        self._event, self._outer = threading.Event(), outer
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set() or (self._outer is not None and self._outer.is_set())
+
+    def sleep(self, seconds: float) -> None:
+        """Wait that long, or until it is set."""
+        until = time.monotonic() + seconds
+        while not self.is_set() and (left := until - time.monotonic()) > 0:
+            self._event.wait(left if self._outer is None else min(left, _POLL))
+
+
+def together(work: Callable[[T], R], items: Iterable[T], most: int, stop: Stop) -> list[R]:
+    """The results in the order of the items, at most so many in work at a time.
+
+    The first error is raised at once, as is an interruption by the user: ``stop`` is set for those still in work, and
+    they are not waited for, because one may sit in a read that only its timeout ends.
+    """
+    waiting = list(items)
+    pool = ThreadPoolExecutor(max(1, min(most, len(waiting))))
+    whole = False
+    try:
+        futures = [pool.submit(work, each) for each in waiting]
+        done = wait(futures, return_when=FIRST_EXCEPTION).done
+        for future in futures:
+            if future in done:
+                future.result()
+        whole = True
+        return [future.result() for future in futures]
+    finally:
+        if not whole:
+            stop.set()
+        pool.shutdown(wait=whole, cancel_futures=True)

@@ -1,0 +1,160 @@
+"""The cache between processes: emptied while it is filled, read where it may not be written, with what was left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.errors import CannotWrite, InvalidConfig, WeightError
+from ranvier.weights import UrlSource, WeightCache, WeightLoader, save_safetensors
+from ranvier.weights.cache import digest
+from ranvier.weights.sources import kept
+from tests.weights.server import serving
+
+
+def filled(data: bytes) -> Callable[..., tuple[str, str]]:
+    def download(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        tell("1")
+        part.write_bytes(data)
+        return "1", digest(part)
+
+    return download
+
+
+def broken(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+    tell("1")
+    part.write_bytes(bytes(5000))
+    raise WeightError("the connection ended")
+
+
+_CHILD = """
+import sys, time
+from ranvier.weights import WeightCache, WeightLoader
+kind, url, folder = sys.argv[1:]
+until = time.monotonic() + 1.5
+while time.monotonic() < until:
+    if kind == "fill":
+        assert (WeightLoader(cache=folder, backoff=0.01).load_many(url)["a"] == 1).all()
+    else:
+        WeightCache(folder).clear()
+        time.sleep(0.001)
+"""
+
+
+def test_two_fill_while_a_third_empties(tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "m", {"a": np.ones(10_000, np.float32)})
+    with serving(m__safetensors=(tmp_path / "m").read_bytes()) as server:
+        command = [sys.executable, "-c", _CHILD]
+        work = [
+            subprocess.Popen([*command, kind, f"{server.url}/m.safetensors", str(tmp_path / "cache")])
+            for kind in ("fill", "fill", "empty")
+        ]
+        assert [process.wait(60) for process in work] == [0, 0, 0]
+
+
+def test_what_is_being_downloaded_is_left_alone(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path)
+
+    def download(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        part.write_bytes(b"beginning")
+        assert WeightCache(tmp_path).clear() == 0
+        return filled(b"all of it")(part, etag, tell)
+
+    assert cache.get("x", download).path.read_bytes() == b"all of it"
+
+
+def test_a_file_that_goes_between_found_and_opened(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path)
+    asked: list[int] = []
+
+    def fetch() -> Any:
+        entry = cache.get("x", filled(b"numbers"))
+        asked.append(1)
+        if len(asked) == 1:
+            cache.clear()
+        return entry
+
+    assert bytes(kept.mapped_of(fetch, "x").read(0, 7)) == b"numbers"
+    assert len(asked) == 2
+
+
+def test_a_cache_that_may_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_safetensors(tmp_path / "m", {"a": np.ones(3, np.float32)})
+    with serving(m__safetensors=(tmp_path / "m").read_bytes()) as server:
+        url = f"{server.url}/m.safetensors"
+        WeightLoader(cache=tmp_path / "cache").preload(url)
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        for name in ("utime", "unlink", "replace", "mkdir"):
+            monkeypatch.setattr(os, name, refuse)
+        assert WeightLoader(cache=tmp_path / "cache", offline=True).load(url).tolist() == [1, 1, 1]
+        (tmp_path / "n").write_bytes((tmp_path / "m").read_bytes())
+        server.files["/m.safetensors"] = (tmp_path / "n").read_bytes()[:-4] + b"\0\0\0\0"
+        assert WeightLoader(cache=tmp_path / "cache").load(url).tolist() == [1, 1, 0], "by ranges, past the old copy"
+
+
+def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotWrite, match="cannot write to the cache"):
+        WeightCache(tmp_path / "file").get("x", filled(b""))
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    def download(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CannotWrite, match=r"cannot keep x in .*No space left"):
+        WeightCache(tmp_path).get("x", download)
+    assert WeightCache(tmp_path).find("x") is None
+
+
+def test_what_interrupted_downloads_left_counts_and_goes(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path, limit=2000)
+    with pytest.raises(WeightError):
+        cache.get("broken", broken)
+    assert cache.nbytes() == 5000 and not cache.entries()
+    cache.get("x", filled(bytes(1000)))
+    assert cache.nbytes() == 1000 and [entry.address for entry in cache.entries()] == ["x"]
+    with pytest.raises(WeightError):
+        cache.get("broken", broken)
+    assert cache.clear() == 6000 and not list(tmp_path.iterdir())
+
+
+def test_an_entry_cut_short_is_fetched_again(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path)
+    first = cache.get("x", filled(b"numbers"))
+    first.path.write_bytes(b"num")
+    assert cache.find("x") is None
+    assert cache.get("x", filled(b"numbers")).path.read_bytes() == b"numbers"
+    first.path.write_bytes(b"numbats")
+    assert cache.find("x") is not None and cache.find("x", verify=True) is None
+    assert cache.get("x", filled(b"numbers"), verify=True).path.read_bytes() == b"numbers"
+
+
+def test_checksums_in_capitals(tmp_path: Path) -> None:
+    import hashlib
+
+    with serving(x__raw=b"1234") as server:
+        source = UrlSource(f"{server.url}/x.raw", sha256=hashlib.sha256(b"1234").hexdigest().upper())
+        loader = WeightLoader(cache=tmp_path)
+        for _ in range(2):
+            assert loader.load(source, dtype="uint8", shape=(4,)).tolist() == list(b"1234")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cache_limit": -1}, {"concurrency": 0}, {"tensor_bytes": 0}, {"timeout": None}, {"backoff": float("inf")}],
+)
+def test_options_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(options)).removeprefix("cache_")):
+        WeightLoader(**options)
