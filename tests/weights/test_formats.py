@@ -47,7 +47,7 @@ def test_safetensors_both_ways(tmp_path: Path, dtype: str) -> None:
         assert found[name].dtype == theirs[name].dtype == array.dtype
 
 
-@pytest.mark.parametrize("dtype", sorted(set(TYPES.values()) - {DType.float4_e2m1fn}, key=str))
+@pytest.mark.parametrize("dtype", sorted((d for d in TYPES.values() if not d.is_packed), key=str))
 def test_safetensors_keeps_every_type(tmp_path: Path, dtype: DType) -> None:
     array = some((5, 3), dtype.numpy)
     save_safetensors(tmp_path / "m.safetensors", {"x": array})
@@ -86,6 +86,46 @@ def test_shards(tmp_path: Path) -> None:
         LOADER.metadata(index)
 
 
+def test_shards_of_pytorch(tmp_path: Path) -> None:
+    for name in ("archive.pt", "legacy.pth"):
+        (tmp_path / name).write_bytes((DATA / name).read_bytes())
+    expected = LOADER.load_many(DATA / "archive.pt")
+    places = {name: ("archive.pt", "legacy.pth")[k % 2] for k, name in enumerate(expected)}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    found = LOADER.load_many(index)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].tobytes() == array.tobytes()
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "m-2-of-2.safetensors"}}))
+    with pytest.raises(WeightError, match=r"cannot open .*m-2-of-2\.safetensors.*No such file"):
+        LOADER.metadata(index)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(n, d) for n, d in TYPES.items() if d.is_packed])
+def test_safetensors_of_packed_elements(name: str, dtype: DType) -> None:
+    codes = np.random.default_rng(2).integers(0, 2**dtype.bits, (4, 24)).astype(np.uint8)
+    expected = codes.view(dtype.numpy).astype(np.float32)
+    bits = (codes.reshape(-1, 1) >> np.arange(dtype.bits)) & 1
+    data = np.packbits(bits.reshape(-1), bitorder="little").tobytes()
+    header = json.dumps({"x": {"dtype": name, "shape": [4, 24], "data_offsets": [0, len(data)]}}).encode()
+    source = MemorySource(len(header).to_bytes(8, "little") + header + data, "safetensors")
+    for part in (None, slice(1, 3), (slice(1, 4, 2), slice(3, 20, 5)), (slice(None), slice(5, 6)), slice(2, 2)):
+        got = LOADER.load(source, "x", part=part)
+        np.testing.assert_array_equal(got.astype(np.float32), expected if part is None else expected[part])
+
+
+def test_a_checkpoint_is_a_mapping(tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "m.safetensors", {"a": np.ones(2)})
+    opened = LOADER.open(tmp_path / "m.safetensors")
+    assert opened.get("b") is None and opened.get("a") is opened["a"]
+    assert list(LOADER.load_many(tmp_path / "m.safetensors", "a")) == ["a"]
+
+
 # -- NumPy ----------------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +147,27 @@ def test_npz(tmp_path: Path, save: Any) -> None:
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
     assert LOADER.metadata(tmp_path / "m.npz").tensors["a"].shape == (100, 7)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_npy_of_types_that_numpy_does_not_know(tmp_path: Path, dtype: str) -> None:
+    array = some((3, 4), DType[dtype].numpy)
+    np.save(tmp_path / "x.npy", array)
+    np.savez(tmp_path / "x.npz", a=array, b=np.ones(3))
+    found = LOADER.load(tmp_path / "x.npy", dtype=dtype)
+    assert found.dtype == array.dtype and found.tobytes() == array.tobytes()
+    both = LOADER.load_many(tmp_path / "x.npz", dtype=dtype)
+    assert both["a"].tobytes() == array.tobytes() and both["b"].dtype == np.float64
+    with pytest.raises(WeightError, match="option dtype"):
+        LOADER.load(tmp_path / "x.npy")
+    with pytest.raises(WeightError, match="bytes for each element; float64"):
+        LOADER.load(tmp_path / "x.npy", dtype="float64")
+
+
+def test_npz_without_its_name(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.arange(3))
+    assert LOADER.load(buffer.getvalue()).tolist() == [0, 1, 2]
 
 
 # -- PyTorch: files that torch 2.13 wrote (tools/make_torch_fixtures.py) ---------------------------------------------
@@ -134,6 +195,16 @@ def test_pytorch_part_of_a_strided_view() -> None:
     whole = LOADER.load(DATA / "archive.pt", "model.turned")
     part = (slice(1, 3), slice(0, 4, 2))
     np.testing.assert_array_equal(LOADER.load(DATA / "archive.pt", "model.turned", part=part), whole[part])
+
+
+def test_pytorch_with_what_stands_beside_tensors() -> None:
+    """Counters, bytes, numbers and arrays of NumPy, dates, a tensor and a parameter with attributes, fp4."""
+    found = LOADER.load_many(DATA / "beside.pt")
+    assert found.keys() == {"noted", "parameter", "pairs"}
+    np.testing.assert_array_equal(found["noted"], [1.0, 2.0])
+    np.testing.assert_array_equal(found["parameter"], [3.0, 4.0])
+    assert found["pairs"].shape == (2, 4)
+    np.testing.assert_array_equal(found["pairs"].astype(np.float32), [[0.5, 1.0, 1.5, 2.0], [3.0, 4.0, 6.0, -0.5]])
 
 
 # -- GGUF -----------------------------------------------------------------------------------------------------------
@@ -190,6 +261,8 @@ def test_raw() -> None:
     data = b"head" + array.tobytes()
     got = LOADER.load(MemorySource(data, "raw"), dtype="float32", shape=(4, 5), offset=4)
     np.testing.assert_array_equal(got, array)
+    swapped = array.astype(">f4").tobytes()
+    np.testing.assert_array_equal(LOADER.load(MemorySource(swapped, "raw"), dtype=">f4", shape=array.shape), array)
     with pytest.raises(WeightError, match="dtype and shape"):
         LOADER.load(MemorySource(data, "raw"))
     with pytest.raises(WeightError, match="takes bytes 8 to 88 of 84"):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier.errors import RanvierError, ResourceLimit, WeightError
+from ranvier.errors import InvalidConfig, RanvierError, ResourceLimit, WeightError
 from ranvier.weights import FileSource, MemorySource, WeightLoader, save_safetensors
 
 LOADER = WeightLoader(offline=True)
@@ -204,6 +204,47 @@ def test_a_list_in_itself_and_many_times(tmp_path: Path) -> None:
             LOADER.metadata(MemorySource(torch_file(pickle.dumps(tree, 2)), "pytorch"))
 
 
+def doubled(times: int) -> bytes:
+    """A tuple that holds a tuple twice, which holds a tuple twice ...: short to write, endless to look at."""
+    program = b")q\0"
+    for k in range(times):
+        program += b"0h" + bytes([k]) + b"h" + bytes([k]) + b"\x86q" + bytes([k + 1])
+    return program
+
+
+STORAGE = b"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nK\x01tQ"
+REBUILT = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K\0"
+ENDLESS = {
+    "a persistent id": b"\x80\x02" + doubled(60) + b"Q.",
+    "a key": b"\x80\x02}" + doubled(60) + b"K\1s.",
+    "a key of an ordered dictionary": b"\x80\x02ccollections\nOrderedDict\n(]" + doubled(60) + b"K\1\x86atR.",
+    "a shape": b"\x80\x02}Vw\n" + REBUILT + doubled(60) + b")\x89NtRs.",
+    "names under a long name": b"\x80\x02}X" + struct.pack("<I", 1 << 20) + b"k" * (1 << 20)
+    + b"(" + REBUILT + b"))\x89NtRq\7" + b"h\7" * 20_000 + b"ls.",
+    "a number as a key": b"\x80\x02}\x8b" + struct.pack("<I", 1 << 20) + b"\x7f" * (1 << 20) + REBUILT + b"))\x89NtRs.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_programs_without_end(name: str) -> None:
+    with pytest.raises(WeightError):
+        LOADER.metadata(MemorySource(torch_file(ENDLESS[name], **{"0": bytes(4)}), "pytorch"))
+
+
+def test_two_tensors_of_one_name() -> None:
+    tensor = REBUILT + b"))\x89NtR"
+    program = b"\x80\x02}(Va\n}Vb\n" + tensor + b"sVa.b\n" + tensor + b"u."
+    with pytest.raises(WeightError, match=r"two tensors have the name 'a\.b'"):
+        LOADER.metadata(MemorySource(torch_file(program, **{"0": bytes(4)}), "pytorch"))
+
+
+@pytest.mark.parametrize("name", ["conj", "neg"])
+def test_tensors_that_are_yet_to_be_changed(name: str) -> None:
+    program = b"\x80\x02}Vw\n" + REBUILT + b"))\x89N}V" + name.encode() + b"\n\x88stRs."
+    with pytest.raises(WeightError, match="resolve_conj"):
+        LOADER.metadata(MemorySource(torch_file(program, **{"0": bytes(4)}), "pytorch"))
+
+
 def tensor_program(count: int, offset: int, shape: list[int], strides: list[int]) -> bytes:
     """What torch writes for one float32 tensor, put together by hand."""
 
@@ -281,6 +322,60 @@ def test_links_of_a_cache_by_content_are_followed(tmp_path: Path) -> None:
     (snapshot / "m-1.safetensors").symlink_to("../../blobs/1234")
     (snapshot / "m.safetensors.index.json").symlink_to("../../blobs/5678")
     assert LOADER.load(snapshot / "m.safetensors.index.json", "a").tolist() == [1, 1]
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    long = tmp_path / ("a" * 300)
+    for path in (tmp_path / "pipe", long, tmp_path):
+        with pytest.raises(WeightError, match="cannot open"):
+            LOADER.load(path)
+        with pytest.raises(WeightError, match="no file"):
+            LOADER.preload(path)
+        assert not LOADER.available(path)
+
+
+def test_what_stands_in_place_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n")
+    with pytest.raises(WeightError, match="git lfs pull"):
+        LOADER.metadata(path)
+    path.write_bytes(b"<!DOCTYPE html><p>Log in, please")
+    with pytest.raises(WeightError, match="page of HTML"):
+        LOADER.metadata(path)
+
+
+@pytest.mark.parametrize("dtype", ["str", "object", "U4"])
+def test_raw_bytes_are_never_addresses(dtype: str) -> None:
+    with pytest.raises(WeightError, match="numbers"):
+        LOADER.load(MemorySource(b"\xff" * 64, "raw"), dtype=dtype, shape=(2,))
+
+
+@pytest.mark.parametrize("options", [{"shape": 4}, {"shape": ("4",)}, {"shape": (4,), "offset": "x"}])
+def test_raw_options(options: dict[str, Any]) -> None:
+    with pytest.raises(WeightError, match="whole numbers"):
+        LOADER.load(MemorySource(bytes(64), "raw"), dtype="float32", **options)
+
+
+@pytest.mark.parametrize("part", [slice(0, 5, 0), slice("a"), np.array([1, 2]), (..., ...), 1, (slice(None),) * 3])
+def test_parts_that_are_none(part: Any) -> None:
+    with pytest.raises(WeightError, match="cannot be cut by"):
+        LOADER.load(MemorySource(bytes(16), "raw"), part=part, dtype="float32", shape=(2, 2))
+
+
+def test_options_of_another_format(tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "m.safetensors", {"a": np.ones(2)})
+    with pytest.raises(InvalidConfig, match="safetensors has no option 'dtype'"):
+        LOADER.load(tmp_path / "m.safetensors", "a", dtype="float16")
+    with pytest.raises(InvalidConfig, match="did you mean 'offset'"):
+        LOADER.load(MemorySource(bytes(8), "raw"), dtype="uint8", shape=(8,), ofset=1)
+
+
+def test_an_index_of_an_index(tmp_path: Path) -> None:
+    index = tmp_path / "m.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": index.name}}))
+    with pytest.raises(WeightError, match="an index again"):
+        LOADER.metadata(index)
 
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ class MemoryBlob:
     def __init__(self, name: str, data: Any) -> None:
         self.name = name
         self.path: Path | None = None  # of the file it is, for readers that follow references in it
-        view = memoryview(data)
+        try:
+            view = memoryview(data)
+        except TypeError as error:
+            raise WeightError(f"{name!r}: {error}") from None
         self._data = np.frombuffer(view.cast("B") if view.c_contiguous else view.tobytes(), np.uint8)
         self._data.flags.writeable = False
 
@@ -55,9 +58,11 @@ class MemoryBlob:
     def of_file(cls, path: Path) -> MemoryBlob:
         """The bytes of a file, mapped: pages are read when they are looked at."""
         try:
+            if not path.is_file() and path.exists():  # opening a pipe waits for somebody who writes
+                raise WeightError(f"cannot open {str(path)!r}: it is no file")
             with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                return cls(path.name, FileMap(file) if status.st_size else b"")
+                size = os.fstat(file.fileno()).st_size
+                return cls(path.name, FileMap(file) if size else b"")
         except (OSError, ValueError) as error:
             raise WeightError(f"cannot open {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -78,6 +83,7 @@ def check_range(blob: Blob, start: int, stop: int) -> None:
         raise WeightError(f"{blob.name!r}: bytes {start} to {stop} were asked for, it has {blob.size}")
 
 
+_AHEAD = 1 << 16
 _GAP = 1 << 16  # bytes between two ranges that cost less to read along than another request
 
 
@@ -95,12 +101,23 @@ def gathered(ranges: Sequence[Range], gap: int = _GAP) -> list[tuple[Range, list
     return found
 
 
-class BlobFile(io.RawIOBase):
-    """A blob as a file that is open for reading, for libraries that want one."""
+class BlobReader(io.BufferedReader):
+    """A blob, or its first bytes, as a file that is open for reading, for libraries that want one."""
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: Blob, limit: int | None = None) -> None:
+        self._size = blob.size if limit is None else min(limit, blob.size)
+        super().__init__(_Unbuffered(blob, self._size), _AHEAD)
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        # room is made for as many as are asked for, and a file may ask for any number
+        left = max(0, self._size - self.tell())
+        return super().read(left if count is None or count < 0 else min(count, left))
+
+
+class _Unbuffered(io.RawIOBase):
+    def __init__(self, blob: Blob, size: int) -> None:
         super().__init__()
-        self._blob, self._at = blob, 0
+        self._blob, self._size, self._at = blob, size, 0
 
     def readable(self) -> bool:
         return True
@@ -112,7 +129,7 @@ class BlobFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._blob.size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         if base + offset < 0:
             raise OSError(f"{self._blob.name!r}: a position before the first byte")
         self._at = base + offset
@@ -120,8 +137,8 @@ class BlobFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
-        start = min(self._at, self._blob.size)
-        stop = min(start + len(target), self._blob.size)
+        start = min(self._at, self._size)
+        stop = min(start + len(target), self._size)
         target[: stop - start] = self._blob.read(start, stop).data
         self._at = stop
         return stop - start

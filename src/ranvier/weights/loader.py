@@ -12,26 +12,31 @@ Every method has a twin whose name begins with ``a`` and that is awaited.
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ranvier.errors import WeightError
 from ranvier.plugged import plugged
 from ranvier.records import dataclass
-from ranvier.rules import Whole
+from ranvier.rules import Positive, Whole
 from ranvier.weights.access import Access
 from ranvier.weights.cache import WeightCache
 from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.formats.index import SUFFIX, index_of
 from ranvier.weights.formats.registry import format_names, open_checkpoint
 from ranvier.weights.progress import Progress, Silent
 from ranvier.weights.sources.base import Context, Source
 from ranvier.weights.sources.local import FileSource
 from ranvier.weights.sources.registry import ENTRY_POINTS, SCHEMES, source_of
 from ranvier.weights.stored import Array, Decoded, TensorInfo, Weight
+from ranvier.weights.together import Stop, together
 from ranvier.weights.transforms import Slice, Transform, apply
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,14 @@ class WeightLoader:
         folder = cache if isinstance(cache, WeightCache) else WeightCache(cache, cache_limit)
         options = Access(offline=offline, progress=progress or Silent(), **access)
         self._context = Context(folder, options, verify)
-        self._concurrency: int = Whole(1).check(concurrency)
-        self._tensor_bytes = tensor_bytes
+        self._concurrency: int = Whole(1)("WeightLoader", "concurrency", concurrency)
+        self._tensor_bytes: int | None = Positive()("WeightLoader", "tensor_bytes", tensor_bytes)
+
+    def _until(self, stop: Stop) -> WeightLoader:
+        """The same loader, whose transfers end when this is set."""
+        found = copy.copy(self)
+        found._context = replace(self._context, access=replace(self._context.access, stop=stop))
+        return found
 
     # -- what there is --------------------------------------------------------------------------------------------
 
@@ -137,61 +148,71 @@ class WeightLoader:
         **options: Any,
     ) -> dict[str, Array]:
         """Several tensors, all where none is named, some at a time."""
+        stop = Stop(self._context.access.stop)
+        own = self._until(stop)
         if names is None:
-            self.preload(source)  # all of it is wanted: one file instead of many ranges
-        checkpoint = self.open(source, format=format, **options)
-        wanted = list(checkpoint if names is None else names)
+            own.preload(source)  # all of it is wanted: one file instead of many ranges
+        checkpoint = own.open(source, format=format, **options)
+        wanted = [names] if isinstance(names, str) else list(checkpoint if names is None else names)
         weights = [_through(checkpoint[name], steps, None) for name in wanted]
         progress, label = self._context.access.progress, f"reading {source_of(source).address}"
         progress.begin(label, sum(weight.info.nbytes for weight in weights))
 
         def read(weight: Weight) -> Array:
+            own._context.access.go_on(label)
             array = weight.read()
             progress.advance(label, weight.info.nbytes)
             return array
 
         try:
-            with ThreadPoolExecutor(min(self._concurrency, max(1, len(weights)))) as pool:
-                return dict(zip(wanted, pool.map(read, weights)))
+            return dict(zip(wanted, together(read, weights, self._concurrency, stop)))
         finally:
             progress.end(label)
 
     def preload(self, *sources: Any) -> list[Path | None]:
-        """Bring files into the cache, some at a time, with all shards of those that are in several files."""
+        """Bring files into the cache, some at a time, with all shards of those that are in several files.
+
+        Where one fails the others are stopped; they go on where they were when they are asked for again.
+        """
+        stop = Stop(self._context.access.stop)
+        context = self._until(stop)._context
+
+        def fetch(source: Source) -> Path | None:
+            return source.fetch(context)
+
         found = [source_of(each) for each in sources]
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            paths = list(pool.map(lambda each: each.fetch(self._context), found))
-            shards = [s for source in found for s in self._shards(source)]
-            list(pool.map(lambda each: each.fetch(self._context), shards))
+        paths = together(fetch, found, self._concurrency, stop)
+        shards = [shard for source in found for shard in _shards(source, context)]
+        together(fetch, shards, self._concurrency, stop)
         return paths
-
-    def _shards(self, source: Source) -> list[Source]:
-        from ranvier.weights.formats.safetensors import SafeTensorsIndex, index_of
-
-        name = source.address.partition("@")[0]
-        if isinstance(source, FileSource) or not name.endswith(SafeTensorsIndex.suffixes):
-            return []
-        blob = source.open(self._context)
-        return [source.sibling(file) for file in dict.fromkeys(index_of(blob, Opening())[0].values())]
 
     # -- the same, awaited ----------------------------------------------------------------------------------------
 
     async def ametadata(self, source: Any, **options: Any) -> Metadata:
-        return await asyncio.to_thread(self.metadata, source, **options)
+        return await self._awaited(lambda own: own.metadata(source, **options))
 
     async def aavailable(self, source: Any) -> bool:
-        return await asyncio.to_thread(self.available, source)
+        return await self._awaited(lambda own: own.available(source))
 
     async def aload(self, source: Any, tensor: str | None = None, *steps: Transform, **options: Any) -> Array:
-        return await asyncio.to_thread(self.load, source, tensor, *steps, **options)
+        return await self._awaited(lambda own: own.load(source, tensor, *steps, **options))
 
     async def aload_many(
         self, source: Any, names: Iterable[str] | None = None, *steps: Transform, **options: Any
     ) -> dict[str, Array]:
-        return await asyncio.to_thread(self.load_many, source, names, *steps, **options)
+        return await self._awaited(lambda own: own.load_many(source, names, *steps, **options))
 
     async def apreload(self, *sources: Any) -> list[Path | None]:
-        return await asyncio.to_thread(self.preload, *sources)
+        return await self._awaited(lambda own: own.preload(*sources))
+
+    async def _awaited(self, work: Callable[[WeightLoader], R]) -> R:
+        """What a loader gives in a thread; when the task is cancelled its transfers end."""
+        stop = Stop(self._context.access.stop)
+        try:
+            return await asyncio.to_thread(work, self._until(stop))
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
 
 def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
@@ -206,3 +227,14 @@ def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
 
 def _through(weight: Weight, steps: Sequence[Transform], part: Any) -> Weight:
     return apply(weight, *steps, *([Slice(part)] if part is not None else []))
+
+
+def _shards(source: Source, context: Context) -> list[Source]:
+    """The other files of a checkpoint that is fetched by its index; files of this machine are there already."""
+    if isinstance(source, FileSource) or SUFFIX not in source.address:
+        return []
+    blob = source.open(context)
+    if not blob.name.endswith(SUFFIX):
+        return []
+    places, _ = index_of(blob, Opening().header_bytes)
+    return [source.sibling(file) for file in dict.fromkeys(places.values())]

@@ -76,8 +76,9 @@ def full(shape: Sequence[int]) -> Selection:
 def normalised(part: Any, shape: Sequence[int], name: str) -> Selection:
     """What a caller writes (slices, an Ellipsis, fewer than all axes) as one plain slice for each axis."""
     entries = list(part) if isinstance(part, tuple) else [part]
-    if Ellipsis in entries:
-        at = entries.index(Ellipsis)
+    dots = [k for k, entry in enumerate(entries) if entry is Ellipsis]
+    if dots:
+        at = dots[0]
         entries[at : at + 1] = [slice(None)] * (len(shape) - len(entries) + 1)
     entries += [slice(None)] * (len(shape) - len(entries))
     if len(entries) != len(shape) or not all(isinstance(e, slice) for e in entries):
@@ -86,7 +87,10 @@ def normalised(part: Any, shape: Sequence[int], name: str) -> Selection:
         )
     found = []
     for each, extent in zip(entries, shape):
-        start, stop, step = each.indices(extent)
+        try:
+            start, stop, step = each.indices(extent)
+        except (TypeError, ValueError) as error:
+            raise WeightError(f"tensor {name!r} cannot be cut by {each!r}: {error}") from None
         if step < 0:
             raise WeightError(f"tensor {name!r}: a slice must have a positive step, got {step}")
         found.append(slice(start, max(start, stop), step))
@@ -115,6 +119,7 @@ class Stored:
     start: int
     strides: tuple[int, ...] = ()
     big_endian: bool = False
+    packed: bool = True  # elements of less than a byte lie close together; NumPy gives each a byte of its own
 
     @property
     def dense(self) -> bool:
@@ -123,26 +128,39 @@ class Stored:
     def read(self, part: Selection | None = None) -> Array:
         shape, dtype = self.info.shape, self.info.dtype
         chosen = full(shape) if part is None else part
-        if dtype.is_packed and dtype.bits in (1, 2, 4):
-            data = bytes(self.blob.read(self.start, self.start + self.info.nbytes))
-            return tensor_array(TensorProto(data_type=dtype.onnx, dims=shape, raw_data=data))[chosen]
         target = tuple(map(extent, chosen))
         if 0 in target:
             return np.empty(target, dtype.numpy)
+        if dtype.is_packed and self.packed:
+            return self._unpacked(chosen)
         if self.blob.near or not self.dense or all(s == f for s, f in zip(chosen, full(shape))):
             return self._covered(chosen)
         return self._by_ranges(chosen, target)
 
-    def _covered(self, chosen: Selection) -> Array:
-        """One range of bytes that holds the part, and the part as a view of it."""
-        item = self.info.dtype.numpy.itemsize
+    def _span(self, chosen: Selection) -> tuple[tuple[int, ...], int, int]:
+        """Strides of the elements, and the first and the last one of the part."""
         strides = self.strides or row_major(self.info.shape)
         first = sum(s.start * step for s, step in zip(chosen, strides))
         last = sum((s.start + (extent(s) - 1) * s.step) * step for s, step in zip(chosen, strides))
-        data = self.blob.read(self.start + first * item, self.start + (last + 1) * item)
-        steps = [step * s.step * item for s, step in zip(chosen, strides)]
-        # as_strided would do the same, but not for every type of ml_dtypes
-        return self._native(np.ndarray(tuple(map(extent, chosen)), self.info.dtype.numpy, data, 0, steps))
+        return strides, first, last
+
+    def _covered(self, chosen: Selection) -> Array:
+        """One range of bytes that holds the part, and the part as a view of it."""
+        dtype = self.info.dtype.numpy
+        strides, first, last = self._span(chosen)
+        data = self.blob.read(self.start + first * dtype.itemsize, self.start + (last + 1) * dtype.itemsize)
+        return self._native(_view(data, dtype, chosen, strides))
+
+    def _unpacked(self, chosen: Selection) -> Array:
+        """Elements of less than a byte: those from the first of the part to its last, each in a byte of its own."""
+        dtype = self.info.dtype
+        strides, first, last = self._span(chosen)
+        together = math.lcm(dtype.bits, 8) // dtype.bits  # elements that fill whole bytes
+        begin = first // together * together
+        start, stop = begin * dtype.bits // 8, ((last + 1) * dtype.bits + 7) // 8
+        data = bytes(self.blob.read(self.start + start, self.start + stop))
+        flat = tensor_array(TensorProto(data_type=dtype.onnx, dims=[last + 1 - begin], raw_data=data))
+        return _view(flat[first - begin :], dtype.numpy, chosen, strides)
 
     def _by_ranges(self, chosen: Selection, target: tuple[int, ...]) -> Array:
         item = self.info.dtype.numpy.itemsize
@@ -167,6 +185,12 @@ class Stored:
         if self.big_endian != (sys.byteorder == "big") and self.info.dtype.numpy.itemsize > 1:
             return array.byteswap()
         return array
+
+
+def _view(data: Array, dtype: np.dtype[Any], chosen: Selection, strides: Sequence[int]) -> Array:
+    """The part whose first element is the first of the data. as_strided does not know every type of ml_dtypes."""
+    steps = [step * s.step * dtype.itemsize for s, step in zip(chosen, strides)]
+    return np.ndarray(tuple(map(extent, chosen)), dtype, data, 0, steps)
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ranvier.errors import WeightError, nearest
 from ranvier.records import dataclass
 from ranvier.weights.blob import Blob
-from ranvier.weights.stored import TensorInfo, Weight
+from ranvier.weights.stored import Weight
 
 Sibling = Callable[[str], Blob]  # another file of the same source, by its name
 
@@ -28,6 +28,9 @@ class Checkpoint(Mapping[str, Weight]):
         except KeyError:
             raise WeightError(f"{self.label or 'the checkpoint'} has no tensor {name!r}{nearest(name, self)}") from None
 
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._weights.get(name, default)
+
     def __contains__(self, name: object) -> bool:
         return name in self._weights
 
@@ -36,9 +39,6 @@ class Checkpoint(Mapping[str, Weight]):
 
     def __len__(self) -> int:
         return len(self._weights)
-
-    def infos(self) -> list[TensorInfo]:
-        return [weight.info for weight in self._weights.values()]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ class Opening:
     def beside(self, name: str, of: str) -> Blob:
         if self.sibling is None:
             raise WeightError(f"{of!r} refers to {name!r}, and its source has no other files")
-        if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
-            raise WeightError(f"{of!r} refers to {name!r}, which is no name of a file beside it")
         return self.sibling(name)
 
 
 class Format(Protocol):
-    """One kind of file. New ones come by the entry points ``ranvier.weight_formats``: a class or object like this."""
+    """One kind of file. New ones come by the entry points ``ranvier.weight_formats``: a class or object like this.
+
+    One that names its options, in a tuple ``options``, is never given others.
+    """
 
     name: str
     suffixes: tuple[str, ...]

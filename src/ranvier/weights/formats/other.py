@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ranvier import dtypes
 from ranvier.config import Limits
+from ranvier.dtypes import DType
 from ranvier.errors import InvalidModel, WeightError
 from ranvier.formats.onnx import read
 from ranvier.weights.blob import Blob
@@ -16,6 +21,7 @@ from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_
 class Onnx:
     name = "onnx"
     suffixes = (".onnx",)
+    options = ()
 
     def matches(self, head: bytes, name: str) -> bool:
         return name.endswith(self.suffixes)
@@ -41,21 +47,35 @@ class Raw:
 
     name = "raw"
     suffixes = (".raw",)
+    options = ("dtype", "shape", "offset", "name")
 
     def matches(self, head: bytes, name: str) -> bool:
         return name.endswith(self.suffixes)
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
         options = opening.options
-        unknown = set(options) - {"dtype", "shape", "offset", "name"}
-        if unknown or "dtype" not in options or "shape" not in options:
+        if "dtype" not in options or "shape" not in options:
             raise WeightError(f"{blob.name!r}: raw data needs the options dtype and shape (and may have offset, name)")
-        dtype, shape = dtypes.of(options["dtype"]), tuple(options["shape"])
-        name, offset = str(options.get("name", "tensor")), int(options.get("offset", 0))
+        dtype, big_endian = _element(options["dtype"], blob.name)
+        try:
+            shape = tuple(map(operator.index, options["shape"]))
+            offset = operator.index(options.get("offset", 0))
+        except TypeError as error:
+            raise WeightError(f"{blob.name!r}: shape is a tuple of whole numbers, offset one: {error}") from None
+        name = str(options.get("name", "tensor"))
         nbytes = checked_size(name, shape, dtype.bits, opening.tensor_bytes)
         if offset < 0 or offset + nbytes > blob.size:
             raise WeightError(
                 f"{blob.name!r}: {dtype}{list(shape)} takes bytes {offset} to {offset + nbytes} of {blob.size}"
             )
         info = TensorInfo(name, dtype, shape, nbytes, source=blob.name)
-        return Checkpoint({name: Stored(info, blob, offset)}, {}, repr(blob.name))
+        return Checkpoint({name: Stored(info, blob, offset, big_endian=big_endian)}, {}, repr(blob.name))
+
+
+def _element(given: Any, file: str) -> tuple[DType, bool]:
+    """The element type, and whether it is written with the highest byte first (``'>f4'``)."""
+    dtype = dtypes.of(given)
+    if dtype is DType.string:
+        raise WeightError(f"{file!r}: raw data holds numbers, not {given!r}")
+    ordered = isinstance(given, np.dtype) or (isinstance(given, str) and given[:1] in "<>=|")
+    return dtype, ordered and np.dtype(given).str.startswith(">")

@@ -6,10 +6,9 @@ called; the reader of a format decides what a record means, and an opcode or a g
 
 from __future__ import annotations
 
-import io
 import pickletools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import IO, Any
 
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
@@ -42,11 +41,13 @@ _VALUES = {
     "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING",
     "SHORT_BINSTRING", "STRING",
 }  # fmt: skip
+_LONGEST_INTEGER = 128  # bits; one of a million takes long to write
+_KEYS = (str, bytes, int, float, bool, type(None), Global)
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def read_pickle(
-    stream: io.BytesIO,
+    stream: IO[bytes],
     label: str,
     call: Callable[[str, tuple[Any, ...]], Any],
     persistent: Callable[[Any], Any],
@@ -71,7 +72,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, stream: io.BytesIO) -> Any:
+    def run(self, stream: IO[bytes]) -> Any:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             name = opcode.name
             if count > _MOST_OPCODES:
@@ -160,4 +161,28 @@ class _Machine:
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise ValueError("a key without a value")
-    return dict(zip(items[::2], items[1::2]))
+    return mapping(zip(items[::2], items[1::2]))
+
+
+def mapping(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dictionary whose keys are plain values or tuples of them.
+
+    A tuple that holds another twice, which holds another twice ... is short to write and takes for ever to hash.
+    """
+    found = {}
+    for key, value in pairs:
+        for each in key if isinstance(key, tuple) else (key,):
+            if not isinstance(each, _KEYS) or (isinstance(each, int) and each.bit_length() > _LONGEST_INTEGER):
+                raise ValueError(f"a key that is or holds {shown(each)}")
+        found[key] = value
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value for a message: what holds others is told by its type alone, for the reason given at ``mapping``."""
+    text = repr(value) if isinstance(value, str | float | bool | None) else ""
+    if isinstance(value, Global):
+        text = value.name
+    if type(value) is int and value.bit_length() <= _LONGEST_INTEGER:
+        text = str(value)
+    return f"{text[:100]} ..." if len(text) > 100 else text or type(value).__name__

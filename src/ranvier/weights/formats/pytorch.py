@@ -14,11 +14,11 @@ from typing import Any
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
-from ranvier.weights.blob import Blob
+from ranvier.weights.blob import Blob, BlobReader
 from ranvier.weights.formats.base import Checkpoint, Opening
-from ranvier.weights.formats.numpy_files import member_data, open_zip
-from ranvier.weights.formats.pickles import Call, Global, read_pickle
-from ranvier.weights.stored import Stored, TensorInfo, Weight, checked_size
+from ranvier.weights.formats.pickles import Call, Global, mapping, read_pickle, shown
+from ranvier.weights.formats.zips import Member, open_zip
+from ranvier.weights.stored import Stored, TensorInfo, Weight, checked_size, row_major
 
 _STORAGES = {
     "DoubleStorage": DType.float64,
@@ -56,11 +56,26 @@ _DTYPES = {
     "float8_e5m2": DType.float8_e5m2,
     "float8_e5m2fnuz": DType.float8_e5m2fnuz,
     "float8_e8m0fnu": DType.float8_e8m0fnu,
+    "float4_e2m1fn_x2": DType.float4_e2m1fn,  # its shapes count pairs
 }
-_PLAIN = {"collections.OrderedDict", "torch.Size", "torch.device", "builtins.set", "__builtin__.set"}
+# what stands beside tensors in checkpoints; the values are of no use here, and nothing is made of them
+_ASIDE = {
+    "__builtin__.bytearray", "__builtin__.complex", "__builtin__.set", "_codecs.encode", "argparse.Namespace",
+    "builtins.bytearray", "builtins.complex", "builtins.set", "datetime.date", "datetime.datetime",
+    "datetime.timedelta", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.dtype", "pathlib.PosixPath",
+    "pathlib.WindowsPath", "torch.Size", "torch.device",
+}  # fmt: skip
+_DICTIONARIES = {"collections.Counter", "collections.OrderedDict", "collections.defaultdict"}
+_REBUILD = "torch._utils._rebuild_tensor_v"
+_PARAMETERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+_OF_TYPE = "torch._tensor._rebuild_from_type_v2"
+_TYPES = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
+_COUNT = 8  # bytes before a storage that say how many elements it has
 _DEEPEST, _MOST_STEPS = 64, 2_000_000
+_NAME_OF_A_STEP = 64  # characters of a name that count as one step more: names repeat those they are under
 
 
 @dataclass(frozen=True)
@@ -83,9 +98,13 @@ class _View:
     strides: tuple[int, ...]
 
 
+_HOLDERS = (_View, Mapping, list, tuple)  # a tensor, and what may hold some
+
+
 class PyTorch:
     name = "pytorch"
     suffixes = (".pt", ".pth", ".bin", ".ckpt")
+    options = ()
 
     def matches(self, head: bytes, name: str) -> bool:
         zipped = head.startswith(b"PK\x03\x04") and not name.endswith(".npz")
@@ -113,19 +132,23 @@ def _archive(blob: Blob, opening: Opening) -> Checkpoint:
         member = members.get(root + name)
         if member is None or member.file_size > 64:
             return ""
-        start = member_data(blob, member)
-        return bytes(blob.read(start, start + member.file_size)).decode("ascii", "replace")
+        found = Member(blob, member)
+        return bytes(found.read(0, found.size)).decode("ascii", "replace")
 
-    def place(storage: _Storage) -> int:
+    opened: dict[str, Member] = {}
+
+    def place(storage: _Storage) -> tuple[Blob, int]:
         member = members.get(f"{root}data/{storage.key}")
         if member is None:
             raise WeightError(f"{blob.name!r} has no data for storage {storage.key!r}")
-        if member.compress_type or member.file_size < storage.count * storage.dtype.numpy.itemsize:
-            raise WeightError(f"{blob.name!r}: storage {storage.key!r} is compressed or cut off")
-        return member_data(blob, member)
+        if member.file_size < storage.count * storage.dtype.numpy.itemsize:
+            raise WeightError(f"{blob.name!r}: storage {storage.key!r} is cut off")
+        if storage.key not in opened:
+            opened[storage.key] = Member(blob, member)
+        return opened[storage.key], 0
 
-    start = member_data(blob, program)
-    stream = io.BytesIO(bytes(blob.read(start, start + program.file_size)))
+    found = Member(blob, program)
+    stream = io.BytesIO(bytes(found.read(0, found.size)))
     tree = read_pickle(stream, repr(blob.name), _call(blob.name), _storage_of(blob.name))
     big = text("byteorder").strip() == "big"
     return _checkpoint(blob, tree, place, opening, big)
@@ -134,7 +157,7 @@ def _archive(blob: Blob, opening: Opening) -> Checkpoint:
 def _stream(blob: Blob, opening: Opening) -> Checkpoint:
     """Five pickles (magic number, version, system, the tree, keys of storages), then the storages."""
     label = repr(blob.name)
-    stream = io.BytesIO(bytes(blob.read(0, min(blob.size, opening.header_bytes))))
+    stream: Any = BlobReader(blob, opening.header_bytes)
     storages: dict[str, _Storage] = {}
 
     def persistent(identity: Any) -> _Storage:
@@ -153,20 +176,21 @@ def _stream(blob: Blob, opening: Opening) -> Checkpoint:
     places: dict[str, int] = {}
     at = stream.tell()
     for key in keys:
-        storage = storages.get(key)
-        if storage is None:
+        if key not in storages:
             raise WeightError(f"{label}: storage {key!r} belongs to no tensor")
-        if int.from_bytes(bytes(blob.read(at, at + 8)), "little") != storage.count:
-            raise WeightError(f"{label}: storage {key!r} has another size than its tensors expect")
-        places[key] = at + 8
-        at += 8 + storage.count * storage.dtype.numpy.itemsize
+        places[key] = at + _COUNT
+        at += _COUNT + storages[key].count * storages[key].dtype.numpy.itemsize
     if at > blob.size:
         raise WeightError(f"{label} is cut off: {at} bytes needed, {blob.size} there")
+    counts = blob.read_many([(start - _COUNT, start) for start in places.values()])
+    for key, count in zip(places, counts):
+        if int.from_bytes(bytes(count), "little") != storages[key].count:
+            raise WeightError(f"{label}: storage {key!r} has another size than its tensors expect")
 
-    def place(storage: _Storage) -> int:
+    def place(storage: _Storage) -> tuple[Blob, int]:
         if storage.key not in places:
             raise WeightError(f"{label} has no data for storage {storage.key!r}")
-        return places[storage.key]
+        return blob, places[storage.key]
 
     big = isinstance(system, dict) and system.get("little_endian") is False
     return _checkpoint(blob, tree, place, opening, big)
@@ -174,14 +198,16 @@ def _stream(blob: Blob, opening: Opening) -> Checkpoint:
 
 def _storage_of(file: str) -> Callable[[Any], _Storage]:
     def persistent(identity: Any) -> _Storage:
+        if isinstance(identity, tuple) and identity[:1] == ("module",):
+            raise WeightError(f"{file!r} holds a whole module, which is a program; save its state_dict")
         if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
-            raise WeightError(f"{file!r}: the pickle refers to {identity!r}, which is no storage")
+            raise WeightError(f"{file!r}: the pickle refers to {shown(identity)}, which is no storage")
         _, kind, key, _, count = identity[:5]
         if len(identity) > 5 and identity[5] is not None:
-            raise WeightError(f"{file!r}: storage {key!r} is a view of another, as versions before 0.4 wrote them")
+            raise WeightError(f"{file!r}: storage {shown(key)} is a view of another, as versions before 0.4 wrote them")
         name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else ""
         if name not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
-            raise WeightError(f"{file!r}: storage {key!r} of the unknown kind {name or kind!r}")
+            raise WeightError(f"{file!r}: storage {shown(key)} of the unknown kind {name or shown(kind)}")
         return _Storage(_STORAGES[name], key, count)
 
     return persistent
@@ -189,17 +215,32 @@ def _storage_of(file: str) -> Callable[[Any], _Storage]:
 
 def _call(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
     def call(function: str, arguments: tuple[Any, ...]) -> Any:
-        if function == "collections.OrderedDict":
-            if arguments and not isinstance(arguments[0], list):
-                raise WeightError(f"{file!r}: the pickle makes an OrderedDict of {type(arguments[0]).__name__}")
-            return dict(arguments[0]) if arguments else {}
-        if function in _PLAIN:
+        if function in _DICTIONARIES:
+            # of pairs, of a dictionary, of nothing; a defaultdict first of all of what makes its defaults
+            given = (*arguments, [])[function == "collections.defaultdict" and len(arguments) > 0]
+            if not isinstance(given, list | dict):
+                raise WeightError(f"{file!r}: the pickle makes a dictionary of {shown(given)}")
+            return mapping(given.items() if isinstance(given, dict) else given)
+        if function in _ASIDE:
             return Call(function, arguments)
-        if function == "torch._utils._rebuild_parameter":
+        if function in _PARAMETERS:
             return arguments[0]
-        if function in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
+        if function in (f"{_REBUILD}2", f"{_REBUILD}3"):
             return _view(file, function, arguments)
-        raise WeightError(f"{file!r}: the pickle calls {function}, which a file of weights has no need of")
+        if function == _OF_TYPE:  # a tensor with attributes, or of a class of its own, whose meaning is not ours
+            inner, kind, given = arguments[:3]
+            if (
+                isinstance(inner, Global)
+                and isinstance(kind, Global)
+                and kind.name in _TYPES
+                and inner.name != _OF_TYPE
+            ):
+                return call(inner.name, given)
+            raise WeightError(f"{file!r}: the pickle has a tensor of the unknown class {shown(kind)}")
+        raise WeightError(
+            f"{file!r}: the pickle calls {function[:100]}, which a file of weights has no need of; "
+            "save a state_dict, or tensors alone"
+        )
 
     return call
 
@@ -208,56 +249,63 @@ def _view(file: str, function: str, arguments: tuple[Any, ...]) -> _View:
     storage, offset, shape, strides = arguments[:4]
     if not isinstance(storage, _Storage):
         raise WeightError(f"{file!r}: a tensor without a storage")
-    dtype = storage.dtype
-    if function.endswith("_v3"):
-        named = arguments[6].name if len(arguments) > 6 and isinstance(arguments[6], Global) else ""
+    dtype, others = storage.dtype, arguments[6:]
+    if function == f"{_REBUILD}3":
+        named = others[0].name if others and isinstance(others[0], Global) else ""
         if named.rpartition(".")[2] not in _DTYPES:
             raise WeightError(f"{file!r}: a tensor of the unknown element type {named!r}")
-        dtype = _DTYPES[named.rpartition(".")[2]]
+        dtype, others = _DTYPES[named.rpartition(".")[2]], others[1:]
+    if others and isinstance(others[0], dict) and (others[0].get("conj") or others[0].get("neg")):
+        raise WeightError(f"{file!r}: a tensor that is yet to be conjugated or negated; save it after resolve_conj()")
     if isinstance(shape, Call):
         shape = shape.arguments[0]
     numbers = (offset, *shape, *strides)
     if len(shape) != len(strides) or any(type(x) is not int or x < 0 for x in numbers):
-        raise WeightError(f"{file!r}: a tensor of offset {offset!r}, shape {shape!r}, strides {strides!r}")
-    return _View(storage, dtype, offset, tuple(shape), tuple(strides))
+        raise WeightError(f"{file!r}: a tensor whose offset, shape and strides are not whole numbers that fit together")
+    shape, strides = tuple(shape), tuple(strides)
+    if dtype.is_packed:
+        if not shape or strides != row_major(shape):
+            raise WeightError(f"{file!r}: a tensor of pairs of {dtype} that do not lie one after another")
+        return _View(storage, dtype, offset, (*shape[:-1], 2 * shape[-1]), ())
+    return _View(storage, dtype, offset, shape, strides)
 
 
-def _checkpoint(blob: Blob, tree: Any, place: Callable[[_Storage], int], opening: Opening, big: bool) -> Checkpoint:
-    found = _tensors(tree, blob.name)
+def _checkpoint(
+    blob: Blob, tree: Any, place: Callable[[_Storage], tuple[Blob, int]], opening: Opening, big: bool
+) -> Checkpoint:
     weights: dict[str, Weight] = {}
-    for name, view in found.items():
+    for name, view in _tensors(tree, blob.name).items():
         item = view.dtype.numpy.itemsize
-        checked_size(name, view.shape, item * 8, opening.tensor_bytes)
+        nbytes = checked_size(name, view.shape, view.dtype.bits, opening.tensor_bytes)
         count = math.prod(view.shape)
-        reach = view.offset + (1 + sum((d - 1) * s for d, s in zip(view.shape, view.strides)) if count else 0)
+        within = 1 + sum((d - 1) * s for d, s in zip(view.shape, view.strides)) if view.strides else nbytes // item
+        reach = view.offset + (within if count else 0)
         if reach * item > view.storage.count * view.storage.dtype.numpy.itemsize:
             raise WeightError(
                 f"{blob.name!r}: tensor {name!r} reaches to element {reach} of a storage of {view.storage.count}"
             )
-        info = TensorInfo(name, view.dtype, view.shape, count * item, source=blob.name)
-        weights[name] = Stored(info, blob, place(view.storage) + view.offset * item, view.strides, big)
+        info = TensorInfo(name, view.dtype, view.shape, nbytes, source=blob.name)
+        inside, start = place(view.storage)
+        weights[name] = Stored(info, inside, start + view.offset * item, view.strides, big)
     return Checkpoint(weights, {}, repr(blob.name))
 
 
 def _tensors(tree: Any, file: str) -> dict[str, _View]:
     """Tensors of nested dictionaries and lists, by the names that lead to them."""
     found: dict[str, _View] = {}
-    left = [("", tree, 0)]
+    left = [("", tree, 0)] if isinstance(tree, _HOLDERS) else []
     steps = 0
     while left:
         name, item, depth = left.pop()
-        steps += 1
-        # what refers to itself, or to one thing again and again, would never end
-        if depth > _DEEPEST or steps > _MOST_STEPS:
-            raise WeightError(f"{file!r}: more than {_DEEPEST} levels, or than {_MOST_STEPS} entries")
         if isinstance(item, _View):
-            found[name or "tensor"] = item
+            if found.setdefault(name or "tensor", item) is not item:
+                raise WeightError(f"{file!r}: two tensors have the name {name!r}")
             continue
-        pairs: Any = ()
-        if isinstance(item, Mapping):
-            pairs = item.items()
-        elif isinstance(item, list | tuple):
-            pairs = enumerate(item)
-        inner = [(f"{name}.{key}" if name else str(key), value, depth + 1) for key, value in pairs]
-        left += [each for each in reversed(inner) if isinstance(each[1], _View | Mapping | list | tuple)]
+        pairs: Any = item.items() if isinstance(item, Mapping) else enumerate(item)
+        inner = [(key, value) for key, value in pairs if isinstance(value, _HOLDERS)]
+        steps += len(inner) * (1 + len(name) // _NAME_OF_A_STEP)
+        # what refers to itself, or to one thing again and again, would never end
+        if (inner and depth == _DEEPEST) or steps > _MOST_STEPS:
+            raise WeightError(f"{file!r}: more than {_DEEPEST} levels, or than {_MOST_STEPS} entries")
+        left += [(f"{name}.{key}" if name else str(key), value, depth + 1) for key, value in reversed(inner)]
     return found

@@ -15,7 +15,7 @@ ENTRY_POINTS = "ranvier.weight_formats"
 _HEAD = 512
 # imported when first needed; asked in this order, the surer ones first
 _OWN: dict[str, tuple[str, str]] = {
-    "safetensors-index": ("safetensors", "SafeTensorsIndex"),
+    "index": ("index", "Index"),
     "npy": ("numpy_files", "Npy"),
     "gguf": ("gguf_files", "Gguf"),
     "npz": ("numpy_files", "Npz"),
@@ -55,15 +55,25 @@ def format_of(name: str) -> Format:
 
 def open_checkpoint(blob: Blob, opening: Opening, name: str | None = None) -> Checkpoint:
     """The checkpoint in a blob, of the named format or of the one it looks like."""
-    if name is not None:
-        return format_of(name).open(blob, opening)
+    found = format_of(name) if name is not None else _looks_like(blob)
+    known: tuple[str, ...] = getattr(found, "options", tuple(opening.options))
+    unknown = sorted(set(opening.options) - set(known))
+    if unknown:
+        raise InvalidConfig(f"{blob.name!r}: {found.name} has no option {unknown[0]!r}{nearest(unknown[0], known)}")
+    return found.open(blob, opening)
+
+
+def _looks_like(blob: Blob) -> Format:
     head = bytes(blob.read(0, min(_HEAD, blob.size)))
+    # these come under any name: a page to log in, what a clone has without the large files
+    if head.lstrip()[:5].lower() in (b"<!doc", b"<html", b"<?xml"):
+        raise WeightError(f"{blob.name!r} is a page of HTML or XML, not a file of weights: {head[:60]!r}")
+    if head.startswith(b"version https://git-lfs"):
+        raise WeightError(f"{blob.name!r} is a pointer of Git LFS in place of the file: 'git lfs pull' fetches that")
     for each in (*_added, *plugged(ENTRY_POINTS), *_OWN):
         found = format_of(each)
         if found.matches(head, blob.name):
-            return found.open(blob, opening)
-    if head.lstrip()[:1] == b"<":
-        raise WeightError(f"{blob.name!r} is a page of HTML or XML, not a file of weights: {head[:60]!r}")
+            return found
     raise WeightError(
         f"{blob.name!r} is in no known format (known: {', '.join(format_names())}); it begins {head[:16]!r}"
     )

@@ -32,6 +32,8 @@ TYPES: dict[str, DType] = {
     "F8_E8M0": DType.float8_e8m0fnu,
     "F8_E4M3FNUZ": DType.float8_e4m3fnuz,
     "F8_E5M2FNUZ": DType.float8_e5m2fnuz,
+    "F6_E2M3": DType.float6_e2m3fn,
+    "F6_E3M2": DType.float6_e3m2fn,
     "F4": DType.float4_e2m1fn,
     "I64": DType.int64,
     "I32": DType.int32,
@@ -46,12 +48,12 @@ TYPES: dict[str, DType] = {
 }
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _LENGTH = 8  # bytes of the number that says how long the header is
-_INDEX = ".safetensors.index.json"
 
 
 class SafeTensors:
     name = "safetensors"
     suffixes = (".safetensors",)
+    options = ()
 
     def matches(self, head: bytes, name: str) -> bool:
         return name.endswith(self.suffixes) or head[_LENGTH : _LENGTH + 2] == b'{"'
@@ -79,7 +81,7 @@ def _header(blob: Blob, limit: int) -> tuple[dict[str, Any], int]:
         what = "more than allowed" if length > limit else f"but the file has {blob.size}"
         raise WeightError(f"{blob.name!r} is no safetensors file, or cut off: a header of {length} bytes, {what}")
     try:
-        header = json.loads(bytes(blob.read(_LENGTH, _LENGTH + length)), object_pairs_hook=_unique)
+        header = json.loads(bytes(blob.read(_LENGTH, _LENGTH + length)), object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
         raise WeightError(f"{blob.name!r}: the header is not sound JSON: {error}") from None
     if not isinstance(header, dict):
@@ -87,7 +89,8 @@ def _header(blob: Blob, limit: int) -> tuple[dict[str, Any], int]:
     return header, _LENGTH + length
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError where a name occurs twice, of which JSON's readers keep either."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
@@ -125,41 +128,6 @@ def _check_cover(file: str, spans: list[tuple[int, int, str]], available: int) -
     if at != available:
         what = "cut off" if at > available else "longer than its tensors"
         raise WeightError(f"{file!r} is {what}: tensors take {at} bytes, the file has {available}")
-
-
-class SafeTensorsIndex:
-    """A checkpoint in several files, with an index that says which tensor is in which."""
-
-    name = "safetensors-index"
-    suffixes = (_INDEX,)
-
-    def matches(self, head: bytes, name: str) -> bool:
-        return name.endswith(self.suffixes)
-
-    def open(self, blob: Blob, opening: Opening) -> Checkpoint:
-        places, notes = index_of(blob, opening)
-        shards: dict[str, Checkpoint] = {}
-        reader = SafeTensors()
-        for file in dict.fromkeys(places.values()):
-            shards[file] = reader.open(opening.beside(file, blob.name), opening)
-        weights = {name: shards[file][name] for name, file in places.items()}
-        return Checkpoint(weights, notes, repr(blob.name))
-
-
-def index_of(blob: Blob, opening: Opening) -> tuple[dict[str, str], dict[str, Any]]:
-    """Which tensor is in which file, and notes."""
-    if blob.size > opening.header_bytes:
-        raise WeightError(f"{blob.name!r} has {blob.size} bytes, more than an index may have")
-    try:
-        index = json.loads(bytes(blob.read(0, blob.size)), object_pairs_hook=_unique)
-        places, notes = index["weight_map"], index.get("metadata") or {}
-        if not isinstance(places, dict) or not isinstance(notes, dict):
-            raise ValueError("weight_map and metadata must be mappings")
-        if not all(isinstance(file, str) for file in places.values()):
-            raise ValueError("weight_map must name files")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightError(f"{blob.name!r} is no index of safetensors files: {error!r}") from None
-    return places, notes
 
 
 def save(path: str | os.PathLike[str], tensors: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:

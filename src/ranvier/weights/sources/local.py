@@ -43,13 +43,12 @@ class FileSource:
         return FileSource(path.parent / name)
 
     def fetch(self, context: Context) -> Path | None:
-        path = Path(self.path)
-        if not path.is_file():
-            raise WeightError(f"there is no file {str(path)!r}")
-        return path
+        if not self.exists(context):
+            raise WeightError(f"there is no file {self.address!r}")
+        return Path(self.path)
 
     def exists(self, context: Context) -> bool:
-        return Path(self.path).is_file()
+        return os.path.isfile(self.path)  # false also where the name is one no file can have
 
 
 @dataclass(frozen=True)

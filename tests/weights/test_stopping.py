@@ -1,0 +1,128 @@
+"""Work that nobody waits for any more ends: an error of one of many, a cancelled task, an interruption by the user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.errors import WeightError
+from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights.together import Stop, together
+from tests.weights.server import Served, serving
+
+SECONDS = 20  # that the slow server would take
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Served]:
+    """A server that sends its file in small pieces, and stops when nobody listens."""
+    save_safetensors(tmp_path / "m", {"a": np.zeros(100_000, np.float32)})
+    data = (tmp_path / "m").read_bytes()
+    with serving(m__safetensors=data) as server:
+
+        def drip(handler: Any) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(data)))
+            handler.end_headers()
+            try:
+                for k in range(0, len(data), len(data) // (SECONDS * 100)):
+                    handler.wfile.write(data[k : k + len(data) // (SECONDS * 100)])
+                    time.sleep(0.01)
+            except OSError:
+                handler.close_connection = True
+
+        server.fail, server.failure = 1000, drip
+        yield server
+
+
+def url(server: Served) -> str:
+    return f"{server.url}/m.safetensors"
+
+
+def wait_for(server: Served) -> None:
+    while not server.requests:
+        time.sleep(0.005)
+
+
+def test_an_error_of_one_stops_the_others(slow: Served, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(WeightError, match="no file"):
+        WeightLoader(cache=tmp_path / "cache").preload(url(slow), tmp_path / "absent")
+    assert time.monotonic() - began < SECONDS / 4
+
+
+def test_an_interruption_stops_a_download(slow: Served, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        wait_for(slow)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        WeightLoader(cache=tmp_path / "cache").preload(url(slow))
+    thread.join()
+    assert time.monotonic() - began < SECONDS / 4
+
+
+def test_a_cancelled_task_stops_its_transfers(slow: Served, tmp_path: Path) -> None:
+    loader = WeightLoader(cache=tmp_path / "cache")
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(loader.aload_many(url(slow)))
+        await asyncio.to_thread(wait_for, slow)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    began = time.monotonic()
+    asyncio.run(cancelled())  # which waits for its threads
+    assert time.monotonic() - began < SECONDS / 4
+    slow.fail = 0
+    assert loader.load_many(url(slow))["a"].shape == (100_000,), "the loader itself goes on"
+
+
+def test_the_wait_for_another_process_is_stopped(slow: Served, tmp_path: Path) -> None:
+    loader = WeightLoader(cache=tmp_path / "cache")
+
+    async def cancelled() -> None:
+        first = asyncio.create_task(loader.apreload(url(slow)))
+        await asyncio.to_thread(wait_for, slow)
+        second = asyncio.create_task(loader.apreload(url(slow)))
+        await asyncio.sleep(0.05)
+        for task in (second, first):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    began = time.monotonic()
+    asyncio.run(cancelled())
+    assert time.monotonic() - began < SECONDS / 4
+
+
+def test_together() -> None:
+    assert together(lambda x: x * x, range(5), 2, Stop()) == [0, 1, 4, 9, 16]
+    assert together(lambda x: x, [], 2, Stop()) == []
+    stop = Stop()
+    done: list[int] = []
+
+    def work(k: int) -> None:
+        if k == 0:
+            raise KeyError(k)
+        stop.sleep(5.0)
+        done.append(k)
+
+    began = time.monotonic()
+    with pytest.raises(KeyError):
+        together(work, range(100), 2, stop)
+    assert stop.is_set() and len(done) <= 2 and time.monotonic() - began < 4
+    assert Stop(stop).is_set() and not Stop().is_set()
