@@ -22,6 +22,7 @@ from ranvier.dtypes import DType
 Accuracy = Literal["float32", "bfloat16", "int8"]
 # From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
 _MANY = {"float32": 33, "bfloat16": 12, "int8": 33}
+_MANY_SHORT = 9  # the same of float32 with vectors of 16 bytes: more than a pass takes
 _DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 
 
@@ -49,7 +50,10 @@ def coded_matmul(
     assert integers or not b.coupled
     # where products of bytes pick lanes of a row they outdo those of floats at any number of rows
     decodes_often = integers and dot_of(isa) is SIGNED
-    if b.n > 1 and not decodes_often and p.m >= _MANY["int8" if integers else "bfloat16" if pairs else "float32"]:
+    many = _MANY["int8" if integers else "bfloat16" if pairs else "float32"]
+    if isa.vector_bytes == 16 and not integers:
+        many = _MANY_SHORT
+    if b.n > 1 and not decodes_often and p.m >= many:
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")

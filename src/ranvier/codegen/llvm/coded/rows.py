@@ -121,12 +121,16 @@ def _stays_small(b: CodedB) -> bool:
     return (FACTOR if b.coupled else 1) * b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
 
 
-def _together(b: CodedB, isa: Isa, activations: Activations) -> int:
+def _together(b: CodedB, isa: Isa, activations: Activations, rows: int) -> int:
     """Words that one turn takes: as many as a line of the cache holds, where a vector is a part of one and there is
-    little to do for a word, so that counting and asking ahead would take as long."""
+    little to do for a word, so that counting and asking ahead would take as long. For a single row of codes there is
+    the least to do: groups of two lines are one turn."""
     if activations == "floats" or dot_of(isa) is not SIGNED:
         return 1
-    return math.gcd(b.words, LINE // isa.vector_bytes)
+    line = LINE // isa.vector_bytes
+    if activations == "codes" and rows == 1 and b.words == 2 * line:
+        return b.words
+    return math.gcd(b.words, line)
 
 
 def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations) -> Launch:
@@ -136,7 +140,7 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
     panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
     if activations == "digits":
         panels = _DIGIT_PANELS[isa.registers >= 32]
-    together = _together(b, isa, activations)
+    together = _together(b, isa, activations, rows)
     once = together == b.words and together > 1
     as_floats = dot_of(isa) is SIGNED and activations != "floats" and _stays_small(b)
     kernel = Pass(
@@ -196,6 +200,9 @@ class _Pass:
         self.places = Places(fn, isa)
         assert self.places.beside == 1 or self.places.beside % kernel.panels == 0
         self.picks = kernel.integers and dot_of(isa) is SIGNED  # products pick lanes of what rows' registers hold
+        self.quads = 8 // kernel.coding.bits  # fours of k that a word holds
+        # words whose activations fill a register of a row: one load for all of them
+        self.span = min(kernel.together, max(1, self.lanes // (self.quads * kernel.digits))) if self.picks else 1
         self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
         self.place = fn.stack("i64", 6)
 
@@ -331,20 +338,27 @@ class _Pass:
         for stream in streams if self.places.beside == 1 else streams[:1]:
             for line in range(0, step * self.kernel.together, LINE):
                 f.prefetch(f.gep(f.gep(stream, later), line))
-        for k in range(self.kernel.together):
-            self._word(word + k if k else word, left, streams, sums)
+        for first in range(0, self.kernel.together, self.span):
+            held = self._picked(word + first if first else word, left) if self.picks else None
+            for k in range(first, first + self.span):
+                here = None if held is None else [row[(k - first) * self.quads :][: self.quads] for row in held]
+                self._word(word + k if k else word, left, streams, sums, here)
 
     def _word(
-        self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]]
-    ) -> None:  # fmt: skip
+        self,
+        word: Val,
+        left: list[Val],
+        streams: list[Val],
+        sums: list[list[list[Var]]],
+        picked: list[list[Val]] | None,
+    ) -> None:
         f, coding, digits = self.fn, self.kernel.coding, self.kernel.digits
         size = self.isa.vector_bytes
         here = [f.gep(s, word * self.places.step) for s in streams]
         if self.kernel.integers:
             words = [f.load(self.words, at, size) for at in here]
             quads = self._coupled(words) if self.kernel.coupled else [self.decoder.quads(each) for each in words]
-            picked = self._picked(word, left, len(quads[0])) if self.picks else None
-            for i in range(len(quads[0])):
+            for i in range(self.quads):
                 for r, row in enumerate(left):
                     if picked is not None:
                         wide = picked[r][i]
@@ -370,13 +384,13 @@ class _Pass:
         pairs = [words[v : v + 2] for v in range(0, len(words), 2)]
         return [quads for pair in pairs for quads in ([self.decoder.low(each) for each in pair], pair)]
 
-    def _picked(self, word: Val, left: list[Val], count: int) -> list[list[Val]]:
-        """Quads of every line: those of a row, all of its digits, lie side by side."""
+    def _picked(self, word: Val, left: list[Val]) -> list[list[Val]]:
+        """Quads of every line for ``span`` words: those of a row, all of its digits, lie side by side."""
         f, digits = self.fn, self.kernel.digits
         found: list[list[Val]] = []
         for row in left[::digits]:
             at = f.gep(row, word * (self.kernel.coding.per_word * digits))
-            quads = spread_groups(f, self.isa, at, count * digits)
+            quads = spread_groups(f, self.isa, at, self.span * self.quads * digits)
             found += [quads[d::digits] for d in range(digits)]
         return found
 
