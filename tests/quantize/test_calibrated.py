@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, ShapeMismatch
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, observer
 
 Array = np.ndarray[Any, Any]
@@ -121,3 +121,66 @@ def test_ranges_of_little(name: str) -> None:
     assert low == 0.0 and 0.0 < high <= 2.0
     with pytest.raises(InvalidConfig, match="did you mean"):
         observer("percentil")
+
+
+@pytest.mark.parametrize("name", ["minmax", "percentile", "mse", "entropy"])
+@pytest.mark.filterwarnings("error")
+def test_ranges_of_the_least_and_the_largest(name: str) -> None:
+    tiny, huge = np.array([1e-45, -1e-45], np.float32), np.array([3e38, -3e38], np.float32)
+    for batches in ([tiny], [huge], [tiny, huge], [np.array([1e300, 2.0])]):
+        low, high = observed(name, batches)
+        assert low <= 0.0 <= high and np.isfinite(high - low)
+
+
+# -- what GPTQ and AWQ refuse, and groups that follow the order -------------------------------------------------------
+
+
+def test_weights_and_inputs_that_do_not_fit() -> None:
+    weights, moments = np.ones((4, 32), np.float32), moments_of(np.ones((3, 32), np.float32))
+    for scheme in (Gptq(4, 16), Awq(4, 16)):
+        for wrong in (weights[:, :31], weights[0], weights[None]):
+            with pytest.raises(ShapeMismatch, match="weights"):
+                scheme.quantize(wrong, moments)
+    with pytest.raises(ShapeMismatch, match="inputs"):
+        moments.update(np.ones((2, 64), np.float32))
+    assert Gptq(4, 16).quantize(weights[:0], moments).shape == (0, 32)
+    assert Awq(4, 16).quantize(weights[:0], moments)[0].shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Gptq(1),
+        lambda: Gptq(4, 0),
+        lambda: Gptq(4, -2),
+        lambda: Gptq(4, damping=-1.0),
+        lambda: Gptq(4, fit="least"),
+        lambda: Awq(9),
+        lambda: Awq(4, steps=0),
+        lambda: InputMoments(0),
+    ],
+)
+def test_options_out_of_range(make: Any) -> None:
+    with pytest.raises(InvalidConfig):
+        make()
+
+
+@pytest.mark.parametrize("group", [32, 48, -1])
+def test_groups_in_the_order_of_rounding(layers: Any, group: int) -> None:
+    weights, inputs = layers[1]
+    moments = moments_of(inputs)
+    coded = Gptq(4, group, reorder=True, static_groups=False).quantize(weights, moments)
+    size = weights.shape[1] if group == -1 else group
+    assert coded.order is not None and np.bincount(coded.order).max() <= size
+    zeros = np.take(coded.zeros, coded.order, 1).astype(np.float32)
+    plain = (coded.codes.astype(np.float32) - zeros) * np.take(coded.scales, coded.order, 1)
+    np.testing.assert_allclose(coded.dequantize(), plain, rtol=1e-6)
+    nearest = Integers(4, True, "group", size, signed=False).quantize(weights).dequantize()
+    assert output_error(weights, coded.dequantize(), inputs) < 0.8 * output_error(weights, nearest, inputs)
+
+
+def test_moments_of_layers_that_share_weights_add_up(layers: Any) -> None:
+    inputs = layers[1][1]
+    joined = InputMoments.joined([moments_of(inputs[:500]), moments_of(inputs[500:])])
+    np.testing.assert_allclose(joined.second, moments_of(inputs).second)
+    assert joined.count == len(inputs)

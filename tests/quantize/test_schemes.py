@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ranvier.errors import InvalidConfig
+from ranvier.dtypes import DType
+from ranvier.errors import DTypeMismatch, InvalidConfig
 from ranvier.quantize import (
     Float8,
     Integers,
@@ -172,3 +173,88 @@ def test_others_and_mistakes() -> None:
         assert "mine" in scheme_names() and scheme("mine").name == "int3"
     finally:
         del schemes._added["mine"]
+
+
+SCHEMES = [*scheme_names(), "nested nf4", "fp8 blocks"]
+
+
+def scheme_of(name: str) -> Any:
+    if name == "nested nf4":
+        return Nf4(nested=True)
+    return Float8(granularity="channel") if name == "fp8 blocks" else scheme(name)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.filterwarnings("error")
+def test_what_no_scheme_takes(name: str) -> None:
+    chosen = scheme_of(name)
+    for bad in (np.nan, np.inf, -np.inf, 1e300):
+        with pytest.raises(InvalidConfig, match="infinite or NaN, or beyond"):
+            chosen.quantize(np.array([[1.0, bad, 2.0]]))
+    for odd in (np.ones((2, 2), np.complex64), np.array([["a"]])):
+        with pytest.raises(DTypeMismatch, match="real numbers"):
+            chosen.quantize(odd)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.filterwarnings("error")
+def test_little_and_odd_arrays(name: str) -> None:
+    chosen = scheme_of(name)
+    wide = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    for array in (
+        np.zeros((0, 4), np.float32),
+        np.zeros((4, 0), np.float32),
+        np.array(1.5, np.float32),
+        np.zeros((2, 3), np.float32),
+        np.full((4, 32), 1e-42, np.float32),
+        np.full((2, 3), 3e38, np.float32),
+        wide[::2, ::-3],
+        np.asfortranarray(wide),
+    ):
+        back = chosen.quantize(array).dequantize()
+        assert back.shape == array.shape and back.dtype == array.dtype and np.isfinite(back).all()
+        same = chosen.quantize(np.ascontiguousarray(array)).dequantize().reshape(array.shape)
+        np.testing.assert_array_equal(back, same)
+
+
+def test_whole_numbers_and_lists_read_back_as_float32() -> None:
+    back = Integers(8).quantize(np.array([[100, 1, 50]])).dequantize()
+    assert back.dtype == np.float32 and back[0, 1] == pytest.approx(100 / 127)
+    assert Integers(8).quantize([[1.0, 2.0]]).dequantize().dtype == np.float64  # as NumPy has it
+
+
+def test_a_block_of_zeros_has_the_code_that_kernels_take_for_zero() -> None:
+    found = Integers(4, False, "group", 2, signed=False).quantize(np.array([[0.0, 0.0, 1.0, 2.0]], np.float32))
+    assert found.zeros is not None and found.zeros[0, 0] == 8 and (found.codes[0, :2] == 8).all()
+
+
+def test_scales_of_few_bits() -> None:
+    few = Integers(8, scale_dtype=DType.float16)
+    small = few.quantize(np.full((2, 8), 1e-6, np.float32))
+    assert small.scales.dtype == np.float16 and (small.scales > 0).all()
+    with pytest.raises(InvalidConfig, match="beyond the range of float16"):
+        few.quantize(np.full((2, 8), 1e10, np.float32))
+    with pytest.raises(InvalidConfig, match="floating-point"):
+        Integers(8, scale_dtype=DType.int8)
+
+
+def test_bytes_of_nested_scales_are_those_that_are_kept() -> None:
+    array = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
+    plain, nested = (Nf4(nested=on).quantize(array).nbytes for on in (False, True))
+    assert plain == array.size // 2 + 4 * array.size // 64
+    assert nested == array.size // 2 + 1024 + 4 * 256 + 4 * 4 + 4  # codes of 8 bits, their table, absmax, offset
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: block_of((4, 4), "channel", 2),
+        lambda: block_of((4, 4), "channel", -3),
+        lambda: block_of((4, 4), "channel", 0.5),  # type: ignore[arg-type]
+        lambda: block_of((4, 4), "block", 0, (2.5, 2)),  # type: ignore[arg-type]
+        lambda: Integers(symmetric="no"),  # type: ignore[arg-type]
+    ],
+)
+def test_options_out_of_range(make: Any) -> None:
+    with pytest.raises(InvalidConfig):
+        make()

@@ -34,6 +34,7 @@ class Quantized:
     order: Array | None = None
     flat: bool = False
     dtype: DType = DType.float32  # of the numbers they stand for
+    scale_bytes: int | None = None  # of scales that are kept in fewer bits than here
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -46,7 +47,8 @@ class Quantized:
         """Bytes when packed."""
         zeros = 0 if self.zeros is None else (self.zeros.size * min(self.bits, 8) + 7) // 8
         order = 0 if self.order is None else self.order.nbytes
-        return (self.codes.size * self.bits + 7) // 8 + self.scales.nbytes + zeros + order
+        scales = self.scales.nbytes if self.scale_bytes is None else self.scale_bytes
+        return (self.codes.size * self.bits + 7) // 8 + scales + zeros + order
 
     def dequantize(self) -> Array:
         wide = np.float64 if self.dtype is DType.float64 else np.float32

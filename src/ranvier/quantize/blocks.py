@@ -28,12 +28,13 @@ def block_of(shape: Sequence[int], granularity: Granularity, axis: int, group: i
     """
     if granularity == "tensor" or not shape:
         return tuple(max(1, d) for d in shape)
-    axis = axis + len(shape) if axis < 0 else axis
-    if not 0 <= axis < len(shape):
-        raise InvalidConfig(f"axis {axis} of a tensor of {len(shape)} axes")
+    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        raise InvalidConfig(f"axis {axis!r} of a tensor of {len(shape)} axes")
+    axis %= len(shape)
     if granularity == "block":
         sides = (group, group) if isinstance(group, int) else tuple(group)
-        if len(shape) < 2 or len(sides) != 2 or min(sides) < 1:
+        whole = all(isinstance(side, int) and side >= 1 for side in sides)
+        if len(shape) < 2 or len(sides) != 2 or not whole:
             raise InvalidConfig(f"blocks have two sides and need two axes, got {group!r} for shape {list(shape)}")
         return (*(1 for _ in shape[:-2]), *sides)
     if granularity == "group":

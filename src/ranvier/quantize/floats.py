@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from ranvier.dtypes import DType, of
+from ranvier.dtypes import DType
 from ranvier.ops.contrib.weight_only import NF4_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
+from ranvier.quantize.numbers import real_numbers
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Rule, Whole
 
@@ -35,16 +36,16 @@ class Float8(Checked):
         return f"fp8_{self.kind}"
 
     def quantize(self, array: Array) -> Quantized:
-        values = np.asarray(array).astype(np.float32)
-        dtype = _FLOAT8[self.kind].numpy
-        most = float(ml_dtypes.finfo(dtype).max)
+        values, dtype = real_numbers(array, np.float32)
+        code = _FLOAT8[self.kind].numpy
+        most = float(ml_dtypes.finfo(code).max)
         block = block_of(values.shape, self.granularity, self.axis, self.group)
         reach = reduce(np.abs(values), block, np.max)
         # a scale that is no normal number may be zero, and could not divide
         scales = np.where(reach > 0, np.maximum(reach / most, np.finfo(np.float32).tiny), 1.0).astype(np.float32)
         scaled = values / expand(scales, block, values.shape)
-        codes = np.clip(scaled, -most, most).astype(dtype)  # a quotient may round to just above the largest
-        return Quantized(self.name, codes, scales, block, 8, axis=self.axis, dtype=of(array))
+        codes = np.clip(scaled, -most, most).astype(code)  # a quotient may round to just above the largest
+        return Quantized(self.name, codes, scales, block, 8, axis=self.axis, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,20 @@ class Nf4(Checked):
     name: ClassVar[str] = "nf4"
 
     def quantize(self, array: Array) -> Quantized:
-        values = np.asarray(array).astype(np.float32)
+        values, dtype = real_numbers(array, np.float32)
         flat = values.reshape(-1)
         reach = reduce(np.abs(flat), (self.group,), np.max) if flat.size else np.zeros(0, np.float32)
-        extra: dict[str, Any] = {}
         scales = np.where(reach > 0, reach, 1.0).astype(np.float32)
+        nested: Nested | None = None
         if self.nested:
-            scales, extra["nested"] = nested_scales(scales, self.nested_group)
+            scales, nested = nested_scales(scales, self.nested_group)
         middles = (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / 2
         # scales as they read back: in 8 bits a small one among large ones may be none
         each = expand(np.where(scales == 0, np.float32(1.0), scales), (self.group,), flat.shape)
         found = np.searchsorted(middles, flat / each)
         codes = found.astype(np.uint8).reshape(values.shape)
-        made = Quantized(self.name, codes, scales, (self.group,), 4, table=NF4_LEVELS, dtype=of(array), flat=True)
-        return replace(made, extra=extra)
+        made = Quantized(self.name, codes, scales, (self.group,), 4, table=NF4_LEVELS, dtype=dtype, flat=True)
+        return made if nested is None else replace(made, scale_bytes=nested.nbytes, extra={"nested": nested})
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class Nested:
     offset: float
     group: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.table.nbytes + self.absmax.nbytes + 4
+
     def numbers(self) -> Array:
         each = expand(self.absmax, (self.group,), self.codes.shape)
         return (self.table[self.codes] * each + np.float32(self.offset)).astype(np.float32)
@@ -93,7 +98,7 @@ class Nested:
 
 def nested_scales(scales: Array, group: int) -> tuple[Array, Nested]:
     """Scales in 8 bits, as they read back, and what that takes. Levels are even: scales have no long tails."""
-    offset = float(scales.mean()) if scales.size else 0.0
+    offset = float(scales.mean(dtype=np.float64)) if scales.size else 0.0
     moved = scales - np.float32(offset)
     absmax = reduce(np.abs(moved), (group,), np.max) if scales.size else np.zeros(0, np.float32)
     absmax = np.where(absmax > 0, absmax, 1.0).astype(np.float32)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
-from ranvier.dtypes import DType, of
+from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
+from ranvier.quantize.numbers import real_numbers
 from ranvier.records import dataclass
-from ranvier.rules import Checked, Choice, Rule, Whole
+from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
 _SHRINKS = np.linspace(1.0, 0.5, 41)  # of the range, tried for the least squared error
 FITS = ("minmax", "mse")
+
+
+class _FloatType(Rule):
+    def check(self, value: Any) -> DType:
+        if not isinstance(value, DType) or not value.is_float:
+            raise ValueError(f"must be a DType of floating-point numbers, got {value!r}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,12 @@ class Integers(Checked):
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "bits": Whole(2, 8),
+        "symmetric": Flag(),
         "granularity": Choice(GRANULARITIES),
         "group": Whole(1),
+        "signed": Flag(),
         "fit": Choice(FITS),
+        "scale_dtype": _FloatType(),
     }
 
     @property
@@ -57,7 +69,7 @@ class Integers(Checked):
         return 0 if self.signed else 1 << (self.bits - 1)
 
     def quantize(self, array: Array) -> Quantized:
-        values = _finite(array)
+        values, dtype = real_numbers(array)
         block = block_of(values.shape, self.granularity, self.axis, self.group)
         low = np.minimum(reduce(values, block, np.min), 0)
         high = np.maximum(reduce(values, block, np.max), 0)
@@ -66,7 +78,7 @@ class Integers(Checked):
         scales, zeros = self.parameters(low, high)
         codes = self.codes(values, expand(scales, block, values.shape), expand(zeros, block, values.shape))
         kept = None if self.symmetric and self.signed else zeros
-        return Quantized(self.name, codes, scales, block, self.bits, kept, axis=self.axis, dtype=of(array))
+        return Quantized(self.name, codes, scales, block, self.bits, kept, axis=self.axis, dtype=dtype)
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Scale and zero point for ranges, which hold zero."""
@@ -78,9 +90,16 @@ class Integers(Checked):
         else:
             scales = (high - low) / (most - least)
         scales = np.where(scales > 0, scales, 1.0)
-        scales = np.maximum(scales, np.finfo(np.float32).tiny).astype(self.scale_dtype.numpy)
+        kept = ml_dtypes.finfo(self.scale_dtype.numpy)
+        if float(scales.max(initial=0.0)) > float(kept.max):
+            raise InvalidConfig(f"scales of {scales.max():.3g} are beyond the range of {self.scale_dtype}")
+        # one that were zero could not divide, and kernels may take what is no normal number of float32 for zero
+        least_scale = max(float(kept.smallest_subnormal), float(np.finfo(np.float32).tiny))
+        scales = np.maximum(scales, least_scale).astype(self.scale_dtype.numpy)
         if not self.symmetric:
-            zeros = np.clip(np.rint(least - low / scales.astype(np.float64)), least, most)
+            points = np.clip(np.rint(least - low / scales.astype(np.float64)), least, most)
+            # nothing but zeros: a zero point in the middle, as if it were symmetric, so that kernels add nothing either
+            zeros = np.where(high > low, points, self.middle)
         return scales, zeros.astype(self._code_type)
 
     def codes(self, values: Array, scales: Array, zeros: Array) -> Array:
@@ -108,10 +127,3 @@ class Integers(Checked):
             best = np.where(better, error, best)
             kept_low, kept_high = np.where(better, low * factor, kept_low), np.where(better, high * factor, kept_high)
         return kept_low, kept_high
-
-
-def _finite(array: Array) -> Array:
-    values = np.asarray(array).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise InvalidConfig("numbers that are infinite or NaN cannot be quantized to integers")
-    return values

@@ -19,6 +19,8 @@ _COUNTED = 1 << 16  # numbers of one array that are counted: more of them move n
 
 
 class Observer(Protocol):
+    """Numbers that are infinite or NaN are left out."""
+
     def update(self, array: Array) -> None: ...
 
     def range(self) -> tuple[float, float]:
@@ -81,7 +83,8 @@ class Histogram:
             self.reach *= 2
         if self.reach > 0:
             some = finite[:: -(-finite.size // _COUNTED) | 1]  # an odd stride meets all columns of even rows
-            self.counts += np.histogram(some, _BINS, (-self.reach, self.reach))[0]
+            # as float64: bins of the smallest numbers, and a reach beyond the largest, are none of float32
+            self.counts += np.histogram(some.astype(np.float64), _BINS, (-self.reach, self.reach))[0]
 
     @property
     def centres(self) -> Array:
@@ -184,7 +187,8 @@ def observer(name: str) -> Observer:
 
 
 def _finite(array: Array) -> Array:
-    values = np.asarray(array, np.float32).reshape(-1)
+    with np.errstate(over="ignore"):
+        values = np.asarray(array, np.float32).reshape(-1)
     if values.size and np.isfinite(values.min()) and np.isfinite(values.max()):  # both are NaN where anything is
         return values
     return values[np.isfinite(values)]

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ranvier.dtypes import of
 from ranvier.ops.own.bitlinear import LEAST, quantized_tokens
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
+from ranvier.quantize.numbers import real_numbers
 from ranvier.records import dataclass
 
 
@@ -23,12 +23,12 @@ class Ternary:
     name: ClassVar[str] = "ternary"
 
     def quantize(self, array: Array) -> Quantized:
-        values = np.asarray(array).astype(np.float32)
+        values, dtype = real_numbers(array, np.float32)
         scale = np.float32(max(float(np.abs(values).mean(dtype=np.float64)) if values.size else 0.0, LEAST))
         codes = np.clip(np.rint(values / scale), -1, 1).astype(np.int8)
         block = tuple(max(1, d) for d in values.shape)
         scales = np.full((1,) * values.ndim, scale, np.float32)
-        return Quantized(self.name, codes, scales, block, 2, dtype=of(array))
+        return Quantized(self.name, codes, scales, block, 2, dtype=dtype)
 
 
 def token_codes(activations: Array) -> tuple[Array, Array]:

@@ -15,12 +15,13 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.quantize import Integers
-from ranvier.quantize.calibrated import feed_back, upper_factor
+from ranvier.quantize.feedback import feed_back, upper_factor
 from ranvier.quantize.observers import ChannelMean
 from ranvier.runtime.quantizing.sites import Site
 
 Array = np.ndarray[Any, Any]
 Rounded = tuple[Array, Array, Array]
+Weights = tuple[str, int, int]
 _MOST = 2048  # terms of a sum: the work grows with their cube
 _ROWS, _TIMES = 1024, 4  # sums that are looked at: at least, and for every term
 LOOKED = 16  # samples that serve
@@ -32,7 +33,7 @@ class SumMoments:
     """Second moments of what the sums of a layer read, [groups, terms, terms], from some of its places."""
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        self.site = site
         groups, terms = groups_of(site), terms_of(site)
         self.second = np.zeros((groups, terms, terms))
         self.count = 0
@@ -41,7 +42,7 @@ class SumMoments:
 
     def update(self, x: Array) -> None:
         if self.count < self._wanted:
-            some = windows(self._site, x, -(-self._wanted // LOOKED), self._rng).astype(np.float64)
+            some = windows(self.site, x, -(-self._wanted // LOOKED), self._rng).astype(np.float64)
             if np.isfinite(some).all():
                 self.second += some.transpose(0, 2, 1) @ some
                 self.count += some.shape[1]
@@ -49,6 +50,11 @@ class SumMoments:
 
 def mean_of(site: Site) -> ChannelMean:
     return ChannelMean(1 if site.inner is None else -1)
+
+
+def weights_of(site: Site) -> Weights:
+    """What says whether two layers have the same weights in the same places."""
+    return site.weight.name, site.outputs, groups_of(site)
 
 
 def groups_of(site: Site) -> int:
@@ -122,17 +128,21 @@ def to_bfloat(values: Array) -> Array:
 
 
 class Rounding:
-    """Rounded weights of layers, each found once. ``moments`` by names of layers; without any, the nearest numbers."""
+    """Rounded weights, each found once, also where layers share them. ``moments`` by names of layers; without any, the
+    nearest numbers."""
 
     def __init__(self, moments: Mapping[str, SumMoments] | None = None, fit: str = "minmax") -> None:
-        self._moments = dict(moments or {})
+        self._moments: dict[Weights, list[SumMoments]] = {}
+        for each in (moments or {}).values():
+            self._moments.setdefault(weights_of(each.site), []).append(each)
         self._fit = fit
-        self._codes: dict[str, Rounded] = {}
-        self._bfloat: dict[str, Array] = {}
+        self._codes: dict[Weights, Rounded] = {}
+        self._bfloat: dict[Weights, Array] = {}
 
     def codes(self, site: Site) -> Rounded:
         """Codes, the step of each output channel, and what the weights lost; the axis of outputs is in front."""
-        if site.name not in self._codes:
+        key = weights_of(site)
+        if key not in self._codes:
             moved = np.moveaxis(site.numbers, site.outputs, 0)
             coded = Integers(8, True, "channel", fit=self._fit).quantize(moved.reshape(len(moved), -1))
             steps = coded.scales.reshape(-1).astype(np.float32)
@@ -140,24 +150,27 @@ class Rounding:
             codes = self._rounded(site, moved, lambda w: np.clip(np.rint(w / fine), -127, 127) * fine)
             wide = steps.reshape(-1, *[1] * (moved.ndim - 1))
             whole = coded.codes.reshape(moved.shape) if codes is None else np.rint(codes / wide).astype(np.int8)
-            self._codes[site.name] = whole, steps, moved - whole.astype(np.float32) * wide
-        return self._codes[site.name]
+            self._codes[key] = whole, steps, moved - whole.astype(np.float32) * wide
+        return self._codes[key]
 
     def bfloat(self, site: Site) -> Array:
         """Weights as a layer that multiplies in bfloat16 has them; the axis of outputs is in front."""
-        if site.name not in self._bfloat:
+        key = weights_of(site)
+        if key not in self._bfloat:
             moved = np.moveaxis(site.numbers, site.outputs, 0)
             made = self._rounded(site, moved, to_bfloat)
-            self._bfloat[site.name] = to_bfloat(moved if made is None else made)
-        return self._bfloat[site.name]
+            self._bfloat[key] = to_bfloat(moved if made is None else made)
+        return self._bfloat[key]
 
     def _rounded(self, site: Site, moved: Array, nearest: Callable[[Array], Array]) -> Array | None:
-        moments = self._moments.get(site.name)
-        if moments is None or not moments.count:
+        parts = self._moments.get(weights_of(site), [])
+        count = sum(each.count for each in parts)
+        if not count:
             return None
         groups = groups_of(site)
         weights = moved.astype(np.float64).reshape(groups, len(moved) // groups, -1)
-        return spread(weights, moments.second / moments.count, nearest).reshape(moved.shape)
+        second = sum(each.second for each in parts[1:]) + parts[0].second
+        return spread(weights, second / count, nearest).reshape(moved.shape)
 
 
 def moments_of(sites: Sequence[Site]) -> dict[str, SumMoments]:

@@ -51,6 +51,13 @@ class Site:
     def bias(self) -> Value | None:
         return self.node.inputs[2] if len(self.node.inputs) > 2 else None
 
+    @property
+    def row(self) -> np.ndarray | None:
+        """The bias as a number for each output channel; None where it has none, or one that is not constant."""
+        if self.bias is None or self.bias.const is None:
+            return None
+        return np.broadcast_to(self.bias.const.numpy().reshape(-1), (self.numbers.shape[self.outputs],))
+
 
 def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:
     """The layers of a graph in order; bodies of loops and branches are left alone."""
@@ -80,4 +87,5 @@ def _site(node: Node) -> Site | None:
 
 
 def _is_row(bias: Value | None) -> bool:
-    return bias is None or (bias.const is not None and len(bias.const.shape) == 1)
+    """Whether a bias is the same for all rows of a result, and known."""
+    return bias is None or (bias.const is not None and bias.const.shape[:-1] in ((), (1,)))

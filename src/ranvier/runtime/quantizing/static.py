@@ -19,7 +19,7 @@ from ranvier.graph.types import TensorType
 from ranvier.passes.edit import builder
 from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
-from ranvier.runtime.quantizing.rounding import Rounding, groups_of
+from ranvier.runtime.quantizing.rounding import Rounding, Weights, groups_of, weights_of
 from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.quantizing.tails import multiply_instead, tail
 
@@ -126,8 +126,9 @@ def quantize_static(
             value = names[name]
             read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
             scales[name] = _pair(graph, value, read, ranges[name], activations)
+    shared: dict[Weights, Value] = {}
     for site in sites:
-        _layer(site, rounding, scales, (means or {}).get(_source(site.data)))
+        _layer(site, rounding, scales, (means or {}).get(_source(site.data)), shared)
         behind = tail(site.node)
         if behind.value.name in scales:
             for node in behind.nodes:
@@ -163,39 +164,48 @@ def mean_loss(site: Site, lost: Array, mean: Array) -> Array:
 
 def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str, Array]) -> None:
     """Put numbers of bfloat16 in place of the weights of layers that are multiplied in it."""
+    shared: dict[Weights, Value] = {}
     for site in sites:
-        values = rounding.bfloat(site)
+        values, key = rounding.bfloat(site), weights_of(site)
         mean = means.get(site.data.name)
         shift = None if mean is None else mean_loss(site, np.moveaxis(site.numbers, site.outputs, 0) - values, mean)
         ops, name = builder(site.node, ORIGIN), site.weight.name
-        weight = ops.constant(np.ascontiguousarray(np.moveaxis(values, 0, site.outputs)), f"{name}.bfloat")
+        if key not in shared:
+            turned = np.ascontiguousarray(np.moveaxis(values, 0, site.outputs))
+            shared[key] = ops.constant(turned, f"{name}.bfloat")
         if shift is not None and site.node.op == "MatMul":
             _later_bias(site, shift)
         elif shift is not None and (site.bias is None or site.bias.const is not None):
-            bias = shift if site.bias is None else site.bias.const.numpy() + shift  # type: ignore[union-attr]
+            bias = shift if site.row is None else site.row + shift
             moved = ops.constant(bias.astype(np.float32), f"{name}.bfloat.bias")
             site.node.set_inputs([*site.node.inputs[:2], moved])
-        site.node.set_input(1, weight)
+        site.node.set_input(1, shared[key])
 
 
-def _layer(site: Site, rounding: Rounding, scales: Mapping[str, np.float32], mean: Array | None) -> None:
+def _layer(
+    site: Site,
+    rounding: Rounding,
+    scales: Mapping[str, np.float32],
+    mean: Array | None,
+    shared: dict[Weights, Value],
+) -> None:
     node = site.node
     ops = builder(node, ORIGIN)
     first, steps, lost = rounding.codes(site)
-    codes = np.moveaxis(first, 0, site.outputs)
-    name = site.weight.name
-    weight = ops.DequantizeLinear(
-        ops.constant(np.ascontiguousarray(codes), f"{name}.codes"),
-        ops.constant(steps, f"{name}.scale"),
-        ops.constant(np.zeros(steps.shape, np.int8), f"{name}.zero"),
-        axis=site.outputs,
-        _name=f"{name}.dequantize",
-    )
-    node.set_input(1, weight)
+    bias = _bias(site, lost, mean)
+    name, key = site.weight.name, weights_of(site)
+    if key not in shared:
+        shared[key] = ops.DequantizeLinear(
+            ops.constant(np.ascontiguousarray(np.moveaxis(first, 0, site.outputs)), f"{name}.codes"),
+            ops.constant(steps, f"{name}.scale"),
+            ops.constant(np.zeros(steps.shape, np.int8), f"{name}.zero"),
+            axis=site.outputs,
+            _name=f"{site.name}.weight.dequantize",
+        )
+    node.set_input(1, shared[key])
     if node.op == "MatMul" and mean is not None:
         _later_bias(site, mean_loss(site, lost, mean))
         return
-    bias = _bias(site, lost, mean)
     data = scales.get(_source(site.data))
     if bias is None or data is None:
         return
@@ -208,7 +218,7 @@ def _layer(site: Site, rounding: Rounding, scales: Mapping[str, np.float32], mea
             ops.constant(fine, f"{name}.whole.scale"),
             ops.constant(np.zeros(fine.shape, np.int32), f"{name}.whole.zero"),
             axis=0,
-            _name=f"{name}.whole.dequantize",
+            _name=f"{site.name}.bias.dequantize",
         )
         node.set_inputs([*node.inputs[:2], back])
 
@@ -217,10 +227,9 @@ def _bias(site: Site, lost: Array, mean: Array | None) -> Array | None:
     """The bias of a layer, with what its weights lost, times their inputs on average; None where it has none to set."""
     if site.node.op == "MatMul" or (site.bias is not None and site.bias.const is None):
         return None
-    found = np.zeros(len(lost)) if site.bias is None else site.bias.const.numpy().astype(np.float64)  # type: ignore[union-attr]
     if mean is None:
-        return None if site.bias is None else found
-    return np.asarray(found + mean_loss(site, lost, mean))
+        return site.row
+    return np.asarray(mean_loss(site, lost, mean) + (0.0 if site.row is None else site.row))
 
 
 def _later_bias(site: Site, shift: Array) -> None:

@@ -1,0 +1,56 @@
+"""AWQ: weights of channels with large inputs are made larger before rounding, and those inputs smaller by as much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from ranvier.quantize.base import Quantized
+from ranvier.quantize.blocks import Array
+from ranvier.quantize.integers import Integers
+from ranvier.quantize.moments import GroupOrRow, InputMoments
+from ranvier.records import dataclass
+from ranvier.rules import Checked, Flag, Rule, Whole
+
+
+@dataclass(frozen=True)
+class Awq(Checked):
+    """As Lin et al. have it ("AWQ", 2023): the exponent of the scaling is searched, and whether ranges are cut."""
+
+    bits: int = 4
+    group: int = 128
+    symmetric: bool = False
+    steps: int = 20
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "bits": Whole(2, 8),
+        "group": GroupOrRow(1),
+        "symmetric": Flag(),
+        "steps": Whole(1),
+    }
+    name: ClassVar[str] = "awq"
+
+    def quantize(self, weights: Array, moments: InputMoments) -> tuple[Quantized, Array]:
+        """Codes of the scaled weights, and the factors by which the inputs are to be divided."""
+        original, dtype = moments.weights(weights)
+        group = original.shape[1] if self.group == -1 else self.group
+        plain = Integers(self.bits, self.symmetric, "group", group, signed=False)
+        best: tuple[float, Quantized, Array] | None = None
+        for scheme in (plain, replace(plain, fit="mse")):
+            for step in range(self.steps):
+                factors = self._factors(moments, step / self.steps)
+                coded = scheme.quantize((original * factors).astype(np.float32))
+                error = moments.error(coded.dequantize() / factors - original)
+                if best is None or error < best[0]:
+                    best = (error, coded, factors)
+        assert best is not None
+        return replace(best[1], scheme=self.name, dtype=dtype), best[2].astype(np.float32)
+
+    def _factors(self, moments: InputMoments, exponent: float) -> Array:
+        powers = np.maximum(moments.mean_absolute, 1e-8) ** exponent
+        factors = powers / np.sqrt(powers.max() * powers.min())
+        bounded: Array = np.clip(factors, 1e-4, 1e4)
+        return bounded
