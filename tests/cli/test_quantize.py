@@ -30,3 +30,31 @@ def test_refused(call, tmp_path: Path) -> None:
     found = call("quantize", path, "-o", target, "--calib", tmp_path / "s.npz", "--slower", "1e-9")
     assert found.exit_code == 1 and "not written" in found.stderr and not target.exists()
     assert call("quantize", path, "-o", target).exit_code == 2  # int8 needs samples
+
+
+def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:
+    path, samples = model(tmp_path / "m.onnx"), tmp_path / "s.npz"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    given, target = ("quantize", path, "--calib", samples), tmp_path / "q.onnx"
+    for more, said in (
+        (("-o", tmp_path / "none" / "q.onnx"), "no folder"),
+        (("-o", tmp_path, "--force"), "is a folder"),
+        (("-o", target, "--group", "64"), "--group does nothing with --scheme int8"),
+        (("-o", target, "--scheme", "int4", "--signed"), "--signed does nothing with --scheme int4"),
+        (("-o", target, "--scheme", "int4", "--group", "48"), "power of two"),
+        (("-o", target, "--cosine", "1.5"), "at most 1"),
+        (("-o", target, "--samples", "0"), "--samples"),
+    ):
+        found = call(*given, *more)
+        assert found.exit_code == 2 and said in found.stderr, more
+    assert not target.exists()
+
+
+def test_a_cosine_for_weights_alone(call_json, tmp_path: Path) -> None:
+    path, samples = model(tmp_path / "m.onnx"), tmp_path / "s.npz"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    given = ("quantize", path, "--calib", samples, "--scheme", "int4", "--group", "16", "--slower", "1e9")
+    found = call_json(*given, "-o", tmp_path / "a.onnx")
+    assert found["difference"]["cosine"] < 0.999
+    near = call_json(*given, "-o", tmp_path / "b.onnx", "--cosine", "0.999", "--force")
+    assert near["difference"]["cosine"] >= 0.999

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ranvier.cli import exit_codes
 from ranvier.cli.options import with_output
@@ -28,6 +29,9 @@ from ranvier.runtime.quantizing import (
 from ranvier.runtime.quantizing.options import ALL_SCHEMES, RESTS
 
 _MOST_ROWS = 40
+_COSINE = 0.999  # of results in 8 bits, unless asked otherwise
+_INT8_ALONE = ("ranges", "signed", "rest", "timed", "seconds")
+_WEIGHTS_ALONE = ("group",)
 
 
 @click.command()
@@ -46,7 +50,13 @@ _MOST_ROWS = 40
     type=click.Path(path_type=Path),
     help="Samples of the inputs: an .npz with an array for each, many samples along the first axis.",
 )
-@click.option("--samples", type=int, default=16, show_default=True, help="Runs of the model to look at, at most.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Runs of the model to look at, at most.",
+)
 @click.option(
     "--ranges",
     type=click.Choice(["minmax", "percentile", "mse", "entropy", "best"]),
@@ -59,10 +69,8 @@ _MOST_ROWS = 40
 @click.option(
     "--cosine",
     type=float,
-    default=0.999,
-    show_default=True,
-    help="Leave layers in float32 until results are as near as this, or their largest entry is nearly always the same; "
-    "0 codes every layer (int8).",
+    help="Leave layers in float32 until results are as near as this or, with int8, their largest entry is nearly "
+    "always the same; 0 codes every layer.  [default: 0.999 with int8, else 0]",
 )
 @click.option(
     "--max-error", type=float, help="Leave layers in float32 until results are off by at most this part, instead."
@@ -72,7 +80,7 @@ _MOST_ROWS = 40
     type=float,
     default=150.0,
     show_default=True,
-    help="About how long ways to keep that are looked for, at most.",
+    help="About how long ways to keep that are looked for, at most (int8).",
 )
 @click.option(
     "--rest",
@@ -94,7 +102,9 @@ _MOST_ROWS = 40
 @click.option("--threads", type=int, help="Threads to measure with.")
 @click.option("--force", is_flag=True, help="Write the model even if it is worse than asked; overwrite what is there.")
 @with_output
+@click.pass_context
 def command(
+    context: click.Context,
     output: Output,
     model: str,
     target: Path,
@@ -104,7 +114,7 @@ def command(
     ranges: str,
     group: int,
     signed: bool,
-    cosine: float,
+    cosine: float | None,
     max_error: float | None,
     seconds: float,
     rest: str,
@@ -118,8 +128,10 @@ def command(
 
     A result that is slower than the original, or further from it than was asked, is not written unless forced.
     """
-    if target.exists() and not force:
-        raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
+    _check_target(target, force)
+    _check_options(context, scheme)
+    if scheme == "int8" and cosine is None:
+        cosine = _COSINE
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
     config = SessionConfig.default(**given)
     near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds, "rest": rest, "timed": timed}
@@ -141,6 +153,24 @@ def command(
     if problem:
         click.echo("not written: " + "; ".join(report.problems) + " (--force writes it anyway)", err=True)
         raise click.exceptions.Exit(exit_codes.CHECK_FAILED)
+
+
+def _check_target(target: Path, force: bool) -> None:
+    """Before the work, which may take minutes, and not after it."""
+    if target.is_dir():
+        raise click.UsageError(f"{str(target)!r} is a folder; -o takes the file to write")
+    if target.exists() and not force:
+        raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
+    if not target.parent.is_dir():
+        raise click.UsageError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
+
+
+def _check_options(context: click.Context, scheme: str) -> None:
+    """What was asked for and would do nothing is a mistake."""
+    idle = _WEIGHTS_ALONE if scheme == "int8" else _INT8_ALONE
+    asked = [name for name in idle if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if asked:
+        raise click.UsageError(f"--{asked[0]} does nothing with --scheme {scheme}")
 
 
 @contextlib.contextmanager
@@ -202,3 +232,5 @@ def _show(output: Output, report: QuantizationReport, target: Path | None) -> No
         for layer in sorted(report.layers, key=lambda layer: -(layer.error or 0.0))[:_MOST_ROWS]
     ]
     output.show("", table(["!layer", "!operator", "!scheme", ">error", ">weights"], rows))
+    if len(report.layers) > len(rows):
+        output.show(f"and {len(report.layers) - len(rows)} more, which are off by less (--json has all)")

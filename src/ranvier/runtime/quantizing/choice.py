@@ -28,6 +28,7 @@ _FEWEST = 4  # ... and at least where there are several ranges to choose from
 _CLOSE = 0.93  # part of an error from which there is no more to be won
 _TRIALS = 8  # models made to check a sum
 _LATE = 4  # ... where time is over and none was exact enough
+_HOPELESS = 1e3  # an error that no other adds anything to; what is infinite could not be taken off a sum again
 _LEAST = 1e-9  # seconds that a way is slower than another, at least, where it is chosen by what it costs
 
 
@@ -126,7 +127,7 @@ def judge(
     where time is short, and batches of layers where there is less than one for each."""
 
     def error(count: int, coded: Mapping[str, Range]) -> float:
-        return judged(switches.difference(feeds[:count], expected[:count], coded))
+        return min(judged(switches.difference(feeds[:count], expected[:count], coded)), _HOPELESS)
 
     error(1, {})  # compiles it
     start = time.perf_counter()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ranvier.quantize.observers import OBSERVERS
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
-from ranvier.runtime.quantizing.weight_only import SCHEMES
+from ranvier.runtime.quantizing.weight_only import LEAST_BLOCK, SCHEMES
 
 ALL_SCHEMES = ("int8", *SCHEMES)
 BEST = "best"
 RESTS = ("float32", "bf16")
+
+
+class _Cosine(Positive):
+    def check(self, value: Any) -> Any:
+        if value is not None and not 0 < super().check(value) <= 1:
+            raise ValueError(f"must be above 0 and at most 1, or None, got {value!r}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,10 @@ class Quantization(Checked):
     RULES: ClassVar[Mapping[str, Rule]] = {
         "scheme": Choice(ALL_SCHEMES),
         "ranges": Choice((*OBSERVERS, BEST)),
-        "group": Whole(16),
+        "group": Whole(LEAST_BLOCK, power_of_two=True),  # as MatMulNBits has it
         "fit": Choice(("minmax", "mse")),
         "max_error": Positive(whole=False),
-        "cosine": Positive(whole=False),
+        "cosine": _Cosine(whole=False),
         "seconds": Positive(whole=False),
         "rest": Choice((*RESTS, BEST)),
         "keep": Names(),

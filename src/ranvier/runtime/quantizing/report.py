@@ -90,12 +90,18 @@ class QuantizationReport:
         return {**asdict(self), "speedup": self.speedup}
 
 
+_LOST = Difference(math.inf, -1.0, None, 0, math.inf, math.inf, math.inf, math.inf)  # results that have no measure
+
+
 def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]) -> Difference:
-    """Of all results of all samples; the worst of the outputs counts."""
+    """Of all results of all samples; the worst of the outputs counts. Where the original's are infinite or no number,
+    the same has to be found, and that is all that is asked of them."""
     errors, cosines, agreements, most, even, turned = [], [], [], [0.0], [0.0], [0.0]
     for a, b in zip(zip(*found), zip(*expected)):
         if any(x.shape != y.shape for x, y in zip(a, b)):
-            continue
+            if any(x.ndim != y.ndim for x, y in zip(a, b)):
+                return _LOST
+            continue  # how many there are depends on numbers, as of boxes that were found
         if b[0].dtype.kind in "iub":
             same = np.concatenate([(p == q).reshape(-1) for p, q in zip(a, b)])
             agreements.append((float(same.mean()) if same.size else 1.0, same.size))
@@ -104,6 +110,13 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
         x = np.concatenate([each.reshape(-1) for each in a]).astype(np.float64)
         y = np.concatenate([each.reshape(-1) for each in b]).astype(np.float64)
         sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
+        if not math.isfinite(sum(sizes)):
+            if not _same_where_not_finite(x, y):
+                return _LOST
+            a = tuple(np.where(np.isfinite(q), p, 0) for p, q in zip(a, b))
+            b = tuple(np.where(np.isfinite(q), q, 0) for q in b)
+            x, y = np.where(np.isfinite(y), x, 0), np.where(np.isfinite(y), y, 0)
+            sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
         cosines.append(float(x @ y) / max(sizes[0] * sizes[1], 1e-30) if sizes[1] else 1.0)
         factor = float(x @ y) / max(sizes[1] ** 2, 1e-30)
@@ -121,6 +134,12 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
         return Difference(off, part, agreement, places, turn=off, even_turn=off)
     turn = chord(min(cosines))
     return Difference(max(errors), min(cosines), agreement, places, max(most), turn, max(even), max(turn, *turned))
+
+
+def _same_where_not_finite(found: Array, expected: Array) -> bool:
+    """Whether results are infinite, or no number, where the original's are and nowhere else."""
+    odd = ~(np.isfinite(found) & np.isfinite(expected))
+    return np.array_equal(found[odd], expected[odd], equal_nan=True)
 
 
 def chord(cosine: float) -> float:

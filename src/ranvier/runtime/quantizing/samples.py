@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from ranvier.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
-_SYMBOLIC_BATCH = 8
+_SYMBOLIC_BATCH, _RUNS = 8, 16  # samples of one run at most, and runs that come first where the model leaves it open
 _AT_ONCE, _MOST = 1 << 29, 96  # bytes and number of values looked at in one run: a deep net's need not all be held
 _UNKNOWN = 1 << 24  # bytes of a value whose shape comes with the run
 
@@ -30,16 +32,24 @@ def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -
     if absent:
         raise InvalidInput(f"the samples lack the inputs {', '.join(map(repr, absent))}; they have {sorted(data)}")
     sizes = []
+    counted: dict[object, tuple[str, int]] = {}  # by the first axis of inputs, where its size is open
     for value in wanted:
         array = np.asarray(data[value.name])
+        _check_numbers(value.name, array)
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         rank = len(shape) if shape is not None else array.ndim
         if array.ndim != rank or not rank:
             sizes.append((1, 1))  # one sample that serves all runs
             continue
         own = shape[0] if shape is not None else None
-        sizes.append((len(array), own if isinstance(own, int) and own > 0 else min(_SYMBOLIC_BATCH, len(array))))
-    runs = min((count // max(1, batch) for count, batch in sizes if count != batch), default=1)
+        if isinstance(own, int) and own > 0:
+            sizes.append((len(array), own))
+            continue
+        other, count = counted.setdefault(own, (value.name, len(array)))
+        if own is not None and count != len(array):
+            raise InvalidInput(f"input {value.name!r} has {len(array)} samples, and {other!r} has {count}")
+        sizes.append((len(array), max(1, min(_SYMBOLIC_BATCH, len(array) // _RUNS))))
+    runs = min((count // batch for count, batch in sizes if count != batch), default=1)
     if runs < 1:
         raise InvalidInput("there are fewer samples than the model takes at once")
     found: list[Feed] = []
@@ -52,12 +62,26 @@ def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -
     return found
 
 
+def _check_numbers(name: str, array: Array) -> None:
+    """Infinities may be meant (a mask has them); of what is no number nothing can be learned."""
+    if not array.size:
+        raise InvalidInput(f"input {name!r}: there are no samples, its shape is {list(array.shape)}")
+    if array.dtype.kind == "f" and np.isnan(array.min()):
+        place = np.argwhere(np.isnan(array))[0] if array.ndim else [0]
+        raise InvalidInput(f"input {name!r}: sample {int(place[0])} holds NaN")
+
+
 def read_samples(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InvalidInput(f"{str(path)!r} is no .npz file of inputs: {error}") from None
+        with zipfile.ZipFile(path) as file:
+            names = [name.removesuffix(".npy") for name in file.namelist()]
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+    except zipfile.BadZipFile as error:
+        hint = ": an .npy file has one array without a name" if path.suffix == ".npy" else f": {error}"
+        raise InvalidInput(f"{str(path)!r} is no .npz file of inputs, as numpy.savez writes it{hint}") from None
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise InvalidInput(f"{str(path)!r} cannot be read as an .npz file of inputs: {error}") from None
 
 
 def visit(

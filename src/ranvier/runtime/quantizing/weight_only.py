@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.dtypes import of
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops.contrib.weight_only import packed
 from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, scheme
 from ranvier.quantize.packing import pack_nibbles
+from ranvier.records import dataclass
 from ranvier.runtime.quantizing.sites import Site
 
 ORIGIN = "quantize"
@@ -22,7 +22,18 @@ MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
-_LEAST_BLOCK = 16  # of MatMulNBits
+LEAST_BLOCK = 16  # of MatMulNBits
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Codes of the weights [out, in] of a layer, times factors by which its inputs are to be divided."""
+
+    codes: Quantized
+    factors: Array | None = None
+
+
+Known = dict[tuple[str, int], Coded]  # by the name of weights, and the axis of output channels
 
 
 def quantize_weights(
@@ -32,47 +43,56 @@ def quantize_weights(
     *,
     group: int,
     moments: Mapping[str, InputMoments] | None = None,
-) -> dict[str, Array]:
-    """Rewrite the products of a graph in place; gives, by site, what the weights [out, in] have become."""
+    known: Known | None = None,
+) -> None:
+    """Rewrite the products of a graph in place. Codes are found once for ``known`` weights, however many models are
+    made, and layers that share weights share them still."""
     if name not in SCHEMES:
         raise InvalidConfig(f"{name!r} is no scheme for weights alone")
-    if group < _LEAST_BLOCK or group & (group - 1):
-        raise InvalidConfig(f"a group has a power of two of at least {_LEAST_BLOCK} weights, got {group}")
-    found = {}
+    if group < LEAST_BLOCK or group & (group - 1):
+        raise InvalidConfig(f"a group has a power of two of at least {LEAST_BLOCK} weights, got {group}")
+    known = {} if known is None else known
+    sharing: dict[tuple[str, int], list[Site]] = {}
     for site in sites:
-        known = None if moments is None else moments.get(site.data.name)
-        found[site.name] = _rewritten(site, name, group, known)
-    return found
+        sharing.setdefault((site.weight.name, site.outputs), []).append(site)
+    for key, those in sharing.items():
+        if key not in known:
+            read = dict.fromkeys(site.data.name for site in those)
+            try:
+                known[key] = _coded(those[0], name, group, [(moments or {}).get(data) for data in read])
+            except RanvierError as error:
+                error.add_note(f"in the weights of {those[0].name!r}")
+                raise
+        _write(those, name, known[key], group)
 
 
-def _rewritten(site: Site, name: str, group: int, moments: InputMoments | None) -> Array:
+def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | None]) -> Coded:
     matrix = np.ascontiguousarray(site.matrix)
     if name == "nf4":
-        return _bnb4(site, matrix, group)
+        return Coded(scheme("nf4", group=group).quantize(matrix))
     if name.startswith("fp8"):
-        return _float8(site, matrix, name)
-    factors: Array | None = None
+        return Coded(scheme(name, granularity="channel").quantize(matrix))
+    if name == "ternary":
+        return Coded(_ternary(matrix, group))
     if name in CALIBRATED:
-        if moments is None:
+        found = [each for each in moments if each is not None]
+        if not found:
             raise InvalidConfig(f"{name} needs samples of the inputs")
-        coded, factors = _calibrated(name, matrix, group, moments)
-    elif name == "ternary":
-        coded = _ternary(matrix, group)
+        if name == "gptq":
+            return Coded(Gptq(4, group, reorder=True).quantize(matrix, InputMoments.joined(found)))
+        return Coded(*Awq(4, group).quantize(matrix, InputMoments.joined(found)))
+    bits = int("".join(c for c in name if c.isdigit()))
+    symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
+    return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
+
+
+def _write(sites: Sequence[Site], name: str, coded: Coded, group: int) -> None:
+    if name == "nf4":
+        _bnb4(sites, coded.codes, group)
+    elif name.startswith("fp8"):
+        _float8(sites, coded.codes)
     else:
-        bits = int("".join(c for c in name if c.isdigit()))
-        symmetric = name.startswith("int")
-        fit = "mse" if bits < 8 else "minmax"
-        coded = Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix)
-    _nbits(site, coded, group, factors)
-    back = coded.dequantize()
-    return back if factors is None else back / factors
-
-
-def _calibrated(name: str, matrix: Array, group: int, moments: InputMoments) -> tuple[Quantized, Array | None]:
-    if name == "gptq":
-        return Gptq(4, group).quantize(matrix, moments), None
-    coded, factors = Awq(4, group).quantize(matrix, moments)
-    return coded, factors
+        _nbits(sites, coded, group)
 
 
 def _ternary(matrix: Array, group: int) -> Quantized:
@@ -87,63 +107,60 @@ def _ternary(matrix: Array, group: int) -> Quantized:
     )
 
 
-def _nbits(site: Site, coded: Quantized, group: int, factors: Array | None) -> None:
+def _nbits(sites: Sequence[Site], found: Coded, group: int) -> None:
     """Codes [out, in] of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
+    coded = found.codes
     outputs, inputs = coded.shape
+    group = min(group, max(LEAST_BLOCK, 1 << (inputs - 1).bit_length()))  # of one group no more than there is
     groups = -(-inputs // group)
     filled = np.zeros((outputs, groups * group), np.uint8)
     filled[:, :inputs] = coded.codes
     blocks = packed(filled.reshape(outputs, groups, group), coded.bits)
     middle = 1 << (coded.bits - 1)
     zeros = None if coded.zeros is None or (coded.zeros == middle).all() else packed(coded.zeros, coded.bits)
-    order = None if coded.order is None else coded.order.astype(np.int32)
-    ops = builder(site.node, ORIGIN)
-    data = (
-        site.data
-        if factors is None
-        else ops.Mul(site.data, (1.0 / factors).astype(np.float32), _name=f"{site.name}.factors")
-    )
-    stem = site.weight.name
-    operands: list[Any] = [
-        data,
-        ops.constant(blocks, f"{stem}.codes"),
-        ops.constant(coded.scales.reshape(-1).astype(np.float32), f"{stem}.scale"),
-        None if zeros is None else ops.constant(zeros.reshape(-1), f"{stem}.zero"),
-        None if order is None else ops.constant(order, f"{stem}.group"),
-        site.bias,
+    stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
+    weights = [
+        first.constant(blocks, f"{stem}.codes"),
+        first.constant(coded.scales.reshape(-1).astype(np.float32), f"{stem}.scale"),
+        None if zeros is None else first.constant(zeros.reshape(-1), f"{stem}.zero"),
     ]
-    while operands[-1] is None:
-        operands.pop()
     attrs = {"K": inputs, "N": outputs, "bits": coded.bits, "block_size": group}
-    _replace(site.node, ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1))
+    for site in sites:
+        ops = builder(site.node, ORIGIN)
+        data = site.data
+        if found.factors is not None:
+            data = ops.Mul(data, (1.0 / found.factors).astype(np.float32), _name=f"{site.name}.factors")
+        row = site.row
+        bias = None if row is None or site.bias is None else ops.constant(row, f"{site.bias.name}.row")
+        operands: list[Value | None] = [data, *weights, None, bias]
+        while operands[-1] is None:
+            operands.pop()
+        _replace(site.node, ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1))
 
 
-def _bnb4(site: Site, matrix: Array, group: int) -> Array:
-    coded = scheme("nf4", group=group).quantize(matrix)
-    ops = builder(site.node, ORIGIN)
-    outputs, inputs = matrix.shape
-    codes = ops.constant(pack_nibbles(coded.codes), f"{site.weight.name}.codes")
-    scales = ops.constant(coded.scales.astype(np.float32), f"{site.weight.name}.absmax")
+def _bnb4(sites: Sequence[Site], coded: Quantized, group: int) -> None:
+    outputs, inputs = coded.shape
+    stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
+    codes = first.constant(pack_nibbles(coded.codes), f"{stem}.codes")
+    scales = first.constant(coded.scales.astype(np.float32), f"{stem}.absmax")
     attrs = {"K": inputs, "N": outputs, "block_size": group, "quant_type": 1}
-    made = ops.node("MatMulBnb4", [site.data, codes, scales], attrs, domain=MICROSOFT, version=1)
-    _replace(site.node, made, site.bias)
-    return coded.dequantize()
+    for site in sites:
+        ops = builder(site.node, ORIGIN)
+        made = ops.node("MatMulBnb4", [site.data, codes, scales], attrs, domain=MICROSOFT, version=1)
+        _replace(site.node, made, site.bias)
 
 
-def _float8(site: Site, matrix: Array, name: str) -> Array:
-    coded = scheme(name, granularity="channel").quantize(matrix)
-    ops = builder(site.node, ORIGIN)
-    turned = site.outputs == 1
-    codes = np.ascontiguousarray(coded.codes.T if turned else coded.codes)
-    back = ops.DequantizeLinear(
-        ops.constant(codes, f"{site.weight.name}.codes"),
-        ops.constant(coded.scales.reshape(-1), f"{site.weight.name}.scale"),
-        axis=site.outputs,
-        _name=f"{site.weight.name}.dequantize",
+def _float8(sites: Sequence[Site], coded: Quantized) -> None:
+    """The weights of layers behind one DequantizeLinear."""
+    axis, stem, first = sites[0].outputs, sites[0].weight.name, builder(sites[0].node, ORIGIN)
+    back = first.DequantizeLinear(
+        first.constant(np.ascontiguousarray(coded.codes.T if axis == 1 else coded.codes), f"{stem}.codes"),
+        first.constant(coded.scales.reshape(-1), f"{stem}.scale"),
+        axis=axis,
+        _name=f"{sites[0].name}.weight.dequantize",
     )
-    site.node.set_input(1, back)
-    assert of(codes).bits == 8
-    return coded.dequantize()
+    for site in sites:
+        site.node.set_input(1, back)
 
 
 def _replace(node: Node, made: Node, bias: Value | None = None) -> None:

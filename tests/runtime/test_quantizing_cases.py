@@ -1,0 +1,195 @@
+"""Models and samples that are unlike the usual: that they come out right in other runtimes, or are refused clearly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from ranvier.config import SessionConfig
+from ranvier.errors import InvalidConfig, InvalidInput
+from ranvier.formats.onnx import read, save
+from ranvier.runtime.quantizing import Quantization, Quantizer, feeds_of, prepared, read_samples
+from ranvier.runtime.quantizing import quantizer as quantizer_file
+from ranvier.runtime.quantizing.options import ALL_SCHEMES
+from ranvier.runtime.quantizing.report import difference
+
+Array = np.ndarray[Any, Any]
+CONFIG = SessionConfig(threads=1)
+RNG = np.random.default_rng(4)
+
+
+def numbers(*shape: int) -> Array:
+    return (RNG.standard_normal(shape) * 0.2).astype(np.float32)
+
+
+def model_of(nodes: list[Any], inputs: dict[str, Any], outputs: list[str], weights: dict[str, Array]) -> Any:
+    made = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, 1, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def quantized(model: Any, data: dict[str, Array], **options: Any) -> tuple[Any, Any]:
+    graph = prepared(read(model), CONFIG)
+    return Quantizer(graph, feeds_of(graph, data), Quantization(slower=1e9, **options), CONFIG).run(force=True)
+
+
+def results_elsewhere(graph: Any, path: Path, feed: dict[str, Array]) -> list[Array]:
+    save(graph, path)
+    onnx.checker.check_model(onnx.load(path))
+    return onnxruntime.InferenceSession(str(path)).run(None, feed)
+
+
+def tied() -> Any:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["r"], "relu"),
+        helper.make_node("Gemm", ["r", "w", "b"], ["c"], "second"),
+        helper.make_node("MatMul", ["c", "w"], ["y"], "third"),
+    ]
+    return model_of(nodes, {"x": ["n", 32]}, ["y"], {"w": numbers(32, 32), "b": numbers(32)})
+
+
+@pytest.mark.parametrize("scheme", ALL_SCHEMES)
+def test_layers_that_share_weights_share_their_codes(tmp_path: Path, scheme: str) -> None:
+    data, model = {"x": RNG.standard_normal((16, 32)).astype(np.float32)}, tied()
+    made, report = quantized(model, data, scheme=scheme)
+    found = results_elsewhere(made, tmp_path / "q.onnx", data)[0]
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, data)[0]
+    bound = {"ternary": 1.5, "int2": 1.2, "uint2": 1.0}.get(scheme, 0.4)
+    assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
+    assert report.bytes_after < report.bytes_before
+    assert sum(value.name.startswith("w.codes") for value in made.constants.values()) == 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (48,), (1, 48), (1, 1)])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "nf4", "fp8"])
+def test_every_bias_that_is_a_row(tmp_path: Path, scheme: str, shape: tuple[int, ...]) -> None:
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "dense")
+    model = model_of([node], {"x": ["n", 32]}, ["y"], {"w": numbers(32, 48), "b": numbers(*shape) + np.float32(1)})
+    data = {"x": RNG.standard_normal((16, 32)).astype(np.float32)}
+    made, _ = quantized(model, data, scheme=scheme)
+    found = results_elsewhere(made, tmp_path / "q.onnx", data)[0]
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, data)[0]
+    assert np.linalg.norm(found - expected) < 0.15 * np.linalg.norm(expected)
+
+
+def test_a_group_holds_no_more_than_there_is() -> None:
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"x": [2, 16]}, ["y"], {"w": numbers(16, 32)}
+    )
+    made, _ = quantized(model, {"x": numbers(2, 16)}, scheme="int4", group=128)
+    assert made.nodes[0].attrs["block_size"] == 16
+
+
+def test_layers_without_numbers_are_named() -> None:
+    weights = numbers(32, 32)
+    weights[3, 4] = np.nan
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "dense")], {"x": [4, 32]}, ["y"], {"w": weights})
+    for scheme in ("int4", "fp8", "nf4", "ternary"):
+        with pytest.raises(InvalidConfig, match="infinite or NaN") as refused:
+            quantized(model, {"x": numbers(4, 32)}, scheme=scheme)
+        assert "'dense'" in refused.value.__notes__[0]
+
+
+def test_recurrent_layers_have_an_error() -> None:
+    nodes = [
+        helper.make_node("LSTM", ["x", "w", "r"], ["o"], "lstm", hidden_size=32),
+        helper.make_node("MatMul", ["o", "v"], ["y"], "dense"),
+    ]
+    weights = {"w": numbers(1, 128, 32), "r": numbers(1, 128, 32), "v": numbers(32, 32)}
+    _, report = quantized(model_of(nodes, {"x": [5, 1, 32]}, ["y"], weights), {"x": numbers(20, 1, 32)})
+    errors = {layer.name: layer.error for layer in report.layers}
+    assert errors["lstm"] is not None and 0 < errors["lstm"] < 0.05
+
+
+def test_a_cosine_for_weights_alone() -> None:
+    data = {"x": RNG.standard_normal((16, 32)).astype(np.float32)}
+    model = tied()
+    _, loose = quantized(model, data, scheme="int4")
+    wanted = (1 + loose.difference.cosine) / 2
+    _, tight = quantized(model, data, scheme="int4", cosine=wanted)
+    assert loose.difference.cosine < wanted <= tight.difference.cosine
+    assert any(layer.reason for layer in tight.layers) and not tight.problems
+    graph = prepared(read(model), CONFIG)
+    with pytest.raises(InvalidConfig, match="without samples"):
+        Quantizer(graph, [], Quantization("int4", max_error=0.1), CONFIG).run()
+
+
+def test_codes_are_found_once_for_all_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, counted = tied(), []
+    graph = prepared(read(model), CONFIG)
+    feeds = feeds_of(graph, {"x": RNG.standard_normal((16, 32)).astype(np.float32)})
+    made = Quantizer(graph, feeds, Quantization("awq", slower=1e9, max_error=1e-6), CONFIG)
+    quantize = quantizer_file.quantize_weights
+
+    def counting(*args: Any, known: dict[Any, Any], **options: Any) -> None:
+        before = len(known)
+        quantize(*args, known=known, **options)
+        counted.append(len(known) - before)
+
+    monkeypatch.setattr(quantizer_file, "quantize_weights", counting)
+    made.run(force=True)
+    assert len(counted) > 2 and sum(counted) == 1
+
+
+@pytest.mark.parametrize("options", [{"group": 48}, {"group": 8}, {"cosine": 1.5}, {"cosine": 0.0}])
+def test_options_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        Quantization("int4", **options)
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_that_say_nothing() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"], "m"), helper.make_node("Add", ["a", "z"], ["y"])]
+    graph = prepared(read(model_of(nodes, {"x": ["n", 32], "z": ["n", 8]}, ["y"], {"w": numbers(32, 8)})), CONFIG)
+    good = {"x": numbers(32, 32), "z": numbers(32, 8)}
+    assert [len(feed["x"]) for feed in feeds_of(graph, good)] == [2] * 16
+    assert len(feeds_of(graph, {name: array[:5] for name, array in good.items()})) == 5
+    with pytest.raises(InvalidInput, match="'z' has 30 samples, and 'x' has 32"):
+        feeds_of(graph, {**good, "z": good["z"][:30]})
+    with pytest.raises(InvalidInput, match="no samples"):
+        feeds_of(graph, {**good, "x": good["x"][:0]})
+    bad = good["x"].copy()
+    bad[7, 3] = np.nan
+    with pytest.raises(InvalidInput, match="'x': sample 7 holds NaN"):
+        feeds_of(graph, {**good, "x": bad})
+
+
+def test_files_that_hold_no_samples(tmp_path: Path) -> None:
+    np.savez(tmp_path / "good.npz", x=numbers(4, 3))
+    np.testing.assert_array_equal(read_samples(tmp_path / "good.npz")["x"], np.load(tmp_path / "good.npz")["x"])
+    whole = (tmp_path / "good.npz").read_bytes()
+    np.save(tmp_path / "one.npy", numbers(4, 3))
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], object))
+    damaged = bytearray(whole)
+    damaged[60:120] = bytes(60)
+    for name, content in {"empty": b"", "cut": whole[:100], "text": b"hello", "damaged": bytes(damaged)}.items():
+        (tmp_path / f"{name}.npz").write_bytes(content)
+    for name in ("empty.npz", "cut.npz", "text.npz", "damaged.npz", "one.npy", "objects.npz", "absent.npz", "."):
+        with pytest.raises(InvalidInput, match="npz"):
+            read_samples(tmp_path / name)
+
+
+# -- results that are not finite --------------------------------------------------------------------------------------
+
+
+def test_results_that_are_not_finite_have_to_be_the_same() -> None:
+    expected = np.array([[1.0, -np.inf, 2.0, np.nan]], np.float32)
+    near = difference([[expected * np.float32(1.01)]], [[expected]])
+    assert near.error == pytest.approx(0.01, rel=1e-3) and near.cosine == pytest.approx(1.0)
+    for wrong in (np.nan_to_num(expected, neginf=-1e9), np.where(expected == 2.0, np.nan, expected)):
+        lost = difference([[wrong]], [[expected]])
+        assert lost.error == np.inf and lost.cosine == -1.0
