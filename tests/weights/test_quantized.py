@@ -182,3 +182,121 @@ def packed(outputs: int, scales: int, rows: int = 8) -> dict[str, Array]:
 def test_what_does_not_fit_is_refused(tmp_path: Path, tensors: dict[str, Array], config: dict[str, Any]) -> None:
     with pytest.raises(WeightError):
         layer_of(tmp_path, tensors, config)
+
+
+# -- what configurations leave to the tensors, or say in other words --------------------------------------------------
+
+
+def gptq_tensors(
+    codes: Array, stored: Array, scales: Array, bits: int, groups: Array | None = None
+) -> dict[str, Array]:
+    tensors = {
+        "qweight": np.array([words_of(list(map(int, column)), bits) for column in codes.T], np.int32).T.copy(),
+        "qzeros": np.array([words_of(list(map(int, row)), bits) for row in stored], np.int32),
+        "scales": scales,
+    }
+    return tensors if groups is None else {**tensors, "g_idx": groups.astype(np.int32)}
+
+
+@pytest.mark.parametrize("size", [-1, 32, 64, 128])
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
+def test_gptq_by_the_words_of_newer_tools(tmp_path: Path, size: int, form: str) -> None:
+    """``method`` and ``format``; bits of single layers that differ (``dynamic``); groups of every size."""
+    inputs, bits = 256, 8
+    count = 1 if size == -1 else inputs // size
+    codes, zeros = RNG.integers(0, 256, (inputs, OUTPUTS)), RNG.integers(0, 256, (count, OUTPUTS))
+    scales = RNG.random((count, OUTPUTS)).astype(np.float16)
+    tensors = gptq_tensors(codes, (zeros - 1) % 256 if form == "gptq" else zeros, scales, bits)
+    config = {"method": "gptq", "format": form, "bits": 4, "group_size": 16, "dynamic": {"proj": {"bits": 8}}}
+    got = layer_of(tmp_path, tensors, config)
+    member = np.arange(inputs) // (inputs // count)
+    expected = scales[member].astype(np.float32) * (codes - zeros[member])
+    np.testing.assert_array_equal(got, expected.T.astype(np.float16))
+    with pytest.raises(WeightError, match="of 4 bits"):
+        layer_of(tmp_path, tensors, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(WeightError, match="gptq_p"):
+        layer_of(tmp_path, tensors, {"quant_method": "gptq", "bits": 8, "format": "gptq_p"})
+
+
+def test_gptq_in_other_words(tmp_path: Path) -> None:
+    codes, zeros = RNG.integers(0, 16, (INPUTS, OUTPUTS)), RNG.integers(0, 16, (1, OUTPUTS))
+    scales = RNG.random((1, OUTPUTS)).astype(np.float16)
+    qweight = (
+        (codes.reshape(-1, 4, OUTPUTS) << (4 * np.arange(4))[None, :, None])
+        .sum(axis=1)
+        .astype(np.uint16)
+        .view(np.int16)
+    )
+    qzeros = (zeros.reshape(1, -1, 4) << (4 * np.arange(4))).sum(axis=2).astype(np.uint16).view(np.int16)
+    config = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "pack_dtype": "int16"}
+    got = layer_of(tmp_path, {"qweight": qweight, "qzeros": qzeros, "scales": scales}, config)
+    np.testing.assert_array_equal(got, (scales.astype(np.float32) * (codes - zeros)).T.astype(np.float16))
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], **weights}}}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_whole_numbers_with_zero_points(tmp_path: Path, groups: int) -> None:
+    codes, zeros = (RNG.integers(-128, 128, shape).astype(np.int8) for shape in ((OUTPUTS, INPUTS), (OUTPUTS, groups)))
+    scales = RNG.random((OUTPUTS, groups)).astype(np.float32)
+    tensors = {"weight": codes, "weight_scale": scales, "weight_zero_point": zeros}
+    got = layer_of(tmp_path, tensors, compressed())
+    each = [np.repeat(array.astype(np.float32), INPUTS // groups, 1) for array in (zeros, scales)]
+    np.testing.assert_array_equal(got, (codes - each[0]) * each[1])
+
+
+def test_float8_in_blocks_by_another_name(tmp_path: Path) -> None:
+    weight = RNG.standard_normal((OUTPUTS, INPUTS)).astype(ml_dtypes.float8_e4m3fn)
+    scales = RNG.random((2, 4)).astype(np.float32)
+    tensors = {"weight": weight, "weight_scale": scales}
+    got = layer_of(tmp_path, tensors, compressed(weights={"block_structure": [8, 16]}))
+    expected = weight.astype(np.float32) * np.repeat(np.repeat(scales, 8, 0), 16, 1)
+    np.testing.assert_array_equal(got, expected)
+    with pytest.raises(WeightError, match="neither of rows nor of blocks"):
+        layer_of(tmp_path, tensors, compressed())
+
+
+def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:
+    exponents = RNG.integers(120, 135, (OUTPUTS, INPUTS // 32)).astype(np.uint8)
+    wide = np.repeat(2.0 ** (exponents.astype(np.float32) - 127), 32, 1)
+    weight = RNG.standard_normal((OUTPUTS, INPUTS)).astype(ml_dtypes.float8_e4m3fn)
+    got = layer_of(tmp_path, {"weight": weight, "weight_scale": exponents}, compressed())
+    np.testing.assert_array_equal(got, weight.astype(np.float32) * wide)
+    codes = RNG.integers(0, 16, (OUTPUTS, INPUTS))
+    packed = (codes[:, ::2] | (codes[:, 1::2] << 4)).astype(np.uint8)
+    config = {**compressed(), "format": "mxfp4-pack-quantized"}
+    got = layer_of(tmp_path, {"weight_packed": packed, "weight_scale": exponents}, config)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    np.testing.assert_array_equal(got, values[codes & 7] * np.where(codes & 8, -1, 1) * wide)
+
+
+def test_layers_have_the_settings_of_their_group(tmp_path: Path) -> None:
+    codes = RNG.integers(-128, 128, (OUTPUTS, INPUTS))
+    tensors = {
+        "weight_packed": np.array([words_of([int(c) + 128 for c in row], 8) for row in codes], np.int32),
+        "weight_scale": np.ones((OUTPUTS, 1), np.float32),
+        "weight_shape": np.array([OUTPUTS, INPUTS], np.int64),
+    }
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}},
+        "group_1": {"targets": ["re:.*proj"], "weights": {"num_bits": 8}},
+    }
+    np.testing.assert_array_equal(layer_of(tmp_path, tensors, {"config_groups": groups}), codes)
+    with pytest.raises(WeightError, match="do not fit"):
+        layer_of(tmp_path, tensors, {"config_groups": {"group_0": groups["group_0"]}})
+    with pytest.raises(WeightError, match="mxfp6"):
+        layer_of(tmp_path, tensors, {"config_groups": groups, "format": "mxfp6-pack-quantized"})
+
+
+def test_rows_of_bitsandbytes(tmp_path: Path) -> None:
+    codes, largest = RNG.integers(-127, 128, (OUTPUTS, INPUTS)).astype(np.int8), RNG.random(OUTPUTS).astype(np.float32)
+    got = layer_of(tmp_path, {"weight": codes, "SCB": largest}, {"quant_method": "bitsandbytes"})
+    np.testing.assert_allclose(got, codes * largest[:, None] / 127, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["exl2", "hqq", "modelopt", "auto-round"])
+def test_methods_that_are_not_known_are_refused_by_name(method: str) -> None:
+    with pytest.raises(WeightError, match=method):
+        quantized_layers({}, {"quant_method": method})

@@ -1,0 +1,72 @@
+"""Quantized layers of real checkpoints: which tensors belong together, and what they mean.
+
+    layers = quantized_layers(loader.open("model.safetensors"), config["quantization_config"])
+    layers["model.layers.0.mlp.up_proj"]().dequantize()     # [out, in]
+
+Layers are found by the names of their tensors. The configuration (``config.json``) decides what names leave open; a
+method or packing that is not known is refused by name, because a wrong guess would be wrong numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from ranvier.errors import WeightError, nearest
+from ranvier.quantize.base import Quantized
+from ranvier.weights.quantized.bitnet import read_bitnet
+from ranvier.weights.quantized.bitsandbytes import read_levels, read_rows
+from ranvier.weights.quantized.compressed import METHOD as COMPRESSED
+from ranvier.weights.quantized.compressed import read_compressed
+from ranvier.weights.quantized.packed import read_packed
+from ranvier.weights.quantized.scaled import read_scaled
+from ranvier.weights.quantized.tensors import Config, Layer, Tensors, numbers
+
+METHODS = ("gptq", "awq", COMPRESSED, "fp8", "fbgemm_fp8", "bitsandbytes", "bitnet")
+_Read = Callable[[str, Tensors, Config], Quantized]
+
+
+def quantized_layers(tensors: Tensors, config: Config | None = None) -> dict[str, Layer]:
+    """The quantized layers of a checkpoint by name, each read when called."""
+    settings = config or {}
+    method = str(settings.get("quant_method", settings.get("method", ""))).lower()
+    if method and method not in METHODS:
+        raise WeightError(f"unknown quantization method {method!r}{nearest(method, METHODS)}")
+    found: dict[str, Layer] = {}
+    for name in tensors:
+        layer, _, part = name.rpartition(".")
+        read = _reader(layer, part, tensors)
+        if read is not None:
+            found[layer] = functools.partial(read, layer, tensors, settings)
+    return found
+
+
+def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:
+    """What reads the layer whose codes this tensor holds; None where it holds none."""
+
+    def has(*others: str) -> bool:
+        return all(f"{layer}.{other}" in tensors for other in others)
+
+    if part == "qweight" and has("qzeros", "scales"):
+        return read_packed
+    if part == "weight_packed" and has("weight_scale"):
+        return read_compressed
+    if part != "weight":
+        return None
+    if has("weight.absmax"):
+        return read_levels
+    if has("SCB"):
+        return read_rows
+    if has("weight_scale") or has("weight_scale_inv"):
+        return _read_weight
+    return None
+
+
+def _read_weight(layer: str, tensors: Tensors, config: Config) -> Quantized:
+    is_bytes = numbers(tensors, f"{layer}.weight").dtype == np.uint8
+    return (read_bitnet if is_bytes else read_scaled)(layer, tensors, config)
+
+
+__all__ = ["METHODS", "quantized_layers"]
