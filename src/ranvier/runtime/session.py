@@ -101,10 +101,10 @@ class Session:
             check_pins(self.graph, self.providers, self.config, named)
         clock.lap("optimize")
         with self._preparing("compiling it"):
-            self.config, calibration = calibrated(self.graph, self.providers, self.config)
             self._pool, self._budget = own_memory(self.providers, self.config)
             self._moved = TransferCounts()
-            self._compiled = Compiled(self.graph, self.providers, self.config, self._pool, self._moved, self._helpers)
+            found = calibrated(self.graph, self.providers, self.config, self._compiled_with)
+            self._compiled, self.config, calibration = found
         clock.lap("compile")
         self.signature = Signature(self.graph)
         self.output_names = tuple(v.name for v in self.graph.outputs)
@@ -162,6 +162,9 @@ class Session:
     @property
     def _parts(self) -> list[CompiledPart]:
         return self._compiled.parts
+
+    def _compiled_with(self, config: SessionConfig) -> Compiled:
+        return Compiled(self.graph, self.providers, config, self._pool, self._moved, self._helpers)
 
     def _compiled_for(self, providers: Sequence[ExecutionProvider]) -> Compiled:
         with self._preparing("compiling it again"):

@@ -1,97 +1,129 @@
-"""A session's options after a look at a sample: with the nodes that its precision has to leave alone."""
+"""A session compiled after a look at a sample: with the nodes left alone that its precision does too much harm to."""
 
 from __future__ import annotations
 
+import functools
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from ranvier import dtypes
 from ranvier.config import SessionConfig
-from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph
-from ranvier.graph.types import TensorType
-from ranvier.providers.base import LARGEST_VALUES, ExecutionProvider, TellsPrecision
+from ranvier.ops import TypeInference
+from ranvier.ops.estimate import node_cost
+from ranvier.providers.base import LARGEST_VALUES, ExecutionProvider, NodePrecision, TellsPrecision
 from ranvier.runtime.compiled import Compiled
-from ranvier.runtime.control import RunControl
-from ranvier.runtime.narrowing.ranges import largest_values
-from ranvier.runtime.narrowing.search import Search
+from ranvier.runtime.narrowing import sample
+from ranvier.runtime.narrowing.by_definition import worked_out
+from ranvier.runtime.narrowing.fewest import Names, fewest, measured
+from ranvier.runtime.narrowing.pieces import Pieces
 from ranvier.runtime.signature import Signature
 
+_MOVING = 2.0  # operations in the time that it takes to move a byte
 
-def searched(graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> tuple[SessionConfig, str]:
-    """The options with more in ``keep_f32`` where the sample asks for it, and what was found, for people."""
-    trial = _Trial(graph, providers, config)
-    if config.precision == "fp16":
-        graph.metadata[LARGEST_VALUES] = largest_values(graph, dict(zip(trial.signature.inputs, trial.values)))
-    search = Search(trial.error, config.max_error)
-    before = search.error(frozenset())
-    kept = search.run(trial.nodes)
+
+def searched(
+    graph: Graph,
+    providers: Sequence[ExecutionProvider],
+    config: SessionConfig,
+    compile_graph: Callable[[SessionConfig], Compiled],
+) -> tuple[Compiled, SessionConfig, str]:
+    """The graph compiled, the options with more in ``keep_f32`` where the sample asks for it, and what was found, for
+    people."""
+    trials = _Trials(graph, config, compile_graph)
+    try:
+        text = _settled(trials, providers)
+    except BaseException:
+        trials.close()
+        raise
+    assert trials.compiled is not None
+    return trials.compiled, trials.config(trials.kept), text
+
+
+def _settled(trials: _Trials, providers: Sequence[ExecutionProvider]) -> str:
+    config, bound = trials.given, trials.given.max_error
+    before = trials.error(frozenset())
+    if before > bound and trials.compare_with_float32():
+        before = trials.error(frozenset())
     text = f"error on the sample {before:.2g}"
-    if kept:
-        text += f", {search.error(kept):.2g} with {len(kept)} of {len(trial.nodes)} nodes kept in float32"
-    patterns = tuple(glob.escape(name) for name in trial.nodes if name in kept)
-    return config.updated(keep_f32=(*config.keep_f32, *patterns)), text
+    if before <= bound or not trials.nodes:
+        return text
+    about = (trials.graph, providers, config, trials.values, trials.dims, trials.nodes, trials.stored)
+    with Pieces(*about) as pieces:
+        batches = measured(pieces, trials.work(), bound, before)
+    kept = fewest(batches, functools.cache(trials.error), bound, before)
+    error = trials.error(kept)
+    return f"{text}, {error:.2g} with {len(kept)} of {len(trials.nodes)} nodes kept in float32"
 
 
-class _Trial:
-    """Runs of the sample, each compiled with other nodes kept in float32."""
+class _Trials:
+    """Runs of the sample, each compiled with other nodes kept in float32. What was compiled last stays."""
 
-    def __init__(self, graph: Graph, providers: Sequence[ExecutionProvider], config: SessionConfig) -> None:
-        self.graph, self.providers, self.config = graph, providers, config
-        self.signature = Signature(graph)
-        self.values, self._dims = self.signature.bind(_sample(config.calibration))
-        self.nodes: list[str] = []  # that multiply in 16 bits unless they are kept, in order
-        self._expected = self._run(config.updated(precision="float32"))
+    def __init__(self, graph: Graph, config: SessionConfig, compile_graph: Callable[[SessionConfig], Compiled]) -> None:
+        self.graph, self.given, self._compile = graph, config, compile_graph
+        self.values, self.dims = Signature(graph).bind(sample.read(config.calibration))
+        self.nodes: list[str] = []  # that multiply or are stored in 16 bits unless they are kept, in order
+        self.stored: set[str] = set()  # of these, those whose results are stored so
+        self.kept: Names = frozenset()
+        self.compiled: Compiled | None = None
+        self._found: list[Any] = []
+        self._expected: list[Any] | None = None
+        self._from_float32 = False  # where the expected results come from
+        if config.precision == "fp16":
+            found = worked_out(graph, dict(zip(graph.inputs, self.values)))
+            graph.metadata[LARGEST_VALUES] = found.largest
+            self._expected = found.outputs
+        if self._expected is None:
+            self.compare_with_float32()
 
-    def error(self, kept: frozenset[str]) -> float:
-        """The largest difference of an output from float32's, as a part of the largest value of that output."""
-        patterns = tuple(map(glob.escape, sorted(kept)))
-        found = self._run(self.config.updated(keep_f32=(*self.config.keep_f32, *patterns)))
-        return max((_difference(a, b) for a, b in zip(found, self._expected)), default=0.0)
-
-    def _run(self, config: SessionConfig) -> list[Any]:
-        compiled = Compiled(self.graph, self.providers, config)
+    def compare_with_float32(self) -> bool:
+        """Compare with what a session in float32 gives from now on: with codes of 8 bits, say, one rounding more or
+        less shows, and is not what the precision did. Whether that is new."""
+        if self._from_float32:
+            return False
+        compiled = self._compile(self.given.updated(precision="float32"))
         try:
-            types = [
-                TensorType(dtypes.of(x), x.shape) if isinstance(x, np.ndarray) else v.type
-                for v, x in zip(self.signature.inputs, self.values)
-            ]
-            shapes = tuple((x.dtype, x.shape) if isinstance(x, np.ndarray) else None for x in self.values)
-            plan = compiled.plan(shapes, types, self._dims, tuple(v.name for v in self.graph.outputs))
-            results = plan.run(self.values, RunControl(None, config.limits), None)
-            if not self.nodes and config.precision != "float32":
-                self.nodes = _narrow_nodes(compiled)
-            return results
+            self._expected = self._run(compiled)
         finally:
             compiled.close()
+        self._from_float32 = True
+        return True
+
+    def config(self, kept: Names) -> SessionConfig:
+        patterns = tuple(glob.escape(name) for name in self.nodes if name in kept)
+        return self.given.updated(keep_f32=(*self.given.keep_f32, *patterns))
+
+    def error(self, kept: Names) -> float:
+        """The largest difference of an output from float32's, as a part of the largest value of that output."""
+        if self.compiled is None or kept != self.kept:
+            self.close()
+            self.compiled, self.kept = self._compile(self.config(kept)), kept
+            self._found = self._run(self.compiled)
+            if not kept:
+                found = _precisions(self.compiled)
+                self.nodes = [name for name, p in found.items() if p.computes != "f32" or p.stores != "f32"]
+                self.stored = {name for name, p in found.items() if p.stores != "f32"}
+        assert self._expected is not None
+        return sample.largest_difference(self._found, self._expected)
+
+    def work(self) -> dict[str, float]:
+        """Of nodes, about as long as it takes: what there is to gain of 16 bits."""
+        inference = TypeInference(self.dims, annotated=True)
+        inference.run(self.graph, [sample.type_of(v, x) for v, x in zip(self.graph.inputs, self.values)])
+        known = {v: t for v, t in inference.types.items() if t is not None}
+        costs = {node.name: node_cost(node, known) for node in self.graph}
+        return {name: cost.flops + _MOVING * cost.bytes for name, cost in costs.items()}
+
+    def _run(self, compiled: Compiled) -> list[Any]:
+        return sample.results(compiled, self.values, self.dims, self.given.limits)
+
+    def close(self) -> None:
+        if self.compiled is not None:
+            self.compiled.close()
+            self.compiled = None
 
 
-def _narrow_nodes(compiled: Compiled) -> list[str]:
+def _precisions(compiled: Compiled) -> dict[str, NodePrecision]:
+    """By the names of nodes, in order."""
     kernels = [part.kernel for part in compiled.parts if isinstance(part.kernel, TellsPrecision)]
-    return [name for k in kernels for name, p in k.precisions().items() if p.computes != "f32" or p.stores != "f32"]
-
-
-def _sample(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(given, Mapping):
-        return given
-    try:
-        with np.load(given, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InvalidConfig(f"calibration: {given!r} is no .npz file with inputs ({error})") from None
-
-
-def _difference(found: Any, expected: Any) -> float:
-    """Infinite where the types differ; what is not a float must be the same."""
-    if not isinstance(found, np.ndarray) or not isinstance(expected, np.ndarray) or expected.dtype.kind != "f":
-        return 0.0
-    if found.shape != expected.shape:
-        return float("inf")  # sizes that follow from data: another number of boxes
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(found)):
-        return float("inf")
-    gap = np.abs(found[finite].astype(np.float64) - expected[finite]).max(initial=0.0)
-    return float(gap / max(np.abs(expected[finite]).max(initial=0.0), 1e-30))
+    return {name: p for k in kernels for name, p in k.precisions().items()}
