@@ -21,6 +21,7 @@ from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.base import NodePrecision
+from ranvier.providers.cpu.narrow.extremes import largest
 from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_pace, touching
 from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums
@@ -30,6 +31,7 @@ from ranvier.varying import value_at
 
 F32 = DType.float32
 _HALF_END = 65504.0  # the largest float16
+_WILD = frozenset("*?[")
 _HEADROOM = 8.0  # values seen in a sample are taken to grow to this many times as much
 
 
@@ -71,6 +73,9 @@ class _Assigning:
         self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
         self.rounding: set[int] = set()  # definitions whose own constants are in 16 bits
         self.readers: dict[Value, list[Group]] = {}
+        # after a look at a sample there are hundreds of plain names, and every node would be held against each
+        self.kept_names = {p for p in target.keep_f32 if not _WILD.intersection(p)}
+        self.patterns = [p for p in target.keep_f32 if p not in self.kept_names]
         self.exact = [(v, why) for g in groups for v, why in exact_reads(g, program).items()]
         self.signals = before_logarithms(groups, program, self.exact)
         self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
@@ -162,8 +167,10 @@ class _Assigning:
 
     def kept(self, group: Group) -> str:
         """The pattern that keeps a node of the group in float32."""
-        labels = {d.label for d in group.defs}
-        return next((p for p in self.target.keep_f32 for name in labels if fnmatch.fnmatchcase(name, p)), "")
+        if not self.target.keep_f32:
+            return ""
+        found = next((name for d in group.defs if (name := d.label) in self.kept_names), "")
+        return found or next((p for d in group.defs for p in self.patterns if fnmatch.fnmatchcase(d.label, p)), "")
 
     def _out_of_range(self, value: Value) -> str:
         """Why a value may not fit into float16, which ends at 65504; bfloat16 reaches as far as float32."""
@@ -190,7 +197,7 @@ class _Assigning:
         array = value.const.raw() if value.const is not None else self.program.known.get(value)
         if array is None:
             return (self.target.ranges or {}).get(value.name, math.inf)
-        return float(max(array.max(initial=0.0), -array.min(initial=0.0)))
+        return largest(array)
 
     # -- costs ------------------------------------------------------------------------------------------------------
 
