@@ -241,6 +241,86 @@ def test_gguf(tmp_path: Path) -> None:
     assert meta.tensors["Q4_0"].encoding == "Q4_0" and meta.tensors["Q4_0"].nbytes == 8 * 8 * 18
 
 
+def decodable() -> list[str]:
+    """The kinds of blocks that the package decodes."""
+    found = []
+    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
+        if block > 1:
+            try:
+                gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
+                found.append(kind.name)
+            except NotImplementedError:
+                pass
+    return found
+
+
+@pytest.mark.parametrize("name", decodable())
+def test_gguf_parts_of_every_kind_of_block(tmp_path: Path, name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    codes = np.random.default_rng(5).integers(0, 256, (3, 6, 2 * size)).astype(np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "test")
+    writer.add_tensor("x", codes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(codes, kind).reshape(3, 6, 2 * block)
+        for part in (
+            (slice(None),),
+            (slice(1, 2), slice(1, 6, 3)),
+            (slice(0, 3, 2), slice(2, 3), slice(3, block, 7)),
+            (slice(2, 3), slice(0, 2), slice(block, 2 * block)),
+            (slice(0, 0),),
+        ):
+            got = LOADER.load(tmp_path / "m.gguf", "x", part=part)
+            np.testing.assert_array_equal(got, expected[part])
+
+
+def test_gguf_part_costs_its_blocks(tmp_path: Path) -> None:
+    from ranvier.weights.formats.gguf_files import Blocks
+    from ranvier.weights.stored import Stored, TensorInfo
+    from tests.weights.test_transforms import Counted
+
+    codes = np.zeros((1000, 8 * 18), np.uint8)
+    blob = Counted("x", codes.tobytes())
+    raw = Stored(TensorInfo("x", DType.uint8, codes.shape, codes.nbytes, "Q4_0"), blob, 0)
+    weight = Blocks(TensorInfo("x", DType.float32, (1000, 256), codes.nbytes, "Q4_0"), raw, 32, 18)
+    weight.read((slice(10, 20, 1), slice(0, 256, 1)))
+    assert blob.asked == 10 * 8 * 18
+
+
+def test_gguf_vocabularies_longer_than_a_piece(tmp_path: Path) -> None:
+    words = [f"word {k} " + "é" * (k % 7) for k in range(60_000)] + ["", "x" * (3 << 20), "last"]
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "test")
+    writer.add_array("words", words)
+    writer.add_uint32("behind", 7)
+    writer.add_tensor("x", np.ones(3, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    notes = LOADER.metadata(tmp_path / "m.gguf").notes
+    assert notes["words"] == words and notes["behind"] == 7
+
+
+def test_gguf_of_the_other_byte_order(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "test", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(WeightError, match="highest byte first"):
+        LOADER.metadata(tmp_path / "m.gguf")
+
+
+def test_as_many_axes_as_operators_take() -> None:
+    from ranvier.ops.allocation import MAX_RANK
+    from ranvier.weights.stored import MOST_AXES
+
+    assert MOST_AXES == MAX_RANK
+
+
 # -- ONNX, raw, others ----------------------------------------------------------------------------------------------
 
 

@@ -179,6 +179,45 @@ def test_s3(s3: tuple[str, list[str]], shards: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(offline.load(part, "w3"), arrays["w3"])
 
 
+def test_s3_object_that_changes_while_it_is_read(s3: tuple[str, list[str]], shards: Any, tmp_path: Path) -> None:
+    url, _ = s3
+    files, arrays = shards
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    opened = loader.open(object_of(url, "part-1.safetensors"))
+    files["part-1.safetensors"] = files["part-1.safetensors"][:-4] + b"\1\2\3\4"  # of the same size
+    with pytest.raises(WeightError, match="changed while it was read"):
+        opened["w3"].read()
+    np.testing.assert_array_equal(loader.load(object_of(url, "part-1.safetensors"), "w1"), arrays["w1"])
+
+
+def test_s3_download_goes_on_only_with_the_same_version(
+    s3: tuple[str, list[str]], shards: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ranvier.weights.sources import s3 as module
+
+    url, _ = s3
+    files, _ = shards
+    monkeypatch.setattr(module, "_CHUNK", 64)
+    source = object_of(url, "part-1.safetensors")
+    whole = files["part-1.safetensors"]
+    reads: list[int] = []
+    piece = module._Object._piece
+
+    def fails_later(self: Any, each: Any) -> Any:
+        reads.append(each[0])
+        if len(reads) == 3:
+            files["part-1.safetensors"] = whole[:-4] + b"\1\2\3\4"
+        return piece(self, each)
+
+    monkeypatch.setattr(module._Object, "_piece", fails_later)
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    with pytest.raises(WeightError, match="changed while it was read"):
+        loader.preload(source)
+    (path,) = loader.preload(source)
+    assert path is not None and path.read_bytes() == files["part-1.safetensors"]
+    assert reads[3] == 0, "what had come is of the version before"
+
+
 def test_s3_trouble(s3: tuple[str, list[str]], tmp_path: Path) -> None:
     url, _ = s3
     loader = WeightLoader(cache=tmp_path / "cache", retries=0, timeout=1.0)

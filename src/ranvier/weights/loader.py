@@ -32,7 +32,7 @@ from ranvier.weights.progress import Progress, Silent
 from ranvier.weights.sources.base import Context, Source
 from ranvier.weights.sources.local import FileSource
 from ranvier.weights.sources.registry import ENTRY_POINTS, SCHEMES, source_of
-from ranvier.weights.stored import Array, Decoded, TensorInfo, Weight
+from ranvier.weights.stored import Array, TensorInfo, Weight
 from ranvier.weights.together import Stop, together
 from ranvier.weights.transforms import Slice, Transform, apply
 
@@ -135,8 +135,7 @@ class WeightLoader:
         """
         checkpoint = self.open(source, format=format, **options)
         weight = checkpoint[_named(source_of(source), checkpoint, tensor)]
-        if raw and isinstance(weight, Decoded) and weight.raw is not None:
-            weight = weight.raw
+        weight = getattr(weight, "raw", weight) if raw else weight
         return _through(weight, steps, part).read()
 
     def load_many(

@@ -15,17 +15,15 @@ from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import TensorProto
 
 from ranvier.dtypes import DType
 from ranvier.errors import ResourceLimit, WeightError
-from ranvier.ops.allocation import MAX_RANK
-from ranvier.ops.proto import tensor_array
 from ranvier.records import dataclass
 from ranvier.weights.blob import Blob, gathered
 
 Array = np.ndarray[Any, Any]
 Selection = tuple[slice, ...]  # one per axis, with whole numbers and a positive step
+MOST_AXES = 64  # of a NumPy array
 _MOST_RANGES = 4096  # beyond, one covering range is read and cut in memory
 
 
@@ -59,8 +57,8 @@ class Weight(Protocol):
 
 def checked_size(name: str, shape: Sequence[int], bits: int, limit: int | None = None) -> int:
     """Bytes of so many elements packed without gaps, or an error where the numbers make no sense."""
-    if len(shape) > MAX_RANK:
-        raise WeightError(f"tensor {name!r} has {len(shape)} dimensions; at most {MAX_RANK} are possible")
+    if len(shape) > MOST_AXES:
+        raise WeightError(f"tensor {name!r} has {len(shape)} dimensions; at most {MOST_AXES} are possible")
     if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in shape):
         raise WeightError(f"tensor {name!r} has an impossible shape {list(shape)}")
     nbytes = (math.prod(shape) * bits + 7) // 8
@@ -153,6 +151,10 @@ class Stored:
 
     def _unpacked(self, chosen: Selection) -> Array:
         """Elements of less than a byte: those from the first of the part to its last, each in a byte of its own."""
+        from onnx import TensorProto  # not for everybody: with all operators it takes longer than most files to open
+
+        from ranvier.ops.proto import tensor_array
+
         dtype = self.info.dtype
         strides, first, last = self._span(chosen)
         together = math.lcm(dtype.bits, 8) // dtype.bits  # elements that fill whole bytes
@@ -220,11 +222,10 @@ def _ranges(chosen: Selection, shape: Sequence[int], item: int) -> Iterator[tupl
 
 @dataclass(frozen=True)
 class Decoded:
-    """A tensor that is made of stored bytes by a function: blocks of codes with scales, compressed members …"""
+    """A tensor that is made of stored bytes by a function, whole or not at all: compressed members, initializers …"""
 
     info: TensorInfo
     make: Callable[[], Array]
-    raw: Stored | None = None  # the bytes it is made of, where somebody wants those
 
     def read(self, part: Selection | None = None) -> Array:
         array = self.make()

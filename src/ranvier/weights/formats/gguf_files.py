@@ -6,7 +6,6 @@ to the package ``gguf``. A tensor of blocks reads as float32; its bytes are had 
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from typing import Any
@@ -18,7 +17,7 @@ from ranvier.errors import NotSupported, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
-from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size
+from ranvier.weights.stored import Selection, Stored, TensorInfo, Weight, checked_size, extent, full
 
 _PLAIN = {
     0: DType.float32,
@@ -32,6 +31,7 @@ _PLAIN = {
 }
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
+_LENGTH = struct.Struct("<Q")
 _DIMENSIONS = 8
 _CHUNK = 1 << 20
 _DEEPEST = 4  # lists in lists
@@ -61,6 +61,23 @@ class _Header:
     def text(self) -> str:
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
+    def texts(self, count: int) -> list[str]:
+        """A vocabulary has hundreds of thousands: those in the piece at hand are taken without a call for each."""
+        found: list[str] = []
+        while len(found) < count:
+            data, at = self._data, self.at - self._start
+            last = len(data) - _LENGTH.size
+            while at <= last and len(found) < count:
+                end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+                if end > len(data):
+                    break
+                found.append(data[at + _LENGTH.size : end].decode("utf-8", "replace"))
+                at = end
+            self.at = self._start + at
+            if len(found) < count:
+                found.append(self.text())  # fetches the next piece
+        return found
+
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
@@ -75,7 +92,7 @@ class _Header:
             return list(struct.unpack(f"<{count}{form}", data))
         if count > self.limit:
             raise WeightError(f"{self.blob.name!r}: a list of {count} entries")
-        return [self.value(inner, depth + 1) for _ in range(count)]
+        return self.texts(count) if inner == _TEXT else [self.value(inner, depth + 1) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,7 @@ class _Entry:
 class Gguf:
     name = "gguf"
     suffixes = (".gguf",)
+    options = ()
 
     def matches(self, head: bytes, name: str) -> bool:
         return head.startswith(b"GGUF")
@@ -96,6 +114,8 @@ class Gguf:
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
         header = _Header(blob, opening.header_bytes)
         magic, version = header.take(4), header.number("I")
+        if version >= 1 << 16:
+            raise WeightError(f"{blob.name!r} is a GGUF file of machines that write the highest byte first")
         if magic != b"GGUF" or version not in (2, 3):
             raise WeightError(f"{blob.name!r} is no GGUF file of version 2 or 3 (version {version})")
         tensors, keys = header.number("Q"), header.number("Q")
@@ -139,8 +159,30 @@ def _weight(blob: Blob, entry: _Entry, start: int, opening: Opening) -> Weight:
     _check(blob, entry, start, nbytes)
     packed = (*entry.shape[:-1], entry.shape[-1] // block * size)
     raw = Stored(TensorInfo(entry.name, DType.uint8, packed, nbytes, name, blob.name), blob, start + entry.offset)
-    info = TensorInfo(entry.name, DType.float32, entry.shape, nbytes, name, blob.name)
-    return Decoded(info, functools.partial(_decode, raw, entry.kind, entry.shape), raw)
+    return Blocks(TensorInfo(entry.name, DType.float32, entry.shape, nbytes, name, blob.name), raw, block, size)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A tensor whose rows are blocks of codes with scales. Of a part those blocks are read and decoded that hold it."""
+
+    info: TensorInfo
+    raw: Stored  # the bytes, for whoever wants those
+    block: int  # elements
+    size: int  # bytes
+
+    def read(self, part: Selection | None = None) -> np.ndarray[Any, Any]:
+        chosen = full(self.info.shape) if part is None else part
+        target = tuple(map(extent, chosen))
+        if 0 in target:
+            return np.empty(target, np.float32)
+        *outer, inner = chosen
+        first = inner.start // self.block
+        last = (inner.start + (target[-1] - 1) * inner.step) // self.block + 1
+        data = self.raw.read((*outer, slice(first * self.size, last * self.size, 1)))
+        numbers = _decoded(np.ascontiguousarray(data), self.raw.info)
+        begin = inner.start - first * self.block
+        return numbers.reshape(*target[:-1], -1)[..., begin :: inner.step][..., : target[-1]]
 
 
 def _check(blob: Blob, entry: _Entry, start: int, nbytes: int) -> None:
@@ -169,12 +211,10 @@ def _blocks(kind: int, tensor: str) -> tuple[str, int, int]:
     return found.name, int(block), int(size)
 
 
-def _decode(raw: Stored, kind: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def _decoded(data: np.ndarray[Any, Any], info: TensorInfo) -> np.ndarray[Any, Any]:
     gguf = _package()
     try:
-        found = gguf.quants.dequantize(np.ascontiguousarray(raw.read()), gguf.GGMLQuantizationType(kind))
+        found = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[info.encoding])
     except NotImplementedError:
-        raise NotSupported(
-            f"tensor {raw.info.name!r}: the package 'gguf' does not decode {raw.info.encoding}"
-        ) from None
-    return np.asarray(found, np.float32).reshape(shape)
+        raise NotSupported(f"tensor {info.name!r}: the package 'gguf' does not decode {info.encoding}") from None
+    return np.asarray(found, np.float32)

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
-from ranvier.config import Limits
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidModel, WeightError
-from ranvier.formats.onnx import read
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size
@@ -27,6 +25,9 @@ class Onnx:
         return name.endswith(self.suffixes)
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
+        from ranvier.config import Limits  # with all operators, which other formats do not need
+        from ranvier.formats.onnx import read
+
         path: Path | None = getattr(blob, "path", None)
         model = path if path is not None else bytes(blob.read(0, blob.size))
         try:
