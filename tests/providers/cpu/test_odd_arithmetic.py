@@ -63,6 +63,15 @@ def test_reductions_of_integers(op: str) -> None:
         check(op, [x, np.array([1])], constant=[1], opset=18)
 
 
+@pytest.mark.parametrize("beta", [0.5, 0.75, 1.0, 0.3])
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_local_responses(beta: float, size: int) -> None:
+    """Also of windows that are larger than there are channels."""
+    for shape in ((2, 7, 5, 6), (1, 40, 3), (3, 1, 4, 4, 2)):
+        attrs = {"size": size, "beta": beta, "alpha": 0.02, "bias": 1.5}
+        check("LRN", [4 * numbers(*shape)], attrs, rtol=1e-5, atol=1e-6)
+
+
 def test_batch_norm_in_training() -> None:
     for shape in ((4, 3, 5, 6), (8, 5), (3, 2, 7)):
         c = shape[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -10,13 +11,12 @@ import numpy as np
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub
 from ranvier.codegen.definitions.lower.index import lowers
-from ranvier.codegen.definitions.lower.movement import between
 from ranvier.codegen.definitions.lower.reduction import wide_type
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import FLOATS
-from ranvier.codegen.loops.ir import Expr, Index, Reduce, Result, Size
+from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, from_onnx
 from ranvier.graph.ir import Node, Value
@@ -339,32 +339,52 @@ def lp_norm(n: NodeView, b: Definitions) -> None:
 
 @lowers("LRN", dtypes=FLOATS)
 def local_response_norm(n: NodeView, b: Definitions) -> None:
-    size, channels, rank = int(n.attr("size")), n.shape(0)[1], n.rank(0)
+    size, shape, rank = int(n.attr("size")), n.shape(0), n.rank(0)
     alpha, beta, bias = n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
-    before = (size - 1) // 2
     dtype, wide = n.dtype(0), wide_type(n.dtype(0))
+    # zeros on either side instead of a guard: where channels lie together, every lane would have one of its own
+    sides = [(shape[0], count, *shape[2:]) for count in ((size - 1) // 2, size // 2)]
+    none = b.constant(np.zeros((), dtype.numpy), dtype)
+    borders = [b.alias(none, functools.partial(_expanded, side), side) if side[1] else None for side in sides]
+    parts = [each for each in (borders[0], n.input(0), borders[1]) if each is not None]
+    widened = (shape[0], shape[1] + size - 1, *shape[2:])
+    around = b.joined(parts, 1, widened) if len(parts) > 1 else n.input(0)
 
     def window(nest: NestBuilder, views: list[View]) -> list[Expr]:
-        view = views[0]
-        here = add(Index(1), sub(Index(rank), Size(before)))
-        guard = between(const(0, DType.int64), here, Size(channels))
-        around = nest.load(view, (*view.strides, view.strides[1]), offset=-before * view.strides[1], guard=guard)
-        return [around, nest.load(view, (*view.strides, 0))]
+        beside, view = views
+        return [nest.load(beside, (*beside.strides, beside.strides[1])), nest.load(view, (*view.strides, 0))]
 
     def build(e: list[Expr]) -> RowBody:
-        around, x = (cast(v, wide) for v in e)
+        beside, x = (cast(v, wide) for v in e)
         energy = add(mul(Result(0, wide), const(alpha / size, wide)), const(bias, wide))
-        scale = op("pow", energy, const(-beta, wide))
-        return RowBody([Reduce("sum", mul(around, around), wide)], finals={0: cast(mul(x, scale), dtype)})
+        return RowBody(
+            [Reduce("sum", mul(beside, beside), wide)], finals={0: cast(_over_power(x, energy, beta), dtype)}
+        )
 
     b.rows(
         [],
         [rank],
         build,
         [(dtype, False)],
-        domain=(*n.shape(0), size),
+        domain=(*shape, size),
         keepdims=False,
         results=[n.outputs[0]],
-        sources=[n.input(0), n.input(0)],
+        sources=[around, n.input(0)],
         gather=window,
     )
+
+
+def _expanded(shape: Sequence[int], view: View) -> View:
+    return view.expanded(tuple(shape))
+
+
+def _over_power(x: Expr, base: Expr, exponent: float) -> Expr:
+    """``x / base ** exponent``; by roots where the exponent is one of those that networks have."""
+    if exponent == 1.0:
+        return div(x, base)
+    root = op("sqrt", base)
+    if exponent == 0.5:
+        return div(x, root)
+    if exponent == 0.75:
+        return div(x, mul(root, op("sqrt", root)))
+    return mul(x, op("pow", base, const(-exponent, base)))
