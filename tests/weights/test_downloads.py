@@ -143,7 +143,7 @@ def test_a_weak_etag_is_not_gone_on_with(served: Served, tmp_path: Path, new: by
 
 def test_a_file_that_changes_under_an_open_checkpoint(served: Served, tmp_path: Path, old: bytes) -> None:
     served.headers["ETag"] = ""  # the size tells it all the same
-    weight = loader(tmp_path).open(served.url + PATH)["b"]
+    weight = loader(tmp_path).open(served.url + PATH)["a"]
     served.files[PATH] = old + bytes(8)
     with pytest.raises(WeightError, match="changed while it was read"):
         weight.read()
@@ -229,3 +229,24 @@ def test_progress_of_a_download_that_begins_anew(served: Served, tmp_path: Path,
     served.stop_after = 100_000
     loader(tmp_path, progress=Counts(), sleep=changed).preload(served.url + PATH)
     assert sum(counts) == len(new) and min(counts) == -100_000
+
+
+def test_a_remote_archive_is_listed_without_a_request_for_each_member(tmp_path: Path) -> None:
+    data = (Path(__file__).parent / "data" / "archive.pt").read_bytes()
+    with serving(m__pt=data) as server:
+        found = loader(tmp_path).open(f"{server.url}/m.pt")
+        assert len(found) > 10 and len(server.requests) < 8
+        np.testing.assert_array_equal(found["model.whole"].read(), np.arange(7))
+
+
+def test_a_remote_npz(tmp_path: Path) -> None:
+    arrays = {f"a{k}": np.full((50, 100), k, np.float32) for k in range(6)}
+    np.savez(tmp_path / "m.npz", **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(tmp_path / "c.npz", **arrays)  # type: ignore[arg-type]
+    files = {name: (tmp_path / f"{name}.npz").read_bytes() for name in "mc"}
+    with serving(m__npz=files["m"], c__npz=files["c"]) as server:
+        opened = loader(tmp_path).open(f"{server.url}/m.npz")
+        server.sent = 0
+        np.testing.assert_array_equal(opened["a3"].read((slice(1, 3, 1), slice(0, 100, 1))), arrays["a3"][1:3])
+        assert server.sent == 2 * 100 * 4
+        np.testing.assert_array_equal(loader(tmp_path).load(f"{server.url}/c.npz", "a4"), arrays["a4"])

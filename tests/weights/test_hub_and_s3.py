@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.errors import IntegrityError, WeightError
-from ranvier.weights import HubSource, Missing, NotCached, S3Source, WeightLoader, save_safetensors, source_of
+from ranvier.errors import IntegrityError, ResourceLimit, WeightError
+from ranvier.weights import (
+    Access,
+    Context,
+    HubSource,
+    Missing,
+    NotCached,
+    S3Source,
+    WeightCache,
+    WeightLoader,
+    save_safetensors,
+    source_of,
+)
 
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("obstore")
@@ -115,6 +126,29 @@ def test_hub(hub: str, shards: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(offline.load(source, "w2"), arrays["w2"])
 
 
+def test_hub_tells_its_progress_and_keeps_to_limits(hub: str, shards: Any, tmp_path: Path) -> None:
+    files, _ = shards
+    counts: dict[str, int] = {}
+
+    class Counts:
+        def begin(self, name: str, total: int | None, done: int = 0) -> None:
+            counts[name] = done
+            assert total == len(files["part-1.safetensors"])
+
+        def advance(self, name: str, count: int) -> None:
+            counts[name] += count
+
+        def end(self, name: str) -> None:
+            pass
+
+    source = HubSource("owner/name", "part-1.safetensors", cache_dir=str(tmp_path / "hub"), endpoint=hub, token=False)
+    with pytest.raises(ResourceLimit, match="file_bytes"):
+        WeightLoader(cache=tmp_path / "cache", file_bytes=10).preload(source)
+    assert not list((tmp_path / "hub").glob("models--owner--name/snapshots/*/*"))
+    WeightLoader(cache=tmp_path / "cache", progress=Counts()).preload(source)
+    assert counts == {source.address: len(files["part-1.safetensors"])}
+
+
 def test_hub_without_the_file(hub: str, tmp_path: Path) -> None:
     loader = WeightLoader(cache=tmp_path / "cache", retries=0)
     source = HubSource("owner/name", "absent.safetensors", cache_dir=str(tmp_path / "hub"), endpoint=hub, token=False)
@@ -181,13 +215,14 @@ def test_s3(s3: tuple[str, list[str]], shards: Any, tmp_path: Path) -> None:
 
 def test_s3_object_that_changes_while_it_is_read(s3: tuple[str, list[str]], shards: Any, tmp_path: Path) -> None:
     url, _ = s3
-    files, arrays = shards
-    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
-    opened = loader.open(object_of(url, "part-1.safetensors"))
+    files, _ = shards
+    source = object_of(url, "part-1.safetensors")
+    context = Context(WeightCache(tmp_path / "cache"), Access(retries=0))
+    opened = source.open(context)
     files["part-1.safetensors"] = files["part-1.safetensors"][:-4] + b"\1\2\3\4"  # of the same size
     with pytest.raises(WeightError, match="changed while it was read"):
-        opened["w3"].read()
-    np.testing.assert_array_equal(loader.load(object_of(url, "part-1.safetensors"), "w1"), arrays["w1"])
+        opened.read(0, 8)
+    assert bytes(source.open(context).read(0, opened.size)) == files["part-1.safetensors"]
 
 
 def test_s3_download_goes_on_only_with_the_same_version(

@@ -19,6 +19,9 @@ from ranvier.errors import WeightError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop
+_AHEAD = 1 << 16  # bytes that a library's small reads are gathered to
+_HEAD = 1 << 14  # bytes that hold the header of most files
+_GAP = 1 << 16  # bytes between two ranges that cost less to read along than another request
 
 
 class Blob(Protocol):
@@ -78,13 +81,32 @@ class MemoryBlob:
         return [self.read(*each) for each in ranges]
 
 
+class Ahead:
+    """A blob far away, of which the first bytes are fetched once: readers begin there, a few bytes at a time."""
+
+    near = False
+
+    def __init__(self, blob: Blob) -> None:
+        self.name, self.size = blob.name, blob.size
+        self._blob = blob
+        self._head: Bytes | None = None
+
+    def read(self, start: int, stop: int) -> Bytes:
+        check_range(self, start, stop)
+        end = min(_HEAD, self.size)
+        if stop > end:
+            return self._blob.read(start, stop)
+        if self._head is None:
+            self._head = self._blob.read(0, end)
+        return self._head[start:stop]
+
+    def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
+        return self._blob.read_many(ranges)
+
+
 def check_range(blob: Blob, start: int, stop: int) -> None:
     if not 0 <= start <= stop <= blob.size:
         raise WeightError(f"{blob.name!r}: bytes {start} to {stop} were asked for, it has {blob.size}")
-
-
-_AHEAD = 1 << 16
-_GAP = 1 << 16  # bytes between two ranges that cost less to read along than another request
 
 
 def gathered(ranges: Sequence[Range], gap: int = _GAP) -> list[tuple[Range, list[int]]]:

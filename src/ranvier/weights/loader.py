@@ -24,6 +24,7 @@ from ranvier.plugged import plugged
 from ranvier.records import dataclass
 from ranvier.rules import Positive, Whole
 from ranvier.weights.access import Access
+from ranvier.weights.blob import Ahead, Blob
 from ranvier.weights.cache import WeightCache
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.index import SUFFIX, index_of
@@ -89,11 +90,12 @@ class WeightLoader:
         """The tensors of a source by name, none of them read yet. ``options`` are those of the format."""
         found = source_of(source)
 
-        def sibling(name: str) -> Any:
-            return found.sibling(name).open(self._context)
+        def opened(source: Source) -> Blob:
+            blob = source.open(self._context)
+            return blob if blob.near else Ahead(blob)
 
-        opening = Opening(sibling, self._tensor_bytes, options=options)
-        return open_checkpoint(found.open(self._context), opening, format or found.format)
+        opening = Opening(lambda name: opened(found.sibling(name)), self._tensor_bytes, options=options)
+        return open_checkpoint(opened(found), opening, format or found.format)
 
     def metadata(self, source: Any, *, format: str | None = None, **options: Any) -> Metadata:
         checkpoint = self.open(source, format=format, **options)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
-from ranvier.errors import NotSupported, WeightError
+from ranvier.errors import NotSupported, RanvierError, ResourceLimit, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.access import NotCached, Unreachable
+from ranvier.weights.access import Access, NotCached, Unreachable
 from ranvier.weights.blob import Blob, MemoryBlob
 from ranvier.weights.http import Missing
 from ranvier.weights.sources.base import Context
@@ -58,7 +59,9 @@ class HubSource:
     def fetch(self, context: Context) -> Path | None:
         hub = _package()
         access = context.access
-        access.progress.begin(self.file, None)
+        bar = _bar(self.address, access)
+        # versions before 1.0 draw bars of their own and tell nobody else
+        told = {"tqdm_class": bar} if "tqdm_class" in inspect.signature(hub.hf_hub_download).parameters else {}
         try:
             found = hub.hf_hub_download(
                 self.repo,
@@ -69,11 +72,12 @@ class HubSource:
                 endpoint=self.endpoint,
                 local_files_only=access.offline,
                 etag_timeout=access.timeout,
+                **told,
             )
+        except RanvierError:
+            raise
         except Exception as error:
             raise self._told(error) from error
-        finally:
-            access.progress.end(self.file)
         return Path(found)
 
     def exists(self, context: Context) -> bool:
@@ -119,3 +123,37 @@ class HubSource:
         if isinstance(error, errors.HFValidationError):
             return WeightError(f"{self.address} is no name of a file on the hub: {text}")
         return Unreachable(f"{self.address}: {type(error).__name__}: {text}")
+
+
+def _bar(address: str, access: Access) -> type:
+    """What the hub's client takes for a bar of ``tqdm``: it tells our progress, and has a say before a file is fetched
+    and at every piece of it."""
+
+    class Bar:
+        def __init__(self, *_: Any, total: float | None = None, initial: float = 0, **__: Any) -> None:
+            self.total, self.n = total, initial
+            limit = access.file_bytes
+            if total is not None and limit is not None and total > limit:
+                raise ResourceLimit("file_bytes", limit, total, address)
+            access.progress.begin(address, None if total is None else int(total), int(initial))
+
+        def update(self, count: float | None = 1) -> None:
+            access.go_on(address)
+            self.n += count or 0
+            access.progress.advance(address, int(count or 0))
+
+        def close(self) -> None:
+            access.progress.end(address)
+
+        def refresh(self, *_: Any, **__: Any) -> None:
+            pass
+
+        set_description = set_postfix_str = refresh
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+    return Bar
