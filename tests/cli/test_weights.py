@@ -44,3 +44,18 @@ def test_errors(call, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"nothing")
     bad = call("weights", str(tmp_path / "x.safetensors"))
     assert bad.exit_code != 0 and "no safetensors file" in bad.stderr
+
+
+def test_raw_data(call, call_json, tmp_path: Path) -> None:
+    path = tmp_path / "x.raw"
+    path.write_bytes(np.arange(6, dtype=">f4").tobytes())
+    found = call_json("weights", str(path), "--dtype", ">f4", "--shape", "2x3", "--tensor", "tensor")
+    assert found["tensors"][0]["shape"] == [2, 3] and found["tensor"]["max"] == 5.0
+    bad = call("weights", str(path), "--dtype", "f4", "--shape", "two")
+    assert bad.exit_code != 0 and "--shape must be like 128x64" in bad.stderr
+
+
+def test_numbers_of_a_complex_tensor(call_json, tmp_path: Path) -> None:
+    np.save(tmp_path / "c.npy", np.array([3 + 4j, 1j]))
+    tensor = call_json("weights", str(tmp_path / "c.npy"), "--tensor", "c")["tensor"]
+    assert (tensor["of"], tensor["min"], tensor["max"]) == ("magnitudes", 1.0, 5.0)

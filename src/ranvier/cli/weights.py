@@ -20,6 +20,8 @@ _MOST_ROWS = 60
 @click.argument("source")
 @click.option("--fetch", is_flag=True, help="Download it, with all its shards, into the cache.")
 @click.option("--format", "kind", help="Read it as this format instead of finding out.")
+@click.option("--dtype", help="Element type of raw data, or of .npy files that do not say it (bfloat16, float8 …).")
+@click.option("--shape", help="Shape of raw data, such as 128x64.")
 @click.option("--tensor", help="Show this tensor's numbers in short: shape, range, mean, spread.")
 @click.option("--all", "everything", is_flag=True, help=f"List every tensor, not only the first {_MOST_ROWS}.")
 @click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the cache.")
@@ -31,6 +33,8 @@ def command(
     source: str,
     fetch: bool,
     kind: str | None,
+    dtype: str | None,
+    shape: str | None,
     tensor: str | None,
     everything: bool,
     cache_dir: Path | None,
@@ -43,6 +47,9 @@ def command(
     """
     if fetch and offline:
         raise InvalidConfig("--fetch and --offline exclude each other")
+    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    if shape is not None:
+        options["shape"] = _shape(shape)
     with contextlib.ExitStack() as stack:
         bars = stack.enter_context(Bars()) if output.talks and (fetch or tensor) else None
         loader = WeightLoader(cache=cache_dir, offline=offline, progress=bars, timeout=timeout)
@@ -50,13 +57,20 @@ def command(
         if fetch:
             data["path"] = str(loader.preload(source)[0])
         if tensor is not None:
-            data["tensor"] = _summary(loader.load(source, tensor, format=kind), tensor)
-        found = loader.metadata(source, format=kind)
+            data["tensor"] = _summary(loader.load(source, tensor, format=kind, **options), tensor)
+        found = loader.metadata(source, format=kind, **options)
     data = {"source": source_of(source).address, **_described(found), **data}
     if output.json:
         output.emit(data)
     else:
         _show(output, data, everything)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.replace("x", ",").split(",") if size)
+    except ValueError:
+        raise InvalidConfig(f"--shape must be like 128x64, got {text!r}") from None
 
 
 def _described(found: Metadata) -> dict[str, Any]:
@@ -71,9 +85,12 @@ def _described(found: Metadata) -> dict[str, Any]:
 def _summary(array: Any, name: str) -> dict[str, Any]:
     import numpy as np
 
-    numbers = np.asarray(array).astype(np.float64)
+    of_complex = np.iscomplexobj(array)
+    numbers = np.asarray(np.abs(array) if of_complex else array).astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     described: dict[str, Any] = {"name": name, "shape": list(numbers.shape), "finite": finite.size == numbers.size}
+    if of_complex:
+        described["of"] = "magnitudes"
     if finite.size:
         values = {"min": finite.min(), "max": finite.max(), "mean": finite.mean(), "std": finite.std()}
         described |= {key: float(value) for key, value in values.items()}
