@@ -165,11 +165,11 @@ def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int
     spread = np.full((columns, len(order)), coding.nothing, np.uint8)
     spread[: len(codes)] = codes if plain else np.where(order < 0, coding.nothing, codes[:, np.maximum(order, 0)])
     parts = 8 // coding.bits
-    apart = spread.reshape(columns, -1, parts, 4)
-    found = apart[:, :, 0].copy()
+    fours = spread.view("<u4").reshape(columns, -1, parts)
+    found = fours[:, :, 0].copy()
     for i in range(1, parts):
-        found |= apart[:, :, i] << np.uint8(coding.bits * i)
-    return found.view("<i4")[..., 0]
+        found |= fours[:, :, i] << np.uint32(coding.bits * i)
+    return found.view("<i4")
 
 
 def _turned(rows: Array, coding: Coding, columns: int) -> Array:
