@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 
-from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.builder import Fn, Val, size_of, vector
 from ranvier.codegen.llvm.elements import is_signed, register_type
 from ranvier.codegen.llvm.exprs import ARITHMETIC, float_extreme
 from ranvier.codegen.loops.fold import identity, is_arg
 from ranvier.codegen.loops.ir import Fold
 from ranvier.dtypes import DType
 
-_MAX_INDEX = (1 << 63) - 1
 _STEPS = {"sum": "add", "prod": "mul"}  # of numbers, one at a time or all lanes at once
 
 
 class Accumulator:
-    """A running fold per lane, in registers; half and bfloat accumulate in float and are rounded by the caller."""
+    """A running fold per lane, in registers; half and bfloat accumulate in float and are rounded by the caller.
 
-    def __init__(self, f: Fn, fold: Fold, dtype: DType, lanes: int) -> None:
+    ``places``: the type of positions, for folds that tell where something is."""
+
+    def __init__(self, f: Fn, fold: Fold, dtype: DType, lanes: int, places: str = "i64") -> None:
         self.f = f
         self.fold = fold
         self.dtype = dtype  # of the values folded
@@ -30,7 +31,9 @@ class Accumulator:
         # Where the extreme is one by itself, it tells.
         watched = dtype.is_float and fold in ("max", "min") and not f.module.extremes
         self._nan = f.var(vector("i1", lanes), f.const(vector("i1", lanes), 0)) if watched else None
-        self._where = f.var(vector("i64", lanes), f.const(vector("i64", lanes), 0)) if is_arg(fold) else None
+        self._places = places
+        kind = vector(places, lanes)
+        self._where = f.var(kind, f.const(kind, 0)) if is_arg(fold) else None
 
     def take(self, value: Val, mask: Val | None = None, position: Val | None = None) -> None:
         """Fold one more value per lane, where the mask is on."""
@@ -62,9 +65,10 @@ class Accumulator:
         if not value.is_float:
             signed = "s" if is_signed(self.dtype) else "u"
             return f.cmp(signed + ("g" if large else "l") + ("e" if last else "t"), value, best)
-        value_nan, best_nan = f.cmp("uno", value, value), f.cmp("uno", best, best)
-        better = f.cmp("o" + ("g" if large else "l") + ("e" if last else "t"), value, best)
-        return f.or_(better, value_nan if last else f.and_(value_nan, f.not_(best_nan)))
+        if last:
+            return f.or_(f.cmp("oge" if large else "ole", value, best), f.cmp("uno", value, value))
+        # beyond the best, or not to be compared with it because it is a NaN itself
+        return f.and_(f.cmp("ugt" if large else "ult", value, best), f.cmp("ord", best, best))
 
     def merge(self, other: Accumulator) -> None:
         """Take in another accumulator of as many lanes, whose positions may lie anywhere."""
@@ -87,17 +91,17 @@ class Accumulator:
         self._where.set(f.select(better, there, here))
 
     def value(self) -> Val:
-        """The fold per lane (the position of it, for arg… folds)."""
+        """The fold per lane (the position of it in 64 bits, for arg… folds)."""
         if self._nan is not None:
             return self.f.select(self._nan.get(), self.f.const(self._best.type, math.nan), self._best.get())
-        return self._best.get() if self._where is None else self._where.get()
+        return self._best.get() if self._where is None else self.f.cast(self._where.get(), "i64")
 
     def across(self) -> Accumulator:
         """One accumulator of a single lane that holds the fold over all lanes."""
         f = self.f
         if self.lanes == 1:
             return self
-        made = Accumulator(f, self.fold, self.dtype, 1)
+        made = Accumulator(f, self.fold, self.dtype, 1, self._places)
         best = self._best.get()
         whole = self._folded(best)
         made._best.set(whole)
@@ -109,7 +113,8 @@ class Accumulator:
             if best.is_float:
                 same = f.or_(same, f.cmp("uno", best, best))
             last = self.fold.endswith("last")
-            chosen = f.select(same, self._where.get(), f.const(self._where.type, -1 if last else _MAX_INDEX))
+            most = (1 << (size_of(self._places) * 8 - 1)) - 1
+            chosen = f.select(same, self._where.get(), f.const(self._where.type, -1 if last else most))
             made._where.set(f.reduce("smax" if last else "smin", chosen))
         return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from ranvier.codegen.llvm.builder import Module, Val, vector
+from ranvier.codegen.llvm.builder import Module, Val, size_of, vector
 from ranvier.codegen.llvm.elements import (
     converted,
     memory_type,
@@ -254,11 +254,11 @@ class _NestEmitter(Access):
     def reduce(self, number: int, stage: Reduce, point: Point, blocks: list[Block] | None) -> None:
         f, s = self.f, self.s
         dtype = stage.value.dtype if is_arg(stage.fold) else stage.dtype
-        if blocks is not None:
-            sums = [Accumulator(f, stage.fold, dtype, b.lanes) for b in blocks]
-        else:
-            sums = [Accumulator(f, stage.fold, dtype, s.lanes) for _ in range(s.unrolls[number])]
-        single = None if blocks is not None or self.isa.masks else Accumulator(f, stage.fold, dtype, 1)
+        # positions as wide as values, if they fit: what is compared chooses both
+        places = "i32" if s.short and size_of(register_type(dtype)) <= 4 else "i64"
+        widths = [s.lanes] * s.unrolls[number] if blocks is None else [b.lanes for b in blocks]
+        sums = [Accumulator(f, stage.fold, dtype, lanes, places) for lanes in widths]
+        single = None if blocks is not None or self.isa.masks else Accumulator(f, stage.fold, dtype, 1, places)
 
         def body(p: Point, found: list[Block]) -> None:
             self.park(stage, p, found)
@@ -266,7 +266,7 @@ class _NestEmitter(Access):
                 value = self.value(stage.value, p, b)
                 value = converted(f, self.isa, value, stage.value.dtype, dtype)
                 into = single if single is not None and b.lanes == 1 and blocks is None else sums[b.number]
-                position = self.position(p, b) if is_arg(stage.fold) else None
+                position = self.position(p, b, places) if is_arg(stage.fold) else None
                 into.take(value, b.mask if blocks is None else None, position)
 
         self.over_row(point, blocks, stage, body)
@@ -284,19 +284,20 @@ class _NestEmitter(Access):
             whole.merge(single)
         self.results[number] = rounded(f, self.isa, stage.dtype, whole.value())
 
-    def position(self, point: Point, block: Block) -> Val:
+    def position(self, point: Point, block: Block, kind: str) -> Val:
         """The number of a point in its row."""
         f, s = self.f, self.s
         axes = [*s.row, s.lane] if s.lane_in_row else list(s.row)
-        total = None if axes else f.i64(0)
+        total = None if axes else f.const(kind, 0)
         for axis in axes:
             if total is not None:
-                total = f.mul(total, self.dim["extent", axis])
+                total = f.mul(total, f.cast(self.dim["extent", axis], kind))
             if axis == s.lane:
-                here = self.lane_index(block)
+                here = self.lane_index(block, kind)
                 total = here if total is None else f.add(here, f.like(here, total))
             else:
-                total = point.index[axis] if total is None else f.add(total, point.index[axis])
+                index = f.cast(point.index[axis], kind)
+                total = index if total is None else f.add(total, index)
         assert total is not None
         return widened(f, total, block.lanes)
 

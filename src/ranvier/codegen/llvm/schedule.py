@@ -63,6 +63,7 @@ class Structure:
     together: bool  # … and those are all there are
     unrolls: tuple[int, ...]  # per stage where it is a row axis
     parked: tuple[Expr, ...]  # values kept in scratch from the first stage that has them
+    short: bool  # places in a row that a fold tells fit 32 bits
     slots: tuple[Slot, ...]
     key: tuple[object, ...]
 
@@ -130,6 +131,8 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         unroll = -(-nest.extents[lane] // lanes) if together else unroll
     unrolls = tuple(_unroll(cost(list(expressions(s))), isa) for s in stages)
     parked = _parked(nest, stages, args, lane, lanes * unroll)
+    tells = any(isinstance(s, Reduce) and is_arg(s.fold) for s in stages)
+    short = tells and math.prod(nest.extents[a] for a in nest.row) < 1 << 31
 
     slots: list[Slot] = []
     dims: list[int] = []
@@ -168,12 +171,13 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         tuple(_stage_key(s, canon) for s in stages),
         (packed, repeat, lane, row, in_row, lanes, unroll, together, unrolls),
         tuple(canon.number[id(e)] for e in parked),
+        short,
         tuple(used),
     )
     title = _name(nest, stages)
     structure = Structure(
         *(title, args, stages, packed, repeat, lane, row, in_row),
-        *(lanes, unroll, together, unrolls, parked, tuple(slots), key),
+        *(lanes, unroll, together, unrolls, parked, short, tuple(slots), key),
     )
     return Schedule(
         structure,
