@@ -231,8 +231,8 @@ def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[Non
         # another handle than the one of this path means that somebody emptied the place in between: once more
         while fcntl is not None and not (_locked(handle) and _same(handle, path)):
             if not _same(handle, path):
-                os.close(handle)
-                handle = _opened(path)
+                stale, handle = handle, _opened(path)
+                os.close(stale)
                 continue
             if stop.is_set():
                 raise Stopped(f"{address}: stopped while another process was downloading it")

@@ -1,0 +1,162 @@
+"""What the names in a PyTorch pickle mean: storages, the tensors that are views of them, and what is left aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ranvier.dtypes import DType
+from ranvier.errors import WeightError
+from ranvier.records import dataclass
+from ranvier.weights.formats.pickles import Call, Global, mapping, shown
+from ranvier.weights.stored import row_major
+
+_STORAGES = {
+    "DoubleStorage": DType.float64,
+    "FloatStorage": DType.float32,
+    "HalfStorage": DType.float16,
+    "BFloat16Storage": DType.bfloat16,
+    "LongStorage": DType.int64,
+    "IntStorage": DType.int32,
+    "ShortStorage": DType.int16,
+    "CharStorage": DType.int8,
+    "ByteStorage": DType.uint8,
+    "BoolStorage": DType.bool,
+    "ComplexFloatStorage": DType.complex64,
+    "ComplexDoubleStorage": DType.complex128,
+    "UntypedStorage": DType.uint8,
+}
+_DTYPES = {
+    "float64": DType.float64,
+    "float32": DType.float32,
+    "float16": DType.float16,
+    "bfloat16": DType.bfloat16,
+    "int64": DType.int64,
+    "int32": DType.int32,
+    "int16": DType.int16,
+    "int8": DType.int8,
+    "uint8": DType.uint8,
+    "uint16": DType.uint16,
+    "uint32": DType.uint32,
+    "uint64": DType.uint64,
+    "bool": DType.bool,
+    "complex64": DType.complex64,
+    "complex128": DType.complex128,
+    "float8_e4m3fn": DType.float8_e4m3fn,
+    "float8_e4m3fnuz": DType.float8_e4m3fnuz,
+    "float8_e5m2": DType.float8_e5m2,
+    "float8_e5m2fnuz": DType.float8_e5m2fnuz,
+    "float8_e8m0fnu": DType.float8_e8m0fnu,
+    "float4_e2m1fn_x2": DType.float4_e2m1fn,  # its shapes count pairs
+}
+# what stands beside tensors in checkpoints; the values are of no use here, and nothing is made of them
+_ASIDE = {
+    "__builtin__.bytearray", "__builtin__.complex", "__builtin__.set", "_codecs.encode", "argparse.Namespace",
+    "builtins.bytearray", "builtins.complex", "builtins.set", "datetime.date", "datetime.datetime",
+    "datetime.timedelta", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.dtype", "pathlib.PosixPath",
+    "pathlib.WindowsPath", "torch.Size", "torch.device",
+}  # fmt: skip
+_DICTIONARIES = {"collections.Counter", "collections.OrderedDict", "collections.defaultdict"}
+_REBUILD = "torch._utils._rebuild_tensor_v"
+_PARAMETERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+_OF_TYPE = "torch._tensor._rebuild_from_type_v2"
+_TYPES = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Elements that tensors are views of."""
+
+    dtype: DType
+    key: str
+    count: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as the pickle describes it."""
+
+    storage: Storage
+    dtype: DType
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def storage_of(file: str) -> Callable[[Any], Storage]:
+    """The storage that a persistent id stands for, for the pickles of this file."""
+
+    def persistent(identity: Any) -> Storage:
+        if isinstance(identity, tuple) and identity[:1] == ("module",):
+            raise WeightError(f"{file!r} holds a whole module, which is a program; save its state_dict")
+        if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
+            raise WeightError(f"{file!r}: the pickle refers to {shown(identity)}, which is no storage")
+        _, kind, key, _, count = identity[:5]
+        if len(identity) > 5 and identity[5] is not None:
+            raise WeightError(f"{file!r}: storage {shown(key)} is a view of another, as versions before 0.4 wrote them")
+        name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else ""
+        if name not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
+            raise WeightError(f"{file!r}: storage {shown(key)} of the unknown kind {name or shown(kind)}")
+        return Storage(_STORAGES[name], key, count)
+
+    return persistent
+
+
+def rebuilt(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
+    """What a called name gives, for the pickles of this file: a tensor, a dictionary, or a record of the call."""
+
+    def call(function: str, arguments: tuple[Any, ...]) -> Any:
+        if function in _DICTIONARIES:
+            # of pairs, of a dictionary, of nothing; a defaultdict first of all of what makes its defaults
+            given = (*arguments, [])[function == "collections.defaultdict" and len(arguments) > 0]
+            if not isinstance(given, list | dict):
+                raise WeightError(f"{file!r}: the pickle makes a dictionary of {shown(given)}")
+            return mapping(given.items() if isinstance(given, dict) else given)
+        if function in _ASIDE:
+            return Call(function, arguments)
+        if function in _PARAMETERS:
+            return arguments[0]
+        if function in (f"{_REBUILD}2", f"{_REBUILD}3"):
+            return _view(file, function, arguments)
+        if function == _OF_TYPE:  # a tensor with attributes, or of a class of its own, whose meaning is not ours
+            inner, kind, given = arguments[:3]
+            if (
+                isinstance(inner, Global)
+                and isinstance(kind, Global)
+                and kind.name in _TYPES
+                and inner.name != _OF_TYPE
+            ):
+                return call(inner.name, given)
+            raise WeightError(f"{file!r}: the pickle has a tensor of the unknown class {shown(kind)}")
+        raise WeightError(
+            f"{file!r}: the pickle calls {function[:100]}, which a file of weights has no need of; "
+            "save a state_dict, or tensors alone"
+        )
+
+    return call
+
+
+def _view(file: str, function: str, arguments: tuple[Any, ...]) -> View:
+    storage, offset, shape, strides = arguments[:4]
+    if not isinstance(storage, Storage):
+        raise WeightError(f"{file!r}: a tensor without a storage")
+    dtype, others = storage.dtype, arguments[6:]
+    if function == f"{_REBUILD}3":
+        named = others[0].name if others and isinstance(others[0], Global) else ""
+        if named.rpartition(".")[2] not in _DTYPES:
+            raise WeightError(f"{file!r}: a tensor of the unknown element type {named!r}")
+        dtype, others = _DTYPES[named.rpartition(".")[2]], others[1:]
+    if others and isinstance(others[0], dict) and (others[0].get("conj") or others[0].get("neg")):
+        raise WeightError(f"{file!r}: a tensor that is yet to be conjugated or negated; save it after resolve_conj()")
+    if isinstance(shape, Call):
+        shape = shape.arguments[0]
+    numbers = (offset, *shape, *strides)
+    if len(shape) != len(strides) or any(type(x) is not int or x < 0 for x in numbers):
+        raise WeightError(f"{file!r}: a tensor whose offset, shape and strides are not whole numbers that fit together")
+    shape, strides = tuple(shape), tuple(strides)
+    if dtype.is_packed:
+        if not shape or strides != row_major(shape):
+            raise WeightError(f"{file!r}: a tensor of pairs of {dtype} that do not lie one after another")
+        return View(storage, dtype, offset, (*shape[:-1], 2 * shape[-1]), ())
+    return View(storage, dtype, offset, shape, strides)
