@@ -258,3 +258,25 @@ def test_bytes_of_nested_scales_are_those_that_are_kept() -> None:
 def test_options_out_of_range(make: Any) -> None:
     with pytest.raises(InvalidConfig):
         make()
+
+
+@settings(max_examples=40, deadline=None)
+@given(MATRICES, st.integers(2, 5), st.booleans())
+def test_no_other_cut_has_less_error(array: Array, bits: int, symmetric: bool) -> None:
+    """Block by block, against every cut by the definition of codes."""
+    chosen = Integers(bits, symmetric, "group", 6, signed=False, fit="mse")
+    found = chosen.quantize(array)
+    for row in range(array.shape[0]):
+        for k in range(found.scales.shape[1]):
+            part = array[row, 6 * k : 6 * k + 6].astype(np.float64)
+            if part.size < 6:
+                continue  # the element it is filled up with counts several times
+            low, high = min(part.min(), 0.0), max(part.max(), 0.0)
+            errors = []
+            for factor in np.linspace(1.0, 0.5, 41):
+                scale, zero = chosen.parameters(np.array(low * factor), np.array(high * factor))
+                back = (chosen.codes(part, scale, zero).astype(np.float64) - zero) * scale.astype(np.float64)
+                errors.append(float(((back - part) ** 2).sum()))
+            scale, zero = found.scales[row, k].astype(np.float64), found.zeros[row, k]  # type: ignore[index]
+            back = (found.codes[row, 6 * k : 6 * k + 6].astype(np.float64) - zero) * scale
+            assert float(((back - part) ** 2).sum()) <= min(errors) * (1 + 1e-9) + 1e-30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,9 @@ from ranvier.quantize.integers import Integers
 from ranvier.quantize.moments import GroupOrRow, InputMoments
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Flag, Rule, Whole
+
+_Tried = tuple[float, float, Quantized, Array]  # the error, the exponent, and what came of it
+_CUT = 3  # exponents with which ranges are cut
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,17 @@ class Awq(Checked):
         original, dtype = moments.weights(weights)
         group = original.shape[1] if self.group == -1 else self.group
         plain = Integers(self.bits, self.symmetric, "group", group, signed=False)
-        best: tuple[float, Quantized, Array] | None = None
-        for scheme in (plain, replace(plain, fit="mse")):
-            for step in range(self.steps):
-                factors = self._factors(moments, step / self.steps)
-                coded = scheme.quantize((original * factors).astype(np.float32))
-                error = moments.error(coded.dequantize() / factors - original)
-                if best is None or error < best[0]:
-                    best = (error, coded, factors)
-        assert best is not None
-        return replace(best[1], scheme=self.name, dtype=dtype), best[2].astype(np.float32)
+
+        def tried(scheme: Integers, exponent: float) -> _Tried:
+            factors = self._factors(moments, exponent)
+            coded = scheme.quantize((original * factors).astype(np.float32))
+            return moments.error(coded.dequantize() / factors - original), exponent, coded, factors
+
+        found = sorted((tried(plain, step / self.steps) for step in range(self.steps)), key=itemgetter(0))
+        # to find how far ranges are cut takes long; what is best without is nearly always best with it
+        found += [tried(replace(plain, fit="mse"), exponent) for _, exponent, _, _ in found[:_CUT]]
+        _, _, coded, factors = min(found, key=itemgetter(0))
+        return replace(coded, scheme=self.name, dtype=dtype), factors.astype(np.float32)
 
     def _factors(self, moments: InputMoments, exponent: float) -> Array:
         powers = np.maximum(moments.mean_absolute, 1e-8) ** exponent

@@ -63,14 +63,19 @@ def expand(scales: Array, block: Block, shape: Sequence[int]) -> Array:
 
 def reduce(array: Array, block: Block, function: Callable[..., Array]) -> Array:
     """``function`` over each block, as one entry each; blocks at the end that are not full count what they have."""
-    number = counts(array.shape, block)
     if 0 in array.shape:
-        return np.zeros(number, array.dtype)
+        return np.zeros(counts(array.shape, block), array.dtype)
+    split = apart(array, block)
+    return function(split, axis=tuple(range(1, split.ndim, 2)))
+
+
+def apart(array: Array, block: Block) -> Array:
+    """Every axis as two, blocks and what is in them; those at the end are filled with an element of their own."""
+    number = counts(array.shape, block)
     padding = [(0, n * b - d) for n, b, d in zip(number, block, array.shape)]
     if any(after for _, after in padding):
-        array = np.pad(array, padding, mode="edge")  # repeats an element of the same block
-    split = array.reshape([x for n, b in zip(number, block) for x in (n, b)])
-    return function(split, axis=tuple(range(1, split.ndim, 2)))
+        array = np.pad(array, padding, mode="edge")
+    return array.reshape([x for n, b in zip(number, block) for x in (n, b)])
 
 
 def elements(block: Block) -> int:

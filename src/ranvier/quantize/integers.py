@@ -11,7 +11,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig
 from ranvier.quantize.base import Quantized
-from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
+from ranvier.quantize.blocks import GRANULARITIES, Array, Block, Granularity, apart, block_of, expand, reduce
 from ranvier.quantize.numbers import real_numbers
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Flag, Rule, Whole
@@ -105,24 +105,35 @@ class Integers(Checked):
     def codes(self, values: Array, scales: Array, zeros: Array) -> Array:
         """The nearest codes, halves to even, as ONNX's QuantizeLinear has it."""
         rounded = np.rint(values / scales.astype(np.float64)) + zeros
-        least, most = self.limits
-        if self.symmetric:
-            least = self.middle - ((1 << (self.bits - 1)) - 1)  # as many below zero as above
-        codes: Array = np.clip(rounded, least, most).astype(self._code_type)
+        codes: Array = np.clip(rounded, self._least, self.limits[1]).astype(self._code_type)
         return codes
+
+    @property
+    def _least(self) -> int:
+        """The lowest code that is given; symmetric ones are as many below zero as above."""
+        return self.middle - ((1 << (self.bits - 1)) - 1) if self.symmetric else self.limits[0]
 
     @property
     def _code_type(self) -> type[np.int8] | type[np.uint8]:
         return np.int8 if self.signed else np.uint8
 
-    def _shrunk(self, values: Array, block: tuple[int, ...], low: Array, high: Array) -> tuple[Array, Array]:
+    def _shrunk(self, values: Array, block: Block, low: Array, high: Array) -> tuple[Array, Array]:
+        if not values.size:
+            return low, high
+        split = apart(values, block)
+        inside = tuple(range(1, split.ndim, 2))
         best = np.full(low.shape, np.inf)
         kept_low, kept_high = low, high
         for factor in _SHRINKS:
             scales, zeros = self.parameters(low * factor, high * factor)
-            wide, at = expand(scales, block, values.shape), expand(zeros, block, values.shape)
-            back = (self.codes(values, wide, at).astype(np.float64) - at) * wide.astype(np.float64)
-            error = reduce((back - values) ** 2, block, np.sum)
+            scale, zero = (np.expand_dims(each.astype(np.float64), inside) for each in (scales, zeros))
+            lost = np.rint(
+                split / scale
+            )  # at once what codes read back as, less the numbers: it is all the time there is
+            np.clip(lost, self._least - zero, self.limits[1] - zero, out=lost)
+            lost *= scale
+            lost -= split
+            error = np.square(lost, out=lost).sum(axis=inside)
             better = error < best
             best = np.where(better, error, best)
             kept_low, kept_high = np.where(better, low * factor, kept_low), np.where(better, high * factor, kept_high)
