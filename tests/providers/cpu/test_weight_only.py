@@ -13,11 +13,13 @@ from onnx import helper
 import ranvier as rv
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import host
+from ranvier.ops import evaluate
 from ranvier.ops.contrib.weight_only import packed
 from tests.providers.cpu.compare import Array, agree, check, one_node
 
 MICROSOFT = "com.microsoft"
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}
+EXACT = {"domain": MICROSOFT, "K": 64, "N": 200, "bits": 4, "block_size": 32}
 
 
 def nbits(k: int, n: int, bits: int, block: int, seed: int = 0) -> tuple[Array, Array, Array]:
@@ -39,7 +41,7 @@ def attributes(k: int, n: int, bits: int, block: int, **more: int) -> dict[str, 
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize(("k", "block"), [(64, 16), (96, 32), (100, 32), (256, 128), (30, 128)])
+@pytest.mark.parametrize(("k", "block"), [(64, 16), (96, 32), (100, 32), (256, 128), (30, 128), (64, 128)])
 def test_nbits(bits: int, k: int, block: int) -> None:
     codes, scales, zeros = nbits(k, 33, bits, block, k)
     bias = rows(33)
@@ -81,6 +83,33 @@ def test_shapes_and_types() -> None:
             operands = [rows(m, 64, dtype=dtype), codes, scales.astype(dtype), zeros, None, rows(24, dtype=dtype)]
             how = {"rtol": off, "atol": 4 * off, "constant": range(1, 6)}
             check(*("MatMulNBits", operands, attributes(64, 24, 4, 32)), domain=MICROSOFT, **how)
+
+
+@pytest.mark.parametrize(("k", "block"), [(64, 32), (61, 16)])
+def test_one_column(k: int, block: int) -> None:
+    codes, scales, zeros = nbits(k, 1, 4, block)
+    for m in (1, 3, 40):
+        operands = [rows(m, k), codes, scales, zeros]
+        check(*("MatMulNBits", operands, attributes(k, 1, 4, block)), domain=MICROSOFT, constant=range(1, 6), **CLOSE)
+
+
+def test_a_bias_is_added_before_rounding() -> None:
+    """Whatever the shape of the activations: sums are rounded to 16 bits once."""
+    codes, scales, _ = nbits(64, 200, 4, 32)
+    narrow = [codes, scales.astype(np.float16), None, None, rows(200, dtype=np.float16) * np.float16(0.01)]
+    for shape in ((64,), (1, 64)):
+        x = rows(*shape, dtype=np.float16)
+        found = check(
+            *("MatMulNBits", [x, *narrow], attributes(64, 200, 4, 32)),
+            domain=MICROSOFT,
+            constant=range(1, 6),
+            rtol=1e-3,
+            atol=1e-6,
+        )[0]
+        weight = evaluate(*("MatMulNBits", np.eye(64, dtype=np.float32), codes, scales.astype(np.float16)), **EXACT)
+        exact = x.astype(np.float64) @ weight + narrow[-1].astype(np.float64)
+        off = np.abs(found.astype(np.float64) - exact)
+        assert (off <= 0.5 * np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64) + 4e-6).all()
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4])

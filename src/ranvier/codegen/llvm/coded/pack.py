@@ -120,8 +120,8 @@ def pack_coded(
     filled: bool = False,
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8, or ``filled`` bytes: as many codes in
-    each as fit, the low bits first. ``scales`` and ``zeros``, what is subtracted from the values of codes, are
-    [N, groups] as they were given."""
+    each as fit, the low bits first, anything behind the last of K. ``scales`` and ``zeros``, what is subtracted from
+    the values of codes, are [N, groups] as they were given."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -137,7 +137,7 @@ def pack_coded(
         last = min(panels, first + _PANELS)
         found = codes(first * lanes, min(n, last * lanes))
         if filled and groups.plain:
-            rows = _turned(found, coding, (last - first) * lanes)
+            rows = _turned(found[:, : groups.k * coding.bits // 8], coding, (last - first) * lanes)
         else:
             apart = unpacked(found, coding.bits)[:, : groups.k] if filled else found
             rows = _words(apart, order, groups.plain, coding, (last - first) * lanes)

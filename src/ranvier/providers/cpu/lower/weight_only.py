@@ -82,17 +82,19 @@ def product(
         return None if batch is None else (batch, strides[-2], strides[-1])
 
     flops = 2.0 * math.prod(full) * inner[-1]
-    last = n.outputs[0] if bias is None and len(inner) > 1 else None
     narrow = _narrow if dtype is DType.float32 else None
-    value = b.contraction([x], realise, fold, dtype, full, last, flops=flops, narrow=narrow)
-    if len(inner) == 1:
-        value = b.reshape(value, shape, out=n.outputs[0] if bias is None else None)
-    if bias is not None:
+    target = n.outputs[0] if len(inner) > 1 else None
+    if bias is None:
+        value = b.contraction([x], realise, fold, dtype, full, target, flops=flops, narrow=narrow)
+    else:
+        value = b.contraction([x], realise, fold, DType.float32, full, flops=flops, narrow=narrow)
 
         def compute(e: list[Expr]) -> Expr:
-            return add(e[0], cast(e[1], dtype))
+            return cast(add(e[0], cast(e[1], DType.float32)), dtype)  # rounded once
 
-        b.pointwise([value, bias], compute, dtype, shape=shape, out=n.outputs[0])
+        value = b.pointwise([value, bias], compute, dtype, shape=full, out=target)
+    if len(inner) == 1:
+        b.reshape(value, shape, out=n.outputs[0])
 
 
 def _narrow(target: Target) -> str | None:
