@@ -53,6 +53,9 @@ def _settled(trials: _Trials, providers: Sequence[ExecutionProvider]) -> str:
         batches = measured(pieces, trials.work(), bound, before)
     kept = fewest(batches, functools.cache(trials.error), bound, before)
     error = trials.error(kept)
+    if error > bound and len(kept) < len(trials.nodes):  # some are in no piece
+        kept = frozenset(trials.nodes)
+        error = trials.error(kept)
     return f"{text}, {error:.2g} with {len(kept)} of {len(trials.nodes)} nodes kept in float32"
 
 
