@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from ranvier.formats.onnx import read
 from ranvier.graph.extract import copied
+from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.asked import Asked
@@ -231,6 +232,11 @@ def test_a_model_without_a_layer_that_can_be_coded_is_refused() -> None:
     options = Quantization(slower=1e9, max_error=1e-9)
     with pytest.raises(NotWorthIt, match="no layer can be coded"):
         Quantizer(graph, [{"x": X}], options, CONFIG).run()
+
+
+def test_layers_that_are_all_kept_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="asked to be kept"):
+        Quantizer(chain(), FEEDS, Quantization(keep=("*",)), CONFIG)
 
 
 def test_without_joins_layers_alone_read_codes() -> None:

@@ -35,7 +35,7 @@ from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, m
 from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import Site, find_sites
 from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
-from ranvier.runtime.quantizing.weight_only import CALIBRATED, quantize_weights
+from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
 
 # what makes layers plain and keeps a graph that any runtime reads
 _PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_subexpressions", "fold_affine")
@@ -104,7 +104,9 @@ class Maker:
         self.kept = frozenset(name for name in names if any(fnmatch.fnmatchcase(name, p) for p in options.keep))
         self.sites = [site for site in every if site.name not in self.kept]
         self.recurrent = frozenset(recurrent) - self.kept
-        if not self.sites and not self.recurrent:
+        if names and not self.sites and not self.recurrent:
+            raise InvalidConfig("every layer that could be quantized was asked to be kept")
+        if not names:
             raise InvalidConfig(
                 "no layer of this model can be quantized: it needs float32 products with constant weights"
             )
@@ -113,6 +115,7 @@ class Maker:
         self.means: dict[str, np.ndarray[Any, Any]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._moments: dict[str, InputMoments] = {}
+        self._known: Known = {}  # codes of weights alone, which everything that is made has in common
         self.rounding = Rounding(fit=options.fit)
         self._watched: dict[str, dict[str, Observer]] = {}  # by the way ranges are found, as those:
         self._found: dict[str, dict[str, Range]] = {}
@@ -225,7 +228,8 @@ class Maker:
             quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
             quantize_recurrent([node for node in find_recurrent(graph) if node.name not in left])
         else:
-            quantize_weights(graph, sites, self.options.scheme, group=self.options.group, moments=self._moments)
+            group, moments = self.options.group, self._moments
+            quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
         graph.opsets.setdefault("com.microsoft", 1)
         retarget(graph, graph.opsets[""])  # what was added came in its newest version
         PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, self.config)

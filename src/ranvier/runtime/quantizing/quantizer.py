@@ -18,7 +18,7 @@ from ranvier.runtime.quantizing.report import Difference, LayerReport, Quantizat
 from ranvier.runtime.quantizing.samples import results, visit
 from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.tails import tail
-from ranvier.runtime.quantizing.weight_only import Known, quantize_weights
+from ranvier.runtime.quantizing.weight_only import quantize_weights
 
 _STRICT = (1.0, 0.85, 0.7)  # parts of the error that are tried where samples that were held back show too much
 
@@ -38,7 +38,6 @@ class Quantizer(Maker):
     """Tries ways to quantize one graph on samples, and takes the fastest that keeps what was asked."""
 
     _codable: frozenset[str] = frozenset()  # layers that could have codes as far as results are concerned
-    _known: Known  # codes of weights alone, which trials have in common
     _holds = False  # what was chosen is as near as was asked on all samples
 
     def error_of_weights(self, kept: frozenset[str]) -> float:
@@ -52,7 +51,6 @@ class Quantizer(Maker):
 
     def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:
         """The quantized graph and what became of it; NotWorthIt where it is not what was asked, unless forced."""
-        self._known = {}
         if self.static and self.asked.anything:
             graph, kept, found = self._settled()
         else:
