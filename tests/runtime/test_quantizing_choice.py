@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
+from ranvier.errors import InvalidConfig
 from ranvier.formats.onnx import read
 from ranvier.graph.extract import copied
-from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.asked import Asked
