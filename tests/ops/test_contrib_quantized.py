@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ranvier.errors import NotSupported, ShapeMismatch
+from ranvier.errors import InvalidValue, NotSupported, ShapeMismatch
 from tests.ops.contrib_tools import Draw, check, check_rules, run, scalar
 
 draw = Draw()
@@ -185,6 +185,13 @@ def test_matmul_nbits_rejects_what_does_not_fit():
         run("MatMulNBits", draw.floats(3, 64), codes[:, :1], steps, **attrs)
     with pytest.raises(NotSupported, match="weight_prepacked"):
         run("MatMulNBits", draw.floats(3, 64), codes, steps, weight_prepacked=1, **attrs)
+    with pytest.raises(ShapeMismatch, match="bias of \\[3\\] for 4 columns"):
+        run("MatMulNBits", draw.floats(3, 64), codes, steps, None, None, draw.floats(3), **attrs)
+    with pytest.raises(InvalidValue, match="4 x 0 codes"):
+        run("MatMulNBits", draw.floats(3, 0), codes[:, :0], steps[:, :0], **(attrs | {"K": 0}))
+    with pytest.raises(InvalidValue, match="blocks of 0"):
+        attrs = {"K": 4, "N": 2, "block_size": 0, "quant_type": 1}
+        run("MatMulBnb4", draw.floats(3, 4), draw.codes(np.uint8, 4), draw.steps(1), **attrs)
 
 
 @pytest.mark.parametrize("kind", [0, 1])

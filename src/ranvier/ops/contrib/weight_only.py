@@ -56,8 +56,10 @@ def _product(name: str, a: Array, weight: Array, bias: Array | None, weight_tran
     right = weight.T if weight_transposed else weight
     if not a.ndim or a.shape[-1] != right.shape[0]:
         raise ShapeMismatch(f"{name}: A {list(a.shape)} does not multiply a weight of {right.shape[0]} rows")
+    if bias is not None and bias.size != right.shape[1]:
+        raise ShapeMismatch(f"{name}: a bias of {list(bias.shape)} for {right.shape[1]} columns")
     y = np.matmul(widened(a), right)
-    return rounded(y if bias is None else y + widened(bias), a.dtype)
+    return rounded(y if bias is None else y + widened(bias).reshape(-1), a.dtype)
 
 
 # -- MatMulNBits ------------------------------------------------------------------------------------------------------
@@ -99,6 +101,8 @@ def dequantized_nbits(
     """The weight ``[outer, inner]`` that blocks of codes along the inner axis stand for."""
     if bits not in (2, 4, 8) or block_size < 1 or (block_size * bits) % 8:
         raise InvalidValue(f"{name}: {bits} bits in blocks of {block_size} are not defined", op=name)
+    if inner < 1 or outer < 1:
+        raise InvalidValue(f"{name}: a weight of {outer} x {inner} codes has none", op=name)
     blocks = -(-inner // block_size)
     if b.size != outer * blocks * (block_size * bits // 8) or scales.size != outer * blocks:
         raise ShapeMismatch(
@@ -146,8 +150,10 @@ def matmul_bnb4(
 ) -> Array:
     """Blocks run over the flattened weight ``[N, K]``; of two codes in a byte the first stands high."""
     name = "MatMulBnb4"
-    if quant_type not in (0, 1) or block_size < 1:
+    if quant_type not in (0, 1):
         raise InvalidValue(f"{name}: quant_type must be 0 (FP4) or 1 (NF4), got {quant_type}", op=name)
+    if min(block_size, K, N) < 1:
+        raise InvalidValue(f"{name}: {N} x {K} codes in blocks of {block_size} are not defined", op=name)
     blocks = -(-N * K // block_size)
     if b.size != -(-N * K // 2) or absmax.size != blocks:
         raise ShapeMismatch(
