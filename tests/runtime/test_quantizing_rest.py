@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph
+from ranvier.graph.types import TensorType
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer, quantizer
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.choosing import Choosing
+from ranvier.runtime.quantizing.costs import elements
 from ranvier.runtime.quantizing.forms import Form
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding
-from ranvier.runtime.quantizing.samples import results
+from ranvier.runtime.quantizing.samples import results, visit
 from ranvier.runtime.quantizing.switches import NarrowSwitches
 from tests.runtime.pretended import LAYERS, Pretended, pretend
 from tests.runtime.test_quantizing_layers import CONFIG, RNG, X, conv, graph_of
@@ -102,6 +105,23 @@ def test_nodes_that_hurt_in_bfloat16_stay_in_float32(pretending: pytest.MonkeyPa
     )
     running = CONFIG.updated(precision=report.precision, keep_f32=report.keep_f32)
     assert difference(list(results(found, FEEDS, running)), expected) == report.difference
+
+
+def test_layers_that_are_hardly_faster_in_float32_stay_in_bfloat16(pretending: pytest.MonkeyPatch) -> None:
+    """Among others in bfloat16 they would write more, and have their results rounded for the next one."""
+    pretend(pretending, {"int8": 2.0, "float32 conv_a": 0.49})
+    _, report = made(cancelling())
+    assert report.precision == "bf16" and report.keep_f32 and "conv_a" not in report.keep_f32
+
+
+def test_elements_of_values() -> None:
+    """By the sample: the model may not say what sizes are."""
+    graph, seen = plain(), dict[str, int]()
+    graph.inputs[0].type = TensorType(DType.float32, (None, 8, None, None))
+    visit(graph, ["a", "t", "b", "y"], FEEDS, CONFIG, lambda name, array: seen.update({name: array.size}))
+    for value in graph.values():
+        value.type = None if value.producer is not None else value.type
+    assert elements(graph, FEEDS[0]).items() >= seen.items()
 
 
 def test_float32_where_nothing_multiplies_bfloat16(pretending: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ranvier.graph.extract import copied
 from ranvier.graph.ir import Node
 from ranvier.runtime.quantizing.batches import apart
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, Ways, fitting, judge
-from ranvier.runtime.quantizing.costs import estimated, measured, seconds_wider, work_of
+from ranvier.runtime.quantizing.costs import elements, estimated, measured, seconds_wider, work_of
 from ranvier.runtime.quantizing.forms import Form, Names, Trials
 from ranvier.runtime.quantizing.maker import Maker
 from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
@@ -47,6 +47,7 @@ class Choosing:
         self._units = {site.name: frozenset({site.name}) for site in maker.sites}
         self._units_matter = False  # what bfloat16 does to single nodes is known
         self._products = self._stored = frozenset[str]()  # nodes that multiply bfloat16, or store it
+        self._sizes = elements(maker.graph, maker.feeds[0])
         self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
         self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in (FLOAT32, BF16, INT8)}
         self._errors: dict[str, dict[str, float]] = {FLOAT32: {}, BF16: {}, INT8: {}}
@@ -287,24 +288,27 @@ class Choosing:
     def _ways(self, kinds: Sequence[str]) -> Ways:
         """Of layers all these kinds, of other nodes those without codes."""
         found: dict[str, list[Way]] = {}
-        between = self._between() if BF16 in kinds and FLOAT32 in kinds else {}
+        mixed = BF16 in kinds and FLOAT32 in kinds
+        wider = self._wider() if mixed else {}
         for name in self._units:
+            narrow = Way(BF16, self._errors[BF16].get(name, 0.0), self._times[BF16].get(name, 0.0))
             if name in self._layers:
-                errors = {
-                    FLOAT32: 0.0,
-                    BF16: self._errors[BF16].get(name, 0.0),
-                    INT8: self._errors[INT8].get(name, 0.0),
+                # in float32 among nodes in bfloat16 it has more to write, however fast it is by itself
+                least = narrow.seconds + wider.get(name, 0.0) if mixed else 0.0
+                ways = {
+                    FLOAT32: Way(FLOAT32, 0.0, max(self._times[FLOAT32][name], least)),
+                    BF16: narrow,
+                    INT8: Way(INT8, self._errors[INT8].get(name, 0.0), self._times[INT8][name]),
                 }
-                found[name] = [Way(kind, errors[kind], self._times[kind][name]) for kind in kinds]
-            elif name in between:
-                found[name] = [Way(FLOAT32, 0.0, between[name]), Way(BF16, self._errors[BF16].get(name, 0.0), 0.0)]
+                found[name] = [ways[kind] for kind in kinds]
+            elif mixed:
+                found[name] = [Way(FLOAT32, 0.0, wider.get(name, 0.0)), narrow]
         return found
 
-    def _between(self) -> dict[str, float]:
-        """Seconds that it takes more to have results of nodes between layers in float32."""
+    def _wider(self) -> dict[str, float]:
+        """Seconds that it takes more to have results of nodes in float32."""
         named = {node.name: node for node in self._maker.graph}
-        others = [name for name in self._units if name not in self._layers]
-        return {name: seconds_wider(named[name], self._maker.shapes) if name in named else 0.0 for name in others}
+        return {name: seconds_wider(named[name], self._sizes) for name in self._units if name in named}
 
     def _flipped(self, form: Form, batch: Names, plain: Names | None) -> Form | None:
         """The form with codes for these layers where they had none, and without where they had; ``plain``: what stays

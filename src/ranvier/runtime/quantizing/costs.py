@@ -10,8 +10,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from ranvier.graph.ir import Node
+from ranvier import dtypes
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
+from ranvier.ops.infer import TypeInference
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8
 from ranvier.runtime.quantizing.samples import Feed
 from ranvier.runtime.quantizing.sites import Site
@@ -33,14 +35,26 @@ def work_of(site: Site, shape: Sequence[int]) -> float:
     return places * int(weights.size) + _MOVED * (read + places * int(weights.shape[site.outputs]))
 
 
-def seconds_wider(node: Node, shapes: Mapping[str, Sequence[int]]) -> float:
-    """That it takes more to have results of a node between layers in float32 than in bfloat16."""
-    total = 0.0
-    for value in node.outputs:
-        known = value.type.shape if isinstance(value.type, TensorType) else None
-        shape = shapes.get(value.name) or [size if isinstance(size, int) else 1 for size in known or ()]
-        total += _WIDER * math.prod(shape)
-    return total
+def elements(graph: Graph, feed: Feed) -> dict[str, int]:
+    """Of values in a run of this sample, as far as types tell."""
+    inference = TypeInference()
+    inference.run(graph, [_type(value, feed) for value in graph.inputs])
+    found: dict[str, int] = {}
+    for value, type_ in inference.types.items():
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        if shape is not None and all(isinstance(size, int) for size in shape):
+            found[value.name] = math.prod(size for size in shape if isinstance(size, int))
+    return found
+
+
+def _type(value: Value, feed: Feed) -> TensorType | None:
+    given = feed.get(value.name)
+    return None if given is None else TensorType(dtypes.of(given), given.shape)
+
+
+def seconds_wider(node: Node, sizes: Mapping[str, int]) -> float:
+    """That it takes more to have results of a node in float32 than in bfloat16."""
+    return _WIDER * sum(sizes.get(value.name, 0) for value in node.outputs)
 
 
 def estimated(work: Mapping[str, float], kind: str) -> dict[str, float]:
