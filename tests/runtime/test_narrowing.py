@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 import ranvier as rv
 from ranvier.codegen.llvm import isa
+from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.errors import InvalidConfig, InvalidInput
 from ranvier.formats import onnx as onnx_format
 from ranvier.providers.base import LARGEST_VALUES
@@ -28,7 +29,7 @@ Array = np.ndarray[Any, Any]
 needs_products = pytest.mark.skipif(
     effective("bf16", isa.host())[0] != "bf16", reason="this processor has no bfloat16 products"
 )
-needs_float16 = pytest.mark.skipif(effective("fp16", isa.host())[0] != "fp16", reason="no use of float16 here")
+needs_float16 = pytest.mark.skipif(not multiplies_halves(isa.host()), reason="this processor has no float16 arithmetic")
 
 
 def search(harm: dict[str, float], bound: float, trials: int = 48) -> tuple[set[str], int]:
