@@ -182,7 +182,8 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     finally:
         if collecting:
-            if hasattr(gc, "freeze") and not gc.get_freeze_count():  # else that is somebody's own choice
+            # who froze something keeps it frozen; Python 3.12 begins with some hundred of its own
+            if hasattr(gc, "freeze") and gc.get_freeze_count() < 1000:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
