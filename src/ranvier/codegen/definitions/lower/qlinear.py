@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
-from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, sub, where
+from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, ratio, sub, where
 from ranvier.codegen.definitions.lower.index import lowers
-from ranvier.codegen.definitions.lower.quantization import ratio, real, saturated
+from ranvier.codegen.definitions.lower.quantization import real, saturated
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES
