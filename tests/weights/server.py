@@ -1,4 +1,4 @@
-"""A web server of the test's own, which misbehaves as told."""
+"""A web server of the test's own, which misbehaves as told, and a loader that has no patience with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from ranvier.weights import WeightLoader
 
 
 @dataclass
@@ -111,3 +114,14 @@ def serving(**files: bytes) -> Iterator[Served]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def loader(tmp_path: Path, **options: Any) -> WeightLoader:
+    """One that does not wait long, with a cache of its own."""
+    settings = {"retries": 2, "backoff": 1e-3, "longest_wait": 0.01, "timeout": 5.0, **options}
+    return WeightLoader(cache=tmp_path / "cache", **settings)
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    """Files in that cache."""
+    return list((tmp_path / "cache").glob("*/data"))

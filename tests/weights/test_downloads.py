@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ranvier.errors import WeightError
-from ranvier.weights import Bars, Unreachable, UrlSource, WeightLoader, save_safetensors
-from tests.weights.server import Served, answer, serving, status
+from ranvier.weights import Bars, Unreachable, UrlSource, save_safetensors
+from tests.weights.server import Served, answer, kept, loader, serving, status
 
 PATH = "/model.safetensors"
 
@@ -37,15 +37,6 @@ def new(tmp_path: Path) -> bytes:
 def served(old: bytes) -> Iterator[Served]:
     with serving(model__safetensors=old) as server:
         yield server
-
-
-def loader(tmp_path: Path, **options: Any) -> WeightLoader:
-    settings = {"retries": 2, "backoff": 1e-3, "longest_wait": 0.01, "timeout": 5.0, **options}
-    return WeightLoader(cache=tmp_path / "cache", **settings)
-
-
-def kept(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "cache").glob("*/data"))
 
 
 def interrupted(served: Served, tmp_path: Path) -> None:

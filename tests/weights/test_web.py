@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from ranvier.errors import IntegrityError, ResourceLimit, WeightError
-from ranvier.weights import Missing, NotCached, Slice, Unreachable, UrlSource, WeightLoader, save_safetensors
+from ranvier.weights import Missing, NotCached, Slice, Unreachable, UrlSource, save_safetensors
 from ranvier.weights.cache import WeightCache, digest
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import fetched
-from tests.weights.server import Served, serving, status
+from tests.weights.server import Served, kept, loader, serving, status
 
 PATH = "/model.safetensors"
 
@@ -37,15 +37,6 @@ def served(tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Iterator[
     save_safetensors(tmp_path / "m", arrays)
     with serving(model__safetensors=(tmp_path / "m").read_bytes()) as server:
         yield server
-
-
-def loader(tmp_path: Path, **options: Any) -> WeightLoader:
-    settings = {"retries": 2, "backoff": 1e-3, "longest_wait": 0.01, "timeout": 5.0, **options}
-    return WeightLoader(cache=tmp_path / "cache", **settings)
-
-
-def kept(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "cache").glob("*/data"))
 
 
 def test_metadata_costs_the_header(served: Served, tmp_path: Path) -> None:
