@@ -11,7 +11,7 @@ from onnx import helper
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import TensorType
-from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer, quantizer
+from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer, choosing, quantizer
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.choosing import Choosing
 from ranvier.runtime.quantizing.costs import elements
@@ -112,6 +112,21 @@ def test_layers_that_are_hardly_faster_in_float32_stay_in_bfloat16(pretending: p
     pretend(pretending, {"int8": 2.0, "float32 conv_a": 0.49})
     _, report = made(cancelling())
     assert report.precision == "bf16" and report.keep_f32 and "conv_a" not in report.keep_f32
+
+
+def test_nodes_that_were_kept_for_nothing_are_let_go(pretending: pytest.MonkeyPatch) -> None:
+    """What was judged says that every layer does harm; with the model as a whole two of three turn out not to."""
+    pretend(pretending, {"int8": 2.0})
+    judged = Choosing._judge_narrow
+
+    def wrong(self: Choosing) -> None:
+        judged(self)
+        self._errors["bf16"] = dict.fromkeys(self._errors["bf16"], 10.0 * self._asked.limit**2)
+
+    pretending.setattr(Choosing, "_judge_narrow", wrong)
+    few = made(cancelling())[1].keep_f32
+    pretending.setattr(choosing, "_LET_GO", 0)
+    assert set(few) < set(made(cancelling())[1].keep_f32)
 
 
 def test_elements_of_values() -> None:

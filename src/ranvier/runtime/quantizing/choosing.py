@@ -25,6 +25,7 @@ from ranvier.runtime.session import Session
 _LAYERS = ("Conv", "MatMul", "Gemm")
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
+_LET_GO = 8  # nodes in float32 that are tried in bfloat16 after all
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
 _QUESTIONS = 80  # about them, at most, for as many samples as there is time for
 _PROFILED, _COMPARED = 0.2, 1.0  # seconds of runs that are looked into, and of turns of forms
@@ -271,10 +272,29 @@ class Choosing:
             error = math.sqrt(max(shown**2 - floor**2, 0.0))
             return min(error, bound) if self._fits(form, strict) else max(error, bound * (1 + 1e-6))
 
-        chosen = fitting(self._ways(kinds), bound, measure, self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)]))
-        form = None if chosen is None else self._form(kinds, chosen)
-        useless = form is not None and form.wide is None and form.floats >= self._every
-        return None if useless else form
+        until = self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)])
+        chosen = fitting(self._ways(kinds), bound, measure, until)
+        if chosen is None:
+            return None
+        form = self._form(kinds, chosen)
+        if form.wide is None:
+            return None if form.floats >= self._every else form
+        return self._let_go(form, [name for name, way in chosen.items() if way.kind == FLOAT32], strict, until)
+
+    def _let_go(self, form: Form, kept: Sequence[str], strict: float, until: float) -> Form:
+        """The form with fewer of the nodes that are ``kept`` in float32, those that cost most first: what each does to
+        results was judged on few samples."""
+        costs = {name: ways[0].seconds - ways[-1].seconds for name, ways in self._ways((FLOAT32, BF16)).items()}
+        left = set(kept)
+        for name in sorted(kept, key=lambda name: -costs[name])[:_LET_GO]:
+            wide = self._units_of(frozenset(left - {name}))
+            tried = Form(form.floats, wide, form.joins)
+            if costs[name] <= 0 or time.perf_counter() > until:
+                break
+            if wide != form.wide and self._fits(tried, strict):
+                form = tried
+                left.remove(name)
+        return form
 
     def _form(self, kinds: Sequence[str], chosen: Chosen) -> Form:
         floats = frozenset(name for name in self._layers if chosen[name].kind != INT8)
