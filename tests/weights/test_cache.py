@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,27 @@ def test_two_fill_while_a_third_empties(tmp_path: Path) -> None:
             for kind in ("fill", "fill", "empty")
         ]
         assert [process.wait(60) for process in work] == [0, 0, 0]
+
+
+def test_a_folder_that_goes_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mkdir finds it there, and then no longer."""
+    made, failures = Path.mkdir, [FileExistsError(errno.EEXIST, "File exists"), FileNotFoundError()]
+
+    def mkdir(self: Path, *rest: Any, **more: Any) -> None:
+        if failures:
+            raise failures.pop()
+        made(self, *rest, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert WeightCache(tmp_path).get("x", filled(b"numbers")).path.read_bytes() == b"numbers"
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+    folder = WeightCache(tmp_path).get("x", filled(b"numbers")).path.parent
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+    with pytest.raises(CannotWrite, match="File exists"):
+        WeightCache(tmp_path).get("x", filled(b"numbers"))
 
 
 def test_what_is_being_downloaded_is_left_alone(tmp_path: Path) -> None:

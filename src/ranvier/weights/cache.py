@@ -250,9 +250,10 @@ def _opened(path: Path) -> int:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:
-            continue  # somebody removed the folder between the two
         except OSError as error:
+            # somebody removed the folder: between the two, or while mkdir looked what it is that exists there
+            if isinstance(error, FileNotFoundError | FileExistsError) and not path.parent.is_file():
+                continue
             raise CannotWrite(f"cannot write to the cache {str(path.parent.parent)!r}: {error.strerror}") from error
     raise CannotWrite(f"cannot write to the cache {str(path.parent.parent)!r}: somebody removes it again and again")
 
@@ -274,8 +275,11 @@ def _same(handle: int, path: Path) -> bool:
         return False
 
 
-def free_bytes(folder: Path) -> int:
-    """Room on the disk of a folder that may not exist yet."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+def check_room(address: str, folder: Path, nbytes: int) -> None:
+    """CannotWrite where the disk of a folder, which may not exist yet, has no room for so many bytes of a file."""
+    there = folder
+    while not there.exists():
+        there = there.parent
+    room = shutil.disk_usage(there).free
+    if nbytes > room:
+        raise CannotWrite(f"{address} needs {nbytes} bytes in {str(folder)!r}, there are {room}")

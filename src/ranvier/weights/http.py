@@ -62,7 +62,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         before, after = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
         if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme != "https"):
-            raise WeightError(f"{_shown(before)} leads to {_shown(after)}, which is not followed")
+            raise WeightError(f"{shown(before)} leads to {shown(after)}, which is not followed")
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
         if found is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
             # which of the caller's headers are secrets nobody knows: X-Api-Key, PRIVATE-TOKEN ...
@@ -88,7 +88,7 @@ def file_name(parts: urllib.parse.SplitResult) -> str:
     return urllib.parse.unquote(parts.path.rpartition("/")[2]) or parts.hostname or ""
 
 
-def _shown(parts: urllib.parse.SplitResult) -> str:
+def shown(parts: urllib.parse.SplitResult) -> str:
     """A URL for people: without a password, and without a query, which may be a signature."""
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -98,7 +98,7 @@ def _sendable(parts: urllib.parse.SplitResult) -> str:
     try:
         host = parts.netloc.rpartition("@")[2].encode("idna").decode()
     except UnicodeError as error:
-        raise WeightError(f"{_shown(parts)} is no address of a file: {error}") from None
+        raise WeightError(f"{shown(parts)} is no address of a file: {error}") from None
     path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
     return urllib.parse.urlunsplit((parts.scheme, host, path, query, ""))
@@ -110,7 +110,7 @@ class HttpFile:
     def __init__(self, url: str, access: Access, headers: Mapping[str, str] | None = None) -> None:
         parts = parsed(url)
         self.access = access
-        self.shown, self.name = _shown(parts), file_name(parts)
+        self.shown, self.name = shown(parts), file_name(parts)
         self._url = _sendable(parts)
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "ranvier", **(headers or {})}
         if parts.username is not None:

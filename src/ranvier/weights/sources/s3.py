@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.errors import CannotWrite, NotSupported, ResourceLimit, WeightError
+from ranvier.errors import NotSupported, ResourceLimit, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.access import Access, Unreachable
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
-from ranvier.weights.cache import Download, Entry, digest, free_bytes
+from ranvier.weights.cache import Download, Entry, check_room, digest
 from ranvier.weights.http import Missing
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
@@ -88,10 +88,7 @@ class S3Source:
             have = part.stat().st_size if part.exists() and etag == found.etag else 0
             have = have if have <= found.size else 0
             remember(found.etag)
-            if found.size - have > (room := free_bytes(part.parent)):
-                raise CannotWrite(
-                    f"{self.address} needs {found.size - have} bytes in {str(part.parent)!r}, there are {room}"
-                )
+            check_room(self.address, part.parent, found.size - have)
             progress = context.access.progress
             progress.begin(self.address, found.size, have)
             try:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
-from ranvier.errors import CannotWrite
 from ranvier.records import dataclass
 from ranvier.weights.access import GOOD_PIECE, Transient
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
-from ranvier.weights.cache import Download, Entry, digest, free_bytes
-from ranvier.weights.http import HttpFile, Remote, parsed, strong
+from ranvier.weights.cache import Download, Entry, check_room, digest
+from ranvier.weights.http import HttpFile, Remote, parsed, shown, strong
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
 from ranvier.weights.together import Stop, together
@@ -34,8 +33,8 @@ class UrlSource:
     def address(self) -> str:
         """Without what may be secret; a signature in the query is part of the file's identity only by its hash."""
         parts = parsed(self.url)
-        shown = f"{parts.scheme}://{(parts.netloc.rpartition('@')[2])}{parts.path}"
-        return f"{shown}?{hashlib.sha256(parts.query.encode()).hexdigest()[:16]}" if parts.query else shown
+        plain = shown(parts)
+        return f"{plain}?{hashlib.sha256(parts.query.encode()).hexdigest()[:16]}" if parts.query else plain
 
     def open(self, context: Context) -> Blob:
         entry = self._cached(context)
@@ -90,8 +89,8 @@ def _downloads(file: HttpFile, context: Context) -> Download:
             else:
                 access.progress.advance(file.shown, begin - told)
             told = begin
-            if size is not None and size - begin > (room := free_bytes(part.parent)):
-                raise CannotWrite(f"{file.shown} needs {size - begin} bytes in {str(part.parent)!r}, there are {room}")
+            if size is not None:
+                check_room(file.shown, part.parent, size - begin)
             try:
                 with part.open("r+b" if begin else "wb") as target:
                     target.truncate(begin)
