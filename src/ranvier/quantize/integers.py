@@ -127,9 +127,8 @@ class Integers(Checked):
         for factor in _SHRINKS:
             scales, zeros = self.parameters(low * factor, high * factor)
             scale, zero = (np.expand_dims(each.astype(np.float64), inside) for each in (scales, zeros))
-            lost = np.rint(
-                split / scale
-            )  # at once what codes read back as, less the numbers: it is all the time there is
+            # at once what codes read back as, less the numbers: it is all the time there is
+            lost = np.rint(split / scale)
             np.clip(lost, self._least - zero, self.limits[1] - zero, out=lost)
             lost *= scale
             lost -= split

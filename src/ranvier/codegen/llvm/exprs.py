@@ -237,7 +237,9 @@ def _float_operation(f: Fn, isa: Isa, name: str, args: list[Val], expr: Op) -> V
             return f.fma(a, b, args[2])
         case "quotient":
             if isa.triple == "aarch64" and isinstance(expr.args[1], Const):
-                return f.div(a, b)  # goes on beside what else there is to do, and takes one slot instead of eight
+                # what Div is lowered to (scales that codes are made with are read): a division goes on beside what else
+                # there is to do, and takes one slot instead of eight
+                return f.div(a, b)
             return _quotient(f, isa, a, b, args[2])
         case "min" | "max":
             return float_extreme(f, name, a, b, _constant(expr, 0), _constant(expr, 1))

@@ -112,7 +112,7 @@ class Realiser(BaseRealiser):
             self.done.launches.append(each if each.label == self.label else each.labelled(self.label))
 
     def loops(self, nest: Nest) -> None:
-        if len(nest.row) != 2 or following():
+        if (len(nest.row), len(nest.extents)) != (2, 6) or following():  # a pool of pictures is nothing else
             self.add(nests.launches(nest, self.isa, self.threads))
             return
         from ranvier.codegen.llvm.conv.maxima import maxima  # convolutions mostly have been here

@@ -10,10 +10,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from ranvier import dtypes
-from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.ir import Graph, Node
 from ranvier.graph.types import TensorType
 from ranvier.ops.infer import TypeInference
+from ranvier.runtime.narrowing.sample import type_of
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8
 from ranvier.runtime.quantizing.samples import Feed
 from ranvier.runtime.quantizing.sites import Site
@@ -38,18 +38,13 @@ def work_of(site: Site, shape: Sequence[int]) -> float:
 def elements(graph: Graph, feed: Feed) -> dict[str, int]:
     """Of values in a run of this sample, as far as types tell."""
     inference = TypeInference()
-    inference.run(graph, [_type(value, feed) for value in graph.inputs])
+    inference.run(graph, [type_of(value, feed.get(value.name)) for value in graph.inputs])
     found: dict[str, int] = {}
     for value, type_ in inference.types.items():
         shape = type_.shape if isinstance(type_, TensorType) else None
         if shape is not None and all(isinstance(size, int) for size in shape):
             found[value.name] = math.prod(size for size in shape if isinstance(size, int))
     return found
-
-
-def _type(value: Value, feed: Feed) -> TensorType | None:
-    given = feed.get(value.name)
-    return None if given is None else TensorType(dtypes.of(given), given.shape)
 
 
 def seconds_wider(node: Node, sizes: Mapping[str, int]) -> float:

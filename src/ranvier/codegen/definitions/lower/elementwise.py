@@ -148,8 +148,7 @@ def bit_shift(n: NodeView, b: Definitions) -> None:
 
 @lowers("Pow", since=7, dtypes=NUMERIC, check=_no_attribute_broadcast)
 def power(n: NodeView, b: Definitions) -> None:
-    dtype, exponent = n.dtype(0), n.known(1)
-    fixed = float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
+    dtype, fixed = n.dtype(0), _number(n, 1)
     simple = _SIMPLE_POWERS.get(fixed) if fixed is not None else None
     if simple is not None and n.out_shape() == n.shape(0) and (dtype in FLOATS or fixed in (1.0, 2.0, 3.0)):
         b.pointwise([n.input(0)], lambda x: simple(x[0]), dtype, out=n.outputs[0])
@@ -215,28 +214,20 @@ def choose(n: NodeView, b: Definitions) -> None:
 
 @lowers("Clip", dtypes=NUMERIC)
 def clip(n: NodeView, b: Definitions) -> None:
-    low, high = (n.attr("min"), n.attr("max")) if n.version < 11 else (None, None)
+    known: dict[int, Scalar | None]  # ends that there are, by the position of their operands
     if n.version < 11:
-
-        def bounded(x: list[Expr]) -> Expr:
-            value = x[0]
-            if low is not None:
-                value = op("max", value, const(float(low), value))
-            return op("min", value, const(float(high), value)) if high is not None else value
-
-        b.pointwise([n.input(0)], bounded, n.out_dtype(), out=n.outputs[0])
-        return
-    ends = [(k, name) for k, name in ((1, "max"), (2, "min")) if n.has(k)]
-    known = {k: _number(n, k) for k, _ in ends}
+        attributes = (n.attr("min"), n.attr("max"))
+        known = {k: float(end) for k, end in enumerate(attributes, 1) if end is not None}
+    else:
+        known = {k: _number(n, k) for k in (1, 2) if n.has(k)}
 
     def compute(x: list[Expr]) -> Expr:
         value, given = x[0], iter(x[1:])
-        for k, name in ends:
-            number = known[k]
-            value = op(name, value, next(given) if number is None else const(number, value))
+        for k, number in known.items():
+            value = op("max" if k == 1 else "min", value, next(given) if number is None else const(number, value))
         return value
 
-    operands = [n.input(0), *(_scalar(b, n.input(k)) for k, _ in ends if known[k] is None)]
+    operands = [n.input(0), *(_scalar(b, n.input(k)) for k, number in known.items() if number is None)]
     b.pointwise(operands, compute, n.out_dtype(), shape=n.shape(0), out=n.outputs[0])
 
 

@@ -12,7 +12,8 @@ from ranvier.codegen.definitions.lower.reduction import wide_type
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
-from ranvier.codegen.definitions.registry import FLOATS, INTEGERS
+from ranvier.codegen.definitions.registry import FLOATS
+from ranvier.codegen.loops.fold import identity
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -72,13 +73,6 @@ class Windows:
         return nest.load(view, strides, offset=offset, guard=self.guard(), other=other)
 
 
-def lowest(dtype: DType) -> float | int:
-    if dtype in INTEGERS:
-        bits = dtype.bits
-        return 0 if dtype.name.startswith("u") else -(1 << (bits - 1))
-    return -math.inf
-
-
 @lowers("MaxPool")
 def max_pool(n: NodeView, b: Definitions) -> None:
     windows, dtype = Windows(n), n.dtype(0)
@@ -94,7 +88,7 @@ def max_pool(n: NodeView, b: Definitions) -> None:
         keepdims=False,
         results=[n.outputs[0]],
         sources=[n.input(0)],
-        gather=lambda nest, views: [windows.load(nest, views[0], lowest(dtype))],
+        gather=lambda nest, views: [windows.load(nest, views[0], identity("max", dtype))],
     )
 
 
@@ -130,7 +124,7 @@ def _max_pool_with_positions(n: NodeView, b: Definitions, windows: Windows) -> N
         keepdims=False,
         results=[n.outputs[0], n.outputs[1]],
         sources=[n.input(0)],
-        gather=lambda nest, views: [windows.load(nest, views[0], lowest(dtype))],
+        gather=lambda nest, views: [windows.load(nest, views[0], identity("max", dtype))],
     )
 
 

@@ -22,6 +22,7 @@ from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.gemm.blocks import grain
 from ranvier.codegen.llvm.integer.frame import Frame, in_order
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.fold import identity
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -167,10 +168,8 @@ class _Kernel:
         return f.select(none, f.const(best.type, math.nan), best)
 
     def lowest(self, lanes: int) -> Val:
-        kind = vector(self.element, lanes)
-        if self.as_floats:
-            return self.f.const(kind, -math.inf)
-        return self.f.const(kind, 0 if self.form.dtype is DType.uint8 else -(1 << (self.bits - 1)))
+        least = -(1 << (self.bits - 1)) if self.keyed else identity("max", self.form.dtype)
+        return self.f.const(vector(self.element, lanes), least)
 
     def place(self, base: Val, by: Val) -> Val:
         return self.f.gep(base, by, self.element)

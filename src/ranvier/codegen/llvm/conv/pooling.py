@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.conv.maxima import DTYPES, maxima
 from ranvier.codegen.llvm.conv.shape import ConvShape, triple
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.fold import identity
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Nest, Op, Operand, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -74,7 +73,7 @@ def pool(x: View, out: View, shape: ConvShape, isa: Isa) -> list[Launch]:
     high, wide = x.strides[2:]
     (_, sh, sw), (_, dh, dw), (_, down, across) = shape.strides, shape.dilations, shape.begin
     strides = (*x.strides[:2], sh * high, sw * wide, dh * high, dw * wide)
-    source = Operand(x, strides, -(down * high + across * wide), guard=_guard(shape), other=-math.inf)
+    source = Operand(x, strides, -(down * high + across * wide), guard=_guard(shape), other=identity("max", x.dtype))
     stages = (Reduce("max", Load(0, x.dtype), x.dtype), Final(((1, Result(0, x.dtype)),)))
     extents = (shape.n, shape.cout, *shape.out[1:], *shape.kernel[1:])
     return nests.launches(Nest(extents, (source, Operand(out, (*out.strides, 0, 0))), stages, _WINDOW), isa)
