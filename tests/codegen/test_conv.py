@@ -275,6 +275,23 @@ def test_one_and_three_dimensions(isa: Isa, case: Case) -> None:
     run_case(case, isa, split=2)
 
 
+LOW = [  # fewer rows than the kernel has
+    *(Case((2, 24, h, 13), 24, (5, 5), pads=(2, 2, 2, 2), group=24) for h in (1, 2, 3, 4)),
+    Case((1, 40, 3, 24), 40, (5, 5), strides=(2, 1), pads=(2, 2, 2, 2), group=40),
+    Case((1, 16, 1, 16), 16, (3, 3), pads=(1, 1, 1, 1), group=16),
+    Case((1, 33, 2, 9), 33, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=33),
+    Case((1, 20, 3, 8), 20, (7, 7), pads=(6, 3, 5, 3), group=20),
+    Case((1, 20, 4, 30), 20, (3, 3), pads=(4, 4, 4, 4), dilations=(4, 4), group=20),
+    Case((1, 20, 5, 12), 20, (3, 3), pads=(4, 1, 4, 1), dilations=(4, 1), group=20),
+]
+
+
+@pytest.mark.parametrize("case", LOW, ids=names(LOW))
+def test_depthwise_over_low_pictures(isa: Isa, case: Case) -> None:
+    run_case(case, isa, split=2)
+    run_case(case, isa, dynamic=True)
+
+
 SOME = [POINTWISE[1], SPATIAL[1], GROUPED[1], DEPTHWISE[1], THIN[1], NARROW[1]]
 
 

@@ -71,17 +71,20 @@ def depthwise(
     kernel, stride, dilation = shape.kernel[2], shape.strides[2], shape.dilations[2]
     multiplier = shape.cout // shape.cin
     unrolled = kernel if kernel <= _UNROLLED else 0
-    high = shape.kernel[1] if shape.is_flat and unrolled and shape.taps <= MOST_TAPS and multiplier == 1 else 0
+    rows = _rows_inside(shape)
+    high = rows if shape.is_flat and unrolled and rows * kernel <= MOST_TAPS and multiplier == 1 else 0
+    low = 0 < high < shape.kernel[1]
     pairs = x.dtype is DType.bfloat16 and isa.has("avx512bf16") and multiplier == 1 and shape.cout >= 2 * lanes
     doubled = takes_turns(isa) and 0 < high * kernel <= HELD_TAPS and stride == 1 and shape.cout >= 2 * lanes
     two = pairs or doubled
-    pixels = _pair_group(shape.out[2], shape.taps) if two else _group(shape.out[2], kernel, isa)
+    pixels = _pair_group(shape.out[2], rows * kernel) if two else _group(shape.out[2], kernel, isa)
     width = (pixels - 1) * stride + (kernel - 1) * dilation + 1
     reach = (kernel - 1) * dilation
     behind = (shape.out[2] - 1) * stride - shape.begin[2] + reach - (shape.size[2] - 1)
     whole = high > 0 and shape.out[2] % pixels == 0 and 0 <= shape.begin[2] <= reach and behind <= reach
     rest = not two or shape.cout % (2 * lanes) > 0
-    structure = Structure(high, unrolled, stride, dilation, pixels, multiplier > 1, whole, pairs, rest, doubled, halves)
+    channels = multiplier > 1, whole, pairs, rest, doubled, halves
+    structure = Structure(high, unrolled, stride, dilation, pixels, *channels, low)
     writer = FlatDepthwise if high else Depthwise
 
     def emit(module: Module, symbol: str, target: Isa) -> None:
@@ -89,7 +92,7 @@ def depthwise(
 
     spec = KernelSpec(
         f"depthwise {'halves' if halves else x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
-        ("depthwise", 2, x.dtype.name, out.dtype.name, structure.key, tail.key),
+        ("depthwise", 3, x.dtype.name, out.dtype.name, structure.key, tail.key),
         emit,
     )
     # tall blocks: rows that two outputs share are loaded once, and a vector of channels is set up once
@@ -128,6 +131,11 @@ def depthwise(
             label="depthwise",
         )
     ]
+
+
+def _rows_inside(shape: ConvShape) -> int:
+    """Rows of a window that can lie inside the image at once: of a low one, fewer than the window has."""
+    return min(shape.kernel[1], -(-shape.size[1] // shape.dilations[1]))
 
 
 def _is_column(shape: ConvShape) -> bool:

@@ -45,11 +45,12 @@ class Structure:
     rest: bool = True  # there are channels left after those
     doubled: bool = False  # channels by two vectors at a time, which share the addresses of their pixels
     halves: bool = False  # sums are float16, and float32 when they are finished
+    low: bool = False  # the image has fewer rows than the kernel: those written out begin where it does
 
     @property
     def key(self) -> tuple[object, ...]:
         shape = (self.high, self.taps, self.stride, self.dilation, self.pixels)
-        return *shape, self.spread, self.whole, self.pairs, self.rest, self.doubled, self.halves
+        return *shape, self.spread, self.whole, self.pairs, self.rest, self.doubled, self.halves, self.low
 
 
 class Depthwise:
@@ -68,7 +69,7 @@ class Depthwise:
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
         self.whole, self.pairs, self.rest = structure.whole, structure.pairs, structure.rest
         self.doubled = structure.doubled
-        self.halves = structure.halves
+        self.halves, self.low = structure.halves, structure.low
         self.element, self.source = "half" if self.halves else register_type(dtype), memory_type(dtype)
         self.item = size_of(self.element)
         self.f = f = module.kernel(symbol)

@@ -7,7 +7,8 @@ output row instead: each would else bring all of those lines near by itself.
 A kernel row outside the image becomes a block of zeros with a column step of zero: borders above and below need no
 other code. Where rows are whole numbers of groups of pixels, only a group's first and last columns can lie outside, and
 checking those always costs next to nothing. Otherwise groups that touch a border or the row's end run a second copy of
-the body that checks every column.
+the body that checks every column. Of an image that is lower than the kernel, only as many kernel rows are written out
+as it has: which they are is found for each output row.
 """
 
 from __future__ import annotations
@@ -53,17 +54,22 @@ class FlatDepthwise(Depthwise):
 
     def known(self, piece: Lanes, image: Val) -> tuple[list[Val], dict[int, Val]]:
         """What does not change from row to row: weights that stay in registers, and operands of the epilogue."""
-        weights: list[Val] = []
-        if self.high * self.taps <= HELD_TAPS and self.isa.registers >= 32:
-            weights = self.weights(piece, range(self.high))
+        weights = self.weights(self.filters(piece), piece, range(self.high)) if self.holds and not self.low else []
         corner = self.code.rows(image, self.at["q0"] + self.f.i64(0))
         return weights, self.code.fixed(corner, piece.channel, piece)
 
-    def weights(self, piece: Lanes, rows: range) -> list[Val]:
+    @property
+    def holds(self) -> bool:
+        """Whether weights stay in registers."""
+        return self.high * self.taps <= HELD_TAPS and self.isa.registers >= 32
+
+    def filters(self, piece: Lanes) -> Val:
+        return self.f.gep(self.w, piece.channel, self.element)
+
+    def weights(self, filters: Val, piece: Lanes, rows: range) -> list[Val]:
         f, at = self.f, self.at
-        base = f.gep(self.w, piece.channel, self.element)
         return [
-            self.weight(piece, f.gep(base, at["padded"] * (r * self.taps + t), self.element))
+            self.weight(piece, f.gep(filters, at["padded"] * (r * self.taps + t), self.element))
             for r in rows
             for t in range(self.taps)
         ]
@@ -72,6 +78,13 @@ class FlatDepthwise(Depthwise):
         """One output row of one vector of channels."""
         f, at = self.f, self.at
         top = oh * at["sh"] - at["ph"]
+        filters = self.filters(piece)
+        if self.low:
+            above, _ = self.taps_inside(top, at["h"], at["kh"], at["dh"])
+            above = f.min_(above, at["kh"] - self.high)
+            top = top + at["dh"] * above
+            filters = f.gep(filters, at["padded"] * self.taps * above, self.element)
+            weights = self.weights(filters, piece, range(self.high)) if self.holds else []
         lines: list[tuple[Val, Val]] = []  # the start of each kernel row, and its step from column to column
         for r in range(self.high):
             down = top + at["dh"] * r
@@ -88,20 +101,21 @@ class FlatDepthwise(Depthwise):
             rows = self.code.rows(image, number + ow * at["qw"])
             if self.whole:
                 inner = range((self.taps - 1) * self.dilation, width + 1 - (self.taps - 1) * self.dilation)
-                self.group(piece, starts, weights, left, inner, place, rows, None, fixed)
+                self.group(piece, starts, filters, weights, left, inner, place, rows, None, fixed)
             else:
                 inside = f.and_(f.cmp("sge", left, 0), f.cmp("slt", left + width, at["w"]))
                 inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
                 with f.if_else(inside) as otherwise:
-                    self.group(piece, starts, weights, left, range(width + 1), place, rows, None, fixed)
+                    self.group(piece, starts, filters, weights, left, range(width + 1), place, rows, None, fixed)
                     otherwise()
                     count = f.min_(at["ow"] - ow, self.pixels)
-                    self.group(piece, starts, weights, left, range(0), place, rows, count, fixed)
+                    self.group(piece, starts, filters, weights, left, range(0), place, rows, count, fixed)
 
     def group(
         self,
         piece: Lanes,
         starts: list[tuple[Val, Val]],
+        filters: Val,
         weights: list[Val],
         left: Val,
         inner: range,
@@ -120,7 +134,7 @@ class FlatDepthwise(Depthwise):
                 users.setdefault(p * self.stride + t * self.dilation, []).append((p, t))
         there = {c: f.cmp("ult", left + c, self.at["w"]) for c in users if c not in inner}
         for r, (start, step) in enumerate(starts):
-            taps = weights[r * self.taps : (r + 1) * self.taps] or self.weights(piece, range(r, r + 1))
+            taps = weights[r * self.taps : (r + 1) * self.taps] or self.weights(filters, piece, range(r, r + 1))
             address, at_column = start, 0
             for column, pairs in sorted(users.items()):
                 address = f.gep(address, step * (column - at_column), self.source)
