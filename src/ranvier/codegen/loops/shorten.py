@@ -22,6 +22,9 @@ def for_bfloat16(value: Expr) -> Expr:
             return Op("short_sigmoid", value.args, F32)
         case "mul" | "neg" | "min" | "max":
             return _with(value, tuple(for_bfloat16(a) for a in value.args))
+        case "quotient":  # one multiplication instead of six instructions that round as a division does
+            dividend, _, reciprocal = value.args
+            return Op("mul", (for_bfloat16(dividend), reciprocal), F32)
         case "where":
             condition, *chosen = value.args
             return _with(value, (condition, *(for_bfloat16(a) for a in chosen)))

@@ -10,7 +10,14 @@ import numpy as np
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise, Structure
-from ranvier.codegen.llvm.conv.depthwise_flat import HELD_TAPS, LINE, MOST_TAPS, FlatDepthwise, takes_turns
+from ranvier.codegen.llvm.conv.depthwise_flat import (
+    HELD_TAPS,
+    KERNEL_TAPS,
+    LINE,
+    MOST_TAPS,
+    FlatDepthwise,
+    takes_turns,
+)
 from ranvier.codegen.llvm.conv.epilogues import Tail
 from ranvier.codegen.llvm.conv.shape import (
     ConvShape,
@@ -72,7 +79,8 @@ def depthwise(
     multiplier = shape.cout // shape.cin
     unrolled = kernel if kernel <= _UNROLLED else 0
     rows = _rows_inside(shape)
-    high = rows if shape.is_flat and unrolled and rows * kernel <= MOST_TAPS and multiplier == 1 else 0
+    few = rows * kernel <= MOST_TAPS and shape.taps <= KERNEL_TAPS
+    high = rows if shape.is_flat and unrolled and few and multiplier == 1 else 0
     low = 0 < high < shape.kernel[1]
     pairs = x.dtype is DType.bfloat16 and isa.has("avx512bf16") and multiplier == 1 and shape.cout >= 2 * lanes
     doubled = takes_turns(isa) and 0 < high * kernel <= HELD_TAPS and stride == 1 and shape.cout >= 2 * lanes
@@ -92,7 +100,7 @@ def depthwise(
 
     spec = KernelSpec(
         f"depthwise {'halves' if halves else x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
-        ("depthwise", 3, x.dtype.name, out.dtype.name, structure.key, tail.key),
+        ("depthwise", 4, x.dtype.name, out.dtype.name, structure.key, tail.key),
         emit,
     )
     # tall blocks: rows that two outputs share are loaded once, and a vector of channels is set up once

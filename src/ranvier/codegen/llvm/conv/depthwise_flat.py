@@ -13,14 +13,26 @@ as it has: which they are is found for each output row.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ranvier.codegen.llvm.builder import Val, Var, vector
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise
 from ranvier.codegen.llvm.conv.epilogues import Lanes
 from ranvier.codegen.llvm.isa import Isa
 
-MOST_TAPS = 25
+MOST_TAPS = 25  # that are written out
+KERNEL_TAPS = 49  # of which those are a part, at most
 HELD_TAPS = 9  # weights that stay in registers while the vector of channels does
 LINE = 64  # bytes
+
+
+class Filters(NamedTuple):
+    """Weights of a vector of channels: those of the first tap, and how many elements further those of the next are.
+    ``ordered``: as :meth:`Depthwise.loaded` has channels."""
+
+    start: Val
+    step: Val
+    ordered: bool
 
 
 def takes_turns(isa: Isa) -> bool:
@@ -30,14 +42,16 @@ def takes_turns(isa: Isa) -> bool:
 
 
 class FlatDepthwise(Depthwise):
+    copy: Val | None = None  # of weights, in the order of channels that are taken apart
+
     def rows_of(self, image: Val, od: Val, first: Val, last: Val) -> None:
         f, at = self.f, self.at
         source = f.gep(self.x, image * at["xn"], self.source)
 
         def column(piece: Lanes) -> None:
-            weights, fixed = self.known(piece, image)
+            known = self.known(piece, image)
             with f.loop(first, last) as oh:
-                self.line(piece, image, oh, source, weights, fixed)
+                self.line(piece, image, oh, source, *known)
 
         if not takes_turns(self.isa):
             self.pieces(f.i64(0), at["channels"], column)
@@ -52,38 +66,58 @@ class FlatDepthwise(Depthwise):
         no stream that anybody else would follow."""
         return takes_turns(self.isa) and self.stride == 1
 
-    def known(self, piece: Lanes, image: Val) -> tuple[list[Val], dict[int, Val]]:
-        """What does not change from row to row: weights that stay in registers, and operands of the epilogue."""
-        weights = self.weights(self.filters(piece), piece, range(self.high)) if self.holds and not self.low else []
+    def known(self, piece: Lanes, image: Val) -> tuple[Filters, list[Val], dict[int, Val]]:
+        """What does not change from row to row: weights, those that stay in registers, and operands of the epilogue."""
+        filters = Filters(self.f.gep(self.w, piece.channel, self.element), self.at["padded"], False)
+        if self.by_pairs(piece) and not self.holds:
+            filters = self.put_apart(piece, filters)
+        weights = self.weights(filters, piece, range(self.high)) if self.holds and not self.low else []
         corner = self.code.rows(image, self.at["q0"] + self.f.i64(0))
-        return weights, self.code.fixed(corner, piece.channel, piece)
+        return filters, weights, self.code.fixed(corner, piece.channel, piece)
 
     @property
     def holds(self) -> bool:
         """Whether weights stay in registers."""
         return self.high * self.taps <= HELD_TAPS and self.isa.registers >= 32
 
-    def filters(self, piece: Lanes) -> Val:
-        return self.f.gep(self.w, piece.channel, self.element)
+    def put_apart(self, piece: Lanes, filters: Filters) -> Filters:
+        """A copy in the order of :meth:`loaded`: every group of pixels would put them in order again."""
+        f = self.f
+        if self.copy is None:
+            self.copy = f.stack(self.element, KERNEL_TAPS * piece.count)
+        with f.loop(0, self.at["kh"] * self.taps) as tap:
+            weight = self.weight(piece, f.gep(filters.start, tap * filters.step, self.element))
+            f.store(weight, f.gep(self.copy, tap * piece.count, self.element))
+        return Filters(self.copy, f.i64(piece.count), True)
 
-    def weights(self, filters: Val, piece: Lanes, rows: range) -> list[Val]:
-        f, at = self.f, self.at
-        return [
-            self.weight(piece, f.gep(filters, at["padded"] * (r * self.taps + t), self.element))
-            for r in rows
-            for t in range(self.taps)
-        ]
+    def weights(self, filters: Filters, piece: Lanes, rows: range) -> list[Val]:
+        f = self.f
+        found: list[Val] = []
+        for tap in range(rows.start * self.taps, rows.stop * self.taps):
+            place = f.gep(filters.start, filters.step * tap, self.element)
+            kind = vector(self.element, piece.count)
+            found.append(f.load(kind, place) if filters.ordered else self.weight(piece, place))
+        return found
 
-    def line(self, piece: Lanes, image: Val, oh: Val, source: Val, weights: list[Val], fixed: dict[int, Val]) -> None:
+    def line(
+        self,
+        piece: Lanes,
+        image: Val,
+        oh: Val,
+        source: Val,
+        filters: Filters,
+        weights: list[Val],
+        fixed: dict[int, Val],
+    ) -> None:
         """One output row of one vector of channels."""
         f, at = self.f, self.at
         top = oh * at["sh"] - at["ph"]
-        filters = self.filters(piece)
         if self.low:
             above, _ = self.taps_inside(top, at["h"], at["kh"], at["dh"])
             above = f.min_(above, at["kh"] - self.high)
             top = top + at["dh"] * above
-            filters = f.gep(filters, at["padded"] * self.taps * above, self.element)
+            start = f.gep(filters.start, filters.step * self.taps * above, self.element)
+            filters = filters._replace(start=start)
             weights = self.weights(filters, piece, range(self.high)) if self.holds else []
         lines: list[tuple[Val, Val]] = []  # the start of each kernel row, and its step from column to column
         for r in range(self.high):
@@ -115,7 +149,7 @@ class FlatDepthwise(Depthwise):
         self,
         piece: Lanes,
         starts: list[tuple[Val, Val]],
-        filters: Val,
+        filters: Filters,
         weights: list[Val],
         left: Val,
         inner: range,
