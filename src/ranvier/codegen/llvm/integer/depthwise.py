@@ -5,11 +5,13 @@ at once, codes of up to four rows of a window are brought together, channel by c
 vectors at once by eight that interleave: a column of a window is then one instruction instead of four. Elsewhere
 filters are one 16-bit number per 32-bit lane, so that a widened code times a filter is one instruction. Where a window
 leaves the image the zero point of ``x`` is multiplied instead: sums are those of all taps everywhere, and what the zero
-point adds is the same for all pixels of a channel.
+point adds is the same for all pixels of a channel. Of images with fewer rows than a window no more rows than there are
+are multiplied: what the zero point adds for the others is known from sums of the filters' rows, where sums begin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import Storage, View, aligned_empty
 from ranvier.dtypes import DType
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _X, _W, _OUT, _ZERO, _FINISH = range(5)
@@ -37,31 +40,41 @@ _ROWS = 4  # of a window that are multiplied at once, as bytes
 _CHANNELS = 16  # whose bytes are brought together at a time
 _SUMS_BYTES = 16 << 10
 _GOPS = 40.0
+_PERMUTED = "llvm.x86.avx512.permvar.qi.512"  # by an order that is read, or the compiler would take it apart
 
 
 def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage:
     """Filters [channels, 1, *kernel] less their zero points: words, as [tap][channel] of 32-bit lanes, or bytes.
 
-    Bytes stand as [rows of four][column][channel][row], then for each channel what codes that are moved to the sign
-    that is multiplied add too much, then the order that brings rows together.
+    Bytes stand as [first row][column][channel][row]: any four rows that follow each other, with zeros behind the last.
+    Of windows that code is unrolled for sums of the rows before each one follow, channel by channel, and behind bytes
+    the order that brings rows together. None of it depends on the size of images.
     """
     lanes, room = isa.lanes(4), _room(isa, shape)
     centred = w.astype(np.int32).reshape(shape.cout, shape.taps) - zero.astype(np.int32).reshape(-1, 1)
-    if not _fits_bytes(centred, isa, shape):
-        packed = aligned_empty((shape.taps, room), np.dtype(np.int32))
-        packed[...] = 0
-        packed[:, : shape.cout] = centred.T & 0xFFFF
-        return Storage.constant(packed)
+    words = np.zeros((shape.taps, room), np.int32)
+    words[:, : shape.cout] = centred.T
+    if _structure(shape) is None:
+        return _stored([words & 0xFFFF])
     _, height, width = shape.kernel
-    groups = -(-height // _ROWS)
-    taps = np.zeros((groups * _ROWS, width, room), np.int8)
-    taps[:height, :, : shape.cout] = centred.T.reshape(height, width, shape.cout)
-    coded = aligned_empty((groups * width + 2, room * 4), np.dtype(np.int8))
-    coded[:-2] = taps.reshape(groups, _ROWS, width, room).transpose(0, 2, 3, 1).reshape(groups * width, -1)
-    coded[-2:] = 0
-    coded[-2].view(np.int32)[: shape.cout] = -dot_of(isa).moves * centred.sum(axis=1)
-    coded[-1, : _ROWS * lanes] = np.arange(_ROWS * lanes).reshape(_ROWS, lanes).T.reshape(-1)
-    return Storage.constant(coded)
+    rows = words.reshape(height, width, room)
+    before = np.zeros((height + 1, room), np.int32)
+    np.cumsum(rows.sum(axis=1), axis=0, out=before[1:])
+    if not _fits_bytes(centred, isa, shape):
+        return _stored([words & 0xFFFF, before])
+    taps = np.zeros((height + _ROWS - 1, width, room), np.int8)
+    taps[:height] = rows
+    fours = np.stack([taps[k : k + height] for k in range(_ROWS)], axis=-1)
+    order = np.zeros((1, room), np.int32)
+    order.view(np.int8)[0, : _ROWS * lanes] = np.arange(_ROWS * lanes).reshape(_ROWS, lanes).T.reshape(-1)
+    return _stored([fours.reshape(shape.taps, -1).view(np.int32), before, order], np.int8)
+
+
+def _stored(parts: list[Array], filters: type = np.int32) -> Storage:
+    """Lines of 32-bit lanes; the type of the whole says what filters are."""
+    packed = aligned_empty((sum(map(len, parts)), parts[0].shape[1]), np.dtype(np.int32))
+    np.concatenate(parts, out=packed)
+    return Storage.constant(packed.view(filters))
 
 
 def _fits_bytes(centred: Array, isa: Isa, shape: ConvShape) -> bool:
@@ -140,21 +153,31 @@ def integer_depthwise(
     ]
 
 
-Structure = tuple[int, int, int]  # kernel height and width, and stride along the width, that code is unrolled for
+@dataclass(frozen=True)
+class Structure:
+    """Of windows that code is unrolled for."""
+
+    height: int  # rows of a window that are multiplied
+    width: int
+    stride: int  # along the width
+    low: bool  # windows have more rows than images
 
 
 def _structure(shape: ConvShape) -> Structure | None:
     if shape.kernel[0] > 1 or shape.taps > _UNROLLED or shape.dilations[1:] != (1, 1) or shape.strides[2] > 2:
         return None
-    return shape.kernel[1], shape.kernel[2], shape.strides[2]
+    _, height, width = shape.kernel
+    return Structure(min(height, shape.size[1]), width, shape.strides[2], shape.size[1] < height)
 
 
 def _spec(dtype: DType, structure: Structure | None, in_bytes: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype, structure, in_bytes).emit()
 
-    size = "{}x{} stride {}".format(*structure) if structure else "any"
-    key = ("integer depthwise", dtype.name, structure, in_bytes)
+    size = "any"
+    if structure is not None:
+        size = f"{structure.height}x{structure.width} stride {structure.stride}{' low' * structure.low}"
+    key = ("integer depthwise", dtype.name, repr(structure), in_bytes)
     return KernelSpec(f"integer depthwise {dtype.name} {size}{' bytes' * in_bytes}", key, emit)
 
 
@@ -218,30 +241,31 @@ class _Kernel:
 
     def unrolled(self, structure: Structure, start: Val, first: Val, last: Val, stop: Val, c: Val, lanes: int) -> None:
         """Filters stay in registers, and pixels whose windows lie inside along the width share their codes."""
-        f, at, (height, width, stride) = self.f, self.at, structure
+        f, at = self.f, self.at
+        height, width, stride = structure.height, structure.width, structure.stride
         nothing = f.gep(self.nothing, c)
         size = self.isa.lanes(4)
         kind, parts = vector("i32", size), range(lanes // size)
+        # the first row of a window that is multiplied: those above lie above the image, and those behind below it
+        top = f.min_(f.max_(f.neg(self.y0), 0), at["kh"] - height) if structure.low else f.i64(0)
         rows: list[tuple[Val, Val]] = []
         for i in range(height):
-            y = self.y0 + i
+            y = self.y0 + top + i
             exists = f.cmp("ult", y, at["h"])
             line = f.gep(self.x, y * at["xh"] + c)
             rows.append((f.select(exists, line, nothing), f.select(exists, at["xw"], f.i64(0))))
         together = _ROWS if self.in_bytes else 1
         groups = [rows[i : i + together] for i in range(0, height, together)]
 
-        def numbers(row: int) -> list[Val]:
-            first = f.gep(self.filters, at["room"] * row + c, "i32")
+        def numbers(line: Val) -> list[Val]:
+            first = f.gep(self.filters, at["room"] * line + c, "i32")
             return [f.load(kind, f.gep(first, part * size, "i32")) for part in parts]
 
-        filters = [[numbers(i * width + j) for j in range(width)] for i in range(len(groups))]
-        start_sums = [f.const(kind, 0) for _ in parts]
-        if self.in_bytes:
-            end = len(groups) * width
-            start_sums = numbers(end) if self.turns else start_sums
+        filters = [[numbers((top + i * together) * width + j) for j in range(width)] for i in range(len(groups))]
+        before = at["kh"] * width  # where sums of filters' rows stand
+        start_sums = self.first_sums(structure, numbers, before, top)
         if self.in_bytes and len(parts) == 1:
-            order = f.gep(self.filters, at["room"] * (end + 1), "i32")
+            order = f.gep(self.filters, at["room"] * (before + at["kh"] + 1), "i32")
             self.order = f.load(vector("i8", _ROWS * lanes), order)
         multiply = multiply_add if self.in_bytes else multiply_words
 
@@ -282,6 +306,22 @@ class _Kernel:
             with f.loop(start, stop) as ow:
                 pixels(ow, 1, border=True)
 
+    def first_sums(self, structure: Structure, numbers: Callable[[Val], list[Val]], before: Val, top: Val) -> list[Val]:
+        """What sums begin with: what rows that are left out add, less what moved codes add too much."""
+        f = self.f
+        whole = numbers(before + self.at["kh"])
+        turns = self.in_bytes and self.turns
+        moved = dot_of(self.isa).moves if turns else 0
+        if not structure.low:
+            return [each * f.const(each.type, -moved) for each in whole] if turns else [f.zero(e.type) for e in whole]
+        above, through = numbers(before + top), numbers(before + top + structure.height)
+        sums: list[Val] = []
+        for every, first, last in zip(whole, above, through):
+            taken = last - first
+            left = (every - taken) * f.splat(self.zero, every.lanes)
+            sums.append(left - taken * f.const(taken.type, moved) if turns else left)
+        return sums
+
     def sums(self, ow: Val, start: Val, c: Val, lanes: int) -> None:
         """One pixel anywhere."""
         f, at = self.f, self.at
@@ -313,24 +353,25 @@ class _Kernel:
         parts = [f.load(vector("i8", lanes), place, 1) for place in places]
         if lanes > self.isa.lanes(4):
             return self.interleaved(parts)
-        if len(parts) == 1:
+        count = len(parts)
+        if count == 1:
             found = f.cast(parts[0], "i32", signed=False)
         else:
-            parts += [parts[-1]] * (_ROWS - len(parts))  # their filters are zero
+            # rows that are left out are zeros, whatever their filters are
+            parts += [f.zero(parts[0].type)] * (_ROWS - count)
             halves = [f.shuffle(parts[k], parts[k + 1], range(2 * lanes)) for k in (0, 2)]
             rows = f.shuffle(halves[0], halves[1], range(_ROWS * lanes))
-            # as text, because the compiler would make several cheaper-looking instructions of it
-            operands = f"{rows.type} {rows.name}, {rows.type} {self.order.name}"
-            together = f.emit(rows.type, f'call {rows.type} asm "vpermb $1, $2, $0", "=v,v,v"({operands})')
+            together = f.intrinsic(_PERMUTED, rows.type, [rows, self.order])
             found = f.bitcast(together, vector("i32", lanes))
-        return [f.xor(found, f.const(found.type, -0x7F7F7F80)) if self.turns else found]
+        flipped = int.from_bytes([HALF] * count, "little", signed=count == _ROWS)
+        return [f.xor(found, f.const(found.type, flipped)) if self.turns else found]
 
     def interleaved(self, rows: list[Val]) -> list[Val]:
         """Codes of rows, each of four vectors' channels in one register, as those four vectors."""
         f = self.f
         if self.turns:
             rows = [f.xor(row, f.const(row.type, HALF - 256)) for row in rows]
-        rows = rows + [rows[-1]] * (_ROWS - len(rows))  # their filters are zero
+        rows = rows + [f.zero(rows[0].type)] * (_ROWS - len(rows))  # whatever their filters are
         pairs = [f.bitcast(x, vector("i16", 8)) for x in (*self.mixed(*rows[:2]), *self.mixed(*rows[2:]))]
         quads = (*self.mixed(pairs[0], pairs[2]), *self.mixed(pairs[1], pairs[3]))
         return [f.bitcast(quad, vector("i32", 4)) for quad in quads]

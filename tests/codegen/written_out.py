@@ -1,0 +1,98 @@
+"""Kernels for AVX-512 on any machine: the instructions for bytes that they use by name are written out in plain IR, and
+the rest, which is IR without a processor's name in it, is compiled for the processor at hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ranvier.codegen.launch import Code, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Module
+from ranvier.codegen.llvm.isa import Isa, named, with_extensions
+
+BYTES = with_extensions(named("avx512", "x86_64"), frozenset({"avx512vnni", "avx512vbmi"}))
+_WRITTEN_OUT = {
+    # sums of four products of unsigned and signed bytes
+    "llvm.x86.avx512.vpdpbusd.512": """
+define internal <16 x i32> @{name}(<16 x i32> %acc, <64 x i8> %a, <64 x i8> %b) noinline {{
+  %x = zext <64 x i8> %a to <64 x i32>
+  %y = sext <64 x i8> %b to <64 x i32>
+  %p = mul <64 x i32> %x, %y
+  %p0 = shufflevector <64 x i32> %p, <64 x i32> poison, <16 x i32> <{first}>
+  %p1 = shufflevector <64 x i32> %p, <64 x i32> poison, <16 x i32> <{second}>
+  %p2 = shufflevector <64 x i32> %p, <64 x i32> poison, <16 x i32> <{third}>
+  %p3 = shufflevector <64 x i32> %p, <64 x i32> poison, <16 x i32> <{fourth}>
+  %s0 = add <16 x i32> %p0, %p1
+  %s1 = add <16 x i32> %p2, %p3
+  %s2 = add <16 x i32> %s0, %s1
+  %s3 = add <16 x i32> %s2, %acc
+  ret <16 x i32> %s3
+}}
+""",
+    # bytes picked by the low six bits of others
+    "llvm.x86.avx512.permvar.qi.512": """
+define internal <64 x i8> @{name}(<64 x i8> %a, <64 x i8> %order) {{
+entry:
+  %place = alloca <64 x i8>, align 64
+  %made = alloca <64 x i8>, align 64
+  %orders = alloca <64 x i8>, align 64
+  store <64 x i8> %a, ptr %place
+  store <64 x i8> %order, ptr %orders
+  br label %next
+next:
+  %k = phi i64 [ 0, %entry ], [ %more, %next ]
+  %where = getelementptr i8, ptr %orders, i64 %k
+  %o = load i8, ptr %where
+  %low = and i8 %o, 63
+  %index = zext i8 %low to i64
+  %from = getelementptr i8, ptr %place, i64 %index
+  %byte = load i8, ptr %from
+  %to = getelementptr i8, ptr %made, i64 %k
+  store i8 %byte, ptr %to
+  %more = add i64 %k, 1
+  %again = icmp ult i64 %more, 64
+  br i1 %again, label %next, label %done
+done:
+  %result = load <64 x i8>, ptr %made
+  ret <64 x i8> %result
+}}
+""",
+}
+_NTHS = {
+    name: ", ".join(f"i32 {4 * k + n}" for k in range(16))
+    for n, name in enumerate(("first", "second", "third", "fourth"))
+}
+
+
+def written_out(text: str) -> str:
+    """IR with functions of its own instead of these instructions."""
+    for number, (name, body) in enumerate(_WRITTEN_OUT.items()):
+        if f"@{name}(" not in text:
+            continue
+        own = f"written_out_{number}"
+        text = re.sub(rf"declare [^\n]*@{re.escape(name)}\([^\n]*\n", "", text).replace(f"@{name}(", f"@{own}(")
+        text += body.format(name=own, **_NTHS)
+    assert "@llvm.x86" not in text and " asm " not in text, "an instruction that is not written out"
+    return text
+
+
+def launches_here(launches: Sequence[Launch]) -> list[Launch]:
+    """Launches of kernels for ``BYTES`` as those of kernels that any machine runs."""
+    return [
+        replace(
+            launch,
+            spec=_spec_here(launch.spec),
+            buffers=tuple(Code(_spec_here(b.spec)) if isinstance(b, Code) else b for b in launch.buffers),
+        )
+        for launch in launches
+    ]
+
+
+def _spec_here(spec: KernelSpec) -> KernelSpec:
+    def emit(module: Module, symbol: str, _: Isa) -> None:
+        inner = Module(extremes=BYTES.extremes)
+        spec.emit(inner, symbol, BYTES)
+        module.globals.append(written_out(str(inner)))
+
+    return KernelSpec(spec.name, ("written out", *spec.key), emit)
