@@ -90,9 +90,12 @@ def depthwise(
     reach = (kernel - 1) * dilation
     behind = (shape.out[2] - 1) * stride - shape.begin[2] + reach - (shape.size[2] - 1)
     whole = high > 0 and shape.out[2] % pixels == 0 and 0 <= shape.begin[2] <= reach and behind <= reach
+    inner = not whole or 2 * _groups_inside(shape, pixels, width) >= shape.out[2] // pixels
     rest = not two or shape.cout % (2 * lanes) > 0
-    channels = multiplier > 1, whole, pairs, rest, doubled, halves
-    structure = Structure(high, unrolled, stride, dilation, pixels, *channels, low)
+    groups = pixels, whole, inner
+    structure = Structure(
+        *(high, unrolled, stride, dilation, low, *groups, multiplier > 1, pairs, rest, doubled, halves)
+    )
     writer = FlatDepthwise if high else Depthwise
 
     def emit(module: Module, symbol: str, target: Isa) -> None:
@@ -100,7 +103,7 @@ def depthwise(
 
     spec = KernelSpec(
         f"depthwise {'halves' if halves else x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
-        ("depthwise", 4, x.dtype.name, out.dtype.name, structure.key, tail.key),
+        ("depthwise", 5, x.dtype.name, out.dtype.name, structure.key, tail.key),
         emit,
     )
     # tall blocks: rows that two outputs share are loaded once, and a vector of channels is set up once
@@ -139,6 +142,14 @@ def depthwise(
             label="depthwise",
         )
     ]
+
+
+def _groups_inside(shape: ConvShape, pixels: int, width: int) -> int:
+    """Groups of pixels whose columns, so many, all lie inside the image."""
+    step = pixels * shape.strides[2]
+    first = -(-shape.begin[2] // step)
+    last = (shape.size[2] - width + shape.begin[2]) // step
+    return max(0, last - first + 1)
 
 
 def _rows_inside(shape: ConvShape) -> int:

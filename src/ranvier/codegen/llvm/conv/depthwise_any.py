@@ -38,19 +38,20 @@ class Structure:
     taps: int  # taps of a kernel row written out (0: a loop)
     stride: int
     dilation: int
+    low: bool  # the image has fewer rows than the kernel: those written out begin where it does
     pixels: int
-    spread: bool  # several output channels per input channel
     whole: bool  # rows are whole numbers of groups, and padding is less than a kernel
-    pairs: bool = False  # bfloat16 channels by two vectors, those of even and those of odd numbers
-    rest: bool = True  # there are channels left after those
-    doubled: bool = False  # channels by two vectors at a time, which share the addresses of their pixels
-    halves: bool = False  # sums are float16, and float32 when they are finished
-    low: bool = False  # the image has fewer rows than the kernel: those written out begin where it does
+    inner: bool  # there are enough groups inside for code of their own
+    spread: bool  # several output channels per input channel
+    pairs: bool  # bfloat16 channels by two vectors, those of even and those of odd numbers
+    rest: bool  # there are channels left after those
+    doubled: bool  # channels by two vectors at a time, which share the addresses of their pixels
+    halves: bool  # sums are float16, and float32 when they are finished
 
     @property
     def key(self) -> tuple[object, ...]:
-        shape = (self.high, self.taps, self.stride, self.dilation, self.pixels)
-        return *shape, self.spread, self.whole, self.pairs, self.rest, self.doubled, self.halves, self.low
+        rows = self.high, self.taps, self.stride, self.dilation, self.low, self.pixels, self.whole, self.inner
+        return *rows, self.spread, self.pairs, self.rest, self.doubled, self.halves
 
 
 class Depthwise:
@@ -66,10 +67,11 @@ class Depthwise:
     ) -> None:
         self.isa, self.dtype, self.out_dtype, self.tail = isa, dtype, out_dtype, tail
         self.high, self.taps, self.pixels = structure.high, structure.taps, structure.pixels
+        self.low, self.inner = structure.low, structure.inner
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
         self.whole, self.pairs, self.rest = structure.whole, structure.pairs, structure.rest
         self.doubled = structure.doubled
-        self.halves, self.low = structure.halves, structure.low
+        self.halves = structure.halves
         self.element, self.source = "half" if self.halves else register_type(dtype), memory_type(dtype)
         self.item = size_of(self.element)
         self.f = f = module.kernel(symbol)

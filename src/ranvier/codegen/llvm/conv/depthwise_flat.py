@@ -5,10 +5,9 @@ still in the first cache. Where a vector is but a part of a cache line, the vect
 output row instead: each would else bring all of those lines near by itself.
 
 A kernel row outside the image becomes a block of zeros with a column step of zero: borders above and below need no
-other code. Where rows are whole numbers of groups of pixels, only a group's first and last columns can lie outside, and
-checking those always costs next to nothing. Otherwise groups that touch a border or the row's end run a second copy of
-the body that checks every column. Of an image that is lower than the kernel, only as many kernel rows are written out
-as it has: which they are is found for each output row.
+other code. Groups of pixels that touch a border or the row's end run a second copy of the body, which checks every
+column; where rows are whole numbers of groups, only the first and last ones. Of an image that is lower than the kernel,
+only as many kernel rows are written out as it has: which they are is found for each output row.
 """
 
 from __future__ import annotations
@@ -133,17 +132,22 @@ class FlatDepthwise(Depthwise):
             starts = [(f.gep(start, left * step, self.source), step) for start, step in lines]
             place = f.gep(target, ow * at["yw"], self._out)
             rows = self.code.rows(image, number + ow * at["qw"])
-            if self.whole:
-                inner = range((self.taps - 1) * self.dilation, width + 1 - (self.taps - 1) * self.dilation)
-                self.group(piece, starts, filters, weights, left, inner, place, rows, None, fixed)
-            else:
+            here = piece, starts, filters, weights, left, place, rows, fixed
+            if self.inner:
                 inside = f.and_(f.cmp("sge", left, 0), f.cmp("slt", left + width, at["w"]))
-                inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
+                if not self.whole:
+                    inside = f.and_(inside, f.cmp("sle", ow + self.pixels, at["ow"]))
                 with f.if_else(inside) as otherwise:
-                    self.group(piece, starts, filters, weights, left, range(width + 1), place, rows, None, fixed)
+                    self.group(*here, range(width + 1), None)
                     otherwise()
-                    count = f.min_(at["ow"] - ow, self.pixels)
-                    self.group(piece, starts, filters, weights, left, range(0), place, rows, count, fixed)
+                    self.group(*here, self.sure(width), None if self.whole else f.min_(at["ow"] - ow, self.pixels))
+            else:
+                self.group(*here, self.sure(width), None)
+
+    def sure(self, width: int) -> range:
+        """Columns of a group that lie inside the image wherever the group does."""
+        reach = (self.taps - 1) * self.dilation
+        return range(reach, width + 1 - reach) if self.whole else range(0)
 
     def group(
         self,
@@ -152,13 +156,13 @@ class FlatDepthwise(Depthwise):
         filters: Filters,
         weights: list[Val],
         left: Val,
-        inner: range,
         place: Val,
         rows: list[Val],
-        count: Val | None,
         fixed: dict[int, Val],
+        sure: range,
+        count: Val | None,
     ) -> None:
-        """Some neighbouring pixels; columns that are not ``inner`` count as zeros where they lie outside the image."""
+        """Some neighbouring pixels; columns that are not ``sure`` count as zeros where they lie outside the image."""
         f = self.f
         kind = vector(self.element, piece.count)
         sums: list[Var | None] = [None] * self.pixels
@@ -166,7 +170,7 @@ class FlatDepthwise(Depthwise):
         for p in range(self.pixels):
             for t in range(self.taps):
                 users.setdefault(p * self.stride + t * self.dilation, []).append((p, t))
-        there = {c: f.cmp("ult", left + c, self.at["w"]) for c in users if c not in inner}
+        there = {c: f.cmp("ult", left + c, self.at["w"]) for c in users if c not in sure}
         for r, (start, step) in enumerate(starts):
             taps = weights[r * self.taps : (r + 1) * self.taps] or self.weights(filters, piece, range(r, r + 1))
             address, at_column = start, 0
