@@ -54,13 +54,18 @@ class _NestEmitter(Access):
                     point = self.bind(point, axis, f.sub(rest, f.mul(above, extent)))
                     rest = above
             self.hoist(point, None)
+            blocks = self.all_blocks() if s.cover.together else None
             if repeat_range is None or s.repeat is None:
-                self.inside(point, lane_range)
+                self.inside(point, lane_range, blocks)
             else:
-                with f.loop(*repeat_range) as i, self.scalars.scope():
+                for block in blocks or ():
+                    self.hoist(point, block)
+                with f.loop(*repeat_range) as i, self.scalars.scope(), ExitStack() as stack:
+                    for block in blocks or ():
+                        stack.enter_context(block.emitter.scope())
                     point = self.bind(point, s.repeat, i)
                     self.hoist(point, None)
-                    self.inside(point, lane_range)
+                    self.inside(point, lane_range, blocks)
         f.ret()
 
     def chunk(self, tile: Val, name: str, axis: int, last: bool) -> tuple[tuple[Val, Val], Val]:
@@ -74,40 +79,46 @@ class _NestEmitter(Access):
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
-    def inside(self, point: Point, lane_range: tuple[Val, Val] | None) -> None:
+    def inside(self, point: Point, lane_range: tuple[Val, Val] | None, blocks: list[Block] | None) -> None:
         """All stages for one outer point (or for a run of them along the lanes)."""
-        if lane_range is None:
-            self.stages(point, None)
-        elif self.s.together:
-            count, lanes = self.s.unroll, self.s.lanes
-            starts = [self.f.i64(u * lanes) for u in range(count)]
-            last = self.mask_below(self.f.sub(lane_range[1], starts[-1]))
-            with self.scalars.scope():
-                masks = [*[None] * (count - 1), last]
-                self.stages(point, [self.block(at, lanes, m, u) for u, (at, m) in enumerate(zip(starts, masks))])
+        if lane_range is None or blocks is not None:
+            self.stages(point, blocks)
         else:
-            self.along_lanes(point, *lane_range, self.s.unroll, self.stages)
+            self.along_lanes(point, *lane_range, self.s.cover.unroll, self.stages)
+
+    def all_blocks(self) -> list[Block]:
+        """The whole lane axis, where it is short: the last vectors begin early enough to end with it."""
+        f, cover = self.f, self.s.cover
+        last = f.sub(self.dim["extent", self.s.lane], cover.lanes)
+        starts = [f.i64(u * cover.lanes) for u in range(cover.unroll)]
+        starts[cover.fixed :] = [f.min_(start, last) for start in starts[cover.fixed :]]
+        return [self.block(start, cover.lanes, None, u) for u, start in enumerate(starts)]
 
     def along_lanes(self, point: Point, start: Val, stop: Val, unroll: int, body: Body) -> None:
         """Run the body over blocks that cover a range of the lane axis: groups of vectors, then what remains."""
-        f, lanes = self.f, self.s.lanes
-        masks = self.isa.masks or lanes == 1
+        f, cover = self.f, self.s.cover
+        lanes = cover.lanes
         at = start
-        for group in [unroll, 1] if unroll > 1 and not masks else [unroll]:
+        for group in [unroll, 1] if unroll > 1 and cover.single else [unroll]:
             step = lanes * group
             upto = f.add(at, f.and_(f.sub(stop, at), -step))
             with f.loop(at, upto, step) as i, self.scalars.scope():
                 body(point, [self.block(f.add(i, u * lanes), lanes, None, u) for u in range(group)])
             at = upto
-        if not masks:
+        if cover.rest == 0:
+            return
+        if cover.rest is not None:
+            with f.if_(f.cmp("slt", at, stop)), self.scalars.scope():
+                body(point, [self.block(at, cover.rest, None, 0)])
+        elif self.isa.masks or lanes == 1:
+            with f.loop(at, stop, lanes) as i, self.scalars.scope():
+                body(point, [self.block(i, lanes, self.mask_below(f.sub(stop, i)), 0)])
+        else:
             with f.loop(at, stop) as i, self.scalars.scope():
                 body(point, [self.block(i, 1, None, 0)])
-            return
-        with f.loop(at, stop, lanes) as i, self.scalars.scope():
-            body(point, [self.block(i, lanes, self.mask_below(f.sub(stop, i)), 0)])
 
     def mask_below(self, count: Val) -> Val:
-        f, lanes = self.f, self.s.lanes
+        f, lanes = self.f, self.s.cover.lanes
         element = f"i{max(8, min(64, self.isa.vector_bytes * 8 // lanes))}"
         some = f.cast(f.min_(count, lanes), element)
         return f.cmp("ult", f.lane_ids(lanes, element), f.splat(some, lanes))
@@ -205,17 +216,14 @@ class _NestEmitter(Access):
             position = block.start
         else:
             row = point.index[s.row[0]]
-            position = f.add(f.mul(row, s.lanes * s.unroll), block.number * s.lanes)
+            position = f.add(f.mul(row, s.cover.lanes * s.cover.unroll), block.number * s.cover.lanes)
         start = f.gep(f.args["scratch"], f.mul(self.dim["park",], number)) if number else f.args["scratch"]
         return f.gep(start, position, kind)
 
     def map(self, stage: Map, point: Point, blocks: list[Block] | None) -> None:
         def body(p: Point, found: list[Block]) -> None:
             self.park(stage, p, found)
-            values = [[self.value(value, p, b) for _, value in stage.stores] for b in found]
-            for b, made in zip(found, values):
-                for (k, expr), value in zip(stage.stores, made):
-                    self.store(k, value, expr.dtype, p, b)
+            self.store_all(stage, p, found)
 
         self.over_row(point, blocks, stage, body)
 
@@ -245,18 +253,25 @@ class _NestEmitter(Access):
             f.prefetch(f.emit("ptr", f"getelementptr {element}, ptr {base.name}, i64 {step.name}"))
 
     def final(self, stage: Final, point: Point, blocks: list[Block] | None) -> None:
-        for k, expr in stage.stores:
-            if blocks is None:
+        if blocks is None:
+            for k, expr in stage.stores:
                 self.store(k, self.scalars.value(expr, self.leaf(point, None)), expr.dtype, point, None)
-            for block in blocks or ():
-                self.store(k, self.value(expr, point, block), expr.dtype, point, block)
+        else:
+            self.store_all(stage, point, blocks)
+
+    def store_all(self, stage: Map | Final, point: Point, blocks: list[Block]) -> None:
+        """What a stage stores. Blocks may have points in common, so all is read before anything is written."""
+        values = [[self.value(value, point, b) for _, value in stage.stores] for b in blocks]
+        for b, made in zip(blocks, values):
+            for (k, expr), value in zip(stage.stores, made):
+                self.store(k, value, expr.dtype, point, b)
 
     def reduce(self, number: int, stage: Reduce, point: Point, blocks: list[Block] | None) -> None:
         f, s = self.f, self.s
         dtype = stage.value.dtype if is_arg(stage.fold) else stage.dtype
         # positions as wide as values, if they fit: what is compared chooses both
         places = "i32" if s.short and size_of(register_type(dtype)) <= 4 else "i64"
-        widths = [s.lanes] * s.unrolls[number] if blocks is None else [b.lanes for b in blocks]
+        widths = [s.cover.lanes] * s.unrolls[number] if blocks is None else [b.lanes for b in blocks]
         sums = [Accumulator(f, stage.fold, dtype, lanes, places) for lanes in widths]
         single = None if blocks is not None or self.isa.masks else Accumulator(f, stage.fold, dtype, 1, places)
 
@@ -310,9 +325,10 @@ class _NestEmitter(Access):
 
             def body(p: Point, found: list[Block]) -> None:
                 self.park(stage, p, found)
-                for b, carry in zip(found, carried):
+                values = [self.value(stage.value, p, b) for b in found]
+                for b, carry, made in zip(found, carried, values):
                     before = carry.get()
-                    value = converted(f, self.isa, self.value(stage.value, p, b), stage.value.dtype, stage.dtype)
+                    value = converted(f, self.isa, made, stage.value.dtype, stage.dtype)
                     after = rounded(f, self.isa, stage.dtype, combine(f, stage.fold, stage.dtype, before, value))
                     carry.set(after)
                     self.store(stage.operand, before if stage.exclusive else after, stage.dtype, p, b)

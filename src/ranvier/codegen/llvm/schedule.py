@@ -1,7 +1,8 @@
-"""How a nest becomes a kernel: which axis fills the lanes, what is looped where, what is code and what is a number.
+"""How a nest becomes a kernel: what is looped where, what is code and what is a number.
 
 A :class:`Structure` is everything the code depends on; extents, strides and sizes are left out of it and arrive in
-``dims``, so nests of one structure share one compiled kernel.
+``dims``, so nests of one structure share one compiled kernel. What the code does depend on is how vectors cover the
+lane axis (:mod:`ranvier.codegen.llvm.lane_axis`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ from __future__ import annotations
 import math
 
 from ranvier.codegen.llvm.canon import Arg, Canon, Dependence
-from ranvier.codegen.llvm.elements import NARROW, register_type
+from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.lane_axis import (
+    Cover,
+    abreast,
+    covered,
+    crossing,
+    has_places,
+    lane_axis,
+    nodes,
+    register_bytes,
+    vector_lanes,
+)
 from ranvier.codegen.loops.fold import expressions, is_arg
 from ranvier.codegen.loops.ir import (
     Expr,
     Final,
-    Index,
     Load,
     Map,
     Nest,
@@ -26,8 +37,6 @@ from ranvier.codegen.loops.ir import (
     Stage,
 )
 from ranvier.codegen.loops.narrow import Narrower
-from ranvier.codegen.loops.normalize import leaves, roots
-from ranvier.dtypes import DType
 from ranvier.records import dataclass
 from ranvier.varying import largest, smallest
 
@@ -37,13 +46,12 @@ _EXPENSIVE = dict.fromkeys(("exp", "log", "tanh", "sigmoid", "erf", "expm1", "lo
 _EXPENSIVE |= dict.fromkeys(("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"), 30)
 _EXPENSIVE |= dict.fromkeys(("short_sigmoid", "short_one_plus_erf"), 12)
 _EXPENSIVE |= {"pow": 50, "atan2": 40, "mod": 30, "fmod": 30, "div": 6, "sqrt": 8, "rsqrt": 12, "reciprocal": 6}
+_DEAR = 16  # what is done once for a row is no small matter for the compiler
 _PARKED_FROM = 16  # an expression at least this expensive is kept for a later stage rather than computed again
 _PARK_BYTES = 256 << 10  # … as long as the row of them stays in a core's cache
 _TILE_NS = 12_000  # work per tile aimed at
 _SQUARE = 64  # sides of tiles where operands are contiguous along different axes, so that lines are used whole
 _WIDE = 1 << 25  # strides from here on: 32 bits might not hold what 64 lanes span
-_GATHER = 0.6  # cost of one lane of a gather, in contiguous vector loads
-_HORIZONTAL = 14  # cost of folding the lanes of a vector
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,8 @@ class Structure:
     lane: int  # the axis whose points fill the lanes
     row: tuple[int, ...]  # row axes other than the lane axis, outermost first
     lane_in_row: bool
-    lanes: int
-    unroll: int  # vectors worked on together where the lane axis is an outer one
-    together: bool  # … and those are all there are
-    unrolls: tuple[int, ...]  # per stage where it is a row axis
+    cover: Cover  # … how vectors cover it
+    unrolls: tuple[int, ...]  # vectors worked on together, per stage, where it is a row axis
     parked: tuple[Expr, ...]  # values kept in scratch from the first stage that has them
     short: bool  # places in a row that a fold tells fit 32 bits
     slots: tuple[Slot, ...]
@@ -101,17 +107,17 @@ def cost(exprs: list[Expr]) -> float:
 def schedule(nest: Nest, isa: Isa) -> Schedule:
     """The kernel and its numbers for a nest in normal form."""
     nest = _with_an_axis(nest)
-    lanes = _lanes(nest, isa)
-    lane = _lane_axis(nest, lanes)
-    if _has_places(nest, lane):
+    lanes = vector_lanes(nest, isa)
+    lane = lane_axis(nest, lanes)
+    if has_places(nest, lane):
         lanes = smallest(lanes, isa.lanes(4))
-        lane = _lane_axis(nest, lanes)
+        lane = lane_axis(nest, lanes)
     in_row = lane in nest.row
     outer = [a for a in nest.outer if a != lane]
-    crossing = None if nest.row else _crossing(nest, lane)
-    if crossing is not None:
-        outer.remove(crossing)
-        outer.append(crossing)
+    across = None if nest.row else crossing(nest, lane)
+    if across is not None:
+        outer.remove(across)
+        outer.append(across)
     repeat = outer[-1] if outer else None
     packed = tuple(outer[:-1])
     row = tuple(sorted(a for a in nest.row if a != lane))
@@ -122,15 +128,11 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     stages = tuple(_canonical(s, canon) for s in nest.stages)
     used = _used(stages, args)
     point = cost([e for s in stages for e in expressions(s)])
-    reduces = any(isinstance(s, Reduce) for s in stages)
-    unroll, together = _unroll(point, isa), False
-    if not in_row and reduces and point <= 4:
-        unroll = 8 if isa.registers >= 32 else 4
-        # all of few lanes in one go: what a point of the row takes besides them is done once
-        together = isa.masks and lanes < nest.extents[lane] <= unroll * lanes
-        unroll = -(-nest.extents[lane] // lanes) if together else unroll
-    unrolls = tuple(_unroll(cost(list(expressions(s))), isa) for s in stages)
-    parked = _parked(nest, stages, args, lane, lanes * unroll)
+    inner = cost([e for s in stages if not isinstance(s, Final) for e in expressions(s)])
+    cover = covered(nest, lane, lanes, inner if point <= _DEAR else point, isa)
+    together = cover.lanes * cover.unroll  # points
+    unrolls = tuple(abreast(cost(list(expressions(s))), isa) for s in stages)
+    parked = _parked(nest, stages, args, lane, together)
     tells = any(isinstance(s, Reduce) and is_arg(s.fold) for s in stages)
     short = tells and math.prod(nest.extents[a] for a in nest.row) < 1 << 31
 
@@ -152,16 +154,16 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
 
     traffic = sum(_touched(nest, k) for k in used)
     points = math.prod(nest.extents)
-    vectors = points / lanes
+    vectors = points / cover.lanes
     nanoseconds = largest(traffic / 12, vectors * (point + len(used)) / 4)
-    square = _SQUARE if crossing is not None else 0
-    tiles, chunks = _tiling(nest, lane, in_row, repeat, packed, lanes * unroll, nanoseconds, square)
+    square = _SQUARE if across is not None else 0
+    tiles, chunks = _tiling(nest, lane, in_row, repeat, packed, together, nanoseconds, square)
     for name, value in chunks:
         number(name, value)
     park = 0
     if parked:
-        depth = nest.extents[next(iter(nest.row))] * (1 if in_row else lanes * unroll)
-        park = _rounded(depth * max(_register_bytes(e.dtype) for e in parked), 64)
+        depth = nest.extents[next(iter(nest.row))] * (1 if in_row else together)
+        park = _rounded(depth * max(register_bytes(e.dtype) for e in parked), 64)
         number(("park",), park)
 
     key: tuple[object, ...] = (
@@ -169,7 +171,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         tuple(canon.text),
         tuple(_arg_key(a, canon) for a in args),
         tuple(_stage_key(s, canon) for s in stages),
-        (packed, repeat, lane, row, in_row, lanes, unroll, together, unrolls),
+        (packed, repeat, lane, row, in_row, cover.key, unrolls),
         tuple(canon.number[id(e)] for e in parked),
         short,
         tuple(used),
@@ -177,7 +179,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     title = _name(nest, stages)
     structure = Structure(
         *(title, args, stages, packed, repeat, lane, row, in_row),
-        *(lanes, unroll, together, unrolls, parked, short, tuple(slots), key),
+        *(cover, unrolls, parked, short, tuple(slots), key),
     )
     return Schedule(
         structure,
@@ -196,15 +198,10 @@ def _name(nest: Nest, stages: tuple[Stage, ...]) -> str:
     words: list[str] = []
     for stage in stages:
         words.append(stage.fold if isinstance(stage, Reduce | Scan) else type(stage).__name__.lower())
-        names = dict.fromkeys(e.name for e in _nodes(stage) if isinstance(e, Op))
+        names = dict.fromkeys(e.name for e in nodes(stage) if isinstance(e, Op))
         words += [f"({' '.join(reversed(names))})"] if names else []
     types = dict.fromkeys(o.dtype.name for o in nest.operands)
     return " ".join([*words, *types])
-
-
-def _unroll(instructions: float, isa: Isa) -> int:
-    """Vectors worked on together: enough to hide latency, few enough to compile quickly."""
-    return max(isa.abreast, 1 if instructions > 24 else 2 if instructions > 12 else 4)
 
 
 def _with_an_axis(nest: Nest) -> Nest:
@@ -216,89 +213,6 @@ def _with_an_axis(nest: Nest) -> Nest:
         for k, o in enumerate(nest.operands)
     )
     return Nest((*nest.extents, 1), operands, nest.stages, nest.row, nest.label)
-
-
-def _lanes(nest: Nest, isa: Isa) -> int:
-    """Lanes such that the widest type computed with fills one register; positions (int64) do not count."""
-    types = {e.dtype for s in nest.stages for e in _nodes(s)} | {o.dtype for o in nest.operands}
-    floats = [_register_bytes(t) for t in types if t.is_float]
-    if floats:
-        return isa.lanes(max(floats))
-    return isa.lanes(max((_register_bytes(t) for t in types), default=4))
-
-
-def _has_places(nest: Nest, lane: int) -> bool:
-    """Whether every lane has a position of its own that something is worked out from: those take 32 bits."""
-    if any(isinstance(leaf, Index) and leaf.axis == lane for leaf in leaves(roots(nest))):
-        return True
-    chosen = [e for o in nest.operands for e in (o.at, o.guard) if e is not None]
-    return any(isinstance(leaf, Load) for leaf in leaves(chosen))
-
-
-def _register_bytes(dtype: DType) -> int:
-    kind = register_type(dtype)
-    return {"float": 4, "double": 8, "i1": 1}.get(kind) or int(kind[1:]) // 8
-
-
-def _nodes(stage: Stage) -> list[Expr]:
-    seen: dict[int, Expr] = {}
-    stack = list(expressions(stage))
-    while stack:
-        each = stack.pop()
-        if id(each) not in seen:
-            seen[id(each)] = each
-            stack.extend(each.args if isinstance(each, Op) else ())
-    return list(seen.values())
-
-
-def _lane_axis(nest: Nest, lanes: int) -> int:
-    """The axis along which the work takes the fewest instructions."""
-    scan = any(isinstance(s, Scan) for s in nest.stages)
-    positions = any(isinstance(s, Reduce) and is_arg(s.fold) for s in nest.stages)
-    folds = sum(isinstance(s, Reduce) for s in nest.stages)
-    total = math.prod(nest.extents)
-    outer_points = math.prod(nest.extents[a] for a in nest.outer)
-    last_row = max(nest.row, default=-1)
-    best, least = 0, math.inf
-    for axis, extent in enumerate(nest.extents):
-        in_row = axis in nest.row
-        if in_row and (scan or (positions and axis != last_row)):
-            continue
-        per_vector = 0.5  # the loop itself
-        for operand in nest.operands:
-            stride = operand.strides[axis]
-            moved = _varies_with(nest, operand, axis)
-            gathers = moved or stride not in (0, 1)
-            per_vector += lanes * _GATHER if gathers else 1.0 if stride else 0.1
-        steps = total // extent * -(-extent // lanes) * per_vector
-        steps += outer_points * folds * _HORIZONTAL if in_row else 0
-        if steps <= least:
-            best, least = axis, steps
-    return best
-
-
-def _crossing(nest: Nest, lane: int) -> int | None:
-    """An outer axis along which an operand is contiguous that is not so along the lanes."""
-    for operand in nest.operands:
-        if abs(operand.strides[lane]) > 1:
-            for axis in nest.outer:
-                if axis != lane and abs(operand.strides[axis]) == 1:
-                    return axis
-    return None
-
-
-def _varies_with(nest: Nest, operand: Operand, axis: int) -> bool:
-    """Whether the run-time part of an address moves along an axis."""
-    if operand.at is None:
-        return False
-    for leaf in leaves([operand.at]):
-        if isinstance(leaf, Index) and leaf.axis == axis:
-            return True
-        if isinstance(leaf, Load):
-            table = nest.operands[leaf.operand]
-            if table.strides[axis] or _varies_with(nest, table, axis):
-                return True
-    return False
 
 
 def _arg(operand: Operand, lane: int, written: bool, extents: tuple[int, ...], canon: Canon, narrow: Narrower) -> Arg:
@@ -385,7 +299,7 @@ def _parked(nest: Nest, stages: tuple[Stage, ...], args: tuple[Arg, ...], lane: 
         if not isinstance(stage, Final):
             for expr in expressions(stage):
                 visit(expr, k)
-    if depth * sum(_register_bytes(e.dtype) for e in found) > _PARK_BYTES:
+    if depth * sum(register_bytes(e.dtype) for e in found) > _PARK_BYTES:
         return ()
     return tuple(found)
 

@@ -1,0 +1,158 @@
+"""The axis along the lanes, whatever its length: written out, with a known remainder or with any; in place or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.lane_axis import Cover, covered
+from ranvier.codegen.llvm.nests import launches
+from ranvier.codegen.loops.fold import Fold
+from ranvier.codegen.loops.ir import Expr, Final, Load, Map, Nest, Op, Operand, Reduce, Result, Scan
+from ranvier.codegen.storage import Storage, View
+from ranvier.dtypes import DType
+from ranvier.varying import Span, follow
+from tests.codegen import harness
+from tests.codegen.nest_oracle import check
+
+Array = np.ndarray[Any, Any]
+# masks and long vectors as AVX-512 has them, put together by the compiler from what is here
+MASKED = replace(harness.ISAS[0], name="masked", vector_bytes=64, registers=32, masks=True, extensions=frozenset())
+ISAS = pytest.mark.parametrize("isa", [*harness.ISAS, MASKED], ids=lambda i: i.name)
+F32 = DType.float32
+PIXELS = 37
+TYPES = [F32, DType.float64, DType.float16, DType.bfloat16, DType.int8, DType.int32, DType.bool]
+
+
+def lengths(lanes: int) -> Iterator[int]:
+    """One of each kind: parts of a vector, and some vectors with nothing, half of one, a quarter or else behind."""
+    yield from {2, 3, max(2, lanes // 2), lanes // 2 + 1, lanes - 1} - {0, 1}
+    for whole in (1, 2, 3, 4, 5, 7, 8, 9, 12, 63):
+        yield whole * lanes
+    for whole in (1, 2, 4, 6, 9, 11):
+        yield from {whole * lanes + rest for rest in (lanes // 4, lanes // 2, lanes - 1) if rest}
+    yield 64 * lanes + 3
+
+
+def data(shape: tuple[int, ...], dtype: DType, seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=shape) * 2 if dtype.is_float else rng.integers(0, 2 if dtype is DType.bool else 100, shape)
+    return values.astype(dtype.numpy)
+
+
+def memory(array: Array, dtype: DType, kind: str = "temp") -> tuple[View, Array]:
+    storage = Storage(kind, array.nbytes)  # type: ignore[arg-type]
+    return View(storage, dtype, array.shape, tuple(s // array.itemsize for s in array.strides)), array
+
+
+def scaled(n: int, dtype: DType, in_place: bool, name: str = "mul") -> tuple[Nest, dict[Storage, Array]]:
+    """Every pixel's channels times one factor for each."""
+    x, values = memory(data((PIXELS, n), dtype, n), dtype, "input" if in_place else "temp")
+    factor, factors = memory(data((n,), dtype, n + 1), dtype)
+    out = x if in_place else View.temporary(dtype, (PIXELS, n))
+    known = {x.storage: values, factor.storage: factors}
+    if not in_place:
+        known[out.storage] = np.empty((PIXELS, n), dtype.numpy)
+    value = Op(name, (Load(0, dtype), Load(1, dtype)), dtype)
+    operands = (Operand(x, (n, 1)), Operand(factor, (0, 1)), Operand(out, (n, 1)))
+    return Nest((PIXELS, n), operands, (Map(((2, value),)),), label=f"{n} of {dtype}"), known
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_every_length(isa: Isa, dtype: DType, in_place: bool) -> None:
+    lanes = isa.lanes(max(4 if dtype.is_float else 1, dtype.numpy.itemsize))
+    for n in lengths(lanes):
+        nest, known = scaled(n, dtype, in_place, "or" if dtype is DType.bool else "mul")
+        check(nest, known, isa, splits=(1, 3), tolerance=1e-2 if dtype is DType.bfloat16 else 0.0)
+
+
+@ISAS
+@pytest.mark.parametrize("fold", ["sum", "max"])
+@pytest.mark.parametrize("pixels", [40, 6])
+def test_folds_over_short_and_long_rows(isa: Isa, fold: Fold, pixels: int) -> None:
+    """Of channels over pixels, added to what is there."""
+    for n in lengths(isa.lanes(4)):
+        if n > 200:
+            continue
+        x, values = memory(data((8, pixels, n), F32, n), F32)
+        out, results = memory(data((8, n), F32, n + 1), F32, "input")
+        total = Op("add", (Result(0, F32), Load(1, F32)), F32)
+        operands = (Operand(x, (pixels * n, n, 1)), Operand(out, (n, 0, 1)))
+        stages = (Reduce(fold, Load(0, F32), F32), Final(((1, total),)))
+        nest = Nest((8, pixels, n), operands, stages, frozenset({1}), f"{n}")
+        want = results + (values.sum(1) if fold == "sum" else values.max(1))
+        harness.run(launches(nest, isa), isa, {x.storage: values, out.storage: results}, split=3)
+        np.testing.assert_allclose(results, want, rtol=1e-5, atol=1e-5, err_msg=nest.label)
+
+
+@ISAS
+def test_running_sums_in_place(isa: Isa) -> None:
+    for n in lengths(isa.lanes(4)):
+        if n > 200:
+            continue
+        x, values = memory(data((PIXELS, n), F32, n), F32, "input")
+        operands = (Operand(x, (n, 1)), Operand(x, (n, 1)))
+        nest = Nest((PIXELS, n), operands, (Scan("sum", Load(0, F32), 1, F32),), frozenset({0}), f"{n}")
+        check(nest, {x.storage: values}, isa, tolerance=1e-4)
+
+
+@ISAS
+def test_what_is_expensive_and_what_has_several_results(isa: Isa) -> None:
+    for n in lengths(isa.lanes(4)):
+        if n > 200:
+            continue
+        x, values = memory(data((PIXELS, n), F32, n), F32, "input")
+        other = View.temporary(F32, (PIXELS, n))
+        value: Expr = Op("tanh", (Op("exp", (Load(0, F32),), F32),), F32)
+        stores = ((2, Op("mul", (Load(0, F32), Load(0, F32)), F32)), (1, value))
+        operands = tuple(Operand(v, (n, 1)) for v in (x, x, other))
+        nest = Nest((PIXELS, n), operands, (Map(stores),), label=f"{n}")
+        known = {x.storage: values, other.storage: np.empty((PIXELS, n), np.float32)}
+        check(nest, known, isa, tolerance=1e-5)
+
+
+def kernels(isa: Isa, lengths: list[int], pixels: int = PIXELS) -> set[KernelSpec]:
+    found = set()
+    for n in lengths:
+        x, factor = View.temporary(F32, (pixels, n)), View.temporary(F32, (n,))
+        value = Op("mul", (Load(0, F32), Load(1, F32)), F32)
+        operands = (Operand(x, (n, 1)), Operand(factor, (0, 1)), Operand(x, (n, 1)))
+        found.add(launches(Nest((pixels, n), operands, (Map(((2, value),)),)), isa)[0].spec)
+    return found
+
+
+def test_lengths_share_kernels() -> None:
+    assert len(kernels(MASKED, [17, 24, 31, 32])) == 1
+    assert len(kernels(MASKED, [65, 80, 96])) == 1
+    assert len(kernels(MASKED, [144, 160, 192, 1008])) == 1
+    assert len(kernels(MASKED, list(range(16, 1100)))) == 11
+    assert len(kernels(MASKED, [8, 24, 100, 1000], pixels=3)) == 1, "not worth kernels of their own"
+
+
+def cover(n: Any, pixels: int = PIXELS) -> Cover:
+    x = View.temporary(F32, (pixels, 4096))
+    operands = (Operand(x, (4096, 1)), Operand(x, (4096, 1)))
+    return covered(Nest((pixels, n), operands, (Map(((1, Load(0, F32)),)),)), 1, 16, 1, MASKED)
+
+
+def test_what_is_known_of_the_end() -> None:
+    assert cover(8) == Cover(8, 1, True, 1, False, 0)
+    assert cover(12) == Cover(8, 2, True, 1, False, 0)
+    assert cover(40) == Cover(16, 3, True, 2, False, 0)
+    assert [cover(n).rest for n in (160, 168, 164, 163)] == [0, 8, 4, None]
+    assert not cover(40, pixels=3).together
+
+
+def test_a_length_that_varies_is_not_part_of_the_code() -> None:
+    span = Span(30)
+    with follow(span):
+        assert cover(span.growing(16, 1)).rest is None
+    assert span.calls == 30
