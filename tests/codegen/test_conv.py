@@ -217,6 +217,8 @@ THIN = [
     Case((1, 3, 4, 9000), 16, (3, 3), pads=(1, 1, 1, 1)),  # a line is more than a strip
     Case((1, 2, 19, 60), 33, (3, 2), strides=(1, 2), dilations=(2, 1), pads=(0, 1, 2, 0)),
     Case((1, 4, 45, 50), 20, (31, 31), pads=(3, 2, 0, 1)),  # a panel that is worked through in chunks
+    Case((1, 3, 6, 60), 24, (3, 3), pads=(4, 7, 4, 6)),  # windows that do not meet the image
+    Case((2, 1, 9, 65), 72, (3, 5), strides=(2, 3), dilations=(2, 1), pads=(2, 2, 2, 2)),
 ]
 NARROW = [
     Case((1, 64, 9, 10), 1, (3, 3), pads=(1, 1, 1, 1)),
@@ -263,6 +265,17 @@ def test_thin(isa: Isa, case: Case) -> None:
     """Few input channels: the input as a user has it (NCHW), and channels-last."""
     run_case(case, isa, planar=True, split=2, threads=8)
     run_case(case, isa, planar=False, split=1, threads=1)
+
+
+def test_planes_are_read_where_they_lie(isa: Isa) -> None:
+    shape = ConvShape.conv((1, 3, 64, 64), (32, 3, 3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+    packed = pack_weights(np.zeros((32, 3, 3, 3), np.float32), isa, shape)
+    out = View.temporary(DType.float32, (1, 32, 32, 32), (0, 2, 3, 1))
+    kernels = []
+    for order in ((0, 1, 2, 3), (0, 2, 3, 1)):
+        x = View.temporary(DType.float32, (1, 3, 64, 64), order)
+        kernels += [launch.spec.name for launch in conv(x, packed, out, shape, isa)]
+    assert kernels[0] == "conv planes 3x3 stride 2" and "planes" not in kernels[1]
 
 
 @pytest.mark.parametrize("case", NARROW, ids=names(NARROW))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.conv import planes
 from ranvier.codegen.llvm.conv.implicit import EvenRows, TableRows
 from ranvier.codegen.llvm.conv.lines import LineRows
 from ranvier.codegen.llvm.conv.narrow import NarrowRows, along_pixels
@@ -62,6 +63,9 @@ def gemm_conv(
     tile = half_tile(isa) if packed.kind == "halves" else tile_of(isa, packed.block)
     cut = panels_of(shape, packed.block, isa, sums_of(x.dtype).numpy.itemsize)
     require_channels_last(out, "the output")
+    numbering = numbering or Numbering.plain(shape.out)
+    if is_thin(shape) and shuffle is None and planes.suits(x, shape, cut, isa):
+        return [planes.planes_conv(x, packed, out, shape, isa, epilogue, cut, threads, numbering)]
     if is_thin(shape):
         by_lines = shape.dilations[2] == 1 and shape.out[2] >= tile.rows
         tile = replace(tile, rows=tile.strided_rows) if by_lines else tile
@@ -74,7 +78,6 @@ def gemm_conv(
             rows = _even(x, shape, cut, tile, item, threads)
         else:
             rows = _table(x, shape, cut, tile, item, threads)
-    numbering = numbering or Numbering.plain(shape.out)
     return [gemm_launch(x, packed, out, shape, isa, epilogue, cut, tile, rows, numbering, shuffle)]
 
 
