@@ -18,12 +18,16 @@ import numpy as np
 
 from bench_conv import BF16, F32, LAYERS, Layer, ours
 from ranvier.codegen.llvm.isa import Isa, chosen
-from ranvier.providers.cpu.narrow.rates import depthwise_pace, product_pace
+from ranvier.providers.cpu.narrow.rates import depthwise_pace, window_pace
 
 SMALL = (
-    Layer("1x1 8-16", 64, 8, 16),
-    Layer("1x1 16-8", 64, 16, 8),
+    *(Layer(f"1x1 {a}-{b}", 64, a, b) for a, b in ((8, 8), (8, 16), (8, 24), (8, 32), (16, 8), (24, 8), (32, 16))),
+    *(Layer(f"1x1 {a}-{b}", 17, a, b) for a, b in ((16, 40), (16, 88), (32, 104), (32, 200), (40, 16), (200, 32))),
+    *(Layer(f"dw 3x3 {c}", 48, c, c, 3, 1, c) for c in (8, 16, 24, 32, 48)),
+    *(Layer(f"dw 5x5 {c}", 17, c, c, 5, 1, c) for c in (24, 40, 88, 200)),
     Layer("3x3 8-8", 64, 8, 8, 3),
+    Layer("3x3 16-16", 64, 16, 16, 3),
+    Layer("3x3 16-32 s2", 64, 16, 32, 3, 2),
     Layer("3x3 32-3", 128, 32, 3, 3),
     Layer("3x3 64 in 8 groups", 32, 64, 64, 3, 1, 8),
     Layer("1x1 480-120 of a point", 1, 480, 120),
@@ -43,11 +47,11 @@ def least(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, f
 
 def predicted(layer: Layer, isa: Isa) -> float:
     if layer.group == layer.cin:
-        wide, narrow = depthwise_pace()
+        wide, narrow = depthwise_pace(BF16, layer.cout)
     else:
         plain = layer.kernel == 3 and layer.stride == layer.group == 1 and min(layer.cin, layer.cout) >= 16
-        depth = layer.cin // layer.group * layer.kernel**2
-        wide, narrow = product_pace(isa, BF16, depth, transformed=plain)
+        sizes = layer.kernel**2, layer.cin // layer.group, layer.cout // layer.group
+        wide, narrow = window_pace(isa, BF16, *sizes, transformed=plain)
     return narrow / wide
 
 

@@ -15,11 +15,16 @@ _PRODUCTS = {
     DType.bfloat16: (("amx-bf16", 5.0), ("avx512bf16", 1.6), ("bf16", 1.6)),
     DType.float16: (("amx-fp16", 5.0), ("fullfp16", 1.7)),
 }
-# Rounding and storing a sum of 16-bit products takes as long as so many of them.
+# Rounding and storing a sum of 16-bit products takes as long as so many of them, …
 _FINISHING = {DType.bfloat16: 32.0, DType.float16: 8.0}
+_COPYING = 18.0  # … for every line of a pixel that is no whole one, and is copied before, as long as so many more …
+_STARTING = 5.0  # … and of float32 products all of that as long as so many of those
 _TRANSFORMED = 2.2  # how many times as fast float32 products are where Winograd's algorithm saves multiplications
-# One channel at a time, in float32 and in 16 bits: alone in its cache bfloat16 is a fifth slower, in models it is not.
+# One channel at a time, in float32 and in 16 bits: alone in its cache bfloat16 is a fifth slower, in models it is not,
+# where there are whole lines of channels; others take so many times as long.
 _DEPTHWISE = {DType.bfloat16: (0.45, 0.45), DType.float16: (0.45, 0.9)}
+_LEFT_OVER = 1.5
+_LINE = 32  # 16-bit numbers of a line
 _NEAR, _FAR = 45e9, 20e9  # bytes a second of one core, of tensors that fit into its cache and of others
 CACHE = 1 << 20
 LAUNCH = 1e-6  # seconds of a kernel that does nothing
@@ -28,14 +33,34 @@ LAUNCH = 1e-6  # seconds of a kernel that does nothing
 Pace = tuple[float, float]
 
 
-def product_pace(isa: Isa, narrow: DType, depth: float, *, transformed: bool = False) -> Pace:
-    """Of sums of ``depth`` products; ``transformed``: Winograd's algorithm saves multiplications in float32."""
-    times = next((times for name, times in _PRODUCTS[narrow] if isa.has(name)), 1.0)
-    return _TRANSFORMED if transformed else 1.0, times / (1.0 + _FINISHING[narrow] / depth)
+def product_pace(isa: Isa, narrow: DType, depth: float) -> Pace:
+    """Of sums of ``depth`` products."""
+    return 1.0, _times(isa, narrow) / (1.0 + _FINISHING[narrow] / depth)
 
 
-def depthwise_pace(narrow: DType) -> Pace:
-    return _DEPTHWISE[narrow]
+def window_pace(isa: Isa, narrow: DType, taps: int, channels: int, width: int, *, transformed: bool = False) -> Pace:
+    """Of windows of so many pixels and channels, for ``width`` others; ``transformed``: Winograd's algorithm saves
+    multiplications in float32."""
+    depth = taps * channels
+    wide, fast = product_pace(isa, narrow, depth)
+    if narrow is DType.bfloat16:
+        lines = -(-channels // _LINE) if channels % _LINE else 0
+        lanes = -(-width // isa.lanes(4)) * isa.lanes(4)
+        wide = width / lanes / (1.0 + _STARTING / depth)
+        fast = wide * _times(isa, narrow) / (1.0 + (_FINISHING[narrow] + _COPYING * lines) / depth)
+    return _TRANSFORMED if transformed else wide, fast
+
+
+def _times(isa: Isa, narrow: DType) -> float:
+    return next((times for name, times in _PRODUCTS[narrow] if isa.has(name)), 1.0)
+
+
+def depthwise_pace(narrow: DType, channels: int) -> Pace:
+    wide, fast = _DEPTHWISE[narrow]
+    if narrow is DType.bfloat16:
+        rest = channels % _LINE
+        fast *= channels / (channels - rest + _LEFT_OVER * rest)
+    return wide, fast
 
 
 def multiplying(flops: float, isa: Isa) -> float:

@@ -18,7 +18,7 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.narrow.rates import Pace, depthwise_pace, product_pace
+from ranvier.providers.cpu.narrow.rates import Pace, depthwise_pace, window_pace
 from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
@@ -108,11 +108,11 @@ def _convolved(
 
     def pace(target: Target) -> Pace:
         if shape.is_depthwise:
-            return depthwise_pace(target.narrow or BF16)
+            return depthwise_pace(target.narrow or BF16, shape.cout)
         plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
         transformed = plain and target.winograd and not transposed and min(shape.cin, shape.cout) >= 16
-        depth = max(1, shape.cin // shape.group * shape.taps)
-        return product_pace(target.isa, target.narrow or BF16, depth, transformed=transformed)
+        sizes = max(1, shape.taps), max(1, shape.depth), max(1, shape.width)
+        return window_pace(target.isa, target.narrow or BF16, *sizes, transformed=transformed)
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, weights = views
