@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm import compiler
+from ranvier.codegen.llvm.isa import Isa, named, with_extensions
 from ranvier.codegen.llvm.lane_axis import Cover, covered
+from ranvier.codegen.llvm.library import source
 from ranvier.codegen.llvm.nests import launches
 from ranvier.codegen.loops.fold import Fold
 from ranvier.codegen.loops.ir import Expr, Final, Load, Map, Nest, Op, Operand, Reduce, Result, Scan
@@ -77,19 +79,22 @@ def test_every_length(isa: Isa, dtype: DType, in_place: bool) -> None:
 @ISAS
 @pytest.mark.parametrize("fold", ["sum", "max"])
 @pytest.mark.parametrize("pixels", [40, 6])
-def test_folds_over_short_and_long_rows(isa: Isa, fold: Fold, pixels: int) -> None:
-    """Of channels over pixels, added to what is there."""
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_folds_over_short_and_long_rows(isa: Isa, fold: Fold, pixels: int, in_place: bool) -> None:
+    """Of channels over pixels, added to numbers that may stand where the results go."""
     for n in lengths(isa.lanes(4)):
         if n > 200:
             continue
         x, values = memory(data((8, pixels, n), F32, n), F32)
-        out, results = memory(data((8, n), F32, n + 1), F32, "input")
+        start, starts = memory(data((8, n), F32, n + 1), F32, "input")
+        out, results = (start, starts) if in_place else memory(np.empty((8, n), np.float32), F32)
         total = Op("add", (Result(0, F32), Load(1, F32)), F32)
-        operands = (Operand(x, (pixels * n, n, 1)), Operand(out, (n, 0, 1)))
-        stages = (Reduce(fold, Load(0, F32), F32), Final(((1, total),)))
+        operands = (Operand(x, (pixels * n, n, 1)), Operand(start, (n, 0, 1)), Operand(out, (n, 0, 1)))
+        stages = (Reduce(fold, Load(0, F32), F32), Final(((2, total),)))
         nest = Nest((8, pixels, n), operands, stages, frozenset({1}), f"{n}")
-        want = results + (values.sum(1) if fold == "sum" else values.max(1))
-        harness.run(launches(nest, isa), isa, {x.storage: values, out.storage: results}, split=3)
+        want = starts + (values.sum(1) if fold == "sum" else values.max(1))
+        known = {x.storage: values, start.storage: starts, out.storage: results}
+        harness.run(launches(nest, isa), isa, known, split=3)
         np.testing.assert_allclose(results, want, rtol=1e-5, atol=1e-5, err_msg=nest.label)
 
 
@@ -144,9 +149,9 @@ def cover(n: Any, pixels: int = PIXELS) -> Cover:
 
 
 def test_what_is_known_of_the_end() -> None:
-    assert cover(8) == Cover(8, 1, True, 1, False, 0)
-    assert cover(12) == Cover(8, 2, True, 1, False, 0)
-    assert cover(40) == Cover(16, 3, True, 2, False, 0)
+    assert cover(8) == Cover(8, 1, True, 1, False, False, 0)
+    assert cover(12) == Cover(8, 2, True, 1, False, False, 0)
+    assert cover(40) == Cover(16, 3, True, 2, False, False, 0)
     assert [cover(n).rest for n in (160, 168, 164, 163)] == [0, 8, 4, None]
     assert not cover(40, pixels=3).together
 
@@ -156,3 +161,20 @@ def test_a_length_that_varies_is_not_part_of_the_code() -> None:
     with follow(span):
         assert cover(span.growing(16, 1)).rest is None
     assert span.calls == 30
+
+
+def assembly(n: int, dtype: DType, isa: Isa) -> str:
+    nest, _ = scaled(n, F32, in_place=True)
+    stored = View.temporary(dtype, (PIXELS, n))
+    nest = replace(nest, operands=(*nest.operands[:2], Operand(stored, (n, 1))))
+    return compiler.assembly(source(launches(nest, isa)[0].spec, isa), isa)
+
+
+def test_avx512_has_masks_only_where_there_is_no_other_way() -> None:
+    isa = with_extensions(named("avx512", "x86_64"), frozenset({"avx512bf16"}))
+    for n in (8, 12, 16, 30, 40, 88, 100, 128, 160, 200, 164):
+        assert "{%k" not in assembly(n, F32, isa), n
+    assert "{%k" in assembly(163, F32, isa)
+    for n in (4, 8, 12, 40, 200):
+        text = assembly(n, DType.bfloat16, isa)
+        assert "vcvtneps2bf16" in text and "vpmovdw" not in text, n

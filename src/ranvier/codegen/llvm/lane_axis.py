@@ -4,7 +4,8 @@ Where the lanes lie along a short outer axis that is walked many times, as chann
 and what is done about its end would take longer than the work. There all its vectors are written out, and the last one
 ends where the axis ends: it may compute a few points a second time, from what was read before anything was written, so
 there is no remainder at all. Longer axes that are walked often have a remainder that is known: none, or a part of a
-vector that needs no mask.
+vector that needs no mask. Sums over long rows go by groups of vectors of which the last ends where the axis ends: one
+vector alone would take as long as a group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.fold import expressions, is_arg
-from ranvier.codegen.loops.ir import Expr, Index, Load, Nest, Op, Reduce, Scan, Stage
+from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Nest, Op, Reduce, Scan, Stage
 from ranvier.codegen.loops.normalize import leaves, roots
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -26,7 +27,7 @@ _CHEAP = 4  # instructions up to which many copies of them are no burden to the 
 _OFTEN = 32  # walks along the lane axis from which on its length is worth a kernel
 _SHORT = 64  # vectors along it up to which its end is worth one
 _COUNTS = (1, 2, 3, 4, 6, 8)  # of vectors written out; few, so that lengths share kernels
-_LONG = 16  # points of a row from which on sums wait for each other, and vectors too many cost nothing
+_LONG = 16  # points of a row from which on sums wait for each other, so that vectors too many cost nothing
 _FOLDED = (4, 8)  # of vectors written out there
 
 
@@ -38,12 +39,13 @@ class Cover:
     unroll: int  # vectors worked on together where the lane axis is an outer one
     together: bool  # … and those are all there are, the last one at the axis' end
     fixed: int  # of these, the first ones, which lie at the same place for every length
+    shifted: bool  # … or else the last group of them ends there
     single: bool  # whole vectors may be left behind groups of them
     rest: int | None  # points left behind whole vectors; None for any number of them
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.lanes, self.unroll, self.together, self.fixed, self.single, self.rest)
+        return (self.lanes, self.unroll, self.together, self.fixed, self.shifted, self.single, self.rest)
 
 
 def covered(nest: Nest, lane: int, lanes: int, instructions: float, isa: Isa) -> Cover:
@@ -54,24 +56,38 @@ def covered(nest: Nest, lane: int, lanes: int, instructions: float, isa: Isa) ->
     folds = lane not in nest.row and any(isinstance(s, Reduce) for s in nest.stages)
     if folds and cheap:
         unroll = 8 if isa.registers >= 32 else 4  # which hides the latency of sums
-    plain = Cover(lanes, unroll, False, 0, not isa.masks and lanes > 1, None)
+    plain = Cover(lanes, unroll, False, 0, False, not isa.masks and lanes > 1, None)
+    if lane in nest.row or _scattered(nest, lane):
+        return plain
+    long = folds and cheap and math.prod(nest.extents[a] for a in nest.row) >= _LONG
+    if long and n >= lanes * unroll and _apart(nest):
+        if isa.abreast > 1 and not varies(n):  # sums of short vectors wait less: as few of them as possible
+            unroll = min(unroll, 6, key=lambda u: -(-n // (lanes * u)) * u)
+        return Cover(lanes, unroll, False, 0, True, False, 0)
     # a length that varies from call to call is nothing that code should depend on
-    if lane in nest.row or varies(n) or n < 2 or math.prod(nest.extents) < _OFTEN * n or _scattered(nest, lane):
+    if varies(n) or n < 2 or math.prod(nest.extents) < _OFTEN * n:
         return plain
     fitting = min(lanes, 1 << (int(n).bit_length() - 1))
     most = (unroll if folds else _COUNTS[-1]) if cheap else unroll + 1
-    long = folds and cheap and math.prod(nest.extents[a] for a in nest.row) >= _LONG
     fewer = 1
     for count in _FOLDED if long else _COUNTS:
         if n <= count * fitting and count <= most:
-            return Cover(fitting, count, True, fewer, False, 0)
+            return Cover(fitting, count, True, fewer, False, False, 0)
         fewer = count
     rest = n % lanes
     parts = rest in (lanes // 2, lanes // 4) and rest > 1
     # without masks whole vectors have nothing to do with the end, and a few points are soon done one by one
     if n > _SHORT * lanes or not (isa.masks or parts):
         return plain
-    return Cover(lanes, unroll, False, 0, True, rest if parts or rest == 0 else None)
+    return Cover(lanes, unroll, False, 0, False, True, rest if parts or rest == 0 else None)
+
+
+def _apart(nest: Nest) -> bool:
+    """Whether points may be computed a second time, after their results were written."""
+    results = {nest.operands[k].view.storage for k in nest.written()}
+    read = {nest.operands[leaf.operand].view.storage for leaf in leaves(roots(nest)) if isinstance(leaf, Load)}
+    # what folds give never takes the memory of an operand that is not its own
+    return results.isdisjoint(read) and all(isinstance(s, Reduce | Final) for s in nest.stages)
 
 
 def _scattered(nest: Nest, lane: int) -> bool:

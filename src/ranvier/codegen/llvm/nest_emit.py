@@ -102,8 +102,9 @@ class _NestEmitter(Access):
         for group in [unroll, 1] if unroll > 1 and cover.single else [unroll]:
             step = lanes * group
             upto = f.add(at, f.and_(f.sub(stop, at), -step))
-            with f.loop(at, upto, step) as i, self.scalars.scope():
-                body(point, [self.block(f.add(i, u * lanes), lanes, None, u) for u in range(group)])
+            with f.loop(at, stop if cover.shifted else upto, step) as i, self.scalars.scope():
+                first = f.min_(i, f.sub(stop, step)) if cover.shifted else i
+                body(point, [self.block(f.add(first, u * lanes), lanes, None, u) for u in range(group)])
             at = upto
         if cover.rest == 0:
             return
