@@ -22,6 +22,14 @@ NAMES = [f"{path_name(isa)} {'bytes' if bytes_ else 'words'}" for isa, bytes_ in
 HERE = PATHS[0]
 
 
+def launched(isa: Isa, x: Array, zero: Array, packed: Any, out: Array, shape: ConvShape, split: int = 1) -> None:
+    views = [view_of(x), view_of(zero), view_of(out, "output")]
+    launches = integer_depthwise(views[0], views[1], packed, views[2], shape, isa)
+    if isa is BYTES:
+        isa, launches = HERE, launches_here(launches)
+    Runner(launches, isa, dict(zip([v.storage for v in views], (x, zero, out))), split=split)()
+
+
 def check(
     isa: Isa,
     x: Array,
@@ -39,13 +47,7 @@ def check(
     shape = ConvShape.conv(x.shape, w.shape, strides=strides, pads=pads, group=w.shape[0])
     out = last(np.full((shape.n, shape.cout, *shape.out[1:]), -7, np.int32))
     packed = packed or pack_depthwise(w, w_zero, isa, shape)
-    views = [view_of(x), view_of(point), view_of(out, "output")]
-    launches = integer_depthwise(views[0], views[1], packed, views[2], shape, isa)
-    if isa is BYTES:
-        launches = launches_here(launches)
-    Runner(
-        launches, HERE if isa is BYTES else isa, dict(zip([v.storage for v in views], (x, point, out))), split=split
-    )()
+    launched(isa, x, point, packed, out, shape, split)
     centred = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
     np.testing.assert_array_equal(out, convolved(x, zero, centred, shape, pads[2:]), f"{shape}")
     return packed
@@ -68,3 +70,45 @@ def test_heights(isa: Isa, bytes_: bool, left: type, kernel: tuple[int, int]) ->
             x = last(codes(left, 1, channels, height, width))
             sides = (above, 1, below, kernel[1] // 2)
             packed = check(isa, x, next(zeros), w, w_zero, packed, strides=(down, 1), pads=sides, split=2)
+
+
+@pytest.mark.parametrize(("isa", "bytes_"), WAYS, ids=NAMES)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+def test_lines_and_blocks(isa: Isa, bytes_: bool, left: type) -> None:
+    """Lines that share rows, an odd number of them too, in several blocks, of two images, by any cut of the tiles."""
+    for channels, size, kernel, strides, pads, split in (
+        (70, (7, 61), (3, 3), (1, 1), (1, 1, 1, 1), 5),
+        (300, (5, 11), (3, 3), (1, 2), (1, 0, 1, 2), 3),
+        (33, (11, 30), (5, 5), (1, 1), (2, 2, 2, 2), 4),
+        (48, (9, 27), (5, 5), (2, 2), (2, 2, 2, 2), 1),
+        (16, (6, 3), (5, 5), (2, 1), (2, 2, 2, 2), 2),
+        (20, (5, 2), (2, 3), (1, 1), (0, 1, 1, 1), 1),
+        (16, (3, 4), (3, 3), (5, 2), (4, 4, 4, 4), 1),  # some windows meet no row
+    ):
+        x, w = last(codes(left, 2, channels, *size)), codes(np.uint8, channels, 1, *kernel)
+        w_zero = np.full(channels, 128, np.uint8) if bytes_ else codes(np.uint8, channels)
+        check(isa, x, int(codes(left, 1)[0]), w, w_zero, strides=strides, pads=pads, split=split)
+
+
+@pytest.mark.parametrize(("isa", "bytes_"), WAYS, ids=NAMES)
+@pytest.mark.parametrize("size", [(0, 4), (4, 0), (0, 0)], ids=str)
+def test_nothing_but_padding(isa: Isa, bytes_: bool, size: tuple[int, int]) -> None:
+    """An image without pixels: all that windows meet is the zero point."""
+    x, w = np.zeros((1, 16, *size), np.uint8), codes(np.uint8, 16, 1, 3, 3)
+    w_zero = np.full(16, 128 if bytes_ else 7, np.uint8)
+    check(isa, last(x), 99, w, w_zero, pads=(2, 2, 2, 2))
+
+
+@pytest.mark.parametrize(("isa", "bytes_"), WAYS, ids=NAMES)
+def test_volumes(isa: Isa, bytes_: bool) -> None:
+    """Windows of one slice of a volume: as many images, one behind the other, and one before them of zero points."""
+    x, w, zero = codes(np.uint8, 1, 24, 3, 5, 6), codes(np.uint8, 24, 1, 1, 3, 3), codes(np.uint8, 1)
+    w_zero = np.full(24, 128, np.uint8) if bytes_ else codes(np.uint8, 24)
+    shape = ConvShape.conv(x.shape, w.shape, pads=(1, 1, 1, 0, 1, 1), group=24)
+    x = np.ascontiguousarray(x.transpose(0, 2, 3, 4, 1)).transpose(0, 4, 1, 2, 3)
+    out = np.full((1, 4, 5, 6, 24), -7, np.int32).transpose(0, 4, 1, 2, 3)
+    launched(isa, x, zero, pack_depthwise(w, w_zero, isa, shape), out, shape)
+    slices = np.concatenate([np.full((1, 24, 5, 6), zero[0], np.uint8), x[0].transpose(1, 0, 2, 3)])
+    centred = w[:, :, 0].astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
+    flat = ConvShape.conv(slices.shape, centred.shape, pads=(1, 1, 1, 1), group=24)
+    np.testing.assert_array_equal(out[0].transpose(1, 0, 2, 3), convolved(slices, int(zero[0]), centred, flat, (1, 1)))

@@ -1,18 +1,21 @@
 """Depthwise convolutions of 8-bit codes: a vector of channels at a time, int32 sums.
 
-Filters are stored less their zero points. Where that leaves 8 bits, and the processor multiplies four bytes of a lane
-at once, codes of up to four rows of a window are brought together, channel by channel, by one permutation, or for four
-vectors at once by eight that interleave: a column of a window is then one instruction instead of four. Elsewhere
-filters are one 16-bit number per 32-bit lane, so that a widened code times a filter is one instruction. Where a window
-leaves the image the zero point of ``x`` is multiplied instead: sums are those of all taps everywhere, and what the zero
-point adds is the same for all pixels of a channel. Of images with fewer rows than a window no more rows than there are
-are multiplied: what the zero point adds for the others is known from sums of the filters' rows, where sums begin.
+Where filters are bytes and the processor multiplies four bytes of a lane at once, codes of up to four rows are brought
+together, channel by channel, by one permutation, or for four vectors at once by eight that interleave: a column of a
+window is then one instruction instead of four. Where it is one permutation, several lines of output are made of the
+same rows, each with filters that begin with another row. Elsewhere filters are one 16-bit number per 32-bit lane, so
+that a widened code times a filter is one instruction.
+
+Where a window leaves the image the zero point of ``x`` is multiplied instead: sums are those of all taps everywhere,
+and what the zero point adds is the same for all pixels of a channel. Mostly that is done for columns only, above all
+where lines share rows, and where images have fewer rows than windows. Rows are such that exist, then, as many as there
+are: at the upper and lower borders filters are moved against them, and what the zero point adds for rows of filters
+that meet none is known from sums of those, where sums begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -20,77 +23,37 @@ from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import grain
+from ranvier.codegen.llvm.integer.depthwise_filters import (
+    CHANNELS,
+    ROWS,
+    in_bytes,
+    is_unrolled,
+    pack_depthwise,
+    permutes,
+    room_of,
+)
 from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, dot_of, multiply_add, multiply_words
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import Storage, View, aligned_empty
+from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-Array = np.ndarray[Any, Any]
+__all__ = ["integer_depthwise", "pack_depthwise"]
+
 _X, _W, _OUT, _ZERO, _FINISH = range(5)
 _NAMES = (
-    *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "channels", "room"),
-    *("kd", "kh", "kw", "sd", "sh", "sw", "dd", "dh", "dw", "pd", "ph", "pw", "block", "first", "last"),
+    *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "channels", "room", "kd", "kh", "kw", "sd", "sh"),
+    *("sw", "dd", "dh", "dw", "pd", "ph", "pw", "blocks", "block", "groups", "first", "last"),
 )
-_UNROLLED = 25  # taps of a kernel at most for which code is unrolled; of more than 9 some filters are read again
 _TOGETHER = 4  # pixels that share a load of the filter
-_ROWS = 4  # of a window that are multiplied at once, as bytes
-_CHANNELS = 16  # whose bytes are brought together at a time
+_LINES = 3  # of output at most that share their rows
+_BESIDE = 3  # registers for what is neither a sum nor a filter
 _SUMS_BYTES = 16 << 10
+_SHARED_BYTES = 24 << 10  # of sums where lines share their rows: fewer turns, as there is more to set up for each
 _GOPS = 40.0
 _PERMUTED = "llvm.x86.avx512.permvar.qi.512"  # by an order that is read, or the compiler would take it apart
-
-
-def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage:
-    """Filters [channels, 1, *kernel] less their zero points: words, as [tap][channel] of 32-bit lanes, or bytes.
-
-    Bytes stand as [first row][column][channel][row]: any four rows that follow each other, with zeros behind the last.
-    Of windows that code is unrolled for sums of the rows before each one follow, channel by channel, and behind bytes
-    the order that brings rows together. None of it depends on the size of images.
-    """
-    lanes, room = isa.lanes(4), _room(isa, shape)
-    centred = w.astype(np.int32).reshape(shape.cout, shape.taps) - zero.astype(np.int32).reshape(-1, 1)
-    words = np.zeros((shape.taps, room), np.int32)
-    words[:, : shape.cout] = centred.T
-    if _structure(shape) is None:
-        return _stored([words & 0xFFFF])
-    _, height, width = shape.kernel
-    rows = words.reshape(height, width, room)
-    before = np.zeros((height + 1, room), np.int32)
-    np.cumsum(rows.sum(axis=1), axis=0, out=before[1:])
-    if not _fits_bytes(centred, isa, shape):
-        return _stored([words & 0xFFFF, before])
-    taps = np.zeros((height + _ROWS - 1, width, room), np.int8)
-    taps[:height] = rows
-    fours = np.stack([taps[k : k + height] for k in range(_ROWS)], axis=-1)
-    order = np.zeros((1, room), np.int32)
-    order.view(np.int8)[0, : _ROWS * lanes] = np.arange(_ROWS * lanes).reshape(_ROWS, lanes).T.reshape(-1)
-    return _stored([fours.reshape(shape.taps, -1).view(np.int32), before, order], np.int8)
-
-
-def _stored(parts: list[Array], filters: type = np.int32) -> Storage:
-    """Lines of 32-bit lanes; the type of the whole says what filters are."""
-    packed = aligned_empty((sum(map(len, parts)), parts[0].shape[1]), np.dtype(np.int32))
-    np.concatenate(parts, out=packed)
-    return Storage.constant(packed.view(filters))
-
-
-def _fits_bytes(centred: Array, isa: Isa, shape: ConvShape) -> bool:
-    """Whether filters are bytes, of windows that code is unrolled for, and there is a whole vector of channels."""
-    permutes = isa.vector_bytes == 64 and isa.has("avx512vnni") and isa.has("avx512vbmi")
-    if not permutes and dot_of(isa) is not SIGNED:
-        return False
-    if _structure(shape) is None or shape.cout < _CHANNELS or shape.kernel[1] < 2:
-        return False
-    return bool(centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127)
-
-
-def _room(isa: Isa, shape: ConvShape) -> int:
-    """Channels that filters and sums have room for."""
-    lanes = max(isa.lanes(4), _CHANNELS) if dot_of(isa) is SIGNED else isa.lanes(4)
-    return -(-shape.cout // lanes) * lanes
 
 
 def integer_depthwise(
@@ -107,19 +70,26 @@ def integer_depthwise(
     """``out = epilogue(sums)`` of codes as they are times centred filters; layouts as for ``integer_conv``."""
     if shape.is_empty:
         return []
-    room = _room(isa, shape)
+    room, coded = room_of(isa, shape), in_bytes(filters)
+    windows = _windows(shape, isa, coded, x.dtype)
+    lines = windows.lines if windows is not None else 1
     place, target = Pixels.of(x), Pixels.of(out)
     width, kernel, step = shape.out[2], shape.kernel[2], shape.strides[2]
     # output columns whose windows lie wholly inside the image along the width
     first = min(width, -(-shape.begin[2] // step))
     reach = shape.size[2] + shape.begin[2] - (kernel - 1) * shape.dilations[2] - 1
     last = max(first, min(width, reach // step + 1 if reach >= 0 else 0))
-    runs = min(-(-width // _TOGETHER), max(2, _SUMS_BYTES // (4 * room * _TOGETHER)))
-    block = runs * _TOGETHER
+    size = shape.size
+    if size[1] == 0:  # no row exists: then no column does
+        size, last = (size[0], 0, 0), first
+    runs = -(-width // _TOGETHER)
+    most_runs = max(2, (_SHARED_BYTES if lines > 1 else _SUMS_BYTES) // (4 * room * _TOGETHER * lines))
+    block = -(-runs // -(-runs // most_runs)) * _TOGETHER  # all about as wide
+    blocks, groups = -(-width // block), -(-shape.out[1] // lines)
     numbers = {
         **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
         "yn": target.n * out.dtype.numpy.itemsize,
-        **dict(zip(("d", "h", "w"), shape.size)),
+        **dict(zip(("d", "h", "w"), size)),
         **dict(zip(("od", "oh", "ow"), shape.out)),
         "channels": shape.cout,
         "room": room,
@@ -127,25 +97,25 @@ def integer_depthwise(
         **dict(zip(("sd", "sh", "sw"), shape.strides)),
         **dict(zip(("dd", "dh", "dw"), shape.dilations)),
         **dict(zip(("pd", "ph", "pw"), shape.begin)),
+        "blocks": blocks,
         "block": block,
+        "groups": groups,
         "first": first,
         "last": last,
     }
-    assert filters.array is not None
-    in_bytes = filters.array.dtype == np.int8
     # of codes as they are and filters less their zero points
     most = np.full(shape.cout, shape.taps * 255 * 255) if dot_of(isa) is SIGNED else None
     done = finish_of(epilogue, out, most, shortens=most is not None)
-    tiles = shape.n * shape.out[0] * shape.out[1]
+    tiles = shape.n * shape.out[0] * groups * blocks
     return [
         Launch(
-            _spec(x.dtype, _structure(shape), in_bytes),
+            _spec(x.dtype, windows, coded),
             (At.of(x), At(filters), At.of(out), At.of(zero), Code(done.spec), *done.buffers),
             (*in_order(_NAMES, numbers), *done.dims),
             tiles=tiles,
             writes=(out.storage,),
             grain=grain(tiles, shape.flops / _GOPS / 1e3, threads),
-            scratch=block * room * 4 + room,
+            scratch=lines * block * room * 4 + room,
             flops=shape.flops,
             traffic=float(x.nbytes + out.nbytes),
             label="integer depthwise",
@@ -154,46 +124,75 @@ def integer_depthwise(
 
 
 @dataclass(frozen=True)
-class Structure:
+class _Windows:
     """Of windows that code is unrolled for."""
 
-    height: int  # rows of a window that are multiplied
+    rows: int  # of the image that are multiplied
     width: int
     stride: int  # along the width
-    low: bool  # windows have more rows than images
+    lines: int  # of output that are made of them
+    moves: bool  # filters are moved against rows of the image; else rows that do not exist are zero points
 
 
-def _structure(shape: ConvShape) -> Structure | None:
-    if shape.kernel[0] > 1 or shape.taps > _UNROLLED or shape.dilations[1:] != (1, 1) or shape.strides[2] > 2:
+def _windows(shape: ConvShape, isa: Isa, coded: bool, dtype: DType) -> _Windows | None:
+    if not is_unrolled(shape):
         return None
-    _, height, width = shape.kernel
-    return Structure(min(height, shape.size[1]), width, shape.strides[2], shape.size[1] < height)
+    shares = coded and permutes(isa)
+    lines = _lines(shape, isa.registers) if shares else 1
+    # sums that begin with zero cost less than others; those of codes that are turned begin with something anyway
+    begins = coded and dot_of(isa).turns(dtype)
+    moves = bool(shares or begins or shape.size[1] < shape.kernel[1])
+    return _Windows(_rows(shape, lines), shape.kernel[2], shape.strides[2], lines, moves)
 
 
-def _spec(dtype: DType, structure: Structure | None, in_bytes: bool) -> KernelSpec:
+def _rows(shape: ConvShape, lines: int) -> int:
+    """Rows of the image that windows of so many lines reach."""
+    return max(1, int(min(shape.size[1], shape.kernel[1] + (lines - 1) * shape.strides[1])))
+
+
+def _lines(shape: ConvShape, registers: int) -> int:
+    """How many lines of output share their rows: as many as take the fewest instructions for all."""
+    width, columns = shape.kernel[2], (_TOGETHER - 1) * shape.strides[2] + shape.kernel[2]
+
+    def instructions(lines: int) -> int:
+        rows = _rows(shape, lines)
+        # one for each row of a column that is brought together, one for each tap; filters beyond what registers hold
+        # are read again for every pixel, two at a time
+        fours = -(-rows // ROWS)
+        held = lines * (_TOGETHER + fours * width + 1) + _BESIDE
+        again = max(0, held - registers) * _TOGETHER // 2
+        return -(-shape.out[1] // lines) * (columns * rows + lines * _TOGETHER * fours * width + again)
+
+    return min(range(1, int(min(_LINES, shape.out[1])) + 1), key=instructions)
+
+
+def _spec(dtype: DType, windows: _Windows | None, coded: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype, structure, in_bytes).emit()
+        _Kernel(Frame(module, symbol, isa, _NAMES, _FINISH), dtype, windows, coded).emit()
 
     size = "any"
-    if structure is not None:
-        size = f"{structure.height}x{structure.width} stride {structure.stride}{' low' * structure.low}"
-    key = ("integer depthwise", dtype.name, repr(structure), in_bytes)
-    return KernelSpec(f"integer depthwise {dtype.name} {size}{' bytes' * in_bytes}", key, emit)
+    if windows is not None:
+        size = f"{windows.rows}x{windows.width} stride {windows.stride}{' moves' * windows.moves}"
+        size += f" lines {windows.lines}" if windows.lines > 1 else ""
+    key = ("integer depthwise", dtype.name, repr(windows), coded)
+    return KernelSpec(f"integer depthwise {dtype.name} {size}{' bytes' * coded}", key, emit)
 
 
 class _Kernel:
-    """A tile is a row of output pixels."""
+    """A tile is a part of a line of output, or of several."""
 
-    def __init__(self, frame: Frame, dtype: DType, structure: Structure | None, in_bytes: bool) -> None:
-        self.structure, self.in_bytes = structure, in_bytes
+    def __init__(self, frame: Frame, dtype: DType, windows: _Windows | None, coded: bool) -> None:
+        self.windows, self.in_bytes = windows, coded
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
         self.signed, self.turns = dtype is DType.int8, dot_of(self.isa).turns(dtype)
-        self.lanes = max(self.isa.lanes(4), _CHANNELS) if in_bytes else self.isa.lanes(4)  # channels at a time
+        self.lanes = max(self.isa.lanes(4), CHANNELS) if coded else self.isa.lanes(4)  # channels at a time
+        self.lines = windows.lines if windows is not None else 1
         self.filters = frame.buf(_W)
         self.code = self.f.load("i8", frame.buf(_ZERO))
         self.zero = self.widened(self.code)
-        # a pixel of zero points, for rows above and below the image
-        self.nothing = self.f.gep(self.f.args["scratch"], self.at["block"] * self.at["room"], "i32")
+        self.line_bytes = self.at["block"] * self.at["room"] * 4  # of sums
+        # a pixel of zero points, for columns beside the image
+        self.nothing = self.f.gep(self.f.args["scratch"], self.line_bytes * self.lines)
 
     def widened(self, codes: Val) -> Val:
         return self.f.cast(codes, "i32", signed=self.signed)
@@ -203,18 +202,26 @@ class _Kernel:
         with f.loop(0, at["room"], lanes) as c:
             f.store(f.splat(self.code, lanes), f.gep(self.nothing, c))
         with f.loop(f.args["begin"], f.args["end"]) as tile:
-            line = f.rem(tile, at["oh"])
-            rest = f.div(tile, at["oh"])
+            start = f.rem(tile, at["blocks"]) * at["block"]
+            stop = f.min_(start + at["block"], at["ow"])
+            rest = f.div(tile, at["blocks"])
+            # the last lines end with the last one; of those that were made before sums are made again, and dropped
+            line = f.rem(rest, at["groups"]) * self.lines
+            first = f.min_(line, at["oh"] - self.lines)
+            rest = f.div(rest, at["groups"])
             depth, image = f.rem(rest, at["od"]), f.div(rest, at["od"])
             self.x = f.gep(self.frame.buf(_X), image * at["xn"])
-            self.z0, self.y0 = depth * at["sd"] - at["pd"], line * at["sh"] - at["ph"]
+            self.z0, self.y0 = depth * at["sd"] - at["pd"], first * at["sh"] - at["ph"]
+            # of a slice before or behind a volume no column exists
+            self.deep = f.cmp("ult", self.z0, at["d"])
+            self.width = f.select(self.deep, at["w"], f.i64(0))
+            self.channels(start, stop)
             out = f.gep(self.frame.buf(_OUT), image * at["yn"])
-            row = (depth * at["oh"] + line) * at["ow"]
-            with f.loop(0, at["ow"], at["block"]) as start:
-                stop = f.min_(start + at["block"], at["ow"])
-                self.channels(start, stop)
+            with f.loop(line, first + self.lines) as here:
+                sums = f.gep(f.args["scratch"], (here - first) * self.line_bytes)
+                row = (depth * at["oh"] + here) * at["ow"]
                 place = (image, row + start, f.i64(0), stop - start, at["channels"], at["room"] * 4)
-                self.frame.finish(out, f.args["scratch"], place)
+                self.frame.finish(out, sums, place)
         f.ret()
 
     def channels(self, start: Val, stop: Val) -> None:
@@ -232,64 +239,88 @@ class _Kernel:
         """Several pixels at a time, of kernels that code is unrolled for; of others one by one."""
         f, at = self.f, self.at
         inner = f.min_(f.max_(at["first"], start), stop)
-        outer = f.max_(f.min_(at["last"], stop), inner)
-        if self.structure is None:
+        if self.windows is None:
             with f.loop(start, stop) as ow:
                 self.sums(ow, start, c, lanes)
             return
-        self.unrolled(self.structure, start, inner, outer, stop, c, lanes)
+        outer = f.select(self.deep, f.max_(f.min_(at["last"], stop), inner), inner)
+        self.unrolled(self.windows, start, inner, outer, stop, c, lanes)
 
-    def unrolled(self, structure: Structure, start: Val, first: Val, last: Val, stop: Val, c: Val, lanes: int) -> None:
+    def unrolled(self, windows: _Windows, start: Val, first: Val, last: Val, stop: Val, c: Val, lanes: int) -> None:
         """Filters stay in registers, and pixels whose windows lie inside along the width share their codes."""
-        f, at = self.f, self.at
-        height, width, stride = structure.height, structure.width, structure.stride
-        nothing = f.gep(self.nothing, c)
+        f, at, stride = self.f, self.at, windows.stride
         size = self.isa.lanes(4)
         kind, parts = vector("i32", size), range(lanes // size)
-        # the first row of a window that is multiplied: those above lie above the image, and those behind below it
-        top = f.min_(f.max_(f.neg(self.y0), 0), at["kh"] - height) if structure.low else f.i64(0)
-        rows: list[tuple[Val, Val]] = []
-        for i in range(height):
-            y = self.y0 + top + i
-            exists = f.cmp("ult", y, at["h"])
-            line = f.gep(self.x, y * at["xh"] + c)
-            rows.append((f.select(exists, line, nothing), f.select(exists, at["xw"], f.i64(0))))
-        together = _ROWS if self.in_bytes else 1
-        groups = [rows[i : i + together] for i in range(0, height, together)]
+        together = ROWS if self.in_bytes else 1
+        groups = [range(i, min(i + together, windows.rows)) for i in range(0, windows.rows, together)]
 
         def numbers(line: Val) -> list[Val]:
             first = f.gep(self.filters, at["room"] * line + c, "i32")
             return [f.load(kind, f.gep(first, part * size, "i32")) for part in parts]
 
-        filters = [[numbers((top + i * together) * width + j) for j in range(width)] for i in range(len(groups))]
-        before = at["kh"] * width  # where sums of filters' rows stand
-        start_sums = self.first_sums(structure, numbers, before, top)
+        # the first row that is multiplied
+        top = f.min_(f.max_(self.y0, 0), at["h"] - windows.rows) if windows.moves else self.y0
+        image, nothing = f.gep(self.x, self.z0 * at["xd"] + c), f.gep(self.nothing, c)
+        rows_at: list[tuple[Val, Val]] = []  # and how far apart their pixels are
+        for i in range(windows.rows):
+            row, step = f.gep(image, (top + i) * at["xh"]), at["xw"]
+            if not windows.moves:
+                exists = f.cmp("ult", top + i, at["h"])
+                row, step = f.select(exists, row, nothing), f.select(exists, step, f.i64(0))
+            rows_at.append((row, step))
+        beyond = together - 1
+        filters: list[list[list[list[Val]]]] = []  # of lines, groups of rows, columns, parts
+        first_sums: list[list[Val]] = []
+        sums_at = (at["kh"] + together) * windows.width
+        for k in range(windows.lines):
+            # the row of this line's windows that meets the first one
+            met = top - self.y0 - at["sh"] * k if windows.moves else f.i64(0)
+            places = [f.min_(met + (rows[0] + beyond), at["kh"] + beyond, signed=False) for rows in groups]
+            filters.append([[numbers(p * windows.width + j) for j in range(windows.width)] for p in places])
+            first_sums.append(self.first_sums(numbers, sums_at, met, windows))
         if self.in_bytes and len(parts) == 1:
-            order = f.gep(self.filters, at["room"] * (before + at["kh"] + 1), "i32")
-            self.order = f.load(vector("i8", _ROWS * lanes), order)
+            order = f.gep(self.filters, at["room"] * (sums_at + at["kh"] + 2), "i32")
+            self.order = f.load(vector("i8", ROWS * lanes), order)
         multiply = multiply_add if self.in_bytes else multiply_words
 
+        # pixel by pixel where registers hold the codes of a window beside the sums, else column by column
+        taps_in_turn = [(p, j) for p in range(_TOGETHER) for j in range(windows.width)]
+        if len(parts) * (windows.width + _TOGETHER) > self.isa.registers:
+            taps_in_turn.sort(key=lambda each: each[0] * stride + each[1])
+
+        def held(address: Val) -> Val:
+            """As it is: sums of offsets of rows and of columns would be more than there are registers."""
+            return f.opaque(address, "r") if windows.moves else address
+
         def pixels(ow: Val, count: int, *, border: bool = False) -> None:
-            acc = [list(start_sums) for _ in range(count)]
+            acc = [[list(sums) for _ in range(count)] for sums in first_sums]
             x0 = ow * stride - at["pw"]
-            for group, taps in zip(groups, filters):
-                here = [(f.gep(line, x0 * step), step) for line, step in group]
-                codes: dict[int, list[Val]] = {}
-                for p in range(count):
-                    for j, tap in enumerate(taps):
-                        k = p * stride + j
-                        if k not in codes:
-                            places = [f.gep(line, step * k) for line, step in here]
-                            if border:
-                                inside = f.cmp("ult", x0 + k, at["w"])
+            for number, rows in enumerate(groups):
+                here = [(held(f.gep(row, x0 * step)), step) for row, step in rows_at[rows.start : rows.stop]]
+                found: dict[int, list[Val]] = {}
+                for p, j in (each for each in taps_in_turn if each[0] < count):
+                    k = p * stride + j
+                    if k not in found:
+                        places = [f.gep(row, step * k) for row, step in here]
+                        if border:
+                            inside = f.cmp("ult", x0 + k, self.width)
+                            if windows.moves:
+                                below = f.select(inside, at["xh"], f.i64(0))
+                                upper = f.select(inside, places[0], nothing)
+                                places = [f.gep(upper, below * i) for i in range(len(rows))]
+                            else:
                                 places = [f.select(inside, place, nothing) for place in places]
-                            codes[k] = self.column(places, lanes)
-                        for part in parts:
-                            acc[p][part] = multiply(f, self.isa, acc[p][part], codes[k][part], tap[part])
-            for p, totals in enumerate(acc):
-                first = f.gep(f.args["scratch"], (ow + p - start) * at["room"] + c, "i32")
-                for part, total in enumerate(totals):
-                    f.store(total, f.gep(first, part * size, "i32") if part else first)
+                        found[k] = self.column(places, lanes)
+                    for line, sums in enumerate(acc):
+                        taps = filters[line][number][j]
+                        sums[p] = [multiply(f, self.isa, *each) for each in zip(sums[p], found[k], taps)]
+            for line, pixels in enumerate(acc):
+                target = f.gep(f.args["scratch"], (at["block"] * line + ow - start) * at["room"] + c, "i32")
+                target = held(target)
+                for p, totals in enumerate(pixels):
+                    first = f.gep(target, at["room"] * p, "i32")
+                    for part, total in enumerate(totals):
+                        f.store(total, f.gep(first, part * size, "i32") if part else first)
 
         with f.if_else(f.cmp("sge", stop - start, _TOGETHER)) as few:
             # runs at the borders end with the last pixel at the latest, and may do some pixels again
@@ -306,21 +337,26 @@ class _Kernel:
             with f.loop(start, stop) as ow:
                 pixels(ow, 1, border=True)
 
-    def first_sums(self, structure: Structure, numbers: Callable[[Val], list[Val]], before: Val, top: Val) -> list[Val]:
-        """What sums begin with: what rows that are left out add, less what moved codes add too much."""
-        f = self.f
-        whole = numbers(before + self.at["kh"])
-        turns = self.in_bytes and self.turns
-        moved = dot_of(self.isa).moves if turns else 0
-        if not structure.low:
-            return [each * f.const(each.type, -moved) for each in whole] if turns else [f.zero(e.type) for e in whole]
-        above, through = numbers(before + top), numbers(before + top + structure.height)
-        sums: list[Val] = []
-        for every, first, last in zip(whole, above, through):
-            taken = last - first
-            left = (every - taken) * f.splat(self.zero, every.lanes)
-            sums.append(left - taken * f.const(taken.type, moved) if turns else left)
-        return sums
+    def first_sums(self, numbers: Callable[[Val], list[Val]], sums_at: Val, met: Val, windows: _Windows) -> list[Val]:
+        """What the zero point adds for rows of filters that meet none, less what moved codes add too much.
+
+        ``numbers`` finds a line of the filters, ``sums_at`` is where sums of rows stand, ``met`` the first one that is
+        met, were there as many above as below.
+        """
+        f, height = self.f, self.at["kh"]
+        moved = dot_of(self.isa).moves if self.in_bytes and self.turns else 0
+        every = numbers(sums_at + height)
+        whole_windows = numbers(sums_at + height + 1) if moved else [f.zero(each.type) for each in every]
+        if not windows.moves:
+            return whole_windows
+        found = [f.var(each.type, each) for each in whole_windows]
+        start, end = (f.min_(f.max_(x, 0), height) for x in (met, met + windows.rows))
+        with f.if_(f.cmp("slt", end - start, height)):
+            for sums, whole, above, through in zip(found, every, numbers(sums_at + start), numbers(sums_at + end)):
+                taken = through - above
+                left = (whole - taken) * f.splat(self.zero, whole.lanes)
+                sums.set(left - taken * f.const(taken.type, moved) if moved else left)
+        return [sums.get() for sums in found]
 
     def sums(self, ow: Val, start: Val, c: Val, lanes: int) -> None:
         """One pixel anywhere."""
@@ -357,13 +393,12 @@ class _Kernel:
         if count == 1:
             found = f.cast(parts[0], "i32", signed=False)
         else:
-            # rows that are left out are zeros, whatever their filters are
-            parts += [f.zero(parts[0].type)] * (_ROWS - count)
+            parts += [self.absent(parts[-1])] * (ROWS - count)
             halves = [f.shuffle(parts[k], parts[k + 1], range(2 * lanes)) for k in (0, 2)]
-            rows = f.shuffle(halves[0], halves[1], range(_ROWS * lanes))
+            rows = f.shuffle(halves[0], halves[1], range(ROWS * lanes))
             together = f.intrinsic(_PERMUTED, rows.type, [rows, self.order])
             found = f.bitcast(together, vector("i32", lanes))
-        flipped = int.from_bytes([HALF] * count, "little", signed=count == _ROWS)
+        flipped = int.from_bytes([HALF] * count, "little", signed=count == ROWS)
         return [f.xor(found, f.const(found.type, flipped)) if self.turns else found]
 
     def interleaved(self, rows: list[Val]) -> list[Val]:
@@ -371,10 +406,14 @@ class _Kernel:
         f = self.f
         if self.turns:
             rows = [f.xor(row, f.const(row.type, HALF - 256)) for row in rows]
-        rows = rows + [f.zero(rows[0].type)] * (_ROWS - len(rows))  # whatever their filters are
+        rows = rows + [self.absent(rows[-1])] * (ROWS - len(rows))
         pairs = [f.bitcast(x, vector("i16", 8)) for x in (*self.mixed(*rows[:2]), *self.mixed(*rows[2:]))]
         quads = (*self.mixed(pairs[0], pairs[2]), *self.mixed(pairs[1], pairs[3]))
         return [f.bitcast(quad, vector("i32", 4)) for quad in quads]
+
+    def absent(self, row: Val) -> Val:
+        """For rows that are not multiplied: zeros, or any row where their filters are zeros for sure."""
+        return self.f.zero(row.type) if self.windows is not None and self.windows.moves else row
 
     def mixed(self, a: Val, b: Val) -> tuple[Val, Val]:
         """Elements of two registers by turns: of their first halves, of their second."""
