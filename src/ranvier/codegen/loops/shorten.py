@@ -7,7 +7,7 @@ themselves in every GELU, are functions of their own that do not.
 
 from __future__ import annotations
 
-from ranvier.codegen.loops.ir import Const, Expr, Op
+from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.dtypes import DType
 
 F32 = DType.float32
@@ -22,15 +22,37 @@ def for_bfloat16(value: Expr) -> Expr:
             return Op("short_sigmoid", value.args, F32)
         case "mul" | "neg" | "min" | "max":
             return _with(value, tuple(for_bfloat16(a) for a in value.args))
-        case "quotient":  # one multiplication instead of six instructions that round as a division does
-            dividend, _, reciprocal = value.args
-            return Op("mul", (for_bfloat16(dividend), reciprocal), F32)
+        case "quotient":
+            return _quotient(*value.args)
         case "where":
             condition, *chosen = value.args
             return _with(value, (condition, *(for_bfloat16(a) for a in chosen)))
         case "add":
             return _one_plus(value)
     return value
+
+
+def _quotient(dividend: Expr, divisor: Expr, reciprocal: Expr) -> Expr:
+    """One multiplication instead of six instructions that round as a division does, or none: where what is divided has
+    a factor that is cut off at both ends, as a hard swish has, that is made as much smaller before."""
+    if isinstance(dividend, Op) and dividend.name == "mul" and isinstance(divisor, Const) and divisor.value > 0:
+        for one, other in (dividend.args, dividend.args[::-1]):
+            smaller = _clipped_sum(other, float(divisor.value), reciprocal)
+            if smaller is not None:
+                return Op("mul", (for_bfloat16(one), smaller), F32)
+    return Op("mul", (for_bfloat16(dividend), reciprocal), F32)
+
+
+def _clipped_sum(value: Expr, divisor: float, reciprocal: Expr) -> Expr | None:
+    """``min(max(x + c, low), high)`` divided by a number: by one instruction with the sum. Terms of this sum were
+    rounded to bfloat16, or are made of such numbers: beside that, what it loses is nothing."""
+    match value:
+        case Op("min", (Op("max", (Op("add", (x, Const() | Load() as c)), Const() as low)), Const() as high)):
+            made: Expr = Op("fma", (x, reciprocal, Op("mul", (c, reciprocal), F32)), F32)
+            for name, bound in (("max", low), ("min", high)):
+                made = Op(name, (made, Const(float(bound.value) / divisor, F32)), F32)
+            return made
+    return None
 
 
 def _with(value: Op, args: tuple[Expr, ...]) -> Op:

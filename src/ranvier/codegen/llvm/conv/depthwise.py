@@ -36,6 +36,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
 _UNROLLED = 9  # taps of a row, at most, that are written out
+_CHECKED = 5  # taps of a row: with fewer, checking columns costs nothing where vectors are long
 _LEAST = 64 << 10  # bytes that are worth a tile of their own
 _BLOCK = 128 << 10  # bytes of input under a block: they come from far once, whatever the order within the block
 _L1 = 24 << 10  # bytes of input rows that should stay in the first cache while a block of channels is worked on
@@ -90,7 +91,8 @@ def depthwise(
     reach = (kernel - 1) * dilation
     behind = (shape.out[2] - 1) * stride - shape.begin[2] + reach - (shape.size[2] - 1)
     whole = high > 0 and shape.out[2] % pixels == 0 and 0 <= shape.begin[2] <= reach and behind <= reach
-    inner = not whole or 2 * _groups_inside(shape, pixels, width) >= shape.out[2] // pixels
+    checks = kernel >= _CHECKED or not isa.masks
+    inner = not whole or (checks and 2 * _groups_inside(shape, pixels, width) >= shape.out[2] // pixels)
     rest = not two or shape.cout % (2 * lanes) > 0
     groups = pixels, whole, inner
     structure = Structure(
