@@ -27,8 +27,8 @@ _CHEAP = 4  # instructions up to which many copies of them are no burden to the 
 _OFTEN = 32  # walks along the lane axis from which on its length is worth a kernel
 _SHORT = 64  # vectors along it up to which its end is worth one
 _COUNTS = (1, 2, 3, 4, 6, 8)  # of vectors written out; few, so that lengths share kernels
-_LONG = 16  # points of a row from which on sums wait for each other, so that vectors too many cost nothing
-_FOLDED = (4, 8)  # of vectors written out there
+_LONG = 16  # points of a row from which on sums wait for each other, so that a vector too many costs nothing
+_FOLDED = (1, 2, 4, 8)  # of vectors written out there
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def covered(nest: Nest, lane: int, lanes: int, instructions: float, isa: Isa) ->
         return plain
     long = folds and cheap and math.prod(nest.extents[a] for a in nest.row) >= _LONG
     if long and n >= lanes * unroll and _apart(nest):
-        if isa.abreast > 1 and not varies(n):  # sums of short vectors wait less: as few of them as possible
-            unroll = min(unroll, 6, key=lambda u: -(-n // (lanes * u)) * u)
+        if not varies(n):  # as few vectors as possible, in as large groups
+            unroll = min(range(unroll, unroll // 2, -1), key=lambda u: -(-n // (lanes * u)) * u)
         return Cover(lanes, unroll, False, 0, True, False, 0)
     # a length that varies from call to call is nothing that code should depend on
     if varies(n) or n < 2 or math.prod(nest.extents) < _OFTEN * n:
