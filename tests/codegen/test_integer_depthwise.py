@@ -11,8 +11,11 @@ import pytest
 from ranvier.codegen.llvm.conv import ConvShape
 from ranvier.codegen.llvm.integer import integer_depthwise, pack_depthwise
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
+from ranvier.codegen.storage import Storage
+from ranvier.dtypes import DType
 from tests.codegen.harness import Runner, view_of
-from tests.codegen.test_integer import PATHS, codes, convolved, last, path_name
+from tests.codegen.test_integer import PATHS, RNG, codes, convolved, last, path_name
 from tests.codegen.written_out import BYTES, launches_here
 
 Array = np.ndarray[Any, Any]
@@ -22,12 +25,23 @@ NAMES = [f"{path_name(isa)} {'bytes' if bytes_ else 'words'}" for isa, bytes_ in
 HERE = PATHS[0]
 
 
-def launched(isa: Isa, x: Array, zero: Array, packed: Any, out: Array, shape: ConvShape, split: int = 1) -> None:
+def launched(
+    isa: Isa,
+    x: Array,
+    zero: Array,
+    packed: Any,
+    out: Array,
+    shape: ConvShape,
+    split: int = 1,
+    epilogue: Epilogue | None = None,
+    beside: dict[Storage, Array] | None = None,
+) -> None:
     views = [view_of(x), view_of(zero), view_of(out, "output")]
-    launches = integer_depthwise(views[0], views[1], packed, views[2], shape, isa)
+    launches = integer_depthwise(views[0], views[1], packed, views[2], shape, isa, epilogue=epilogue)
     if isa is BYTES:
         isa, launches = HERE, launches_here(launches)
-    Runner(launches, isa, dict(zip([v.storage for v in views], (x, zero, out))), split=split)()
+    bound = dict(zip([v.storage for v in views], (x, zero, out)))
+    Runner(launches, isa, bound | (beside or {}), split=split)()
 
 
 def check(
@@ -112,3 +126,29 @@ def test_volumes(isa: Isa, bytes_: bool) -> None:
     centred = w[:, :, 0].astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
     flat = ConvShape.conv(slices.shape, centred.shape, pads=(1, 1, 1, 1), group=24)
     np.testing.assert_array_equal(out[0].transpose(1, 0, 2, 3), convolved(slices, int(zero[0]), centred, flat, (1, 1)))
+
+
+@pytest.mark.parametrize(("isa", "bytes_"), WAYS, ids=NAMES)
+@pytest.mark.parametrize("channels", [31, 32, 40, 48, 56, 88])
+def test_last_channels(isa: Isa, bytes_: bool, channels: int) -> None:
+    """Codes of all channels are stored, however many are left behind whole vectors; a residual is read where results
+    are written."""
+    x, w, zero = last(codes(np.uint8, 1, channels, 3, 9)), codes(np.uint8, channels, 1, 3, 3), codes(np.uint8, 1)
+    w_zero = np.full(channels, 128, np.uint8) if bytes_ else codes(np.uint8, channels)
+    bias = RNG.integers(-90, 90, channels).astype(np.int32)
+    shape = ConvShape.conv(x.shape, w.shape, pads=(1, 1, 1, 1), group=channels)
+    packed = pack_depthwise(w, w_zero, isa, shape)
+    centred = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
+    sums = convolved(x, int(zero[0]), centred, shape, (1, 1)) + bias.reshape(1, -1, 1, 1)
+    whole: Expr = Op("add", (Result(0, DType.int32), Load(0, DType.int32)), DType.int32)
+    for residual in (False, True):
+        out = last(codes(np.uint8, 1, channels, 3, 9))
+        start, numbers, target = out.astype(np.int64), view_of(bias), view_of(out, "output")
+        operands, value = [Operand(numbers, (0, 0, 1))], whole
+        if residual:  # of another view of the same memory
+            operands.append(Operand(target, (out.strides[0], channels, 1)))
+            value = Op("add", (whole, Op("cast", (Load(1, DType.uint8),), DType.int32)), DType.int32)
+        value = Op("bitand", (value, Const(255, DType.int32)), DType.int32)
+        epilogue = Epilogue(Op("cast", (value,), DType.uint8), tuple(operands))
+        launched(isa, x, zero, packed, out, shape, 2, epilogue, {numbers.storage: bias, target.storage: out})
+        np.testing.assert_array_equal(out, (sums + residual * start) & 255)

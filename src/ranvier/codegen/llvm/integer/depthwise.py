@@ -45,7 +45,7 @@ __all__ = ["integer_depthwise", "pack_depthwise"]
 _X, _W, _OUT, _ZERO, _FINISH = range(5)
 _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "channels", "room", "kd", "kh", "kw", "sd", "sh"),
-    *("sw", "dd", "dh", "dw", "pd", "ph", "pw", "blocks", "block", "groups", "first", "last"),
+    *("sw", "dd", "dh", "dw", "pd", "ph", "pw", "blocks", "block", "groups", "first", "last", "tail"),
 )
 _TOGETHER = 4  # pixels that share a load of the filter
 _LINES = 3  # of output at most that share their rows
@@ -102,6 +102,7 @@ def integer_depthwise(
         "groups": groups,
         "first": first,
         "last": last,
+        "tail": _tail(shape.cout, isa, out, epilogue),
     }
     # of codes as they are and filters less their zero points
     most = np.full(shape.cout, shape.taps * 255 * 255) if dot_of(isa) is SIGNED else None
@@ -121,6 +122,20 @@ def integer_depthwise(
             label="integer depthwise",
         )
     ]
+
+
+def _tail(channels: int, isa: Isa, out: View, epilogue: Epilogue | None) -> int:
+    """The last channels, finished apart: some again that were finished before, so that no store of codes needs a mask.
+
+    Nothing that they are made of may be overwritten by then: operands belong to channels, or to all.
+    """
+    lanes = isa.lanes(4)
+    beyond = channels % (2 * lanes)  # vectors are finished in pairs
+    if not isa.masks or out.dtype.numpy.itemsize > 1 or channels < 2 * lanes or beyond in (0, lanes):
+        return 0
+    if epilogue is None or any(operand.strides[1] != 0 for operand in epilogue.operands):
+        return 0
+    return lanes if beyond < lanes else 2 * lanes
 
 
 @dataclass(frozen=True)
@@ -220,9 +235,18 @@ class _Kernel:
             with f.loop(line, first + self.lines) as here:
                 sums = f.gep(f.args["scratch"], (here - first) * self.line_bytes)
                 row = (depth * at["oh"] + here) * at["ow"]
-                place = (image, row + start, f.i64(0), stop - start, at["channels"], at["room"] * 4)
-                self.frame.finish(out, sums, place)
+                self.finish(out, sums, image, row + start, stop - start)
         f.ret()
+
+    def finish(self, out: Val, sums: Val, image: Val, pixel: Val, pixels: Val) -> None:
+        """Sums of pixels that follow each other; the last channels apart, if they are to be."""
+        f, channels, tail = self.f, self.at["channels"], self.at["tail"]
+        apart, step = f.cmp("ne", tail, 0), self.at["room"] * 4
+        most = f.select(apart, f.and_(channels, -2 * self.isa.lanes(4)), channels)
+        self.frame.finish(out, sums, (image, pixel, f.i64(0), pixels, most, step))
+        with f.if_(apart):
+            rest = channels - tail
+            self.frame.finish(out, f.gep(sums, rest, "i32"), (image, pixel, rest, pixels, tail, step))
 
     def channels(self, start: Val, stop: Val) -> None:
         """All channels of a run of pixels, sums to scratch."""
