@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nests import launches
 from ranvier.codegen.loops.ir import Const, Expr, Final, Index, Load, Map, Nest, Op, Operand, Reduce, Result, Scan, Size
@@ -149,8 +149,10 @@ def check(
     splits: Sequence[int] = (1,),
     tolerance: float = 0.0,
     threads: int = 1,
+    here: Callable[[Sequence[Launch]], Sequence[Launch]] | None = None,
 ) -> None:
-    """Run a nest both ways and compare every byte range it may write, bit by bit or within a tolerance."""
+    """Run a nest both ways and compare every byte range it may write, bit by bit or within a tolerance; ``here`` makes
+    launches of another machine's kernels those that this one runs."""
     dtypes: dict[Storage, DType] = {nest.operands[k].view.storage: nest.operands[k].dtype for k in nest.written()}
     poisoned = dict(memory)
     for storage in dtypes:
@@ -160,7 +162,9 @@ def check(
         poisoned[storage] = fresh
     want = {s: a.reshape(-1).view(np.uint8).copy() for s, a in poisoned.items()}
     Oracle(nest, want).run()
-    made = launches(nest, isa, threads)
+    made: Sequence[Launch] = launches(nest, isa, threads)
+    if here is not None:
+        made, isa = here(made), harness.ISAS[0]
     for split in splits:
         got = {s: (a.copy() if s in dtypes else a) for s, a in poisoned.items()}
         for storage in dtypes:

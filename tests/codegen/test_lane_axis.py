@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ranvier.codegen.launch import KernelSpec
+from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm import compiler
 from ranvier.codegen.llvm.isa import Isa, named, with_extensions
 from ranvier.codegen.llvm.lane_axis import Cover, covered
 from ranvier.codegen.llvm.library import source
 from ranvier.codegen.llvm.nests import launches
 from ranvier.codegen.loops.fold import Fold
-from ranvier.codegen.loops.ir import Expr, Final, Load, Map, Nest, Op, Operand, Reduce, Result, Scan
+from ranvier.codegen.loops.ir import Const, Expr, Final, Load, Map, Nest, Op, Operand, Reduce, Result, Scan
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.varying import Span, follow
 from tests.codegen import harness
 from tests.codegen.nest_oracle import check
+from tests.codegen.written_out import BFLOATS, launches_here
 
 Array = np.ndarray[Any, Any]
 # masks and long vectors as AVX-512 has them, put together by the compiler from what is here
@@ -122,6 +123,54 @@ def test_what_is_expensive_and_what_has_several_results(isa: Isa) -> None:
         nest = Nest((PIXELS, n), operands, (Map(stores),), label=f"{n}")
         known = {x.storage: values, other.storage: np.empty((PIXELS, n), np.float32)}
         check(nest, known, isa, tolerance=1e-5)
+
+
+def kept(n: int, in_place: bool, stored: DType, factor: DType) -> tuple[Nest, dict[Storage, Array]]:
+    """Numbers kept in bfloat16, times one for each channel, plus another."""
+    nest, known = scaled(n, DType.bfloat16, in_place)
+    x, _, out = nest.operands
+    other, factors = memory(data((n,), factor, n + 1), factor)
+    bias, biases = memory(data((1,), F32, n + 2), F32)
+    if stored is not out.dtype:
+        out = Operand(View.temporary(stored, (PIXELS, n)), (n, 1))
+    known |= {other.storage: factors, bias.storage: biases, out.view.storage: np.empty((PIXELS, n), stored.numpy)}
+    if in_place:
+        known[x.view.storage] = data((PIXELS, n), DType.bfloat16, n)
+    value = Op("fma", (Load(0, F32), Load(1, F32), Load(2, F32)), F32)
+    operands = (x, Operand(other, (0, 1)), Operand(bias, (0, 0)), out)
+    return Nest((PIXELS, n), operands, (Map(((3, value),)),), label=f"{n} kept"), known
+
+
+def written(launches: Sequence[Launch]) -> Sequence[Launch]:
+    return launches_here(launches, BFLOATS)
+
+
+@pytest.mark.parametrize("factor", [F32, DType.bfloat16], ids=str)
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_words_of_two(in_place: bool, factor: DType) -> None:
+    for n in lengths(32):
+        nest, known = kept(n, in_place, DType.bfloat16, factor)
+        check(nest, known, BFLOATS, splits=(1, 3), tolerance=1e-2, here=written)
+
+
+@pytest.mark.parametrize("stored", [F32, DType.bfloat16], ids=str)
+def test_sums_of_words_of_two(stored: DType) -> None:
+    for n in lengths(32):
+        x, values = memory(data((PIXELS, n), DType.bfloat16, n), DType.bfloat16)
+        out = View.temporary(stored, (n,))
+        stages = Reduce("sum", Load(0, F32), F32), Final(((1, Op("mul", (Result(0, F32), Const(0.25, F32)), F32)),))
+        nest = Nest((PIXELS, n), (Operand(x, (n, 1)), Operand(out, (0, 1))), stages, frozenset({0}), f"{n} kept")
+        known = {x.storage: values, out.storage: np.empty(n, stored.numpy)}
+        check(nest, known, BFLOATS, tolerance=1e-2, here=written)
+
+
+def test_which_words_are_of_two() -> None:
+    def paired(n: int, stored: DType = DType.bfloat16, factor: DType = F32) -> bool:
+        nest, _ = kept(n, False, stored, factor)
+        return covered(nest, 1, 16, 1, BFLOATS).pairs
+
+    assert [n for n in (8, 16, 24, 32, 40, 88, 200, 232, 288, 300) if paired(n)] == [32, 40, 88, 200, 232, 288]
+    assert paired(64, factor=DType.bfloat16) and not paired(64, stored=F32)
 
 
 def kernels(isa: Isa, lengths: list[int], pixels: int = PIXELS) -> set[KernelSpec]:

@@ -1,5 +1,5 @@
-"""Kernels for AVX-512 on any machine: the instructions for bytes that they use by name are written out in plain IR, and
-the rest, which is IR without a processor's name in it, is compiled for the processor at hand."""
+"""Kernels for AVX-512 on any machine: the instructions for bytes and for bfloat16 that they use by name are written out
+in plain IR, and the rest, which is IR without a processor's name in it, is compiled for the processor at hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,23 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa, named, with_extensions
 
 BYTES = with_extensions(named("avx512", "x86_64"), frozenset({"avx512vnni", "avx512vbmi"}))
+BFLOATS = with_extensions(named("avx512", "x86_64"), frozenset({"avx512bf16"}))
 _WRITTEN_OUT = {
+    "llvm.x86.avx512bf16.cvtneps2bf16.512": """
+define internal <16 x bfloat> @{name}(<16 x float> %a) {{
+  %r = fptrunc <16 x float> %a to <16 x bfloat>
+  ret <16 x bfloat> %r
+}}
+""",
+    # the second operand comes first
+    "llvm.x86.avx512bf16.cvtne2ps2bf16.512": """
+define internal <32 x bfloat> @{name}(<16 x float> %a, <16 x float> %b) {{
+  %low = fptrunc <16 x float> %b to <16 x bfloat>
+  %high = fptrunc <16 x float> %a to <16 x bfloat>
+  %r = shufflevector <16 x bfloat> %low, <16 x bfloat> %high, <32 x i32> <{all}>
+  ret <32 x bfloat> %r
+}}
+""",
     # sums of four products of unsigned and signed bytes
     "llvm.x86.avx512.vpdpbusd.512": """
 define internal <16 x i32> @{name}(<16 x i32> %acc, <64 x i8> %a, <64 x i8> %b) noinline {{
@@ -63,6 +79,7 @@ _NTHS = {
     name: ", ".join(f"i32 {4 * k + n}" for k in range(16))
     for n, name in enumerate(("first", "second", "third", "fourth"))
 }
+_NTHS["all"] = ", ".join(f"i32 {k}" for k in range(32))
 
 
 def written_out(text: str) -> str:
@@ -77,22 +94,22 @@ def written_out(text: str) -> str:
     return text
 
 
-def launches_here(launches: Sequence[Launch]) -> list[Launch]:
-    """Launches of kernels for ``BYTES`` as those of kernels that any machine runs."""
+def launches_here(launches: Sequence[Launch], isa: Isa = BYTES) -> list[Launch]:
+    """Launches of kernels for an instruction set as those of kernels that any machine runs."""
     return [
         replace(
             launch,
-            spec=_spec_here(launch.spec),
-            buffers=tuple(Code(_spec_here(b.spec)) if isinstance(b, Code) else b for b in launch.buffers),
+            spec=_spec_here(launch.spec, isa),
+            buffers=tuple(Code(_spec_here(b.spec, isa)) if isinstance(b, Code) else b for b in launch.buffers),
         )
         for launch in launches
     ]
 
 
-def _spec_here(spec: KernelSpec) -> KernelSpec:
+def _spec_here(spec: KernelSpec, isa: Isa) -> KernelSpec:
     def emit(module: Module, symbol: str, _: Isa) -> None:
-        inner = Module(extremes=BYTES.extremes)
-        spec.emit(inner, symbol, BYTES)
+        inner = Module(extremes=isa.extremes)
+        spec.emit(inner, symbol, isa)
         module.globals.append(written_out(str(inner)))
 
     return KernelSpec(spec.name, ("written out", *spec.key), emit)

@@ -11,11 +11,12 @@ vector alone would take as long as a group.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.fold import expressions, is_arg
-from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Nest, Op, Reduce, Scan, Stage
+from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Nest, Op, Reduce, Scan, Stage
 from ranvier.codegen.loops.normalize import leaves, roots
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -28,7 +29,8 @@ _OFTEN = 32  # walks along the lane axis from which on its length is worth a ker
 _SHORT = 64  # vectors along it up to which its end is worth one
 _COUNTS = (1, 2, 3, 4, 6, 8)  # of vectors written out; few, so that lengths share kernels
 _LONG = 16  # points of a row from which on sums wait for each other, so that a vector too many costs nothing
-_FOLDED = (1, 2, 4, 8)  # of vectors written out there
+_FOLDED = (1, 2, 3, 4, 8)  # of vectors written out there
+_PLAIN = frozenset(("add", "sub", "mul", "div", "min", "max", "neg", "fma", "quotient", "reciprocal", "cast"))
 
 
 @dataclass(frozen=True)
@@ -42,20 +44,32 @@ class Cover:
     shifted: bool  # … or else the last group of them ends there
     single: bool  # whole vectors may be left behind groups of them
     rest: int | None  # points left behind whole vectors; None for any number of them
+    pairs: bool = False  # two vectors are one, of which lanes are those of even numbers, then those of odd ones
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.lanes, self.unroll, self.together, self.fixed, self.shifted, self.single, self.rest)
+        vectors = self.lanes, self.unroll, self.together, self.fixed, self.shifted, self.single
+        return *vectors, self.rest, self.pairs
 
 
 def covered(nest: Nest, lane: int, lanes: int, instructions: float, isa: Isa) -> Cover:
     """The cover of the lane axis for so many instructions at a point."""
-    n = nest.extents[lane]
     unroll = abreast(instructions, isa)
     cheap = instructions <= _CHEAP
     folds = lane not in nest.row and any(isinstance(s, Reduce) for s in nest.stages)
     if folds and cheap:
         unroll = 8 if isa.registers >= 32 else 4  # which hides the latency of sums
+    if _paired(nest, lane, isa):
+        found = _cover(nest, lane, 2 * lanes, max(1, unroll // 2), cheap, folds, isa)
+        n = nest.extents[lane]
+        ends = found.rest is not None or (not varies(n) and n >= _SHORT * lanes)  # a mask, seldom
+        if ends and found.lanes == 2 * lanes:
+            return replace(found, pairs=True)
+    return _cover(nest, lane, lanes, unroll, cheap, folds, isa)
+
+
+def _cover(nest: Nest, lane: int, lanes: int, unroll: int, cheap: bool, folds: bool, isa: Isa) -> Cover:
+    n = nest.extents[lane]
     plain = Cover(lanes, unroll, False, 0, False, not isa.masks and lanes > 1, None)
     if lane in nest.row or _scattered(nest, lane):
         return plain
@@ -80,6 +94,30 @@ def covered(nest: Nest, lane: int, lanes: int, instructions: float, isa: Isa) ->
     if n > _SHORT * lanes or not (isa.masks or parts):
         return plain
     return Cover(lanes, unroll, False, 0, False, True, rest if parts or rest == 0 else None)
+
+
+def _paired(nest: Nest, lane: int, isa: Isa) -> bool:
+    """Whether numbers are kept as bfloat16 and only added, multiplied and the like, each with those of its place."""
+    if not (isa.has("avx512bf16") and isa.vector_bytes == 64) or lane in nest.row:
+        return False
+    narrow = False
+    for operand in nest.operands:
+        if operand.at is not None or operand.guard is not None or operand.strides[lane] not in (0, 1):
+            return False
+        if operand.strides[lane]:
+            moves = any(stride and axis != lane for axis, stride in enumerate(operand.strides))
+            narrow |= operand.dtype is DType.bfloat16
+            if operand.dtype is not DType.bfloat16 and (moves or operand.dtype is not DType.float32):
+                return False
+    for stage in nest.stages:
+        stored = stage.stores if isinstance(stage, Map | Final) else ()
+        if isinstance(stage, Scan) or (isinstance(stage, Reduce) and stage.fold != "sum"):
+            return False
+        if any(value.dtype is not DType.float32 for _, value in stored):  # of the model itself: rounded otherwise
+            return False
+        if any(isinstance(e, Index) or (isinstance(e, Op) and e.name not in _PLAIN) for e in nodes(stage)):
+            return False
+    return narrow
 
 
 def _apart(nest: Nest) -> bool:

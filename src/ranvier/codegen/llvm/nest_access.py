@@ -22,6 +22,7 @@ from ranvier.codegen.llvm.elements import (
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.nest_codes import short_codes
+from ranvier.codegen.llvm.pairs import apart, even_then_odd, rounded_in_order, together
 from ranvier.codegen.llvm.schedule import Slot, Structure
 from ranvier.codegen.loops.fold import expressions
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Result, Scan, Size, Stage
@@ -200,9 +201,29 @@ class Access:
         if lanes > 1 and arg.lane == "0":
             # stays along the lanes while its guard does not
             return self.guarded_scalar(k, base, mask, lanes)
+        if self.paired(block):
+            return self.load_pairs(arg.dtype, base, lanes)
         if lanes > 1 and arg.lane == "2":
             return load_every_second(self.f, self.isa, arg.dtype, base, lanes, mask=mask, other=arg.other)
         return load_vector(self.f, self.isa, arg.dtype, base, lanes, mask=mask, other=arg.other)
+
+    def paired(self, block: Block | None) -> bool:
+        """Whether lanes of a block are the even numbers, then the odd ones."""
+        cover = self.s.cover
+        return cover.pairs and block is not None and block.mask is None and block.lanes == cover.lanes
+
+    def load_pairs(self, dtype: DType, base: Val, lanes: int) -> Val:
+        f = self.f
+        if dtype is DType.bfloat16:
+            return even_then_odd(f, f.load(vector("i32", lanes // 2), base, 2))
+        return f.shuffle(f.load(vector("float", lanes), base), None, apart(lanes))
+
+    def store_pairs(self, dtype: DType, base: Val, value: Val) -> None:
+        f = self.f
+        if dtype is DType.bfloat16:
+            f.store(rounded_in_order(f, value), base, 2)
+        else:
+            f.store(f.shuffle(value, None, together(value.lanes)), base)
 
     def guarded_scalar(self, k: int, base: Val, mask: Val | None, lanes: int) -> Val:
         """One element for all lanes whose mask is on; not touched when none is."""
@@ -256,7 +277,9 @@ class Access:
         with ExitStack() as stack:
             if whole is not None:
                 stack.enter_context(f.if_(whole))
-            if positions is not None:
+            if self.paired(block):
+                self.store_pairs(arg.dtype, base, value)
+            elif positions is not None:
                 scatter_elements(f, self.isa, arg.dtype, value, base, positions, mask=mask)
             elif dtype is DType.float32 and arg.dtype is DType.bfloat16 and self.narrows_parts(value, mask):
                 # the instruction takes 16 floats: the others are whatever lies in the register

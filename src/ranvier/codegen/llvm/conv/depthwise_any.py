@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from ranvier.codegen.llvm.builder import Module, Val, Var, size_of, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.conv.interleave import apart, even_then_odd, together
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.pairs import apart, even_then_odd, together
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
