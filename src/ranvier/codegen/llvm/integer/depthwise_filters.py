@@ -88,4 +88,4 @@ def _stored(parts: list[Array], filters: type = np.int32) -> Storage:
 
 def in_bytes(filters: Storage) -> bool:
     assert filters.array is not None
-    return filters.array.dtype == np.int8
+    return bool(filters.array.dtype == np.int8)
