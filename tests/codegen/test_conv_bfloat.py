@@ -43,6 +43,7 @@ from tests.codegen.test_conv import (
     reference,
 )
 from tests.codegen.test_conv_transpose import TRANSPOSED, reference_transposed
+from tests.codegen.written_out import BFLOATS, launches_here
 
 Array = np.ndarray[Any, Any]
 F32, BF16 = DType.float32, DType.bfloat16
@@ -73,6 +74,8 @@ HELD: list[Any] = []  # kernels stay compiled from test to test
 
 
 def execute(launches: Sequence[Launch], isa: Isa, memory: dict[Any, Array], split: int = 1) -> None:
+    if isa is BFLOATS:
+        isa, launches = harness.ISAS[0], launches_here(launches, BFLOATS)
     runner = harness.Runner(launches, isa, memory, split=split, poison=0xFF)
     runner()
     HELD.append(runner.kernels)
@@ -108,7 +111,10 @@ def run_case(
     split: int = 1,
     threads: int = 2,
     spoilt: bool = False,
+    epilogue: Epilogue | None = None,
+    bias: Array | None = None,
 ) -> list[Launch]:
+    """``bias``: what the epilogue adds to each channel, if there is one."""
     rng = np.random.default_rng(sum(case.x) + case.cout)
     x = rng.standard_normal(case.x).astype(BFLOAT)
     if spoilt:  # corners, where padding is near, and the last channel, where a row's padding is
@@ -117,13 +123,14 @@ def run_case(
     with np.errstate(invalid="ignore"):
         want = reference(case, x.astype(np.float64), w)
         sums = np.nan_to_num(reference(case, np.abs(x.astype(np.float64)), np.abs(w)), posinf=0.0)
+    want = want if bias is None else want + bias.reshape(-1, *(1,) * case.rank)
     shape = case.shape(w)
     x = x.astype(stored.numpy)
     source = x if planar else channels_last(x, room, room)
     target = channels_last(np.full(want.shape, np.nan, result.numpy), room, room)
     (x_view, x_data), (out, out_data) = bound(source, "input"), bound(target, "output")
     packed = pack_weights(w, isa, shape, dtype=BF16, winograd=False)
-    launches = conv(x_view, packed, out, shape, isa, threads=threads)
+    launches = conv(x_view, packed, out, shape, isa, threads=threads, epilogue=epilogue)
     execute(launches, isa, {x_view.storage: x_data, out.storage: out_data}, split=split)
     compare(target, want, sums)
     if room:
@@ -163,6 +170,23 @@ LARGER = [
 @pytest.mark.parametrize("case", [*ALL, *LARGER], ids=names([*ALL, *LARGER]))
 def test_against_float64(isa: Isa, case: Case) -> None:
     run_case(case, isa, split=3)
+
+
+WINDOWS = [
+    Case((1, 64, 5, 10), 64, (3, 3), pads=(1, 1, 1, 1), group=64),
+    Case((2, 32, 4, 9), 32, (5, 5), strides=(2, 2), pads=(2, 2, 2, 2), group=32),
+    Case((1, 40, 3, 24), 40, (5, 5), pads=(2, 2, 2, 2), group=40),
+]
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=names(WINDOWS))
+def test_windows_over_words_of_two(case: Case) -> None:
+    """Kernels of AVX-512, whatever processor runs them."""
+    bias = np.random.default_rng(3).standard_normal(case.cout).astype(np.float32)
+    value = Op("add", (Result(0, F32), Load(0, F32)), F32)
+    epilogue = Epilogue(value, (Operand(View.constant(bias, F32), (0, 0, 1)),))
+    for result in (BF16, F32):
+        run_case(case, BFLOATS, result=result, epilogue=epilogue, bias=bias)
 
 
 SOME = [

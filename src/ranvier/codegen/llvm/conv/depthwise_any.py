@@ -18,7 +18,7 @@ from ranvier.codegen.llvm.builder import Module, Val, Var, size_of, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.pairs import apart, even_then_odd, together
+from ranvier.codegen.llvm.pairs import apart, even_then_odd, rounded_in_order, together
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
@@ -166,8 +166,7 @@ class Depthwise:
             else:
                 self.looped(piece, sums, line, taps, left)
         here = self.f.gep(place, piece.channel, self._out)
-        fixed = self.code.fixed(rows, piece.channel, piece)
-        self.finish(piece, [s.get() for s in sums], here, rows, count, fixed)
+        self.finish(piece, [s.get() for s in sums], here, rows, count, self.fixed(rows, piece))
 
     def unrolled(self, piece: Lanes, sums: list[Var], line: Val, taps: Val, left: Val | None) -> None:
         """All taps of a kernel row: each column is loaded once and added to every pixel that reads it."""
@@ -225,6 +224,19 @@ class Depthwise:
             on = all_lanes if on is None else f.and_(on, all_lanes)
         return gather_elements(f, self.isa, self.dtype, base, where, mask=on)
 
+    @property
+    def ordered_late(self) -> bool:
+        """Whether sums of pairs are put in order when they are bfloat16: half the work. Operands are the same for all
+        pixels, so they are out of order once."""
+        return self.pairs and self.out_dtype is DType.bfloat16 and all(self.tail.still)
+
+    def fixed(self, rows: list[Val], piece: Lanes) -> dict[int, Val]:
+        """Operands of the epilogue that are the same for all pixels, in the order of the values that meet them."""
+        found = self.code.fixed(rows, piece.channel, piece)
+        if not (self.by_pairs(piece) and self.ordered_late):
+            return found
+        return {k: v if v.lanes == 1 else self.f.shuffle(v, None, apart(v.lanes)) for k, v in found.items()}
+
     def finish(
         self,
         piece: Lanes,
@@ -236,7 +248,7 @@ class Depthwise:
     ) -> None:
         """The epilogue and the stores of a group's sums; ``place`` is the first output's address."""
         f = self.f
-        if self.by_pairs(piece):
+        if self.by_pairs(piece) and not self.ordered_late:
             values = [f.shuffle(v, None, together(piece.count)) for v in values]
         # a long epilogue waits for itself: where vectors are short, those of all pixels are under way at once
         if count is None and (self.tail.is_cheap or self.isa.abreast > 1):
@@ -255,4 +267,8 @@ class Depthwise:
         address = self.f.gep(place, pixel * self.at["yw"], self._out)
         here = self.code.moved(rows, pixel * self.at["qw"])
         value = self.f.cast(value, "float") if self.halves else value
+        if self.by_pairs(piece) and self.ordered_late:
+            made = self.code.value(value, here, piece.channel, piece.mask, fixed)
+            self.f.store(rounded_in_order(self.f, made), address, 2)
+            return
         self.code.store(value, here, piece.channel, address, self.out_dtype, piece.mask, fixed)

@@ -72,7 +72,7 @@ class FlatDepthwise(Depthwise):
             filters = self.put_apart(piece, filters)
         weights = self.weights(filters, piece, range(self.high)) if self.holds and not self.low else []
         corner = self.code.rows(image, self.at["q0"] + self.f.i64(0))
-        return filters, weights, self.code.fixed(corner, piece.channel, piece)
+        return filters, weights, self.fixed(corner, piece)
 
     @property
     def holds(self) -> bool:
