@@ -105,7 +105,7 @@ def depthwise(
 
     spec = KernelSpec(
         f"depthwise {'halves' if halves else x.dtype} {high or 'any'}x{unrolled or 'any'} stride {stride}",
-        ("depthwise", 6, x.dtype.name, out.dtype.name, structure.key, tail.key),
+        ("depthwise", 7, x.dtype.name, out.dtype.name, structure.key, tail.key),
         emit,
     )
     # tall blocks: rows that two outputs share are loaded once, and a vector of channels is set up once

@@ -65,7 +65,8 @@ class Depthwise:
         structure: Structure,
         tail: Tail,
     ) -> None:
-        self.isa, self.dtype, self.out_dtype, self.tail = isa, dtype, out_dtype, tail
+        self.isa, self.dtype, self.out_dtype = isa, dtype, out_dtype
+        self.bias, self.tail = (None, tail) if structure.halves else tail.begun()
         self.high, self.taps, self.pixels = structure.high, structure.taps, structure.pixels
         self.low, self.inner = structure.low, structure.inner
         self.stride, self.dilation, self.spread = structure.stride, structure.dilation, structure.spread
@@ -79,7 +80,7 @@ class Depthwise:
         self.at = Fields(f, f.args["dims"], FIELDS)
         bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(bufs, k, "ptr")) for k in range(3))
-        self.code = TailCode(f, isa, tail, bufs, 3, f.args["dims"], len(FIELDS))
+        self.code = TailCode(f, isa, self.tail, bufs, 3, f.args["dims"], len(FIELDS))
         self.held = f.stack(self.element, 2 * self.pixels * isa.lanes(self.item))
 
     def function(self) -> None:
@@ -156,8 +157,9 @@ class Depthwise:
 
     def body(self, piece: Lanes, start: Val, place: Val, rows: list[Val], left: Val | None, count: Val | None) -> None:
         f, at = self.f, self.at
-        kind = vector(self.element, piece.count)
-        sums = [f.var(kind, f.zero(kind) if piece.count > 1 else 0.0) for _ in range(self.pixels)]
+        fixed = self.fixed(rows, piece)
+        start_sum = self.beginning(piece, fixed)
+        sums = [f.var(start_sum.type, start_sum) for _ in range(self.pixels)]
         with f.loop(*self.kd) as kd, f.loop(*self.kh) as kh:
             line = f.gep(start, kd * at["dd"] * at["xd"] + kh * at["dh"] * at["xh"], self.source)
             taps = f.gep(self.w, (kd * at["kh"] + kh) * at["kw"] * at["padded"] + piece.channel, self.element)
@@ -166,7 +168,7 @@ class Depthwise:
             else:
                 self.looped(piece, sums, line, taps, left)
         here = self.f.gep(place, piece.channel, self._out)
-        self.finish(piece, [s.get() for s in sums], here, rows, count, self.fixed(rows, piece))
+        self.finish(piece, [s.get() for s in sums], here, rows, count, fixed)
 
     def unrolled(self, piece: Lanes, sums: list[Var], line: Val, taps: Val, left: Val | None) -> None:
         """All taps of a kernel row: each column is loaded once and added to every pixel that reads it."""
@@ -236,6 +238,14 @@ class Depthwise:
         if not (self.by_pairs(piece) and self.ordered_late):
             return found
         return {k: v if v.lanes == 1 else self.f.shuffle(v, None, apart(v.lanes)) for k, v in found.items()}
+
+    def beginning(self, piece: Lanes, fixed: dict[int, Val]) -> Val:
+        """What sums begin with: a bias, if there is one."""
+        f, kind = self.f, vector(self.element, piece.count)
+        if self.bias is None:
+            return f.const(kind, 0.0)
+        found = fixed[self.bias]
+        return f.shuffle(found, None, apart(piece.count)) if self.by_pairs(piece) and not self.ordered_late else found
 
     def finish(
         self,

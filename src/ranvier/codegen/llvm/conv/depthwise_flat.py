@@ -164,7 +164,7 @@ class FlatDepthwise(Depthwise):
     ) -> None:
         """Some neighbouring pixels; columns that are not ``sure`` count as zeros where they lie outside the image."""
         f = self.f
-        kind = vector(self.element, piece.count)
+        start_sum = self.beginning(piece, fixed) if self.bias is not None else None
         sums: list[Var | None] = [None] * self.pixels
         users: dict[int, list[tuple[int, int]]] = {}
         for p in range(self.pixels):
@@ -184,7 +184,8 @@ class FlatDepthwise(Depthwise):
                 for p, t in pairs:
                     total = sums[p]
                     if total is None:
-                        sums[p] = f.var(kind, value * taps[t])
+                        first = value * taps[t] if start_sum is None else f.fma(value, taps[t], start_sum)
+                        sums[p] = f.var(first.type, first)
                     else:
                         total.set(f.fma(value, taps[t], total.get()))
         self.finish(piece, [s.get() for s in sums if s is not None], place, rows, count, fixed)

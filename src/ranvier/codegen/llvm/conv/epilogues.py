@@ -7,6 +7,7 @@ value for all, or strided; that class is part of the code, the strides themselve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ranvier.codegen.launch import At
 from ranvier.codegen.llvm.builder import Fn, Val
@@ -14,13 +15,14 @@ from ranvier.codegen.llvm.control import by_widths
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_product, widened
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, walk
+from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, substitute, walk
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _CHEAP = frozenset({"add", "sub", "mul", "div", "min", "max", "neg", "abs", "fma", "where", "cast"}) | {
     *("quotient", "reciprocal", "lt", "le", "gt", "ge", "eq", "ne"),
 }
+_SUM, _BEGUN = Result(0, DType.float32), Result(-1, DType.float32)
 _MANY = 12  # operations that are still worth writing out once per accumulator
 
 
@@ -56,6 +58,17 @@ class Tail:
     @property
     def key(self) -> tuple[object, ...]:
         return repr(self.value), tuple(d.name for d in self.dtypes), self.classes, self.still
+
+    def begun(self) -> tuple[int | None, Tail]:
+        """The operand that is added to every sum before anything else, a number for each channel, and what is left to
+        do where sums begin with it."""
+        for k, (dtype, kind, still) in enumerate(zip(self.dtypes, self.classes, self.still)):
+            if not (still and kind == 1 and dtype is DType.float32):
+                continue
+            value = substitute(self.value, {Op("add", (_SUM, Load(k, DType.float32)), DType.float32): _BEGUN})
+            if value is not self.value and not any(each == _SUM for each in walk(value)):
+                return k, replace(self, value=substitute(value, {_BEGUN: _SUM}))
+        return None, self
 
     @property
     def is_plain(self) -> bool:

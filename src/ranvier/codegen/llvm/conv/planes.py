@@ -104,7 +104,7 @@ def planes_conv(
     return Launch(
         KernelSpec(
             f"conv planes {structure.planes}x{structure.taps} stride {structure.stride}",
-            ("conv planes", 1, out.dtype.name, structure.key, tail.key),
+            ("conv planes", 2, out.dtype.name, structure.key, tail.key),
             emit,
         ),
         (At(x.storage, x.offset * 4), At(packed.storage), At.of(out), *tail.buffers),
@@ -121,14 +121,15 @@ class _Planes:
     def __init__(
         self, module: Module, symbol: str, isa: Isa, out_dtype: DType, structure: _Structure, tail: Tail
     ) -> None:
-        self.isa, self.out_dtype, self.structure, self.tail = isa, out_dtype, structure, tail
+        self.isa, self.out_dtype, self.structure = isa, out_dtype, structure
+        self.bias, self.tail = tail.begun()
         self.lanes = isa.lanes(4)
         self.f = f = module.kernel(symbol)
         self.nothing = Val(f, "ptr", module.table(f"{symbol}_nothing", "float", [0]))
         self.at = Fields(f, f.args["dims"], FIELDS)
         bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(bufs, k, "ptr")) for k in range(3))
-        self.code = TailCode(f, isa, tail, bufs, 3, f.args["dims"], len(FIELDS))
+        self.code = TailCode(f, isa, self.tail, bufs, 3, f.args["dims"], len(FIELDS))
         most = max(structure.vectors * structure.pixels, structure.last_vectors * structure.last_pixels)
         self.held = f.stack("float", most * self.lanes)
 
@@ -196,16 +197,18 @@ class _Body:
         place = f.gep(y, ow * at["yw"], memory_type(self.kernel.out_dtype))
         rows = self.kernel.code.rows(image, number + ow * at["qw"])
         with f.if_else(inside) as otherwise:
-            self.finish(self.sums(start, None), place, rows)
+            self.finish(self.sums(rows, start, None), place, rows)
             otherwise()
             there = [f.cmp("ult", left + column, at["w"]) for column in range(width)]
-            self.finish(self.sums(start, there), place, rows)
+            self.finish(self.sums(rows, start, there), place, rows)
 
-    def sums(self, start: Val, there: list[Val] | None) -> list[list[Val]]:
+    def sums(self, rows: list[Val], start: Val, there: list[Val] | None) -> list[list[Val]]:
         """Of every pixel all vectors of channels; ``there``: the columns that exist, where some may not."""
         f, at, s = self.f, self.at, self.kernel.structure
         kind = vector("float", self.lanes)
-        sums = [[f.var(kind, f.zero(kind)) for _ in range(self.vectors)] for _ in range(self.pixels)]
+        bias = self.kernel.bias
+        begin = [f.zero(kind) if bias is None else known[bias] for known in self.fixed(rows)]
+        sums = [[f.var(kind, each) for each in begin] for _ in range(self.pixels)]
         step = self.vectors * self.lanes
         with f.loop(0, s.planes) as plane, f.loop(*self.kernel_rows) as kh:
             line = f.gep(start, plane * at["xc"] + kh * at["dh"] * at["xh"], "float")
