@@ -39,41 +39,47 @@ def finish_spec(tail: Tail, out: DType, *, single: bool = False) -> KernelSpec:
         (_single_column if single else _columns)(f, at, code, isa, out)
         f.ret()
 
-    return KernelSpec(f"conv bfloat16 finish {out}", ("bfloat conv finish", 1, tail.key, out.name, single), emit)
+    return KernelSpec(f"conv bfloat16 finish {out}", ("bfloat conv finish", 2, tail.key, out.name, single), emit)
 
 
 def _columns(f: Fn, at: dict[str, Val], code: TailCode, isa: Isa, out: DType) -> None:
     lanes = isa.lanes(4)
     first = code.rows(at["image"], at["number"])
 
-    def piece(column: Val, halves: int, mask: Val | None) -> None:
+    def piece(column: Val, masks: list[Val | None]) -> None:
         """One or two vectors of columns of all rows."""
-        columns = [column + lanes * h for h in range(halves)]
-        fixed = [code.fixed(first, at["channel"] + c, Lanes(lanes, c, mask)) for c in columns]
+        columns = [column + lanes * h for h in range(len(masks))]
+        fixed = [code.fixed(first, at["channel"] + c, Lanes(lanes, c, m)) for c, m in zip(columns, masks)]
         with f.loop(0, at["rows"]) as r:
             sums = f.gep(f.args["tile"], r * at["step"])
             start = f.gep(f.args["out"], r * at["out_step"], memory_type(out))
             rows = code.moved(first, r * at["number_step"])
             values = [
-                code.value(
-                    f.load(vector("float", lanes), f.gep(sums, c, "float")), rows, at["channel"] + c, mask, known
-                )
-                for c, known in zip(columns, fixed)
+                code.value(f.load(vector("float", lanes), f.gep(sums, c, "float")), rows, at["channel"] + c, m, known)
+                for c, m, known in zip(columns, masks, fixed)
             ]
             place = f.gep(start, column, memory_type(out))
-            if halves == 2 and out is DType.bfloat16:
-                f.store(narrowed_pair(f, *values), place, 2)
+            if len(masks) == 2 and out is DType.bfloat16:
+                store_both(narrowed_pair(f, *values), place, masks[1])
             else:
-                for h, value in enumerate(values):
-                    code.keep(value, f.gep(place, lanes * h, memory_type(out)), out, mask)
+                for h, (value, m) in enumerate(zip(values, masks)):
+                    code.keep(value, f.gep(place, lanes * h, memory_type(out)), out, m)
 
-    pairs, whole = f.and_(at["columns"], -2 * lanes), f.and_(at["columns"], -lanes)
+    def store_both(value: Val, place: Val, mask: Val | None) -> None:
+        if mask is None:
+            f.store(value, place, 2)
+        else:
+            every = f.shuffle(f.const(mask.type, 1), mask, range(2 * lanes))
+            f.masked_store(value, place, every, 2)
+
+    pairs = f.and_(at["columns"], -2 * lanes)
     with f.loop(0, pairs, 2 * lanes) as column:
-        piece(column, 2, None)
-    with f.if_(f.cmp("slt", pairs, whole)):
-        piece(pairs, 1, None)
-    with f.if_(f.cmp("slt", whole, at["columns"])):
-        piece(whole, 1, f.mask_below(lanes, at["columns"] - whole))
+        piece(column, [None, None])
+    left = at["columns"] - pairs
+    with f.if_(f.cmp("sgt", left, lanes)):
+        piece(pairs, [None, f.mask_below(lanes, left - lanes)])
+    with f.if_(f.and_(f.cmp("sgt", left, 0), f.cmp("sle", left, lanes))):
+        piece(pairs, [f.mask_below(lanes, left)])
 
 
 def _single_column(f: Fn, at: dict[str, Val], code: TailCode, isa: Isa, out: DType) -> None:
