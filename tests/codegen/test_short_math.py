@@ -9,7 +9,7 @@ import pytest
 
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Result
-from ranvier.codegen.loops.shorten import for_bfloat16
+from ranvier.codegen.loops.shorten import for_bfloat16, of_bfloat16
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.providers.cpu.realise import _for_store
@@ -67,6 +67,9 @@ def test_factors_are_shortened() -> None:
     smaller = op("min", op("max", smaller, number(0.0)), number(1.0))
     assert for_bfloat16(op("quotient", op("mul", X, cut), six, sixth)) == op("mul", X, smaller)
     assert for_bfloat16(op("quotient", op("mul", cut, X), six, sixth)) == op("mul", X, smaller)
+    assert of_bfloat16(op("quotient", op("mul", X, cut), six, sixth)) == op("mul", X, smaller)
+    assert of_bfloat16(op("quotient", swish, six, sixth)) == op("mul", swish, sixth)
+    assert of_bfloat16(swish) is swish
     tanh = op("add", op("tanh", X), number(1.0))
     twice = op("mul", number(2.0), op("short_sigmoid", op("mul", number(2.0), X)))
     assert for_bfloat16(op("neg", tanh)) == op("neg", twice)

@@ -7,6 +7,8 @@ themselves in every GELU, are functions of their own that do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.dtypes import DType
 
@@ -23,7 +25,7 @@ def for_bfloat16(value: Expr) -> Expr:
         case "mul" | "neg" | "min" | "max":
             return _with(value, tuple(for_bfloat16(a) for a in value.args))
         case "quotient":
-            return _quotient(*value.args)
+            return _quotient(for_bfloat16, *value.args)
         case "where":
             condition, *chosen = value.args
             return _with(value, (condition, *(for_bfloat16(a) for a in chosen)))
@@ -32,15 +34,23 @@ def for_bfloat16(value: Expr) -> Expr:
     return value
 
 
-def _quotient(dividend: Expr, divisor: Expr, reciprocal: Expr) -> Expr:
+def of_bfloat16(value: Expr) -> Expr:
+    """``value``, made of sums of products of bfloat16 and kept as float32: what a division rounds otherwise is nothing
+    beside the errors of its operands."""
+    if isinstance(value, Op) and value.name == "quotient" and value.dtype is F32:
+        return _quotient(of_bfloat16, *value.args)
+    return value
+
+
+def _quotient(inner: Callable[[Expr], Expr], dividend: Expr, divisor: Expr, reciprocal: Expr) -> Expr:
     """One multiplication instead of six instructions that round as a division does, or none: where what is divided has
     a factor that is cut off at both ends, as a hard swish has, that is made as much smaller before."""
     if isinstance(dividend, Op) and dividend.name == "mul" and isinstance(divisor, Const) and divisor.value > 0:
         for one, other in (dividend.args, dividend.args[::-1]):
             smaller = _clipped_sum(other, float(divisor.value), reciprocal)
             if smaller is not None:
-                return Op("mul", (for_bfloat16(one), smaller), F32)
-    return Op("mul", (for_bfloat16(dividend), reciprocal), F32)
+                return Op("mul", (inner(one), smaller), F32)
+    return Op("mul", (inner(dividend), reciprocal), F32)
 
 
 def _clipped_sum(value: Expr, divisor: float, reciprocal: Expr) -> Expr | None:

@@ -13,7 +13,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.sharing import paced, tuned_sharing
 from ranvier.codegen.loops.ir import Epilogue, Expr, Nest
-from ranvier.codegen.loops.shorten import for_bfloat16
+from ranvier.codegen.loops.shorten import for_bfloat16, of_bfloat16
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
@@ -127,6 +127,8 @@ class Realiser(BaseRealiser):
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         first = len(self.done.launches)
+        if epilogue is not None and self._multiplies(anchor) is DType.bfloat16:
+            epilogue = Epilogue(of_bfloat16(epilogue.value), epilogue.operands)
         made = anchor.realise(self, views, target, epilogue)
         self.add(made)
         if made and made[-1].label.endswith("matmul"):
