@@ -278,6 +278,24 @@ def test_planes_are_read_where_they_lie(isa: Isa) -> None:
     assert kernels[0] == "conv planes 3x3 stride 2" and "planes" not in kernels[1]
 
 
+def test_what_is_added_in_place_is_added_once(isa: Isa) -> None:
+    """The result lies where the summand does: no pixel may be computed a second time."""
+    case = Case((1, 3, 9, 37), 16, (3, 3), pads=(1, 1, 1, 1))
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal(case.x).astype(np.float32), case.weights(rng, np.float32)
+    want = reference(case, x, w)
+    more = rng.standard_normal(want.shape).astype(np.float32)
+    want += more
+    shape, target = case.shape(w), channels_last(more)
+    (x_view, x_data), (out, out_data) = bound(x, "input"), bound(target, "output")
+    images, channels, *spatial = out.strides
+    value = Op("add", (Result(0, F32), Load(0, F32)), F32)
+    epilogue = Epilogue(value, (Operand(out, (images, spatial[-1], channels)),))
+    launches = conv(x_view, pack_weights(w, isa, shape), out, shape, isa, epilogue=epilogue)
+    harness.run(launches, isa, {x_view.storage: x_data, out.storage: out_data})
+    compare(target, want, case.x[1] * 9)
+
+
 @pytest.mark.parametrize("case", NARROW, ids=names(NARROW))
 def test_few_outputs(isa: Isa, case: Case) -> None:
     run_case(case, isa, split=2)

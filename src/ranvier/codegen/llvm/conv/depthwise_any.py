@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ranvier.codegen.llvm.builder import Module, Val, Var, size_of, vector
+from ranvier.codegen.llvm.conv.borders import taps_inside
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, register_type
 from ranvier.codegen.llvm.isa import Isa
@@ -98,19 +99,12 @@ class Depthwise:
         with self.f.loop(first, last) as oh:
             self.row(image, od, oh)
 
-    def taps_inside(self, start: Val, size: Val, taps: Val, dilation: Val) -> tuple[Val, Val]:
-        """The kernel taps from position ``start`` on that lie inside [0, size)."""
-        f = self.f
-        low = f.div(f.max_(f.neg(start) + dilation - 1, 0), dilation)
-        high = f.div(f.max_(size - start + dilation - 1, 0), dilation)
-        return low, f.min_(high, taps)
-
     def row(self, image: Val, od: Val, oh: Val) -> None:
         f, at = self.f, self.at
         top = oh * at["sh"] - at["ph"]
         front = od * at["sd"] - at["pd"]
-        self.kh = self.taps_inside(top, at["h"], at["kh"], at["dh"])
-        self.kd = self.taps_inside(front, at["d"], at["kd"], at["dd"])
+        self.kh = taps_inside(f, top, at["h"], at["kh"], at["dh"])
+        self.kd = taps_inside(f, front, at["d"], at["kd"], at["dd"])
         corner = f.gep(self.x, image * at["xn"] + front * at["xd"] + top * at["xh"], self.source)
         target = f.gep(self.y, image * at["yn"] + od * at["yd"] + oh * at["yh"], self._out)
         line = od * at["qd"] + oh * at["qh"] + at["q0"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ranvier.codegen.llvm.builder import Val, Var, vector
+from ranvier.codegen.llvm.conv.borders import taps_inside
 from ranvier.codegen.llvm.conv.depthwise_any import Depthwise
 from ranvier.codegen.llvm.conv.epilogues import Lanes
 from ranvier.codegen.llvm.isa import Isa
@@ -112,7 +113,7 @@ class FlatDepthwise(Depthwise):
         f, at = self.f, self.at
         top = oh * at["sh"] - at["ph"]
         if self.low:
-            above, _ = self.taps_inside(top, at["h"], at["kh"], at["dh"])
+            above, _ = taps_inside(f, top, at["h"], at["kh"], at["dh"])
             above = f.min_(above, at["kh"] - self.high)
             top = top + at["dh"] * above
             start = f.gep(filters.start, filters.step * self.taps * above, self.element)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
+from ranvier.codegen.llvm.conv.borders import taps_inside
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, below
 from ranvier.codegen.llvm.conv.plan import Panels, work_pieces
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, Pixels
@@ -51,8 +52,11 @@ class _Structure:
         return self.planes, self.taps, self.stride, *panels, self.partial
 
 
-def suits(x: View, shape: ConvShape, cut: Panels, isa: Isa) -> bool:
-    """Whether a thin convolution is one of these."""
+def suits(x: View, shape: ConvShape, cut: Panels, isa: Isa, epilogue: Epilogue | None) -> bool:
+    """Whether a thin convolution is one of these. What is added to pixels may lie where they are written, so none of
+    them could be computed again."""
+    if epilogue is not None and not all(Tail.of(epilogue, DType.float32).still):
+        return False
     if x.dtype is not DType.float32 or x.rank != 4 or x.strides[3] != 1 or shape.dilations[2] != 1:
         return False
     if shape.kernel[2] > _WIDEST or not (isa.masks or shape.cout % cut.lanes == 0):
@@ -146,9 +150,7 @@ class _Planes:
         """One row of output pixels: panel by panel, so that a panel's weights are near for all of its groups."""
         f, at, s = self.f, self.at, self.structure
         top = oh * at["sh"] - at["ph"]
-        # kernel rows inside the image
-        above = f.div(f.max_(f.neg(top) + at["dh"] - 1, 0), at["dh"])
-        below_ = f.min_(f.div(f.max_(at["h"] - top + at["dh"] - 1, 0), at["dh"]), at["kh"])
+        kernel_rows = taps_inside(f, top, at["h"], at["kh"], at["dh"])
         x = f.gep(self.x, image * at["xn"] + top * at["xh"], "float")
         y = f.gep(self.y, image * at["yn"] + oh * at["yh"], memory_type(self.out_dtype))
         number = oh * at["qh"] + at["q0"]
@@ -157,7 +159,7 @@ class _Planes:
 
         def panel(index: Val, vectors: int, pixels: int, partial: bool) -> None:
             weights = f.gep(self.w, depth * columns * index, "float")
-            body = _Body(self, vectors, pixels, index * columns, partial, weights, (above, below_))
+            body = _Body(self, vectors, pixels, index * columns, partial, weights, kernel_rows)
             with f.loop(0, at["ow"], pixels) as ow:
                 body.group(image, x, y, number, f.min_(ow, at["ow"] - pixels))
 

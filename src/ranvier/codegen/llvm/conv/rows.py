@@ -64,7 +64,7 @@ def gemm_conv(
     cut = panels_of(shape, packed.block, isa, sums_of(x.dtype).numpy.itemsize)
     require_channels_last(out, "the output")
     numbering = numbering or Numbering.plain(shape.out)
-    if is_thin(shape) and shuffle is None and planes.suits(x, shape, cut, isa):
+    if is_thin(shape) and shuffle is None and planes.suits(x, shape, cut, isa, epilogue):
         return [planes.planes_conv(x, packed, out, shape, isa, epilogue, cut, threads, numbering)]
     if is_thin(shape):
         by_lines = shape.dilations[2] == 1 and shape.out[2] >= tile.rows
