@@ -27,6 +27,7 @@ _HORIZONTAL = 14  # cost of folding the lanes of a vector
 _CHEAP = 4  # instructions up to which many copies of them are no burden to the compiler
 _OFTEN = 32  # walks along the lane axis from which on its length is worth a kernel
 _SHORT = 64  # vectors along it up to which its end is worth one
+_EIGHT = 8  # points that are worth a vector of their own: channels come in eights
 _COUNTS = (1, 2, 3, 4, 6, 8)  # of vectors written out; few, so that lengths share kernels
 _LONG = 16  # points of a row from which on sums wait for each other, so that a vector too many costs nothing
 _FOLDED = (1, 2, 3, 4, 8)  # of vectors written out there
@@ -39,7 +40,7 @@ class Cover:
 
     lanes: int
     unroll: int  # vectors worked on together where the lane axis is an outer one
-    together: bool  # … and those are all there are, the last one at the axis' end
+    together: bool  # … and those are all there are but for the rest, the last one at the axis' end
     fixed: int  # of these, the first ones, which lie at the same place for every length
     shifted: bool  # … or else the last group of them ends there
     single: bool  # whole vectors may be left behind groups of them
@@ -83,13 +84,16 @@ def _cover(nest: Nest, lane: int, lanes: int, unroll: int, cheap: bool, folds: b
         return plain
     fitting = min(lanes, 1 << (int(n).bit_length() - 1))
     most = (unroll if folds else _COUNTS[-1]) if cheap else unroll + 1
+    rest = n % lanes
+    parts = rest in (lanes // 2, lanes // 4) and rest > 1
+    if parts and rest >= _EIGHT and cheap and not folds and isa.masks and 0 < n // lanes < most:
+        # long vectors that overlap lie across lines of the cache, and waiting for those is what takes longest then
+        return Cover(lanes, n // lanes, True, n // lanes, False, False, rest)
     fewer = 1
     for count in _FOLDED if long else _COUNTS:
         if n <= count * fitting and count <= most:
             return Cover(fitting, count, True, fewer, False, False, 0)
         fewer = count
-    rest = n % lanes
-    parts = rest in (lanes // 2, lanes // 4) and rest > 1
     # without masks whole vectors have nothing to do with the end, and a few points are soon done one by one
     if n > _SHORT * lanes or not (isa.masks or parts):
         return plain

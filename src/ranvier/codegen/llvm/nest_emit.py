@@ -87,12 +87,16 @@ class _NestEmitter(Access):
             self.along_lanes(point, *lane_range, self.s.cover.unroll, self.stages)
 
     def all_blocks(self) -> list[Block]:
-        """The whole lane axis, where it is short: the last vectors begin early enough to end with it."""
+        """The whole lane axis, where it is short: the last vectors begin early enough to end with it, or there is one
+        that is as long as what is left."""
         f, cover = self.f, self.s.cover
         last = f.sub(self.dim["extent", self.s.lane], cover.lanes)
         starts = [f.i64(u * cover.lanes) for u in range(cover.unroll)]
         starts[cover.fixed :] = [f.min_(start, last) for start in starts[cover.fixed :]]
-        return [self.block(start, cover.lanes, None, u) for u, start in enumerate(starts)]
+        blocks = [self.block(start, cover.lanes, None, u) for u, start in enumerate(starts)]
+        if cover.rest:
+            blocks.append(self.block(f.i64(cover.unroll * cover.lanes), cover.rest, None, cover.unroll))
+        return blocks
 
     def along_lanes(self, point: Point, start: Val, stop: Val, unroll: int, body: Body) -> None:
         """Run the body over blocks that cover a range of the lane axis: groups of vectors, then what remains."""
