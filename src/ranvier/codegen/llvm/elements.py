@@ -122,16 +122,20 @@ def store_vector(
 def store_product(f: Fn, isa: Isa, dtype: DType, value: Val, address: Val, mask: Val | None = None) -> None:
     """As :func:`store_vector`, for what became of a product: denormals of bfloat16 may become zeros, as they do in
     products of it."""
-    pair = value.lanes == 32 and mask is None
-    if dtype is not DType.bfloat16 or not isa.has("avx512bf16") or not (pair or value.lanes == 16):
+    lanes = value.lanes
+    takes = lanes == 16 or (mask is None and (1 < lanes < 16 or lanes == 32))
+    if dtype is not DType.bfloat16 or not isa.has("avx512bf16") or not takes:
         store_vector(f, isa, dtype, value, address, mask=mask)
-    elif pair:
+    elif mask is not None:
+        f.masked_store(narrowed(f, value), address, mask, 2)
+    elif lanes == 32:
         low, high = (f.shuffle(value, None, range(k, k + 16)) for k in (0, 16))
         f.store(narrowed_pair(f, low, high), address, 2)
-    elif mask is None:
+    elif lanes == 16:
         f.store(narrowed(f, value), address, 2)
-    else:
-        f.masked_store(narrowed(f, value), address, mask, 2)
+    else:  # the instruction takes 16 floats: the others are whatever lies in the register
+        whole = narrowed(f, f.shuffle(value, None, [min(k, lanes) for k in range(16)]))
+        f.store(f.shuffle(whole, None, range(lanes)), address, 2)
 
 
 def narrowed(f: Fn, value: Val) -> Val:

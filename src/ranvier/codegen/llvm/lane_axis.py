@@ -3,9 +3,9 @@
 Where the lanes lie along a short outer axis that is walked many times, as channels are for every pixel, loops over it
 and what is done about its end would take longer than the work. There all its vectors are written out, and the last one
 ends where the axis ends: it may compute a few points a second time, from what was read before anything was written, so
-there is no remainder at all. Longer axes that are walked often have a remainder that is known: none, or a part of a
-vector that needs no mask. Sums over long rows go by groups of vectors of which the last ends where the axis ends: one
-vector alone would take as long as a group.
+there is no remainder at all; eight points behind long vectors are a vector of their own. Longer axes that are walked
+often have a remainder that is known: none, or a part of a vector that needs no mask. Sums over long rows go by groups
+of vectors of which the last ends where the axis ends: one vector alone would take as long as a group.
 """
 
 from __future__ import annotations

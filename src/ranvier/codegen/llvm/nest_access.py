@@ -13,7 +13,6 @@ from ranvier.codegen.llvm.elements import (
     load_every_second,
     load_vector,
     memory_type,
-    narrowed,
     register_type,
     scatter_elements,
     store_product,
@@ -281,15 +280,7 @@ class Access:
                 self.store_pairs(arg.dtype, base, value)
             elif positions is not None:
                 scatter_elements(f, self.isa, arg.dtype, value, base, positions, mask=mask)
-            elif dtype is DType.float32 and arg.dtype is DType.bfloat16 and self.narrows_parts(value, mask):
-                # the instruction takes 16 floats: the others are whatever lies in the register
-                rounded = narrowed(f, f.shuffle(value, None, [min(k, value.lanes) for k in range(16)]))
-                f.store(f.shuffle(rounded, None, range(value.lanes)), base, 2)
             elif dtype is DType.float32:
                 store_product(f, self.isa, arg.dtype, value, base, mask)
             else:
                 store_vector(f, self.isa, arg.dtype, value, base, mask=mask)
-
-    def narrows_parts(self, value: Val, mask: Val | None) -> bool:
-        """Whether a part of a vector is rounded to bfloat16 by the instruction for whole ones."""
-        return mask is None and 1 < value.lanes < 16 and self.isa.has("avx512bf16")

@@ -240,3 +240,8 @@ class Epilogue:
 
     value: Expr
     operands: tuple[Operand, ...] = ()
+
+    @property
+    def is_still(self) -> bool:
+        """Whether operands are the same for all rows: none lies where results are written."""
+        return all(operand.strides[1] == 0 for operand in self.operands)

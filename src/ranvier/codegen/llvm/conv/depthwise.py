@@ -94,10 +94,8 @@ def depthwise(
     checks = kernel >= _CHECKED or not isa.masks
     inner = not whole or (checks and 2 * _groups_inside(shape, pixels, width) >= shape.out[2] // pixels)
     rest = not two or shape.cout % (2 * lanes) > 0
-    groups = pixels, whole, inner
-    structure = Structure(
-        *(high, unrolled, stride, dilation, low, *groups, multiplier > 1, pairs, rest, doubled, halves)
-    )
+    window = high, unrolled, stride, dilation, low
+    structure = Structure(*window, pixels, whole, inner, multiplier > 1, pairs, rest, doubled, halves)
     writer = FlatDepthwise if high else Depthwise
 
     def emit(module: Module, symbol: str, target: Isa) -> None:

@@ -24,7 +24,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-FIELDS = (
+_FIELDS = (
     *("h", "w", "oh", "ow", "kh", "sh", "dh", "ph", "pw", "channels", "panels"),
     *("xn", "xc", "xh", "yn", "yh", "yw", "rows", "blocks", "qh", "qw", "q0"),
 )
@@ -55,7 +55,7 @@ class _Structure:
 def suits(x: View, shape: ConvShape, cut: Panels, isa: Isa, epilogue: Epilogue | None) -> bool:
     """Whether a thin convolution is one of these. What is added to pixels may lie where they are written, so none of
     them could be computed again."""
-    if epilogue is not None and not all(Tail.of(epilogue, DType.float32).still):
+    if epilogue is not None and not epilogue.is_still:
         return False
     if x.dtype is not DType.float32 or x.rank != 4 or x.strides[3] != 1 or shape.dilations[2] != 1:
         return False
@@ -130,10 +130,10 @@ class _Planes:
         self.lanes = isa.lanes(4)
         self.f = f = module.kernel(symbol)
         self.nothing = Val(f, "ptr", module.table(f"{symbol}_nothing", "float", [0]))
-        self.at = Fields(f, f.args["dims"], FIELDS)
+        self.at = Fields(f, f.args["dims"], _FIELDS)
         bufs = f.args["bufs"]
         self.x, self.w, self.y = (f.load("ptr", f.gep(bufs, k, "ptr")) for k in range(3))
-        self.code = TailCode(f, isa, self.tail, bufs, 3, f.args["dims"], len(FIELDS))
+        self.code = TailCode(f, isa, self.tail, bufs, 3, f.args["dims"], len(_FIELDS))
         most = max(structure.vectors * structure.pixels, structure.last_vectors * structure.last_pixels)
         self.held = f.stack("float", most * self.lanes)
 

@@ -133,7 +133,7 @@ def _tail(channels: int, isa: Isa, out: View, epilogue: Epilogue | None) -> int:
     beyond = channels % (2 * lanes)  # vectors are finished in pairs
     if not isa.masks or out.dtype.numpy.itemsize > 1 or channels < 2 * lanes or beyond in (0, lanes):
         return 0
-    if epilogue is None or any(operand.strides[1] != 0 for operand in epilogue.operands):
+    if epilogue is None or not epilogue.is_still:
         return 0
     return lanes if beyond < lanes else 2 * lanes
 
@@ -314,7 +314,7 @@ class _Kernel:
 
         def held(address: Val) -> Val:
             """As it is: sums of offsets of rows and of columns would be more than there are registers."""
-            return f.opaque(address, "r") if windows.moves else address
+            return f.opaque(address) if windows.moves else address
 
         def pixels(ow: Val, count: int, *, border: bool = False) -> None:
             acc = [[list(sums) for _ in range(count)] for sums in first_sums]
