@@ -85,6 +85,37 @@ def test_selected_outputs_run_only_what_they_need() -> None:
         rv.load(two_outputs()).run({"x": x()}, outputs=["q"])
 
 
+def test_constant_outputs_stand_among_computed_ones_and_belong_to_the_caller() -> None:
+    text = """g (float[n,4] x) => (float[2] first, float[n,3] y, float[2] middle, float[n,4] z, float[2] last) {
+        h = MatMul(x, w) y = Relu(h) z = Neg(x) }"""
+    kept = {name: RNG.standard_normal(2).astype(np.float32) for name in ("first", "middle", "last")}
+    with rv.load(model(text, w=W, **kept)) as session:
+        assert session.bind(n=2)._direct is not None  # the short way, which every run but the first one takes
+        for _ in range(3):
+            given = x()
+            out = session.run({"x": given})
+            assert list(out) == ["first", "y", "middle", "z", "last"]
+            np.testing.assert_allclose(out["y"], np.maximum(given @ W, 0), rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(out["z"], -given)
+            for name, expected in kept.items():
+                np.testing.assert_array_equal(out[name], expected)
+                out[name][:] = np.nan  # of the caller: the next run gives the constant again
+        target = np.empty(2, np.float32)
+        out = session.run({"x": given}, into={"middle": target, "z": np.empty((2, 4), np.float32)})
+        np.testing.assert_array_equal(out["middle"], kept["middle"])
+        np.testing.assert_array_equal(out["z"], -given)
+
+
+def test_outputs_that_are_inputs_are_copies() -> None:
+    with rv.load(model("g (float[n,4] x) => (float[n,4] x, float[n,4] y) { y = Neg(x) }")) as session:
+        for _ in range(3):
+            given = x()
+            out = session.run({"x": given})
+            np.testing.assert_array_equal(out["x"], given)
+            np.testing.assert_array_equal(out["y"], -given)
+            assert not np.shares_memory(out["x"], given)
+
+
 def test_every_size_gets_a_plan_and_old_ones_go() -> None:
     with rv.load(two_outputs(), plan_cache=3) as session:
         for rows in (1, 2, 4, 7, 5, 1, 0):

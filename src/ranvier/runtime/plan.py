@@ -131,6 +131,10 @@ class Plan:
         ]
         self._check_limits()
         self._fresh_bytes = sum(static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh)
+        # outputs that are constants of the model, by their place; callers get copies
+        self._constants = [
+            (k, found) for k in self._lent if (found := program.template[program.output_slots[k]]) is not None
+        ]
         self._direct = self._direct_call()
         nodes: dict[str, int] = {}
         for item in program.parts:
@@ -139,10 +143,13 @@ class Plan:
 
     def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making], list[int]] | None:
         """The kernel, where the inputs stand, its workspace's offset, how outputs are made and which of them is which
-        of the kernel's, when one bound kernel is the whole program and makes exactly the outputs: then nothing has to
-        be looked after between the call and the kernel."""
-        steps, outputs = self.program.steps, self.program.output_slots
+        of the kernel's, when one bound kernel is the whole program and makes every output that is no constant: then
+        nothing has to be looked after between the call and the kernel."""
+        steps = self.program.steps
+        outputs = [slot for slot in self.program.output_slots if slot not in self._given]
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
+            return None
+        if len(self._constants) != len(self._lent):
             return None
         where = {slot: k for k, slot in enumerate(self.program.input_slots)}
         needed = [slot for slot in steps[0].inputs if self.program.template[slot] is None]
@@ -168,6 +175,9 @@ class Plan:
         if self._direct is None:
             return None
         kernel, order, offset, making, theirs = self._direct
+        constants = self._constants
+        if constants and into is not None:
+            return None
         if self._fresh_bytes >= NOTED_FROM and not self._offers_enough(into):
             return None  # large outputs are looked at together: none of them is touched before all are made
         try:
@@ -183,14 +193,15 @@ class Plan:
         written = [outputs[k] for k in theirs] if theirs else outputs
         if not kernel.workspace:
             kernel.call(given, written, 0)
-            self._tally.runs += 1
-            return outputs
-        held = self._take()
-        try:
-            kernel.call(given, written, held[3] + offset)
-        finally:
-            self._give(held)
+        else:
+            held = self._take()
+            try:
+                kernel.call(given, written, held[3] + offset)
+            finally:
+                self._give(held)
         self._tally.runs += 1
+        for k, constant in constants:
+            outputs.insert(k, constant.copy())
         return outputs
 
     def _offers_enough(self, into: Sequence[Array | None] | None) -> bool:
@@ -205,7 +216,7 @@ class Plan:
     def may_overwrite(self, output: int, given: int) -> bool:
         """Whether ``run_directly`` may be offered the memory of an input, by their places in the signature, for an
         output of the same type and shape."""
-        if self._direct is None:
+        if self._direct is None or self._constants:
             return False
         kernel, order, _, _, theirs = self._direct
         if given not in order or not isinstance(kernel, Overwrites):
