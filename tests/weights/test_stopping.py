@@ -66,11 +66,15 @@ def test_an_interruption_stops_a_download(slow: Served, tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     began = time.monotonic()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        WeightLoader(cache=tmp_path / "cache").preload(url(slow))
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            WeightLoader(cache=tmp_path / "cache").preload(url(slow))
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < SECONDS / 4
 
 
