@@ -26,7 +26,7 @@ from ranvier.runtime.quantizing import (
     prepared,
     read_samples,
 )
-from ranvier.runtime.quantizing.options import ALL_SCHEMES, RESTS
+from ranvier.runtime.quantizing.options import RESTS, all_schemes
 
 _MOST_ROWS = 40
 _COSINE = 0.999  # of results in 8 bits, unless asked otherwise
@@ -39,11 +39,12 @@ _WEIGHTS_ALONE = ("group",)
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="The file to write.")
 @click.option(
     "--scheme",
-    type=click.Choice(ALL_SCHEMES, case_sensitive=False),
+    type=click.Choice(all_schemes(), case_sensitive=False),
     default="int8",
     show_default=True,
     help="int8 codes weights and activations (as QuantizeLinear and DequantizeLinear); the others code weights of "
-    "products alone (as MatMulNBits, MatMulBnb4 or float8).",
+    "products alone (as MatMulNBits, MatMulBnb4 or float8). Packages bring others by the entry points "
+    "ranvier.quantization.",
 )
 @click.option(
     "--calib",

@@ -57,11 +57,11 @@ class Quantized:
         else:
             values = self.codes.astype(wide)
             if self.zeros is not None:
-                values = values - self._each(self.zeros).astype(wide)
-        numbers: Array = (values * self._each(self.scales).astype(wide)).astype(self.dtype.numpy)
+                values = values - self.each(self.zeros).astype(wide)
+        numbers: Array = (values * self.each(self.scales).astype(wide)).astype(self.dtype.numpy)
         return numbers
 
-    def _each(self, numbers: Array) -> Array:
+    def each(self, numbers: Array) -> Array:
         """One number for each element."""
         if self.flat:
             return expand(numbers, self.block, (self.codes.size,)).reshape(self.shape)

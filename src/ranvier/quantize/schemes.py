@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -39,14 +40,36 @@ def scheme_names() -> list[str]:
     return sorted({*_OWN, *_added, *plugged(ENTRY_POINTS)})
 
 
+def added_names() -> list[str]:
+    """Schemes that others brought, by registering them or by entry points."""
+    return sorted({*_added, *plugged(ENTRY_POINTS)})
+
+
 def scheme(name: str, **options: Any) -> Quantize:
     """The scheme of this name with these options."""
-    make = _added.get(name) or _OWN.get(name)
-    if make is None and name in plugged(ENTRY_POINTS):
-        make = _added[name] = plugged(ENTRY_POINTS)[name].load()
-    if make is None:
-        raise InvalidConfig(f"unknown quantization scheme {name!r}{nearest(name, scheme_names())}")
+    make = _maker(name)
     try:
         return make(**options)
     except TypeError as error:
         raise InvalidConfig(f"scheme {name!r}: {error}") from None
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether a scheme has this option; one that does not tell has it not."""
+    try:
+        parameters = inspect.signature(_maker(name)).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == option or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _maker(name: str) -> Callable[..., Quantize]:
+    make = _added.get(name) or _OWN.get(name)
+    if make is None and name in plugged(ENTRY_POINTS):
+        try:
+            make = _added[name] = plugged(ENTRY_POINTS)[name].load()
+        except Exception as error:  # whatever a package of others does when it is imported
+            raise InvalidConfig(f"scheme {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if make is None:
+        raise InvalidConfig(f"unknown quantization scheme {name!r}{nearest(name, scheme_names())}")
+    return make

@@ -8,11 +8,24 @@ from typing import Any, ClassVar
 from ranvier.quantize.observers import OBSERVERS
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
-from ranvier.runtime.quantizing.weight_only import LEAST_BLOCK, SCHEMES
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP
+from ranvier.runtime.quantizing.weight_only import SCHEMES, scheme_names
 
 ALL_SCHEMES = ("int8", *SCHEMES)
 BEST = "best"
 RESTS = ("float32", "bf16")
+
+
+def all_schemes() -> tuple[str, ...]:
+    """Own ones, and those that other packages bring for weights."""
+    return "int8", *(name for name in scheme_names() if name != "int8")
+
+
+class _Scheme(Rule):
+    """Asked when it is needed: looking for other packages takes time, and they may come later."""
+
+    def check(self, value: Any) -> Any:
+        return value if value in ALL_SCHEMES else Choice(all_schemes()).check(value)
 
 
 class _Cosine(Positive):
@@ -51,9 +64,9 @@ class Quantization(Checked):
     trials: int = 24
 
     RULES: ClassVar[Mapping[str, Rule]] = {
-        "scheme": Choice(ALL_SCHEMES),
+        "scheme": _Scheme(),
         "ranges": Choice((*OBSERVERS, BEST)),
-        "group": Whole(LEAST_BLOCK, power_of_two=True),  # as MatMulNBits has it
+        "group": Whole(LEAST_GROUP, power_of_two=True),  # as MatMulNBits has it
         "fit": Choice(("minmax", "mse")),
         "max_error": Positive(whole=False),
         "cosine": _Cosine(whole=False),

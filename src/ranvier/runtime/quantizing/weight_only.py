@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,9 @@ from ranvier.ops.contrib.weight_only import packed
 from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, scheme
 from ranvier.quantize.packing import pack_nibbles
+from ranvier.quantize.schemes import added_names, takes
 from ranvier.records import dataclass
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP, in_groups, storable
 from ranvier.runtime.quantizing.sites import Site
 
 ORIGIN = "quantize"
@@ -22,7 +23,11 @@ MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
-LEAST_BLOCK = 16  # of MatMulNBits
+
+
+def scheme_names() -> tuple[str, ...]:
+    """Own schemes for weights alone, then those that other packages bring."""
+    return (*SCHEMES, *(name for name in added_names() if name not in SCHEMES))
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,10 @@ def quantize_weights(
 ) -> None:
     """Rewrite the products of a graph in place. Codes are found once for ``known`` weights, however many models are
     made, and layers that share weights share them still."""
-    if name not in SCHEMES:
+    if name not in scheme_names():
         raise InvalidConfig(f"{name!r} is no scheme for weights alone")
-    if group < LEAST_BLOCK or group & (group - 1):
-        raise InvalidConfig(f"a group has a power of two of at least {LEAST_BLOCK} weights, got {group}")
+    if group < LEAST_GROUP or group & (group - 1):
+        raise InvalidConfig(f"a group has a power of two of at least {LEAST_GROUP} weights, got {group}")
     known = {} if known is None else known
     sharing: dict[tuple[str, int], list[Site]] = {}
     for site in sites:
@@ -63,17 +68,19 @@ def quantize_weights(
             except RanvierError as error:
                 error.add_note(f"in the weights of {those[0].name!r}")
                 raise
-        _write(those, name, known[key], group)
+        _write(those, known[key])
 
 
 def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | None]) -> Coded:
     matrix = np.ascontiguousarray(site.matrix)
+    if name in added_names():  # also one that took the place of an own one
+        return Coded(_by_others(name, matrix, group))
     if name == "nf4":
         return Coded(scheme("nf4", group=group).quantize(matrix))
     if name.startswith("fp8"):
         return Coded(scheme(name, granularity="channel").quantize(matrix))
     if name == "ternary":
-        return Coded(_ternary(matrix, group))
+        return Coded(in_groups(scheme("ternary").quantize(matrix), group))
     if name in CALIBRATED:
         found = [each for each in moments if each is not None]
         if not found:
@@ -86,38 +93,36 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
 
 
-def _write(sites: Sequence[Site], name: str, coded: Coded, group: int) -> None:
-    if name == "nf4":
-        _bnb4(sites, coded.codes, group)
-    elif name.startswith("fp8"):
-        _float8(sites, coded.codes)
+def _by_others(name: str, matrix: Array, group: int) -> Quantized:
+    made = (scheme(name, group=group) if takes(name, "group") else scheme(name)).quantize(matrix)
+    if not isinstance(made, Quantized) or made.shape != matrix.shape:
+        raise InvalidConfig(f"scheme {name!r} gives no codes for weights {list(matrix.shape)}: {made!r:.200}")
+    return storable(made, group)
+
+
+def _write(sites: Sequence[Site], coded: Coded) -> None:
+    if coded.codes.table is not None:
+        _bnb4(sites, coded.codes)
+    elif coded.codes.codes.dtype.kind in "iu":
+        _nbits(sites, coded)
     else:
-        _nbits(sites, coded, group)
+        _float8(sites, coded.codes)
 
 
-def _ternary(matrix: Array, group: int) -> Quantized:
-    coded = scheme("ternary").quantize(matrix)
-    groups = -(-matrix.shape[1] // group)
-    return replace(
-        coded,
-        codes=(coded.codes + 1).astype(np.uint8),
-        scales=np.full((len(matrix), groups), coded.scales.item(), np.float32),
-        zeros=np.ones((len(matrix), groups), np.uint8),
-        block=(1, group),
-    )
-
-
-def _nbits(sites: Sequence[Site], found: Coded, group: int) -> None:
+def _nbits(sites: Sequence[Site], found: Coded) -> None:
     """Codes [out, in] of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
     coded = found.codes
     outputs, inputs = coded.shape
-    group = min(group, max(LEAST_BLOCK, 1 << (inputs - 1).bit_length()))  # of one group no more than there is
+    group = min(coded.block[1], max(LEAST_GROUP, 1 << (inputs - 1).bit_length()))  # of one group no more than there is
     groups = -(-inputs // group)
     filled = np.zeros((outputs, groups * group), np.uint8)
     filled[:, :inputs] = coded.codes
     blocks = packed(filled.reshape(outputs, groups, group), coded.bits)
-    middle = 1 << (coded.bits - 1)
-    zeros = None if coded.zeros is None or (coded.zeros == middle).all() else packed(coded.zeros, coded.bits)
+    zeros = coded.zeros
+    if zeros is not None and (zeros == 1 << (coded.bits - 1)).all():
+        zeros = None  # the operator's own
+    elif zeros is not None and zeros.dtype.kind != "f":
+        zeros = packed(zeros, coded.bits)
     stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
     weights = [
         first.constant(blocks, f"{stem}.codes"),
@@ -138,8 +143,9 @@ def _nbits(sites: Sequence[Site], found: Coded, group: int) -> None:
         _replace(site.node, ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1))
 
 
-def _bnb4(sites: Sequence[Site], coded: Quantized, group: int) -> None:
+def _bnb4(sites: Sequence[Site], coded: Quantized) -> None:
     outputs, inputs = coded.shape
+    (group,) = coded.block
     stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
     codes = first.constant(pack_nibbles(coded.codes), f"{stem}.codes")
     scales = first.constant(coded.scales.astype(np.float32), f"{stem}.absmax")

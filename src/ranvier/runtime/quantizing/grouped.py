@@ -1,0 +1,96 @@
+"""Codes of any scheme in the forms that operators of other tools have.
+
+Integers go into MatMulNBits: unsigned, a scale and a zero for each group of a row. Float8 goes behind a
+DequantizeLinear with a scale for each row, positions in the table of NF4 into MatMulBnb4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ranvier import dtypes
+from ranvier.dtypes import DType
+from ranvier.errors import InvalidConfig
+from ranvier.ops.contrib.weight_only import NF4_LEVELS
+from ranvier.quantize import Quantized
+
+Array = np.ndarray[Any, Any]
+LEAST_GROUP = 16
+_BITS = (2, 4, 8)
+_FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
+
+
+def storable(coded: Quantized, group: int) -> Quantized:
+    """The same numbers in a form that an operator has; InvalidConfig where there is none."""
+    if coded.table is not None:
+        (side, *others) = coded.block
+        known = np.array_equal(coded.table, NF4_LEVELS) and coded.codes.dtype.kind in "iu"
+        if not known or not coded.flat or others or coded.bits != 4:
+            raise _unfit(coded, "its codes are positions in a table that is not NF4's, or not in blocks as that has")
+        if side < LEAST_GROUP or side & (side - 1):
+            raise _unfit(coded, f"{side} weights share a scale, that must be a power of two of at least {LEAST_GROUP}")
+        return coded
+    if coded.codes.ndim == 2 and dtypes.of(coded.codes) in _FLOAT8:
+        if coded.zeros is not None or coded.order is not None or coded.flat or coded.block[1] < coded.shape[1]:
+            raise _unfit(coded, "float8 needs one scale for a row, and no zeros")
+        return replace(coded, scales=np.ascontiguousarray(coded.each(coded.scales)[:, :1], np.float32))
+    return in_groups(coded, group)
+
+
+def in_groups(coded: Quantized, group: int) -> Quantized:
+    """The same numbers, in groups of a power of two of weights: as many as share a scale, or ``group`` where whole rows
+    do. InvalidConfig where that operator has no such numbers."""
+    if coded.codes.ndim != 2 or coded.codes.dtype.kind not in "iu" or coded.table is not None:
+        raise _unfit(coded, "its codes are no integers with a scale and a zero each")
+    bits = next((b for b in _BITS if b >= coded.bits), None)
+    if bits is None:
+        raise _unfit(coded, f"its codes have {coded.bits} bits, at most {_BITS[-1]} can be stored")
+    size = _size(coded, group)
+    middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
+    codes = coded.codes.astype(np.int32) + middle
+    if codes.size and not 0 <= codes.min() <= codes.max() < 1 << bits:
+        raise _unfit(coded, f"its codes go from {coded.codes.min()} to {coded.codes.max()}, which is no {bits} bits")
+    scales = coded.each(coded.scales)[:, ::size].astype(np.float32)
+    zeros = np.zeros(scales.shape, np.float32) if coded.zeros is None else coded.each(coded.zeros)[:, ::size]
+    zeros = zeros.astype(np.float32) + np.float32(middle)
+    if not (np.isfinite(scales).all() and np.isfinite(zeros).all()):
+        raise _unfit(coded, "it has scales or zeros that are no finite numbers")
+    whole = (zeros == np.rint(zeros)).all() and 0 <= zeros.min(initial=0) <= zeros.max(initial=0) < 1 << bits
+    return replace(
+        coded,
+        codes=codes.astype(np.uint8),
+        scales=scales,
+        zeros=zeros.astype(np.uint8) if whole else zeros,
+        block=(1, size),
+        bits=bits,
+        axis=1,
+        flat=False,
+        scale_bytes=None,
+    )
+
+
+def _size(coded: Quantized, group: int) -> int:
+    """Weights of a group."""
+    if coded.order is not None:
+        raise _unfit(coded, "its groups are no runs of neighbours")
+    columns = coded.shape[1]
+    if coded.flat:
+        (side,) = coded.block
+        shared = columns if columns and side % columns == 0 else side
+        if columns % shared:
+            raise _unfit(coded, f"its blocks of {side} weights end inside of rows of {columns}")
+    else:
+        shared = coded.block[1]
+    if shared >= columns:
+        return group
+    size = shared & -shared
+    if size < LEAST_GROUP:
+        raise _unfit(coded, f"{shared} weights share a scale, that must be a multiple of {LEAST_GROUP}")
+    return size
+
+
+def _unfit(coded: Quantized, why: str) -> InvalidConfig:
+    return InvalidConfig(f"what scheme {coded.scheme!r} makes has no form that other tools read: {why}")
