@@ -231,11 +231,18 @@ def _through(weight: Weight, steps: Sequence[Transform], part: Any) -> Weight:
 
 
 def _shards(source: Source, context: Context) -> list[Source]:
-    """The other files of a checkpoint that is fetched by its index; files of this machine are there already."""
-    if isinstance(source, FileSource) or SUFFIX not in source.address:
+    """The other files of a checkpoint that is fetched by its index, or by one of its parts; files of this machine are
+    there already."""
+    address = source.address
+    of_parts = ".gguf" in address and "-of-" in address
+    if isinstance(source, FileSource) or not (SUFFIX in address or of_parts):
         return []
-    blob = source.open(context)
-    if not blob.name.endswith(SUFFIX):
-        return []
-    places, _ = index_of(blob, Opening().header_bytes)
-    return [source.sibling(file) for file in dict.fromkeys(places.values())]
+    blob, limit = source.open(context), Opening().header_bytes
+    files: Iterable[str] = ()
+    if blob.name.endswith(SUFFIX):
+        files = index_of(blob, limit)[0].values()
+    elif of_parts:
+        from ranvier.weights.formats.gguf_files import parts_of  # formats are imported when they are needed
+
+        files = parts_of(blob, limit)
+    return [source.sibling(file) for file in dict.fromkeys(files) if file != blob.name]

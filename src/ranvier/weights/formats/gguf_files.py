@@ -1,7 +1,8 @@
 """GGUF: a header of keys and tensors, then data in plain types or blocks of codes with scales.
 
 The header is read here, because it comes from anywhere and is read by ranges; what the codes of a block mean is left
-to the package ``gguf``. A tensor of blocks reads as float32; its bytes are had by ``raw``.
+to the package ``gguf``. A tensor of blocks reads as float32; its bytes are had by ``raw``. One file is read here; where
+a checkpoint has several, ``gguf_parts`` finds the others.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from ranvier.errors import NotSupported, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.formats.gguf_parts import Part, files_of, whole
 from ranvier.weights.stored import Selection, Stored, TensorInfo, Weight, checked_size, extent, full
 
+_MAGIC = b"GGUF"
 _PLAIN = {
     0: DType.float32,
     1: DType.float16,
@@ -33,6 +36,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _LIST = 8, 9
 _LENGTH = struct.Struct("<Q")
 _DIMENSIONS = 8
+_FIRST = 1 << 14  # of a file far away as much is fetched in any case, and of most parts it is all of the header
 _CHUNK = 1 << 20
 _DEEPEST = 4  # lists in lists
 
@@ -50,7 +54,8 @@ class _Header:
             raise WeightError(f"{self.blob.name!r} is cut off, or its header is too long: {self.at + count} bytes")
         if self.at + count > self._start + len(self._data):
             self._start = self.at
-            self._data = bytes(self.blob.read(self.at, min(self.limit, self.at + max(count, _CHUNK))))
+            piece = max(count, _CHUNK if self.at else _FIRST)
+            self._data = bytes(self.blob.read(self.at, min(self.limit, self.at + piece)))
         begin = self.at - self._start
         self.at += count
         return self._data[begin : begin + count]
@@ -109,31 +114,52 @@ class Gguf:
     options = ()
 
     def matches(self, head: bytes, name: str) -> bool:
-        return head.startswith(b"GGUF")
+        return head.startswith(_MAGIC)
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
-        header = _Header(blob, opening.header_bytes)
-        magic, version = header.take(4), header.number("I")
-        if version >= 1 << 16:
-            raise WeightError(f"{blob.name!r} is a GGUF file of machines that write the highest byte first")
-        if magic != b"GGUF" or version not in (2, 3):
-            raise WeightError(f"{blob.name!r} is no GGUF file of version 2 or 3 (version {version})")
-        tensors, keys = header.number("Q"), header.number("Q")
-        notes = {}
-        for _ in range(keys):
-            name = header.text()
-            notes[name] = header.value(header.number("I"))
-        entries = [_entry(header) for _ in range(tensors)]
-        alignment = notes.get("general.alignment", 32)
-        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
-            raise WeightError(f"{blob.name!r}: tensors aligned to {alignment!r}")
-        start = -(-header.at // alignment) * alignment
-        weights: dict[str, Weight] = {}
-        for entry in entries:
-            if entry.name in weights:
-                raise WeightError(f"{blob.name!r}: tensor {entry.name!r} occurs twice")
-            weights[entry.name] = _weight(blob, entry, start, opening)
-        return Checkpoint(weights, notes, repr(blob.name))
+        return whole(_part(blob, opening), opening, lambda other: _part(other, opening))
+
+
+def parts_of(blob: Blob, limit: int) -> list[str]:
+    """The files of the checkpoint that a GGUF file is a part of, itself among them; of any other file itself."""
+    if bytes(blob.read(0, min(len(_MAGIC), blob.size))) != _MAGIC:
+        return [blob.name]
+    return files_of(blob.name, _notes(_Header(blob, limit))[1])
+
+
+def _part(blob: Blob, opening: Opening) -> Part:
+    header = _Header(blob, opening.header_bytes)
+    tensors, notes = _notes(header)
+    entries = [_entry(header) for _ in range(tensors)]
+    alignment = notes.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
+        raise WeightError(f"{blob.name!r}: tensors aligned to {alignment!r}")
+    start = -(-header.at // alignment) * alignment
+    weights: dict[str, Weight] = {}
+    for entry in entries:
+        if entry.name in weights:
+            raise WeightError(f"{blob.name!r}: tensor {entry.name!r} occurs twice")
+        weights[entry.name] = _weight(blob, entry, start, opening)
+    return Part(blob.name, notes, weights)
+
+
+def _notes(header: _Header) -> tuple[int, dict[str, Any]]:
+    """How many tensors there are, and the keys with their values."""
+    name = header.blob.name
+    magic = header.take(len(_MAGIC))
+    if magic != _MAGIC:
+        raise WeightError(f"{name!r} is no GGUF file: it begins {magic!r}")
+    version = header.number("I")
+    if version >= 1 << 16:
+        raise WeightError(f"{name!r} is a GGUF file of machines that write the highest byte first")
+    if version not in (2, 3):
+        raise WeightError(f"{name!r} is a GGUF file of version {version}, not of 2 or 3")
+    tensors, keys = header.number("Q"), header.number("Q")
+    notes = {}
+    for _ in range(keys):
+        key = header.text()
+        notes[key] = header.value(header.number("I"))
+    return tensors, notes
 
 
 def _entry(header: _Header) -> _Entry:
