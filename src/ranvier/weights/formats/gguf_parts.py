@@ -23,7 +23,7 @@ from ranvier.weights.together import Stop, together
 
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"([^/\\\0]+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-_MOST_PARTS = 1 << 12  # some are split into a file for each tensor, which are up to two thousand
+_MOST_PARTS = 1 << 12  # there are some with a file for each tensor, more than a thousand
 _AT_ONCE = 4
 
 
