@@ -8,27 +8,24 @@ goes through the real parser.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from ranvier.formats.onnx.wire import FIXED32, LENGTH, VARINT, Malformed, fields
 from ranvier.records import dataclass
+
+__all__ = ["CUT_FROM", "Malformed", "Skeleton", "skeleton"]
 
 CUT_FROM = 4096  # smaller weights stay in the message
 
-# field numbers of the ONNX schema
-_MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
-_TENSOR_DATA_TYPE = 2
-_TENSOR_FLOAT_DATA = 4
-_TENSOR_RAW_DATA = 9
+_fields = fields  # the name that tests of damaged files know it by
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_DATA_TYPE = _TENSOR_DATA_TYPE << 3 | _VARINT
-_FLOAT_DATA_SINGLY = _TENSOR_FLOAT_DATA << 3 | _FIXED32  # old writers: every number a field of its own
+# tags of the ONNX schema: the number of a field with how it is written
+_MODEL_GRAPH = 7 << 3 | LENGTH
+_GRAPH_INITIALIZER = 5 << 3 | LENGTH
+_TENSOR_DATA_TYPE = 2 << 3 | VARINT
+_TENSOR_FLOAT_DATA = 4 << 3 | LENGTH
+_TENSOR_FLOAT_DATA_SINGLY = 4 << 3 | FIXED32  # old writers: every number a field of its own
+_TENSOR_RAW_DATA = 9 << 3 | LENGTH
+
 _FLOAT32 = 1  # as an element type
-
-
-class Malformed(Exception):
-    """The bytes are not a message we can walk; the caller lets the real parser say what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,13 @@ def skeleton(data: memoryview) -> Skeleton:
     parts: list[bytes | memoryview] = []
     weights: dict[int, tuple[int, int]] = {}
     count = 0
-    for number, start, body, end in _fields(data, 0, len(data)):
-        if number != _MODEL_GRAPH:
+    for tag, start, body, end in fields(data, 0, len(data)):
+        if tag != _MODEL_GRAPH:
             parts.append(data[start:end])
             continue
         graph: list[bytes | memoryview] = []
         taken = body  # everything before this is in ``graph``, or cut
-        for field, field_start, field_body, field_end in _fields(data, body, end):
+        for field, field_start, field_body, field_end in fields(data, body, end):
             if field != _GRAPH_INITIALIZER:
                 continue
             if field_end - field_body >= CUT_FROM:
@@ -75,58 +72,21 @@ def _large_data(data: memoryview, start: int, end: int) -> tuple[int, int, int] 
     memory; None for a tensor that has no such field, a small one, or several."""
     found: list[tuple[int, int, int]] = []
     floats = float_type = False
-    for number, field_start, body, field_end in _fields(data, start, end):
-        if number in (_TENSOR_RAW_DATA, _TENSOR_FLOAT_DATA):
-            floats = floats or number == _TENSOR_FLOAT_DATA
+    for tag, field_start, body, field_end in fields(data, start, end):
+        if tag in (_TENSOR_RAW_DATA, _TENSOR_FLOAT_DATA):
+            floats = floats or tag == _TENSOR_FLOAT_DATA
             found.append((field_start, body, field_end))
-        elif data[field_start] == _FLOAT_DATA_SINGLY:
+        elif tag == _TENSOR_FLOAT_DATA_SINGLY:
             return None
-        elif data[field_start] == _DATA_TYPE:
+        elif tag == _TENSOR_DATA_TYPE:
             float_type = data[body] == _FLOAT32
     if len(found) != 1 or found[0][2] - found[0][1] < CUT_FROM or (floats and not float_type):
         return None
     return found[0]
 
 
-def _fields(data: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field number, start of the field, start of its content, end) for each field of one message."""
-    while at < end:
-        start = at
-        tag = data[at]
-        at += 1
-        if tag >= 0x80:  # most are a single byte
-            tag, at = _varint(data, start, end)
-        kind = tag & 7
-        if kind == _LENGTH:
-            length, at = _varint(data, at, end)
-            body, at = at, at + length
-        elif kind == _VARINT:
-            body = at
-            _, at = _varint(data, at, end)
-        elif kind in (_FIXED64, _FIXED32):
-            body, at = at, at + (8 if kind == _FIXED64 else 4)
-        else:
-            raise Malformed(f"wire type {kind} at byte {start}")
-        if at > end:
-            raise Malformed(f"field at byte {start} passes the end of its message")
-        # a known number with another wire type is a stranger to the parser too
-        yield tag >> 3 if kind == _LENGTH else 0, start, body, at
-
-
-def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise Malformed(f"number at byte {at} does not end")
-
-
-def _header(number: int, length: int) -> bytes:
-    return _encode(number << 3 | _LENGTH) + _encode(length)
+def _header(tag: int, length: int) -> bytes:
+    return _encode(tag) + _encode(length)
 
 
 def _encode(value: int) -> bytes:

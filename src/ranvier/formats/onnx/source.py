@@ -92,7 +92,7 @@ def _from_bytes(data: memoryview, limits: Limits, files: WeightFiles, label: str
     try:
         found = skeleton(data)
         message, where = found.message, found.weights
-    except Malformed:
+    except Malformed:  # the real parser says what is wrong
         message, where = bytes(data), {}
     try:
         proto.ParseFromString(message)

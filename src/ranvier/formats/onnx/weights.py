@@ -5,7 +5,6 @@ Every size is checked when the model is read; the bytes themselves are touched w
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
 import sys
@@ -18,7 +17,8 @@ from onnx import TensorProto
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
-from ranvier.errors import DTypeMismatch, IntegrityError, InvalidModel, ResourceLimit, WeightError
+from ranvier.errors import DTypeMismatch, InvalidModel, ResourceLimit, WeightError
+from ranvier.formats.onnx.external import Place, file_beside, place_of
 from ranvier.graph.tensors import ConstTensor
 from ranvier.ops.allocation import MAX_RANK
 from ranvier.ops.proto import tensor_array
@@ -37,11 +37,7 @@ class WeightFiles:
     """Maps files into memory, once each, and keeps external data inside the folder of its model."""
 
     def __init__(self, model: Path | None) -> None:
-        self._folders: list[Path] = []
-        if model is not None:
-            # a model in a content-addressed cache is a link; its data lies beside the link's target
-            self._folders = [model.parent.resolve(), model.resolve().parent]
-            self._base = model.parent
+        self._model = model
         self._maps: dict[Path, memoryview] = {}
 
     @classmethod
@@ -63,23 +59,13 @@ class WeightFiles:
 
     def external(self, location: str, tensor: str) -> memoryview:
         """The bytes of an external data file; WeightError where the path leaves the model's folder."""
-        if not self._folders:
+        if self._model is None:
             raise WeightError(
                 f"tensor {tensor!r} is in external file {location!r}, but the model was not loaded from a file; "
                 "load it by path, or give base_dir"
             )
-        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-            raise WeightError(
-                f"tensor {tensor!r}: external location {location!r} must be a path inside the model's folder"
-            )
-        try:
-            path = (self._base / location).resolve()
-            exists = path.is_file()
-        except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
-            raise WeightError(f"tensor {tensor!r}: external location {location!r} cannot be used: {error}") from None
-        if not any(path.is_relative_to(folder) for folder in self._folders):
-            raise WeightError(f"tensor {tensor!r}: external location {location!r} leads outside the model's folder")
-        if not exists:
+        path = file_beside(self._model, location, tensor)
+        if path is None:
             raise WeightError(f"tensor {tensor!r}: external file {location!r} does not exist")
         return self.map(path)
 
@@ -126,26 +112,15 @@ def constant_of(
 
 
 def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: WeightFiles, label: str) -> ConstTensor:
-    entries = {e.key: e.value for e in tensor.external_data}
-    location = entries.get("location", "")
-    data = files.external(location, tensor.name)
-    expected = _stored_bytes(dtype, shape)
-    try:
-        offset = int(entries.get("offset") or 0)
-        length = int(entries.get("length") or expected)
-    except ValueError:
-        raise WeightError(f"tensor {tensor.name!r}: external offset or length is not a number") from None
-    if offset < 0 or length < 0 or offset + length > len(data):
-        raise WeightError(
-            f"tensor {tensor.name!r}: bytes {offset} to {offset + length} of {location!r}, which has {len(data)}"
-        )
-    _check_length(label, dtype, shape, length)
-    piece = data[offset : offset + length]
+    place = place_of({e.key: e.value for e in tensor.external_data}, _stored_bytes(dtype, shape), tensor.name)
+    data = files.external(place.location, tensor.name)
+    place.check_inside(len(data), tensor.name)
+    _check_length(label, dtype, shape, place.length)
+    piece = data[place.offset : place.stop]
     load = _reader(piece, dtype, shape)
-    checksum = entries.get("checksum")
-    if checksum:
-        load = _verified(load, piece, checksum, tensor.name)
-    return ConstTensor(dtype, shape, load, f"file {location!r}", _dropper(piece))
+    if place.checksum:
+        load = _verified(load, piece, place, tensor.name)
+    return ConstTensor(dtype, shape, load, f"file {place.location!r}", _dropper(piece))
 
 
 def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
@@ -199,10 +174,9 @@ def _address(data: memoryview) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
-def _verified(load: Callable[[], Array], data: memoryview, checksum: str, name: str) -> Callable[[], Array]:
+def _verified(load: Callable[[], Array], data: memoryview, place: Place, name: str) -> Callable[[], Array]:
     def load_verified() -> Array:
-        if hashlib.sha1(data, usedforsecurity=False).hexdigest() != checksum.lower():
-            raise IntegrityError(f"tensor {name!r}: the external data does not match its checksum {checksum}")
+        place.check_sum(data, name)
         return load()
 
     return load_verified
