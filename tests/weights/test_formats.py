@@ -362,7 +362,7 @@ def test_packed_elements(dtype: str, low: int) -> None:
 
 def test_a_format_of_ones_own(tmp_path: Path) -> None:
     from ranvier.weights.formats.base import Checkpoint
-    from ranvier.weights.formats.other import Raw
+    from ranvier.weights.formats.raw import Raw
 
     class Lines:
         name = "lines"

@@ -20,8 +20,8 @@ _OWN: dict[str, tuple[str, str]] = {
     "gguf": ("gguf_files", "Gguf"),
     "npz": ("numpy_files", "Npz"),
     "pytorch": ("pytorch", "PyTorch"),
-    "onnx": ("other", "Onnx"),
-    "raw": ("other", "Raw"),
+    "onnx": ("onnx_files", "Onnx"),
+    "raw": ("raw", "Raw"),
     "safetensors": ("safetensors", "SafeTensors"),
 }
 _added: dict[str, Format] = {}

@@ -1,46 +1,18 @@
-"""Initializers of an ONNX model, and plain bytes whose type and shape the caller knows."""
+"""Plain bytes whose type and shape the caller knows."""
 
 from __future__ import annotations
 
 import operator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
-from ranvier.errors import InvalidModel, WeightError
+from ranvier.errors import WeightError
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
-from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size
-
-
-class Onnx:
-    name = "onnx"
-    suffixes = (".onnx",)
-    options = ()
-
-    def matches(self, head: bytes, name: str) -> bool:
-        return name.endswith(self.suffixes)
-
-    def open(self, blob: Blob, opening: Opening) -> Checkpoint:
-        from ranvier.config import Limits  # with all operators, which other formats do not need
-        from ranvier.formats.onnx import read
-
-        path: Path | None = getattr(blob, "path", None)
-        model = path if path is not None else bytes(blob.read(0, blob.size))
-        try:
-            graph = read(model, limits=Limits(tensor_bytes=opening.tensor_bytes))
-        except InvalidModel as error:
-            raise WeightError(str(error)) from error
-        weights: dict[str, Weight] = {}
-        for name, value in graph.constants.items():
-            tensor = value.const
-            assert tensor is not None
-            info = TensorInfo(name, tensor.dtype, tensor.shape, tensor.nbytes, source=blob.name)
-            weights[name] = Decoded(info, tensor.numpy)
-        return Checkpoint(weights, {"opsets": dict(graph.opsets)}, repr(blob.name))
+from ranvier.weights.stored import Stored, TensorInfo, checked_size
 
 
 class Raw:
