@@ -80,6 +80,24 @@ LADDER = KernelSpec("ladder", ("test ladder", 1), _emit_ladder)
 ISA = host()
 
 
+def _emit_order(m: Module, symbol: str, isa: Isa) -> None:
+    f = _kernel(m, symbol)
+    out = f.load("ptr", f.args["bufs"])
+    with f.loop(f.args["begin"], f.args["end"]) as tile:
+        count = f.load("i64", out) + 1
+        f.store(count, out)
+        f.store(tile, f.gep(out, count, "i64"))
+    f.ret()
+
+
+# out[0] counts tiles, and out[out[0]] is the one after that many; for one thread
+ORDER = KernelSpec("order", ("test order", 1), _emit_order)
+
+
+def ordering(out: Storage, tiles: int, traffic: float, *, grain: int = 1) -> Launch:
+    return Launch(ORDER, (At(out),), (), tiles, (out,), grain=grain, traffic=traffic)
+
+
 def counting(
     out: Storage, tiles: int, *, amount: int = 1, effort: int = 0, flops: float = BIG, grain: int = 1
 ) -> Launch:

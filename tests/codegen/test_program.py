@@ -19,7 +19,7 @@ from ranvier.codegen.llvm.library import source
 from ranvier.codegen.llvm.program import NativeProgram, Placement, Step, chunked
 from ranvier.codegen.storage import Storage
 from tests.codegen.harness import ISAS
-from tests.codegen.programs import BIG, COUNT, ISA, MIX, POISON, Mixer, address, counting, placed, run_mixer
+from tests.codegen.programs import BIG, COUNT, ISA, MIX, POISON, Mixer, address, counting, ordering, placed, run_mixer
 
 
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
@@ -203,6 +203,48 @@ def test_written_for_other_machines(spec: KernelSpec) -> None:
     arm = named("neon", "aarch64")
     text = compiler.assembly(source(spec, arm), arm)
     assert "blr" in text
+
+
+def walks(launches: list[Launch], out: Storage, isa: Isa, runs: int, abort: int = 0) -> list[list[int]]:
+    """The tiles of each run, in the order they were worked on."""
+    program = NativeProgram(launches, placed([out]), isa, bases=3)
+    found = []
+    for _ in range(runs):
+        made = np.zeros(1000, np.int64)
+        program.run([], [made], 0, abort=abort)
+        found.append(made[1 : made[0] + 1].tolist())
+    return found
+
+
+@pytest.mark.parametrize("grain", [1, 4])
+def test_every_second_run_goes_back_over_a_step_that_a_cache_holds_a_part_of(grain: int) -> None:
+    out, turning = Storage("output", 8000), replace(ISA, turns=True)
+    launch = ordering(out, 50, 4e6, grain=grain)
+    size = programs.slice_tiles(launch, 0, turning)
+    assert size == {1: 3, 4: 4}[grain]
+    forwards = list(range(50))
+    starts = range(50 - size, -size, -size)
+    back = [tile for start in starts for tile in range(max(start, 0), start + size)]
+    assert sorted(back) == forwards and back[:size] == forwards[-size:]
+    assert walks([launch], out, turning, 4) == [forwards, back, forwards, back]
+    assert walks([launch], out, replace(ISA, turns=False), 2) == [forwards, forwards]
+    flag = np.zeros(1, np.int32)
+    assert walks([launch], out, turning, 2, address(flag)) == [forwards, forwards], "in the order of an abort's chunks"
+    # a step so large or so small is the same either way, and so is one that much else is read beside
+    for traffic in (1e5, 1e8):
+        assert walks([ordering(out, 50, traffic)], out, turning, 2) == [forwards, forwards]
+    assert walks([launch, ordering(out, 50, 3e6)], out, turning, 2) == [forwards * 2] * 2
+    small = ordering(out, 5, 1e4)
+    assert walks([small, launch, small], out, turning, 2)[1] == [*range(5), *back, *range(5)]
+
+
+def test_slices() -> None:
+    out, turning = Storage("output", 8), replace(ISA, turns=True)
+    assert programs.slice_tiles(ordering(out, 1, 4e6), 0, turning) == 0, "one tile has no order"
+    assert programs.slice_tiles(replace(ordering(out, 50, 4e6), rounds=2), 0, turning) == 0, "rounds have their own"
+    assert programs.slice_tiles(ordering(out, 50, 4e6), 1e6, turning) == 0, "much is read beside it"
+    assert programs.slice_tiles(ordering(out, 10_000, 4e6, grain=512), 0, turning) == 512
+    assert programs.slice_tiles(ordering(out, 3, 4e6), 0, turning) == 1
 
 
 def test_chunks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,24 @@ def test_against_the_equations(isa: Isa, kind: str, dtype: Any) -> None:
         assert y is not None and y_h is not None
         np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
         np.testing.assert_array_equal(y_h, y[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_going_back_over_the_weights_changes_nothing(
+    kind: Kind, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, turning = Layer(kind, direction), replace(ISAS[0], turns=True)
+    for shape in ((6, 1, 5, 130), (5, 9, 3, 70)):  # several panels, the last one not full
+        arrays = weights(2, kind, len(layer.backwards), *shape)
+        forwards = computed(replace(turning, turns=False), layer, arrays)
+        found = [computed(turning, layer, arrays)]
+        with monkeypatch.context() as patched:
+            patched.setattr(work, "_SHARED_NS", 0)
+            found += [computed(turning, layer, arrays, threads=5, split=64)]
+        for each in found:
+            for have, want in zip(each, forwards):
+                np.testing.assert_array_equal(have, want)
 
 
 @each_isa

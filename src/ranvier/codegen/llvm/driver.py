@@ -19,6 +19,10 @@ A step of several **rounds** (the time steps of a recurrent layer) is opened onc
 when all chunks of the one before are done. Whoever comes late joins at whatever round there is, and if nobody comes the
 caller goes through all of them alone, so rounds need no particular number of threads to get to their end.
 
+A thread that runs alone goes **back and forth**: in every second run it takes the slices of a big step from the last to
+the first. Weights that are somewhat larger than the second-level cache would never be found there by a program that is
+run again and again (the body of a loop, a layer), because what a run reads first was pushed out by what it read last.
+
 Order of memory: a worker's results become visible by its (releasing) addition to DONE, which the caller reads
 (acquiring) before it opens the next step by a releasing store that workers acquire. Sleeping needs more: the caller
 stores the ticket and then reads SLEEPERS, the worker adds to SLEEPERS and then reads the ticket, all sequentially
@@ -34,12 +38,13 @@ from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 5  # of the code below: part of its key
+VERSION = 6  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
-STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK, HEAD_WORDS = range(11)
-KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, ROUNDS, STEP_WORDS = range(9)
-# TILES and CHUNKS are those of one round.
+STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK = range(10)
+TURNS, RUNS, HEAD_WORDS = range(10, 13)  # whether any step has slices, and the runs so far where one has
+KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, ROUNDS, SLICE, STEP_WORDS = range(10)
+# TILES and CHUNKS are those of one round. SLICE: tiles of a slice, 0 where the step is walked forwards in every run.
 PLACED_CHUNKS = 31
 # WORK: nanoseconds of big steps from this one to the end of the program, for one thread, roughly. HEAD_WORK: in all.
 # A call: what one run needs besides its program.
@@ -116,7 +121,7 @@ def _emit_share(m: Module, symbol: str) -> str:
         left = _low(f, ticket)
         w.until(f.cmp("eq", left, 0))
         # relaxed reads of what may be overwritten meanwhile: the exchange below tells whether it was
-        kernel, buffers, dims, tiles, grain, chunks, _, _, scratch, stride, limit, abort, first = (
+        kernel, buffers, dims, tiles, grain, chunks, _, _, _, scratch, stride, limit, abort, first = (
             atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 5)
         )
         w.until(f.cmp("uge", slot, limit))
@@ -324,6 +329,7 @@ def _emit_leave(f: Fn, pool_at: Val) -> None:
 
 def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, together: str, reached: Var) -> None:
     """All steps in order, until the end or the abort flag."""
+    back = _emit_turn(f, program)
     limit, abort, stamps = (_word(f, call, k) for k in (THREADS, ABORT, TIMES))
     steps, table = _word(f, program, STEPS), atomics.pointer(f, _word(f, program, TABLE))
     clock = f.load("ptr", f.gep(program, 8 * CLOCK))
@@ -335,27 +341,35 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
         w.only(f.cmp("slt", index.get(), steps))
         w.until(f.cmp("ne", _aborted(f, abort), 0))
         step = f.gep(table, index.get() * (8 * STEP_WORDS))
-        kernel, buffers, dims, tiles, grain, chunks, work, rounds = (_word(f, step, k) for k in range(STEP_WORDS))
-        buffers = block_at + buffers
+        words = [_word(f, step, k) for k in range(STEP_WORDS)]
+        words[BUFFERS] = block_at + words[BUFFERS]
+        kernel, buffers, dims, tiles, grain, chunks, _, rounds, slice_ = words
         timed = f.cmp("ne", stamps, 0)
         times = f.gep(atomics.pointer(f, stamps), index.get() * (8 * TIME_WORDS))
         with f.if_(timed):
             f.store(system.emit_now(f, clock), times)
         threads = f.var("i64", 1)
         with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
-            given = [helpers, kernel, buffers, dims, tiles, grain, chunks, work, rounds, scratch, stride, limit, abort]
-            threads.set(f.call(together, "i64", given))
+            threads.set(f.call(together, "i64", [helpers, *words, scratch, stride, limit, abort]))
             other()
-            # a run that may be aborted goes by chunks here too
-            whole = tiles * rounds
-            part = f.select(f.cmp("eq", abort, 0), whole, f.max_(grain, 1))
-            begin = f.var("i64", 0)
-            with f.while_() as go:
-                go.only(f.cmp("slt", begin.get(), whole))
-                go.until(f.cmp("ne", _aborted(f, abort), 0))
-                end = f.min_(begin.get() + part, whole)
-                _call(f, kernel, buffers, dims, begin.get(), end, scratch)
-                begin.set(end)
+            with f.if_else(f.and_(back, f.and_(f.cmp("ne", slice_, 0), f.cmp("eq", abort, 0)))) as forwards:
+                left = f.var("i64", tiles)
+                with f.while_() as go:
+                    go.only(f.cmp("sgt", left.get(), 0))
+                    end = left.get()
+                    left.set(f.max_(end - slice_, 0))
+                    _call(f, kernel, buffers, dims, left.get(), end, scratch)
+                forwards()
+                # a run that may be aborted goes by chunks here too
+                whole = tiles * rounds
+                part = f.select(f.cmp("eq", abort, 0), whole, f.max_(grain, 1))
+                begin = f.var("i64", 0)
+                with f.while_() as go:
+                    go.only(f.cmp("slt", begin.get(), whole))
+                    go.until(f.cmp("ne", _aborted(f, abort), 0))
+                    end = f.min_(begin.get() + part, whole)
+                    _call(f, kernel, buffers, dims, begin.get(), end, scratch)
+                    begin.set(end)
         with f.if_(timed):
             f.store(system.emit_now(f, clock), f.gep(times, 8))
             f.store(threads.get(), f.gep(times, 16))
@@ -363,12 +377,21 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
     reached.set(index.get())
 
 
+def _emit_turn(f: Fn, program: Val) -> Val:
+    """Whether this run goes backwards: every second one of a program with slices."""
+    back = f.var("i1", 0)
+    with f.if_(f.cmp("ne", _word(f, program, TURNS), 0)):
+        before = atomics.modify(f, "add", f.gep(program, 8 * RUNS), f.i64(1), "monotonic")
+        back.set(f.cmp("ne", f.and_(before, 1), 0))
+    return back.get()
+
+
 def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
     """``i64 together(pool, step…, scratch, stride, threads, abort)``: open a step, round by round, and see it through;
     returns how many took part."""
     share = _emit_share(m, symbol)
     name = f"{symbol}_together"
-    step = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "rounds")
+    step = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "rounds", "slice")
     words = (*step, "scratch", "stride", "threads", "abort")
     f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True, optimized=False)
     pool_at, chunks, rounds = (f.args[n] for n in ("pool", "chunks", "rounds"))

@@ -38,6 +38,7 @@ class Isa:
     half: bool = False  # conversion between half and float is an instruction
     extremes: bool = False  # so is the smaller or larger of two floats, NaN if either is
     streams: int = 4  # walks through far memory at once that bring a core the most bytes
+    turns: bool = False  # the second-level cache is several times as fast as what lies behind it (see the driver)
     pace: float = 1.0  # of float32 arithmetic, beside that of the machine where the rules' constants were measured
     extensions: frozenset[str] = frozenset()  # of OPTIONAL, those in use
 
@@ -70,9 +71,11 @@ TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})  # of these, the system 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 TABLE: tuple[Isa, ...] = (
-    Isa("avx512", "x86_64", "x86-64-v4", "-prefer-256-bit", 64, 32, 40, _V4, fma=True, masks=True, half=True),
-    Isa("avx2", "x86_64", "x86-64-v3", "", 32, 16, 30, _V3, fma=True, half=True),
-    Isa("portable", "x86_64", "x86-64", "", 16, 16, 10),
+    Isa(
+        "avx512", "x86_64", "x86-64-v4", "-prefer-256-bit", 64, 32, 40, _V4, fma=True, masks=True, half=True, turns=True
+    ),
+    Isa("avx2", "x86_64", "x86-64-v3", "", 32, 16, 30, _V3, fma=True, half=True, turns=True),
+    Isa("portable", "x86_64", "x86-64", "", 16, 16, 10, turns=True),
     # any aarch64 has it
     Isa("neon", "aarch64", "generic", "+neon", 16, 32, 30, fma=True, half=True, extremes=True, streams=1, pace=0.25),
     Isa("portable", "aarch64", "generic", "", 16, 32, 10, fma=True, half=True, extremes=True, streams=1, pace=0.25),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm import driver, system
+from ranvier.codegen.llvm import driver, system, turning
 from ranvier.codegen.llvm.isa import Isa, available
 from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.codegen.llvm.pool import Pool, shared
@@ -134,7 +134,7 @@ class NativeProgram:
         places_of = np.array(entries, np.int64).reshape(-1, 2)
         if len(entries) and not 0 <= places_of[:, 0].min() <= places_of[:, 0].max() < bases:
             raise ValueError(f"a storage is placed at a base outside of the {bases} there are")
-        table = _table(launches, compiled)
+        table = _table(launches, compiled, isa)
         self.parallel = bool((table[:, driver.CHUNKS] > 1).any())
         dims = np.array([d for launch in launches for d in launch.dims], np.int64)
         # one block of numbers: a program that differs in some of them is a copy of it
@@ -153,6 +153,7 @@ class NativeProgram:
         head[driver.SCRATCH] = self._pointers
         head[driver.STRIDE] = self._stride
         head[driver.ARRAY_TYPE] = id(np.ndarray)
+        head[driver.TURNS] = int(table[:, driver.SLICE].any())
         self._settle(0)
         self._function = _function(True)[1] if system.objects_readable() else None
 
@@ -249,10 +250,11 @@ def _entry(buffer: At | Code, places: Mapping[Storage, Placement]) -> tuple[int,
     return place.base, place.offset + buffer.offset
 
 
-def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel]) -> np.ndarray[Any, Any]:
+def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel], isa: Isa) -> np.ndarray[Any, Any]:
     """The steps as the driver reads them; the dims of all lie one after another behind the table, counted from it."""
     table = np.zeros((max(1, len(launches)), driver.STEP_WORDS), np.int64)
     cores = usable_cores()
+    moved = sum(launch.traffic for launch in launches)
     buffers = dims = 0
     for row, launch in zip(table, launches):
         grain, chunks = chunked(launch, cores)
@@ -261,11 +263,22 @@ def _table(launches: Sequence[Launch], compiled: Mapping[KernelSpec, Kernel]) ->
         row[driver.DIMS] = 8 * (table.size + dims)
         row[driver.TILES], row[driver.GRAIN], row[driver.CHUNKS] = launch.tiles, grain, chunks
         row[driver.ROUNDS] = launch.rounds
+        row[driver.SLICE] = slice_tiles(launch, moved - launch.traffic, isa)
         row[driver.WORK] = int(estimated_ns(launch)) if chunks > 1 else 0
         buffers += len(launch.buffers)
         dims += len(launch.dims)
     table[:, driver.WORK] = table[::-1, driver.WORK].cumsum()[::-1]
     return table
+
+
+def slice_tiles(launch: Launch, beside: float, isa: Isa) -> int:
+    """Tiles of a slice of a step that is walked back and forth, where so many bytes are read beside it from one run to
+    the next; 0 for other steps."""
+    if launch.rounds > 1 or beside > turning.BESIDE_BYTES:
+        return 0
+    grain = max(1, launch.grain)
+    tiles = -(-launch.tiles // turning.slices(launch.traffic, isa) // grain) * grain
+    return tiles if tiles < launch.tiles else 0
 
 
 def estimated_ns(launch: Launch) -> float:

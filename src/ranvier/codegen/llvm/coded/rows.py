@@ -28,6 +28,7 @@ from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.turning import slices
 from ranvier.codegen.llvm.vmath.core import WHOLE, WHOLE_BITS
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -153,7 +154,9 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
     steps = -(-b.vectors // kernel.panels)
-    wanted = max(1, min(math.floor(work / TILE_US), 8 * threads) if threads > 1 else 1)
+    wanted = slices(b.nbytes, isa)
+    if threads > 1:
+        wanted = max(1, min(math.floor(work / TILE_US), 8 * threads))
     share = kernel.panels * max(1, steps * p.entries // wanted)
     shares = -(-b.vectors // share)
     done = finish(p.epilogue, DType.float32, p.out.dtype, p.out_strides)

@@ -19,6 +19,7 @@ from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain, microseconds
 from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.turning import slices
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.varying import largest, smallest
@@ -77,7 +78,9 @@ def dots(p: Problem, isa: Isa, threads: int) -> Launch:
     flops = 2.0 * p.m * p.n * p.k * p.entries
     work = microseconds(flops / isa.pace, nbytes)
     strips = -(-p.n // STRIP)
-    wanted = smallest(math.floor(work / TILE_US), 8 * threads) if threads > 1 else 1
+    wanted = slices(nbytes, isa) if p.b.storage.array is not None else 1
+    if threads > 1:
+        wanted = smallest(math.floor(work / TILE_US), 8 * threads)
     group = STRIP * largest(1, strips * p.entries // largest(1, wanted))
     groups = -(-p.n // group)
     done = finish(p.epilogue, p.dtype, p.out.dtype, p.out_strides)

@@ -17,6 +17,7 @@ from ranvier.codegen.llvm.gemm.pairs import Batch, converted
 from ranvier.codegen.llvm.gemm.problem import ELEMENTS, Problem
 from ranvier.codegen.llvm.gemm.tiles import Tile, rows_for, tiles
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.turning import slices
 from ranvier.codegen.loops.ir import Operand
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -349,6 +350,8 @@ class Plan:
             panel_group = min(panel_group, max(1, panels.count * others // wanted))
             others = p.entries * -(-panels.count // panel_group)
             row_group = min(row_group, max(1, rows.count * others // wanted))
+        elif rows.count == p.entries == 1 and isinstance(p.b, PackedB):
+            panel_group = min(panel_group, -(-panels.count // slices(p.b.nbytes, self.isa)))
         return row_group, panel_group
 
     def _rows_apart(self, k_block: int, blocks: int) -> bool:

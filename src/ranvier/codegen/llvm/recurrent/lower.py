@@ -308,6 +308,7 @@ def _loops(plan: _Plan, inputs: View) -> list[Launch]:
         "part_panels": part_panels,
         "moments": moments,
         "span": span,
+        "turns": int(plan.isa.turns),
         "batch": plan.batch,
         "batch_tiles": batch_tiles,
         "tile_rows": plan.tile_rows,

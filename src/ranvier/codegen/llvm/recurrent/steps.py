@@ -28,7 +28,7 @@ BUFFERS = (
 )
 DIMS = (
     *("steps", "hidden", "padded", "panels", "unit_vectors", "row_block"),
-    *("groups", "parts", "part_panels", "moments", "span"),
+    *("groups", "parts", "part_panels", "moments", "span", "turns"),
     *("batch", "batch_tiles", "tile_rows", "first_direction", "backwards"),
     *("input_step", "input_row", "input_direction", "weight_direction", "weight_phase", "extra_direction"),
     *("has_first_hidden", "has_first_memory", "has_y", "has_y_hidden", "has_y_memory"),
@@ -43,7 +43,7 @@ def spec(cell: Cell) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         _Steps(module, symbol, isa, cell).emit()
 
-    return KernelSpec(f"{cell.kind.lower()} {cell.element}", ("recurrent", 3, *cell.key), emit)
+    return KernelSpec(f"{cell.kind.lower()} {cell.element}", ("recurrent", 4, *cell.key), emit)
 
 
 def in_vectors(f: Fn, isa: Isa, lanes: int, left: Val, emit: Callable[[Val | None], None]) -> None:
@@ -178,8 +178,10 @@ class _Steps:
     def _phase(self, phase: int, t: Val) -> None:
         frame, f = self.frame, self.f
         self.now, self.next = self._state_at(t), self._state_at(t + 1)
-        with f.loop(self.panel, self.past_panel) as p:
-            self._panel(phase, t, p)
+        # every second step goes back over the weights: what the step before read last is still near
+        back = f.cmp("ne", f.and_(t, frame["turns"]), 0)
+        with f.loop(self.panel, self.past_panel) as k:
+            self._panel(phase, t, f.select(back, self.panel + self.past_panel - 1 - k, k))
         if phase < len(self.cell.phases) - 1:
             return
         with f.if_(f.cmp("ne", frame["has_y"], 0)), f.loop(0, self.rows) as r:
