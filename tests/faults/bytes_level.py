@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ranvier.formats.onnx.scan import Malformed, _fields
+from ranvier.formats.onnx.wire import Malformed, fields
 
 
 def truncate(data: bytes, rng: random.Random) -> bytes:
@@ -102,7 +102,7 @@ def _lengths(data: bytes) -> list[tuple[int, int, int]]:
         begin, end = waiting.pop()
         inside: list[tuple[int, int, int]] = []
         try:
-            for _, start, body, after in _fields(view, begin, end):
+            for _, start, body, after in fields(view, begin, end):
                 if data[start] & 7 == 2:
                     inside.append((_after_tag(data, start), body, after - body))
         except Malformed:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,19 @@ from ranvier.errors import IntegrityError, ResourceLimit, WeightError
 from ranvier.formats.onnx import read
 from ranvier.weights import Checkpoint, MemorySource, Opening, WeightLoader
 from ranvier.weights.blob import Bytes, MemoryBlob
+from ranvier.weights.formats import windows
 from ranvier.weights.formats.onnx_files import Onnx
 from ranvier.weights.stored import Stored
 from tests.weights.server import loader, serving
 
 LOADER = WeightLoader(offline=True)
 SHAPE = (3, 5)
+
+
+@pytest.fixture(autouse=True)
+def _quick_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much is asked for at a time depends on how long it took: here, on no clock."""
+    monkeypatch.setattr(windows, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 class Distant(MemoryBlob):

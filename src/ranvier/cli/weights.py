@@ -43,7 +43,8 @@ def command(
 ) -> None:
     """Show the tensors of SOURCE: a file, a URL, hf://owner/name/file[@revision] or s3://bucket/key.
 
-    Formats: safetensors (sharded too), PyTorch, NumPy, GGUF, ONNX. Only headers are read, also over the network.
+    Formats: safetensors, PyTorch and GGUF (in several files too), NumPy, ONNX. Only headers are read, also over the
+    network.
     """
     if fetch and offline:
         raise InvalidConfig("--fetch and --offline exclude each other")

@@ -15,8 +15,6 @@ __all__ = ["CUT_FROM", "Malformed", "Skeleton", "skeleton"]
 
 CUT_FROM = 4096  # smaller weights stay in the message
 
-_fields = fields  # the name that tests of damaged files know it by
-
 # tags of the ONNX schema: the number of a field with how it is written
 _MODEL_GRAPH = 7 << 3 | LENGTH
 _GRAPH_INITIALIZER = 5 << 3 | LENGTH
