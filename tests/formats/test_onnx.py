@@ -185,18 +185,18 @@ def test_a_model_over_two_gigabytes_of_weights_through_external_data(tmp_path: P
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
 def test_every_element_type_goes_in_and_out(dtype: DType) -> None:
     if dtype is DType.string:
-        array = np.array(["a", "b", "ç"], dtype=object)
+        array = np.array(["a", "b", "ç"] * 3, dtype=object)
     elif dtype is DType.bool:
-        array = np.array([True, False, True])
-    else:
-        array = np.array([1, 0 if dtype is not DType.float8_e8m0fnu else 2, 1]).astype(dtype.numpy)
+        array = np.array([True, False, True] * 3)
+    else:  # more than fit where each of fewer bits has a byte
+        array = np.array([1, 0 if dtype is not DType.float8_e8m0fnu else 2, 1] * 3).astype(dtype.numpy)
     tensor = (
-        helper.make_tensor("c", TensorProto.STRING, [3], [s.encode() for s in array])
+        helper.make_tensor("c", TensorProto.STRING, [9], [s.encode() for s in array])
         if dtype is DType.string
         else numpy_helper.from_array(array, "c")
     )
     node = helper.make_node("Identity", ["c"], ["y"])
-    graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", dtype.onnx, [3])], [tensor])
+    graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", dtype.onnx, [9])], [tensor])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", onnx.defs.onnx_opset_version())])
     for source in (model, onnx_format.to_proto(onnx_format.read(model))):
         out = rv.load(source).run({})["y"]

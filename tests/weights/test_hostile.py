@@ -40,6 +40,7 @@ BAD_HEADERS: dict[str, tuple[Any, bytes]] = {
     "trailing bytes": ({"a": entry("U8", [2], 0, 2)}, bytes(4)),
     "shape does not fit": ({"a": entry("F32", [2], 0, 4)}, bytes(4)),
     "product overflows": ({"a": entry("F32", [2**40, 2**40], 0, 0)}, b""),
+    "empty, but no array is like that": ({"a": entry("F32", [0, 2**62], 0, 0)}, b""),
     "negative size": ({"a": entry("U8", [-4], 0, 4)}, bytes(4)),
     "size is no number": ({"a": entry("U8", ["4"], 0, 4)}, bytes(4)),
     "size is true": ({"a": entry("U8", [True], 0, 1)}, bytes(1)),

@@ -64,6 +64,8 @@ def checked_size(name: str, shape: Sequence[int], bits: int, limit: int | None =
     nbytes = (math.prod(shape) * bits + 7) // 8
     if limit is not None and nbytes > limit:
         raise ResourceLimit("tensor_bytes", limit, nbytes, f"tensor {name!r}")
+    if math.prod(d for d in shape if d) * max(bits, 8) >= 1 << 63:  # NumPy wants room for the others of an empty one
+        raise WeightError(f"tensor {name!r} has an impossible shape {list(shape)}")
     return nbytes
 
 

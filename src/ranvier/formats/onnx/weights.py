@@ -124,11 +124,9 @@ def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: 
 
 
 def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
-    """Bytes in a file: 4- and 2-bit elements are packed there."""
-    count = math.prod(shape)
-    # float6 is stored one element a byte; only divisors of 8 are packed
-    bits = dtype.bits if dtype.bits in (1, 2, 4) else dtype.numpy.itemsize * 8
-    return (count * bits + 7) // 8
+    """Bytes in a file: elements of 6, 4 and 2 bits are packed there."""
+    bits = dtype.bits if dtype.bits < 8 else dtype.numpy.itemsize * 8
+    return (math.prod(shape) * bits + 7) // 8
 
 
 def _check_length(label: str, dtype: DType, shape: tuple[int, ...], length: int) -> None:

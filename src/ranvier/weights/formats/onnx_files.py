@@ -8,8 +8,6 @@ of variable length are decoded by the package ``onnx`` when they are asked for.
 from __future__ import annotations
 
 import itertools
-import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
@@ -327,9 +325,6 @@ class _Model:
         except DTypeMismatch:
             raise WeightError(f"{self.blob.name!r}: tensor {name!r} has the unknown element type {element}") from None
         nbytes = checked_size(name, shape, dtype.bits, self.opening.tensor_bytes)
-        # NumPy wants room for the other sizes of an empty one
-        if math.prod(size or 1 for size in shape) * dtype.numpy.itemsize > sys.maxsize:
-            raise WeightError(f"tensor {name!r} has an impossible shape {list(shape)}")
         return TensorInfo(name, dtype, tuple(shape), nbytes, source=self.blob.name)
 
     def _weight(self, tensor: _Tensor, name: str) -> Weight:
