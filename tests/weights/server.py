@@ -29,6 +29,7 @@ class Served:
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
     seen_headers: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
+    ports: set[int] = field(default_factory=set)  # of those who asked: one for each connection
     url: str = ""
 
     def etag(self, path: str) -> str:
@@ -68,6 +69,7 @@ def serving(**files: bytes) -> Iterator[Served]:
             path = self.path.partition("?")[0]
             asked = self.headers.get("Range", "")
             served.requests.append((self.command, path, asked))
+            served.ports.add(self.client_address[1])
             served.seen_headers.append({k.lower(): v for k, v in self.headers.items()})
             if served.fail > 0 and served.failure is not None:
                 served.fail -= 1

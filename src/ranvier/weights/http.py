@@ -15,6 +15,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from ranvier.errors import ResourceLimit, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.access import GOOD_PIECE, Access, Transient
 from ranvier.weights.blob import Bytes
+from ranvier.weights.connections import Connections
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _OURS = ("accept-encoding", "user-agent", "range", "if-range")  # headers any host may see
@@ -116,7 +118,10 @@ class HttpFile:
         if parts.username is not None:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers.setdefault("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
-        self._opener = urllib.request.build_opener(_Redirects())
+        connections = Connections()
+        self._opener = urllib.request.build_opener(_Redirects(), *connections.handlers())
+        # an opener and its handlers know each other: they would keep sockets open until somebody collects them
+        weakref.finalize(self, connections.close)
 
     def question(self) -> Remote:
         """Size and version of the file, without its bytes."""
