@@ -40,12 +40,13 @@ def view_of(array: Array, kind: str = "input", index: int = 0) -> View:
 
 
 def ranges_of(launch: Launch, split: int) -> list[tuple[int, int]]:
-    """The tiles of a launch in one range over all rounds, or every round in so many of its own."""
+    """The tiles of a launch in one range over all rounds, or every round in so many of its own, the last first: nothing
+    may depend on an order."""
     tiles = launch.tiles
     if split == 1:
         return [(0, tiles * launch.rounds)] if tiles else []
     cuts = [tiles * k // split for k in range(split + 1)]
-    ranges = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
+    ranges = [(a, b) for a, b in itertools.pairwise(cuts) if a < b][::-1]
     return [(r * tiles + a, r * tiles + b) for r in range(launch.rounds) for a, b in ranges]
 
 
