@@ -12,7 +12,7 @@ import ranvier
 PACKAGE = Path(ranvier.__file__).parent
 # from the top down; a name is a module or a package
 LAYERS = (
-    ("records", "varying"),
+    ("domains", "records", "varying"),
     ("errors",),
     ("dtypes", "logs", "places", "plugged", "rules"),
     ("devices",),

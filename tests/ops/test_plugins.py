@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ranvier.domains import normal_domain
 from ranvier.ops import plugins, registry
 from ranvier.ops.custom import register_op, unregister_op
 
@@ -64,7 +65,7 @@ def test_a_package_is_loaded_for_its_domain_only(installed: Installed) -> None:
 
 def test_domains_of_the_standard_are_not_looked_for(installed: Installed) -> None:
     for domain in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft"):
-        assert registry.find(registry.normal_domain(domain), "NobodyHasThis") is None
+        assert registry.find(normal_domain(domain), "NobodyHasThis") is None
     assert installed.asked == []
 
 

@@ -38,8 +38,8 @@ def opened(served: Served, access: Access = PATIENCE) -> tuple[HttpFile, Any]:
 
 def kept(file: HttpFile) -> list[Any]:
     """Connections that wait."""
-    handler = next(h for h in file._opener.handlers if isinstance(h, connections._Plain))
-    return [connection for waiting in handler._connections._waiting.values() for connection in waiting]
+    (handler,) = [h for h in file._opener.handlers if isinstance(h, connections._Handler)]
+    return [connection for waiting in handler.connections._waiting.values() for connection in waiting]
 
 
 def test_ranges_come_by_one_connection(served: Served) -> None:
@@ -102,6 +102,14 @@ def test_a_connection_that_ends_when_it_is_used(served: Served, monkeypatch: pyt
     for start in (0, 500, 1000):
         np.testing.assert_array_equal(file.range(start, start + 100, remote), DATA[start : start + 100])
     assert len(served.ports) == 2
+
+
+def test_a_connection_on_which_nobody_answers_is_not_tried_again_by_another(served: Served) -> None:
+    file, remote = opened(served, Access(retries=0, timeout=0.3))
+    served.fail, served.failure = 1, lambda handler: time.sleep(1.0)
+    with pytest.raises(Unreachable, match="timed out"):
+        file.range(0, 100, remote)
+    assert len(served.requests) == 2 and len(served.ports) == 1
 
 
 def test_an_answer_that_was_left_is_not_read_by_the_next(served: Served) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.domains import normal_domain
 from ranvier.errors import InvalidConfig, InvalidValue, nearest
 from ranvier.graph.types import Type
 from ranvier.ops import registry
-from ranvier.ops.registry import Body, OpDef, TypeCall, normal_domain
+from ranvier.ops.registry import Body, OpDef, TypeCall
 
 InferRule = Callable[[TypeCall], Sequence[Type | None]]
 

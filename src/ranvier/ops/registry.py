@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ranvier.domains import normal_domain
 from ranvier.errors import InvalidConfig, InvalidValue, MissingOp, UnsupportedOp
 from ranvier.graph.types import Type
 from ranvier.ops.allocation import check_broadcast, check_result
@@ -281,11 +282,6 @@ def _changed() -> None:
     global _found, _generation
     _found = {}
     _generation += 1
-
-
-def normal_domain(domain: str) -> str:
-    """``ai.onnx`` is the long spelling of the empty domain."""
-    return "" if domain == "ai.onnx" else domain
 
 
 Fallback = Callable[[str, str, int | None], OpDef | None]

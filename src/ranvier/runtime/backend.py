@@ -16,6 +16,7 @@ from onnx.backend.base import BackendRep, namedtupledict
 
 from ranvier import dtypes
 from ranvier.config import SessionConfig
+from ranvier.domains import normal_domain
 from ranvier.errors import DeviceMismatch, InvalidConfig, InvalidInput, RanvierError
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.types import OptionalType, SequenceType, TensorType, Type
@@ -109,7 +110,7 @@ def _named(session: Session, inputs: Any) -> Any:
 
 
 def _newest(node: NodeProto) -> int:
-    if not registry.normal_domain(node.domain):
+    if not normal_domain(node.domain):
         return int(NEWEST)
     try:
         return int(onnx.defs.get_schema(node.op_type, domain=node.domain).since_version)
@@ -133,7 +134,7 @@ def _model_of(
         [_info(name, _type_of(x)) for name, x in zip(names, inputs)],
         [_info(name, t) for name, t in zip(node.output, types) if name],
     )
-    opsets = {"": NEWEST, registry.normal_domain(node.domain): version}
+    opsets = {"": NEWEST, normal_domain(node.domain): version}
     return helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
 
 

@@ -20,7 +20,7 @@ from ranvier.errors import WeightError
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop
 _AHEAD = 1 << 16  # bytes that a library's small reads are gathered to
-_HEAD = 1 << 14  # bytes that hold the header of most files
+HEAD = 1 << 14  # bytes that hold the header of most files: of one far away they are fetched once, for all
 _GAP = 1 << 16  # bytes between two ranges that cost less to read along than another request
 
 
@@ -93,7 +93,7 @@ class Ahead:
 
     def read(self, start: int, stop: int) -> Bytes:
         check_range(self, start, stop)
-        end = min(_HEAD, self.size)
+        end = min(HEAD, self.size)
         if stop > end:
             return self._blob.read(start, stop)
         if self._head is None:

@@ -6,6 +6,7 @@ next request to the same place; everything else, redirections and proxies among 
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 import selectors
@@ -18,6 +19,7 @@ from typing import Any
 
 _KEPT = 4  # connections that wait, to each place
 _DRAINED = 1 << 12  # bytes of an answer that nobody wanted which are read for the sake of the connection
+_PROXY = "proxy-authorization"  # a header that is for the proxy alone
 _Place = tuple[int, str, str, str]  # process, scheme, host, and the host behind a proxy
 
 
@@ -49,13 +51,13 @@ class Connections:
         self._waiting: dict[_Place, list[http.client.HTTPConnection]] = {}
         self._closed = False
 
-    def handlers(self) -> tuple[urllib.request.BaseHandler, ...]:
-        return _Plain(self), _Secure(self)
+    def handler(self) -> urllib.request.BaseHandler:
+        return _Handler(self)
 
-    def open(self, kind: str, request: urllib.request.Request, make: Callable[[], http.client.HTTPConnection]) -> Any:
+    def open(self, request: urllib.request.Request) -> Any:
         """The answer to a request, by a connection that waits or by a new one."""
-        behind = getattr(request, "_tunnel_host", None) or ""
-        waiting = self._waiting.setdefault((os.getpid(), kind, request.host or "", behind), [])
+        place = os.getpid(), request.type or "", request.host or "", _behind_proxy(request)
+        waiting = self._waiting.setdefault(place, [])
         while waiting:
             try:
                 connection = waiting.pop()
@@ -67,17 +69,33 @@ class Connections:
             connection.sock.settimeout(request.timeout)
             try:
                 return self._asked(connection, request, waiting)
+            except TimeoutError:
+                raise  # it was there, and nobody answered
             except (OSError, http.client.HTTPException):
                 continue  # closed by the other side just now, or not worth finding out
-        connection = make()
-        connection.response_class = _Reply
-        if behind:
-            private = {k: v for k, v in request.headers.items() if k.lower() == "proxy-authorization"}
-            connection.set_tunnel(behind, headers=private)
         try:
-            return self._asked(connection, request, waiting)
+            return self._asked(self._new(request), request, waiting)
         except OSError as error:
             raise urllib.error.URLError(error) from error
+
+    def _new(self, request: urllib.request.Request) -> http.client.HTTPConnection:
+        host, timeout = request.host or "", request.timeout
+        if request.type == "https":
+            made: http.client.HTTPConnection = http.client.HTTPSConnection(host, timeout=timeout, context=self._secure)
+        else:
+            made = http.client.HTTPConnection(host, timeout=timeout)
+        made.response_class = _Reply
+        if behind := _behind_proxy(request):
+            private = {k: v for k, v in request.headers.items() if k.lower() == _PROXY}
+            made.set_tunnel(behind, headers=private)
+        return made
+
+    @functools.cached_property
+    def _secure(self) -> ssl.SSLContext:
+        """Made once: the certificates that are trusted take longer to read than a connection takes to open."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
     def close(self) -> None:
         """Close those that wait, and every other one after its answer."""
@@ -92,9 +110,9 @@ class Connections:
         request: urllib.request.Request,
         waiting: list[http.client.HTTPConnection],
     ) -> Any:
+        behind = _behind_proxy(request)
         headers = {**request.headers, **request.unredirected_hdrs}
-        behind = getattr(request, "_tunnel_host", None)
-        headers = {k.title(): v for k, v in headers.items() if not behind or k.lower() != "proxy-authorization"}
+        headers = {k.title(): v for k, v in headers.items() if not behind or k.lower() != _PROXY}
         try:
             connection.request(request.get_method(), request.selector, headers=headers)
             reply: Any = connection.getresponse()
@@ -113,6 +131,11 @@ class Connections:
         return reply
 
 
+def _behind_proxy(request: urllib.request.Request) -> str:
+    """The host that a proxy is to lead to, where one does."""
+    return getattr(request, "_tunnel_host", None) or ""
+
+
 def _speaks(sock: socket.socket) -> bool:
     """Whether something came that nobody asked for: the end of the connection, or bytes behind an answer."""
     with selectors.DefaultSelector() as waiting:
@@ -120,27 +143,15 @@ def _speaks(sock: socket.socket) -> bool:
         return bool(waiting.select(0))
 
 
-class _Plain(urllib.request.HTTPHandler):
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Takes the place of both in an opener."""
+
     def __init__(self, connections: Connections) -> None:
         super().__init__()
-        self._connections = connections
+        self.connections = connections
 
     def http_open(self, request: urllib.request.Request) -> Any:
-        def make() -> http.client.HTTPConnection:
-            return http.client.HTTPConnection(request.host or "", timeout=request.timeout)
-
-        return self._connections.open("http", request, make)
-
-
-class _Secure(urllib.request.HTTPSHandler):
-    def __init__(self, connections: Connections) -> None:
-        super().__init__()
-        self._connections = connections
+        return self.connections.open(request)
 
     def https_open(self, request: urllib.request.Request) -> Any:
-        def make() -> http.client.HTTPConnection:
-            context = ssl.create_default_context()
-            context.set_alpn_protocols(["http/1.1"])
-            return http.client.HTTPSConnection(request.host or "", timeout=request.timeout, context=context)
-
-        return self._connections.open("https", request, make)
+        return self.connections.open(request)

@@ -119,7 +119,7 @@ class HttpFile:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers.setdefault("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
         connections = Connections()
-        self._opener = urllib.request.build_opener(_Redirects(), *connections.handlers())
+        self._opener = urllib.request.build_opener(_Redirects(), connections.handler())
         # an opener and its handlers know each other: they would keep sockets open until somebody collects them
         weakref.finalize(self, connections.close)
 

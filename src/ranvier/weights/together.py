@@ -11,6 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 _POLL = 0.05
+AT_ONCE = 4  # requests to one server
 
 
 class Stop:

@@ -19,7 +19,8 @@ _HOME = {"read": "reader", "save": "writer", "to_proto": "writer"}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value
 
 
 __all__ = ["read", "save", "to_proto"]

@@ -13,8 +13,8 @@ import onnx.inliner
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 from ranvier.config import Limits
+from ranvier.domains import normal_domain
 from ranvier.errors import InvalidModel, ResourceLimit
-from ranvier.ops.registry import normal_domain
 
 Key = tuple[str, str, str]  # domain, name, overload
 

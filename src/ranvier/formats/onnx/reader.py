@@ -15,6 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from ranvier.config import Limits
+from ranvier.domains import normal_domain
 from ranvier.errors import (
     DTypeMismatch,
     InvalidGraph,
@@ -40,7 +41,6 @@ from ranvier.ops.proto import (
     sparse_array,
     type_from_proto,
 )
-from ranvier.ops.registry import normal_domain
 
 OVERRIDABLE_FROM = 4  # from this IR version on an initializer that is also an input may be overridden
 

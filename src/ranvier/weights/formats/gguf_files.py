@@ -16,7 +16,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.blob import Blob
+from ranvier.weights.blob import HEAD, Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.gguf_parts import Part, files_of, whole
 from ranvier.weights.stored import Selection, Stored, TensorInfo, Weight, checked_size, extent, full
@@ -36,7 +36,6 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _LIST = 8, 9
 _LENGTH = struct.Struct("<Q")
 _DIMENSIONS = 8
-_FIRST = 1 << 14  # of a file far away as much is fetched in any case, and of most parts it is all of the header
 _CHUNK = 1 << 20
 _DEEPEST = 4  # lists in lists
 
@@ -54,7 +53,7 @@ class _Header:
             raise WeightError(f"{self.blob.name!r} is cut off, or its header is too long: {self.at + count} bytes")
         if self.at + count > self._start + len(self._data):
             self._start = self.at
-            piece = max(count, _CHUNK if self.at else _FIRST)
+            piece = max(count, _CHUNK if self.at else HEAD)  # of most parts it is all
             self._data = bytes(self.blob.read(self.at, min(self.limit, self.at + piece)))
         begin = self.at - self._start
         self.at += count

@@ -19,12 +19,11 @@ from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.http import Missing
 from ranvier.weights.stored import Weight
-from ranvier.weights.together import Stop, together
+from ranvier.weights.together import AT_ONCE, Stop, together
 
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"([^/\\\0]+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _MOST_PARTS = 1 << 12  # there are some with a file for each tensor, more than a thousand
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def whole(named: Part, opening: Opening, read: Callable[[Blob], Part]) -> Checkp
         return Part(file, found.notes if number == 0 else {}, found.weights), place
 
     # far away, every header is some requests; those beside a file that is near may be far
-    return _joined(together(part, range(len(files)), _AT_ONCE, Stop()), named.file)
+    return _joined(together(part, range(len(files)), AT_ONCE, Stop()), named.file)
 
 
 def _joined(parts: Sequence[tuple[Part, _Place]], label: str) -> Checkpoint:

@@ -14,10 +14,9 @@ from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.registry import open_checkpoint
 from ranvier.weights.formats.safetensors import unique_names
-from ranvier.weights.together import Stop, together
+from ranvier.weights.together import AT_ONCE, Stop, together
 
 SUFFIX = ".index.json"
-_AT_ONCE = 4
 
 
 class Index:
@@ -38,7 +37,7 @@ class Index:
             return open_checkpoint(opening.beside(file, blob.name), opening)
 
         # far away, every header is some requests
-        opened = list(map(shard, files)) if blob.near else together(shard, files, _AT_ONCE, Stop())
+        opened = list(map(shard, files)) if blob.near else together(shard, files, AT_ONCE, Stop())
         shards = dict(zip(files, opened))
         weights = {name: shards[file][name] for name, file in places.items()}
         return Checkpoint(weights, notes, repr(blob.name))

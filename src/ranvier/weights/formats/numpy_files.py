@@ -20,14 +20,13 @@ from ranvier.weights.blob import Blob, Bytes, MemoryBlob
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.zips import Member, open_zip
 from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size, row_major
-from ranvier.weights.together import Stop, together
+from ranvier.weights.together import AT_ONCE, Stop, together
 
 Array = np.ndarray[Any, Any]
 _MAGIC = b"\x93NUMPY"
 _HEADER = 1 << 16  # bytes within which a header ends
 _USUAL = 1 << 10  # bytes within which most do
 _RATIO = 1200  # deflate cannot do better than about 1030 to 1; more is a lie
-_AT_ONCE = 4
 
 
 class Npy:
@@ -118,7 +117,7 @@ class Npz:
             return _compressed(blob, archive, members[name], name, opening)
 
         # far away, every header is a request
-        found = list(map(weight, members)) if blob.near else together(weight, members, _AT_ONCE, Stop())
+        found = list(map(weight, members)) if blob.near else together(weight, members, AT_ONCE, Stop())
         return Checkpoint(dict(zip(members, found)), {}, repr(blob.name))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.domains import normal_domain
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, ResourceLimit, WeightError
 from ranvier.formats.onnx.external import Place, file_beside, place_of
@@ -212,7 +213,7 @@ class _Model:
                 domain = self.message.text(place)
             elif tag == _OPSET_VERSION:
                 version = self.message.number(place)
-        return _normal(domain), version
+        return normal_domain(domain), version
 
     def _graph(self, span: Range) -> None:
         for tag, place in self.message.fields(span):
@@ -247,7 +248,7 @@ class _Model:
                 output, outputs = place, outputs + 1
             elif tag == _NODE_ATTRIBUTE:
                 attribute, attributes = place, attributes + 1
-        if operator != b"Constant" or _normal(domain.decode("utf-8", "replace")) or outputs != 1:
+        if operator != b"Constant" or normal_domain(domain.decode("utf-8", "replace")) or outputs != 1:
             return
         name = self.message.text(output)
         if attributes != 1:
@@ -453,11 +454,6 @@ class _Later:
 
     def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
         return self._blob().read_many(ranges)
-
-
-def _normal(domain: str) -> str:
-    """``ai.onnx`` is the long spelling of the empty domain."""
-    return "" if domain == "ai.onnx" else domain
 
 
 def _verified(file: Blob, place: Place, info: TensorInfo) -> Array:

@@ -14,9 +14,8 @@ from collections import deque
 from typing import overload
 
 from ranvier.errors import WeightError
-from ranvier.weights.blob import Blob, check_range
+from ranvier.weights.blob import HEAD, Blob, check_range
 
-_FIRST = 1 << 14  # of most blobs these are there already: somebody looked at what kind of file it is
 _LEAST = 1 << 16
 _MOST_NEARBY = 1 << 20
 _MOST = 1 << 24
@@ -28,7 +27,7 @@ _WAIT = 0.02  # seconds: a request that takes less does not wait for the line
 class Windows:
     def __init__(self, blob: Blob, requests: int) -> None:
         self._blob, self._left = blob, requests
-        self._size, self._end = _FIRST // 2, 0  # of the window that was fetched last
+        self._size, self._end = HEAD // 2, 0  # of the window that was fetched last
         self._least = _LEAST  # of the next one, wherever it begins
         self._shortest = float("inf")  # seconds of a request
         self._start, self._data = 0, b""

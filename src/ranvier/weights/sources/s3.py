@@ -18,10 +18,9 @@ from ranvier.weights.cache import Download, Entry, check_room, digest
 from ranvier.weights.http import Missing
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
-from ranvier.weights.together import Stop, together
+from ranvier.weights.together import AT_ONCE, Stop, together
 
 _CHUNK = 8 << 20
-_AT_ONCE = 4
 _LONGEST_ANSWER = 600.0  # seconds for one chunk
 
 
@@ -169,7 +168,7 @@ class _Object:
             found[k][at - start : end - start] = self._piece((at, end))
 
         jobs = [(k, at) for k, (start, stop) in enumerate(ranges) for at in range(start, stop, _CHUNK)]
-        together(piece, jobs, _AT_ONCE, Stop(self._access.stop))
+        together(piece, jobs, AT_ONCE, Stop(self._access.stop))
         return list(found)
 
     def _piece(self, each: Range) -> Bytes:

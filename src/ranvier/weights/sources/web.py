@@ -15,9 +15,7 @@ from ranvier.weights.cache import Download, Entry, check_room, digest
 from ranvier.weights.http import HttpFile, Remote, parsed, shown, strong
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
-from ranvier.weights.together import Stop, together
-
-_AT_ONCE = 4
+from ranvier.weights.together import AT_ONCE, Stop, together
 
 
 @dataclass(frozen=True)
@@ -128,4 +126,4 @@ class RangedFile:
         return self._file.range(start, stop, self._remote)
 
     def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
-        return together(lambda each: self.read(*each), ranges, _AT_ONCE, Stop(self._file.access.stop))
+        return together(lambda each: self.read(*each), ranges, AT_ONCE, Stop(self._file.access.stop))

@@ -18,11 +18,11 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.loops.ir import Nest
 from ranvier.codegen.storage import View
+from ranvier.domains import normal_domain
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Node, Value
 from ranvier.ops import registry as operators
-from ranvier.ops.registry import normal_domain
 from ranvier.providers.cpu.custom.builder import LoopBuilder, TensorTerm, check_nest
 from ranvier.providers.cpu.lower.index import LOWERINGS
 from ranvier.providers.cpu.realise import Realiser
