@@ -11,12 +11,15 @@ g = v + 64 t4 of the bytes from 192 on, which the others are already.
 
 Three of the fields are masked and multiplied where they stand, 1, 4 and 16 times as large; all four together give the
 fourth by subtraction, and g, which is no less a sum of the five with known factors, the fifth. So twelve instructions
-do for 320 weights. Lines hold four k of 16 lanes, so a panel has 80 columns; lines follow each other along k.
+do for 320 weights. Only one of the two vector units looks things up: the next line's lookups stand between the products
+of a line, for both to be busy also where a neighbour on the same core leaves half of the window to look ahead in.
+Lines hold four k of 16 lanes, so a panel has 80 columns; lines follow each other along k.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -155,23 +158,34 @@ class _Driver(PanelDriver):
         ]
         with f.loop(0, self.at["steps"]) as step:
             later = self.later((step + _AHEAD) * _STEP_BYTES)
+            waiting: Callable[[], None] | None = None
             for quad in range(STEP // _QUAD):
                 tokens = [self.quad(f.gep(row, step * STEP), quad * _QUAD) for row in rows]
                 for p, start in enumerate(starts):
                     line = f.gep(start, step * _STEP_BYTES + quad * _LINE)
                     f.prefetch(f.gep(start, later + quad * _LINE))
-                    self.line([of_row[p] for of_row in acc], tokens, f.load(self.bytes, line, _LINE))
+                    decoded = self.decoded(f.load(self.bytes, line, _LINE))
+                    if waiting is not None:
+                        waiting()
+                    waiting = functools.partial(self.add, [of_row[p] for of_row in acc], tokens, *decoded)
+            assert waiting is not None
+            waiting()
         for r, of_row in enumerate(acc):
             for p, parts in enumerate(of_row):
                 for field, total in enumerate(self.apart([part.get() for part in parts])):
                     at = (r * self.at_once + p) * _WIDTH * 4 + field * _LINE
                     f.store(total, f.gep(f.args["scratch"], at), _LINE)
 
-    def line(self, acc: list[list[Var]], tokens: list[Val], line: Val) -> None:
+    def decoded(self, line: Val) -> tuple[Val, Val]:
+        """Four codes in fields of 2 bits, and the sum of all five."""
         f = self.f
         is_beyond = f.cmp("uge", line, f.const(self.bytes, 192 - 256))
-        fields = f.bitcast(f.select(is_beyond, self.found(self.beyond, line), self.found(self.below, line)), self.words)
-        whole = f.bitcast(f.select(is_beyond, self.found(self.whole, line), line), self.words)
+        fields = f.select(is_beyond, self.found(self.beyond, line), self.found(self.below, line))
+        whole = f.select(is_beyond, self.found(self.whole, line), line)
+        return f.bitcast(fields, self.words), f.bitcast(whole, self.words)
+
+    def add(self, acc: list[list[Var]], tokens: list[Val], fields: Val, whole: Val) -> None:
+        f = self.f
         parts = [*(f.and_(fields, LOW << 2 * field) for field in range(3)), fields, whole]
         for sums, quad in zip(acc, tokens, strict=True):
             for total, part in zip(sums, parts, strict=True):
