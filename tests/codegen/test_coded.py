@@ -244,7 +244,8 @@ def test_largest_sums(isa: Isa, bits: int, accuracy: Accuracy) -> None:
     """All products of a group have the same sign and the largest size: in groups whose sums still fit the low bits of a
     float, and in groups whose sums do not."""
     coding, n = Coding(bits), 130
-    for group, sign, edge in itertools.product([16, 128, 256, 512, 16384], [1, -1], [0, (1 << bits) - 1]):
+    edges = [0, (1 << bits) - 1]
+    for group, sign, edge, m in itertools.product([16, 128, 256, 512, 16384], [1, -1], edges, [1, 14]):
         scales = np.full((n, 1), 0.5, F32)
         groups = Groups.even(group, group, coding)
 
@@ -252,8 +253,8 @@ def test_largest_sums(isa: Isa, bits: int, accuracy: Accuracy) -> None:
             return np.full((end - first, k), edge, np.uint8)
 
         packed = pack_coded(codes, coding, n, groups, scales, None, isa)
-        a = np.full((1, group), sign, F32)
-        expected = np.full((1, n), sign * group * (edge - coding.middle) * 0.5)
+        a = np.full((m, group), sign, F32)
+        expected = np.full((m, n), sign * group * (edge - coding.middle) * 0.5)
         np.testing.assert_allclose(product(a, packed, isa, accuracy=accuracy), expected, rtol=2e-6)
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import isa as isas
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.rows import Pass
+from ranvier.codegen.llvm.coded.rows import Pass, PassDriver
+from ranvier.codegen.llvm.coded.unpacked import Unpacked
 from ranvier.codegen.llvm.compiler import assembly
 from ranvier.codegen.llvm.conv import ConvShape
 from ranvier.codegen.llvm.gemm.tiles import tiles
@@ -99,13 +100,22 @@ def test_ternary_codes_take_one_instruction_each() -> None:
 
 def test_codes_of_four_bits_take_one_instruction_each() -> None:
     """A group of four words in one turn; sums become floats by a subtraction."""
-    spec = Pass(Coding(4), DType.float32, None, "codes", 1, 4, together=4, once=True, as_floats=True).spec()
+    spec = Pass(Coding(4), DType.float32, None, "codes", 1, 4, together=4, once=True, as_floats=True).spec(PassDriver)
     text = text_of(spec, NEON)
     longest = max(loops(text), key=len)
     count = len(re.findall(r"\bsdot\b", longest))
     assert count == 32
     assert len(re.findall(r"\b(?:and|ushr)\s+v", longest)) == count
     assert "scvtf" not in longest
+
+
+def test_many_rows_meet_bytes() -> None:
+    """A group of 32 for four rows and eight columns: products alone until it ends, and nothing that is put aside."""
+    given = Pass(Coding(4), DType.float32, None, "codes", 4, 2, together=8, once=True, as_floats=True, coupled=True)
+    longest = max(loops(text_of(given.spec(Unpacked), NEON)), key=len)
+    assert len(re.findall(r"\bsdot\b", longest)) == 64
+    assert len(re.findall(r"\b(?:fadd|fmul|fmla)\b", longest)) == 24
+    assert not re.search(r"\b(?:and|ushr|sshr|scvtf|movi|dup)\s+v|\bst[rp]\b", longest)
 
 
 @pytest.mark.parametrize("isa", PATHS, ids=path_name)

@@ -10,6 +10,7 @@ from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
 from ranvier.codegen.llvm.coded.rows import few_rows, fits_bytes
+from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
@@ -57,6 +58,8 @@ def coded_matmul(
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")
+        if suits_unpacked(b, p.m, isa):
+            return [*prepared.launches, by_unpacked(p, b, prepared, isa, threads)]
     elif whole and p.m == 1 and b.n >= _DIGIT_COLUMNS:
         return _by_digits(p, b, isa, threads)
     elif b.zeros is not None:

@@ -92,15 +92,16 @@ class Pass:
     as_floats: bool = False  # integers are counted in the lowest bits of a float
     coupled: bool = False  # codes of two columns share a byte
 
-    def spec(self) -> KernelSpec:
+    def spec(self, driver: type[PassDriver]) -> KernelSpec:
         zero = self.zero.name if self.zero else ""
-        key = ("coded pass", *self.coding.key, self.scale.name, zero, self.activations, self.rows, self.panels)
+        key = (driver.name, *self.coding.key, self.scale.name, zero, self.activations, self.rows, self.panels)
         key += (self.together, self.once, self.as_floats, self.coupled)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
-            _Pass(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
+            driver(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
 
-        return KernelSpec(f"coded {self.coding.bits} bits {self.activations} {self.rows}x{self.panels}", key, emit)
+        size = f"{self.rows}x{self.panels}"
+        return KernelSpec(f"{driver.name} {self.coding.bits} bits {self.activations} {size}", key, emit)
 
     @property
     def integers(self) -> bool:
@@ -117,9 +118,10 @@ def fits_bytes(b: CodedB) -> bool:
     return b.words * b.coding.per_word << (b.coding.bits + 7) < 1 << 31
 
 
-def _stays_small(b: CodedB) -> bool:
-    """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign."""
-    return (FACTOR if b.coupled else 1) * b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
+def stays_small(b: CodedB, factor: int) -> bool:
+    """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign, when they
+    are so many times as large."""
+    return factor * b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
 
 
 def _together(b: CodedB, isa: Isa, activations: Activations, rows: int) -> int:
@@ -143,7 +145,7 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
         panels = _DIGIT_PANELS[isa.registers >= 32]
     together = _together(b, isa, activations, rows)
     once = together == b.words and together > 1
-    as_floats = dot_of(isa) is SIGNED and activations != "floats" and _stays_small(b)
+    as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b, FACTOR if b.coupled else 1)
     kernel = Pass(
         *(b.coding, b.scale_type, b.zero_type, activations, rows, panels),
         together=together,
@@ -151,8 +153,17 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
         as_floats=as_floats,
         coupled=b.coupled,
     )
-    flops = 2.0 * p.m * p.n * p.k * p.entries
     work = p.entries * b.nbytes * -(-p.m // rows) / _GBPS / 1e3
+    scratch = rows * panels * isa.vector_bytes
+    return pass_launch(kernel, PassDriver, p, b, prepared, isa, threads, work=work, scratch=scratch)
+
+
+def pass_launch(
+    kernel: Pass, driver: type[PassDriver], p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, *,
+    work: float, scratch: int,
+) -> Launch:  # fmt: skip
+    """``work``: microseconds of one core, roughly."""
+    flops = 2.0 * p.m * p.n * p.k * p.entries
     steps = -(-b.vectors // kernel.panels)
     wanted = slices(b.nbytes, isa)
     if threads > 1:
@@ -177,7 +188,7 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
     }
     tiles = p.entries * shares
     return Launch(
-        kernel.spec(),
+        kernel.spec(driver),
         (
             *(prepared.rows, prepared.about, At(b.codes), At(b.scales), At(b.zeros or b.scales), At.of(p.out)),
             Code(done.spec),
@@ -187,14 +198,18 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
         tiles=tiles,
         writes=(p.out.storage,),
         grain=grain(tiles, work, threads),
-        scratch=rows * kernel.panels * isa.vector_bytes,
+        scratch=scratch,
         flops=flops,
         traffic=float(p.entries * b.nbytes),
         label="coded matmul",
     )
 
 
-class _Pass:
+class PassDriver:
+    """The walk over panels and rows, and what a pass does where codes are decoded in registers."""
+
+    name = "coded"
+
     def __init__(self, fn: Fn, isa: Isa, kernel: Pass, table: str) -> None:
         self.fn, self.isa, self.kernel = fn, isa, kernel
         self.lanes = isa.lanes(4)
@@ -231,35 +246,37 @@ class _Pass:
             # of vectors that are coupled, those that fill the last panel have no columns, but are there
             alone = most > 1 and not self.kernel.coupled
             whole = stop - f.rem(stop - start, f.i64(most)) if alone else stop
-            self._over(start, whole, most)
+            self.over(start, whole, most)
             if alone:
-                self._over(whole, stop, 1)
+                self.over(whole, stop, 1)
         f.ret()
 
-    def _over(self, start: Val, stop: Val, panels: int) -> None:
-        f = self.fn
-        with f.loop(start, stop, panels) as panel, f.loop(0, self.m, self.kernel.rows) as row:
+    def over(self, start: Val, stop: Val, panels: int) -> None:
+        """All rows times the vectors of a range, so many at a time."""
+        f, rows = self.fn, self.kernel.rows
+        with f.loop(start, stop, panels) as panel, f.loop(0, self.m, rows) as row:
             self._sums(panel, row, panels)
-            column = panel * self.lanes
-            height = f.min_(self.m - row, self.kernel.rows)
-            width = f.min_(self.n - column, panels * self.lanes)
-            step = f.i64(panels * self.isa.vector_bytes)
-            for k, value in enumerate((self.batch, row, column, height, width, step)):
-                f.store(value, f.gep(self.place, k, "i64"))
-            operands = f.gep(f.args["bufs"], int(Buf.OPERANDS), "ptr")
-            dims = f.gep(f.args["dims"], self.dim(Dim.FINISH_DIMS), "i64")
-            f.call_pointer(self.buf(Buf.FINISH), "void", [operands, dims, f.args["scratch"], self.out, self.place])
+            self.finish(panel, row, f.min_(self.m - row, rows), panels)
+
+    def finish(self, panel: Val, row: Val, height: Val, panels: int) -> None:
+        """Totals in scratch, [rows, vectors], to the output."""
+        f = self.fn
+        column = panel * self.lanes
+        width = f.min_(self.n - column, panels * self.lanes)
+        step = f.i64(panels * self.isa.vector_bytes)
+        for k, value in enumerate((self.batch, row, column, height, width, step)):
+            f.store(value, f.gep(self.place, k, "i64"))
+        operands = f.gep(f.args["bufs"], int(Buf.OPERANDS), "ptr")
+        dims = f.gep(f.args["dims"], self.dim(Dim.FINISH_DIMS), "i64")
+        f.call_pointer(self.buf(Buf.FINISH), "void", [operands, dims, f.args["scratch"], self.out, self.place])
 
     def _sums(self, panel: Val, row: Val, panels: int) -> None:
         """Totals of one pass. Rows past the end repeat the last one; nobody looks at their sums."""
         f, rows, kernel = self.fn, self.kernel.rows, self.kernel
         groups, words = self.dim(Dim.GROUPS), self.dim(Dim.WORDS)
-        last = self.m - 1
-        picked = [f.min_(row + r, last) for r in range(rows)]
-        left = [self.fn.opaque(f.gep(self.rows, r * self.dim(Dim.ROW))) for r in picked]
-        about = [f.gep(self.about, r * self.dim(Dim.ABOUT_ROW)) for r in picked]
+        left, about = self.pointers(row)
         deep = groups * words
-        streams = self._streams(panel, deep, panels)
+        streams = self.streams(panel, deep, panels)
         if self.picks:
             self.decoder.hold_masks()
         totals = [[f.var(self.kind, f.const(self.kind, 0.0)) for _ in range(panels)] for _ in range(rows)]
@@ -299,13 +316,21 @@ class _Pass:
                         both.set(both.get() - low.get())
             for v in range(panels):
                 gathered = [[sums[0][r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
-                self._join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)])
+                factor = float(FACTOR if kernel.coupled and v % 2 else 1)
+                self.join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)], factor)
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
                 f.store(totals[r][v].get(), place)
 
-    def _streams(self, panel: Val, deep: Val, panels: int) -> list[Val]:
+    def pointers(self, row: Val) -> tuple[list[Val], list[Val]]:
+        """Where the rows of a pass are, and what is known about them."""
+        f = self.fn
+        picked = [f.min_(row + r, self.m - 1) for r in range(self.kernel.rows)]
+        left = [f.opaque(f.gep(self.rows, r * self.dim(Dim.ROW))) for r in picked]
+        return left, [f.gep(self.about, r * self.dim(Dim.ABOUT_ROW)) for r in picked]
+
+    def streams(self, panel: Val, deep: Val, panels: int) -> list[Val]:
         """Where the codes of vectors begin: each has a pointer of its own, or those that lie side by side share one."""
         f, codes = self.fn, self.buf(Buf.CODES)
         if self.places.beside == 1:
@@ -397,10 +422,11 @@ class _Pass:
             found += [quads[d::digits] for d in range(digits)]
         return found
 
-    def _join(
-        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Var]], totals: list[Var]
+    def join(
+        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Var]], totals: list[Var],
+        factor: float = 1.0,
     ) -> None:  # fmt: skip
-        """Sums of a group into the totals of vector ``v`` from ``panel`` on."""
+        """Sums of a group, ``factor`` times too large, into the totals of vector ``v`` from ``panel`` on."""
         f, kernel = self.fn, self.kernel
         scale = scale_vector(f, self.isa, kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
         zero = None
@@ -413,7 +439,6 @@ class _Pass:
                 for lower in reversed(gathered[:-1]):
                     found = f.fma(found, 256.0, self._number(lower.get()))
                 numbers = f.gep(where, group * self.about_bytes)
-                factor = float(FACTOR if kernel.coupled and v % 2 else 1)
                 if zero is not None:
                     whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
                     found = f.fma(zero, f.splat(whole * factor if factor > 1 else whole, self.lanes), found)

@@ -1,0 +1,138 @@
+"""Many rows times coded weights, both as signed bytes: panels are unpacked once for all rows.
+
+``rows.py`` decodes in registers, again for every few rows. Here the weights of two vectors of columns become bytes in
+scratch, less their middle, and all rows meet them there. The vector units are what counts: a sum takes an instruction
+for four k, and three when a group ends; what it begins with comes from memory as far as the compiler leaves it there,
+for the units that load have time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.builder import Val, Var, vector
+from ranvier.codegen.llvm.coded.coupled import HALF_BITS
+from ranvier.codegen.llvm.coded.decode import subtracted
+from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.prepare import Prepared
+from ranvier.codegen.llvm.coded.rows import Dim, Pass, PassDriver, pass_launch, stays_small
+from ranvier.codegen.llvm.gemm.blocks import Cut
+from ranvier.codegen.llvm.gemm.problem import Problem
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.vmath.core import WHOLE_BITS
+
+_ROWS, _VECTORS = 4, 2  # of a block: 8 sums and 8 totals, and registers for rows and weights beside them
+_QUADS = 8  # fours of k that the code of a turn takes at most
+_LEAST = 13  # rows: fewer are one or two passes, whose decoding costs less than bytes that are stored
+_DEEPEST = 1 << 16  # k whose bytes are kept in scratch
+_GOPS = 100.0  # of one core, roughly
+
+
+def suits_unpacked(b: CodedB, rows: int, isa: Isa) -> bool:
+    """Whether products with so many rows of codes are made here."""
+    return dot_of(isa) is SIGNED and rows >= _LEAST and b.deep <= _DEEPEST
+
+
+def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int) -> Launch:
+    quads = b.words * 8 // b.coding.bits
+    kernel = Pass(
+        *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _ROWS).size, _VECTORS),
+        together=math.gcd(quads, _QUADS),
+        once=_QUADS % quads == 0,
+        as_floats=stays_small(b, 1),
+        coupled=b.coupled,
+    )
+    vectors = 2 * kernel.rows + b.deep // 4  # totals, what sums begin with, bytes
+    scratch = vectors * _VECTORS * isa.vector_bytes
+    work = 2.0 * p.m * p.n * p.k * p.entries / _GOPS / 1e3
+    return pass_launch(kernel, Unpacked, p, b, prepared, isa, threads, work=work, scratch=scratch)
+
+
+class Unpacked(PassDriver):
+    """Blocks of rows that meet bytes in scratch."""
+
+    name = "coded bytes"
+
+    def over(self, start: Val, stop: Val, panels: int) -> None:
+        f, rows = self.fn, self.kernel.rows
+        self.decoder.hold_masks()
+        self._begin(panels)
+        with f.loop(start, stop, panels) as panel:
+            self._unpack(panel, panels)
+            with f.loop(0, self.m, rows) as row:
+                self._block(panel, row, panels)
+                self.finish(panel, row, f.min_(self.m - row, rows), panels)
+
+    def _begin(self, panels: int) -> None:
+        """Behind the totals: what sums begin with, and the bytes. The compiler does not know that none of these is
+        another, or it would keep in a register what is to be loaded."""
+        f, size = self.fn, self.isa.vector_bytes
+        block = self.kernel.rows * panels
+        self.begins, self.bytes = (f.opaque(f.gep(f.args["scratch"], block * k * size)) for k in (1, 2))
+        begins = f.const(self.words, WHOLE_BITS if self.kernel.as_floats else 0)
+        for k in range(block):
+            f.store(begins, f.gep(self.begins, k * size), size)
+
+    def _unpack(self, panel: Val, panels: int) -> None:
+        """Bytes to scratch, [fours of k, vectors]."""
+        f, size = self.fn, self.isa.vector_bytes
+        deep = self.dim(Dim.GROUPS) * self.dim(Dim.WORDS)
+        streams = self.streams(panel, deep, panels)
+        with f.loop(0, deep) as word:
+            found = self._bytes([f.load(self.words, f.gep(s, word * self.places.step), size) for s in streams])
+            to = f.gep(self.bytes, word * (self.quads * panels * size))
+            for v, i in itertools.product(range(panels), range(self.quads)):
+                f.store(found[v][i], f.gep(to, (i * panels + v) * size), size)
+
+    def _bytes(self, words: list[Val]) -> list[list[Val]]:
+        """Words of vectors as fours of k, less their middle."""
+        f, coding = self.fn, self.kernel.coding
+        kind = vector("i8", self.isa.vector_bytes)
+        if not self.kernel.coupled:
+            middle = subtracted(self.isa, coding)
+            fours = [[f.bitcast(x, kind) for x in self.decoder.quads(each)] for each in words]
+            return [[x - middle if middle else x for x in each] for each in fours]
+        found: list[list[Val]] = []
+        for pair in zip(words[::2], words[1::2], strict=True):
+            found.append([f.bitcast(self.decoder.low(each), kind) - coding.middle for each in pair])
+            found.append([f.ashr(f.bitcast(each, kind), HALF_BITS) for each in pair])
+        return found
+
+    def _block(self, panel: Val, row: Val, panels: int) -> None:
+        """Totals of a block of rows. Rows past the end repeat the last one; nobody looks at their sums."""
+        f, kernel, size = self.fn, self.kernel, self.isa.vector_bytes
+        left, about = self.pointers(row)
+        each = list(itertools.product(range(kernel.rows), range(panels)))
+        at = {cell: k * size for k, cell in enumerate(each)}
+        totals = {cell: f.var(self.kind, f.const(self.kind, 0.0)) for cell in each}
+        sums = {cell: f.var(self.words) for cell in each}
+        quads = self.dim(Dim.WORDS) * self.quads
+        with f.loop(0, self.dim(Dim.GROUPS)) as group:
+            for cell in each:
+                sums[cell].set(f.load(self.words, f.gep(self.begins, at[cell]), size))
+            if kernel.once:
+                self._products(group * quads, left, sums, panels)
+            else:
+                with f.loop(group * quads, (group + 1) * quads, kernel.together) as quad:
+                    self._products(quad, left, sums, panels)
+            for v in range(panels):
+                gathered = [[sums[r, v]] for r in range(kernel.rows)]
+                self.join(panel, v, group, about, gathered, [totals[r, v] for r in range(kernel.rows)])
+        for cell, total in totals.items():
+            f.store(total.get(), f.gep(f.args["scratch"], at[cell]), size)
+
+    def _products(self, quad: Val, left: list[Val], sums: dict[tuple[int, int], Var], panels: int) -> None:
+        f, size = self.fn, self.isa.vector_bytes
+        span = math.gcd(self.kernel.together, self.lanes)
+        for first in range(0, self.kernel.together, span):
+            rows = [spread_groups(f, self.isa, f.gep(x, (quad + first) * 4), span) for x in left]
+            for k in range(span):
+                at = f.gep(self.bytes, (quad + (first + k)) * (panels * size))
+                codes = [f.load(self.words, f.gep(at, v * size), size) for v in range(panels)]
+                for r, row in enumerate(rows):
+                    for v, code in enumerate(codes):
+                        acc = sums[r, v]
+                        acc.set(multiply_add(f, self.isa, acc.get(), code, row[k]))
