@@ -8,7 +8,8 @@ Activations are taken as they are ("exact": accuracy level 0 there, dynamic quan
 ("int8": accuracy level 4, dynamic quantization in groups of the weights' size). Ours and the peers run in turn, and the
 least times of all turns are compared: on a machine that others use too, those are the ones nobody disturbed. What
 reading the same bytes by itself takes is measured in the same turns: "of reading" is that time beside ours. Weights of
-all are out of the near caches whenever they are used, because the others ran in between.
+all are out of the near caches whenever they are used, because the others ran in between. OpenVINO is left out where it
+is not installed.
 """
 
 from __future__ import annotations
@@ -122,8 +123,11 @@ def onnx_runtime(case: Case, w: Weights) -> Runner:
 def openvino(case: Case, w: Weights) -> Runner | None:
     if not case.code.startswith("int") or case.bits not in (4, 8):
         return None
-    import openvino as ov
-    from openvino import opset13 as op
+    try:
+        import openvino as ov
+        from openvino import opset13 as op
+    except ImportError:
+        return None
 
     kind = ov.Type.u4 if case.bits == 4 else ov.Type.u8
     shape = [case.n, case.k // case.group, case.group]
