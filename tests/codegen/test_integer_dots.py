@@ -28,6 +28,7 @@ from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import source
 from ranvier.codegen.llvm.ternary.panels import Block
+from ranvier.codegen.llvm.ternary.unpacked import _spec as unpacked_spec
 from ranvier.codegen.llvm.ternary.vectors import _spec as ternary_spec
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
@@ -96,6 +97,13 @@ def test_ternary_codes_take_one_instruction_each() -> None:
     assert count == 64
     assert len(re.findall(r"\b(?:and|ushr)\s+v", longest)) == count
     assert "movi" not in longest
+
+
+def test_many_tokens_meet_ternary_bytes() -> None:
+    """Four times four k of eight tokens and eight columns: loads and products, and nothing that is put aside."""
+    longest = max(loops(text_of(unpacked_spec(Block(8, 1)), NEON)), key=len)
+    assert len(re.findall(r"\bsdot\b", longest)) == 64
+    assert not re.search(r"\b(?:and|ushr|mov|movi|dup)\s+v|\bst[rp]\b", longest)
 
 
 def test_codes_of_four_bits_take_one_instruction_each() -> None:

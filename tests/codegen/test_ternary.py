@@ -61,7 +61,7 @@ def test_products_are_exact(isa: Isa, size: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("isa", PATHS, ids=path_name)
 @pytest.mark.parametrize("value", [-128, 127])
-@pytest.mark.parametrize("m", [1, 3, 8])
+@pytest.mark.parametrize("m", [1, 3, 8, 11])
 def test_no_sum_saturates(isa: Isa, value: int, m: int) -> None:
     """All products have the same sign and the largest size: where 16 bits would be too few, it shows."""
     k, n = 4096, 40

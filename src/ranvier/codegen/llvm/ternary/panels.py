@@ -53,9 +53,9 @@ class Block:
 
 def panel_launch(
     spec: KernelSpec, block: Block, codes: View, m: int, packed: Packed, out: View, strides: tuple[int, int],
-    epilogue: Epilogue | None, threads: int, *, gops: float,
+    epilogue: Epilogue | None, threads: int, *, gops: float, scratch: int = 0,
 ) -> Launch:  # fmt: skip
-    """``gops`` of one core, roughly, in codes of one row."""
+    """``gops`` of one core, roughly, in codes of one row; ``scratch``: bytes that the driver needs behind the sums."""
     work = max(m * packed.n * packed.k / gops / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
     per_tile = -(-packed.panels // wanted)
@@ -78,7 +78,7 @@ def panel_launch(
         tiles=tiles,
         writes=(out.storage,),
         grain=grain(tiles, work, threads),
-        scratch=block.rows * block.at_once * packed.width * 4,
+        scratch=block.rows * block.at_once * packed.width * 4 + scratch,
         flops=2.0 * m * packed.n * packed.k,
         traffic=float(packed.nbytes + codes.nbytes + out.nbytes),
         label="ternary matmul",
@@ -98,26 +98,30 @@ class PanelDriver(ABC):
 
     def emit(self) -> None:
         f, at = self.f, self.at
-        out = self.frame.buf(_OUT)
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             first = tile * at["per_tile"]
             with f.loop(first, f.min_(first + at["per_tile"], at["panels"]), self.at_once) as panel:
-                starts = [
-                    f.gep(self.frame.buf(_W), f.min_(panel + p, at["panels"] - 1) * at["panel_bytes"])
-                    for p in range(self.at_once)
-                ]
-                column = panel * self.width
-                columns = f.min_(at["n"] - column, self.at_once * self.width)
-                with f.loop(0, at["m"], self.rows) as row:
-                    rows = [
-                        f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"])
-                        for r in range(self.rows)
-                    ]
-                    self.sums(rows, starts)
-                    count = f.min_(at["m"] - row, self.rows)
-                    place = (0, row, column, count, columns, self.at_once * self.width * 4)
-                    self.frame.finish(out, f.args["scratch"], place)
+                self.panel(panel)
         f.ret()
+
+    def starts(self, panel: Val) -> list[Val]:
+        """Where the weights of panels are that are read side by side."""
+        f, at = self.f, self.at
+        numbers = [f.min_(panel + p, at["panels"] - 1) for p in range(self.at_once)]
+        return [f.gep(self.frame.buf(_W), number * at["panel_bytes"]) for number in numbers]
+
+    def panel(self, panel: Val) -> None:
+        """All rows times panels from this one on."""
+        f, at = self.f, self.at
+        starts = self.starts(panel)
+        column = panel * self.width
+        columns = f.min_(at["n"] - column, self.at_once * self.width)
+        with f.loop(0, at["m"], self.rows) as row:
+            rows = [f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"]) for r in range(self.rows)]
+            self.sums(rows, starts)
+            count = f.min_(at["m"] - row, self.rows)
+            place = (0, row, column, count, columns, self.at_once * self.width * 4)
+            self.frame.finish(self.frame.buf(_OUT), f.args["scratch"], place)
 
     @abstractmethod
     def sums(self, rows: list[Val], starts: list[Val]) -> None:

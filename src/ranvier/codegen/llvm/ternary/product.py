@@ -7,6 +7,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.fives import PackedFives, by_fives
 from ranvier.codegen.llvm.ternary.pack import PackedTernary
 from ranvier.codegen.llvm.ternary.tiles import by_tiles, suits_tiles
+from ranvier.codegen.llvm.ternary.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.ternary.vectors import by_vectors
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -34,4 +35,6 @@ def ternary_matmul(
         return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
     if m >= TILE_ROWS and suits_tiles(isa):
         return [by_tiles(codes, m, packed, out, strides, epilogue, threads)]
+    if suits_unpacked(isa, m, packed.k):
+        return [by_unpacked(codes, m, packed, out, strides, epilogue, isa, threads)]
     return [by_vectors(codes, m, packed, out, strides, epilogue, isa, threads)]
