@@ -9,7 +9,7 @@ from __future__ import annotations
 from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.gemm.blocks import Cut
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, multiply_add, spread_groups
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import Fields
@@ -19,14 +19,17 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 
 _ROWS = {32: 8, 16: 4}  # by how many registers there are: sums of a panel leave some for what they are made of
-_LEAST = 9  # rows: fewer are one pass, and unpacked once anyway
+# Rows: with fewer, unpacking a few times costs less than bytes that are stored. Where products pick lanes a pass of
+# ``vectors.py`` takes eight.
+_LEAST, _LEAST_PICKED = 25, 9
 _DEEPEST = 1 << 17  # k whose bytes are kept in scratch
 _GOPS = 150.0
 _QUADS = DEPTH // 4  # of a word
 
 
 def suits_unpacked(isa: Isa, rows: int, k: int) -> bool:
-    return multiplies_bytes(isa) and rows >= _LEAST and k <= _DEEPEST
+    least = _LEAST_PICKED if dot_of(isa) is SIGNED else _LEAST
+    return multiplies_bytes(isa) and rows >= least and k <= _DEEPEST
 
 
 def by_unpacked(
