@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.amx.micro import suits
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
@@ -13,7 +14,7 @@ from ranvier.codegen.llvm.coded.rows import few_rows, fits_bytes
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -49,12 +50,12 @@ def coded_matmul(
     whole = b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
     integers = whole and accuracy == "int8"
     assert integers or not b.coupled
-    # where products of bytes pick lanes of a row they outdo those of floats at any number of rows
-    decodes_often = integers and dot_of(isa) is SIGNED
+    # products of bytes outdo those of floats at any number of rows, but for what the matrix unit multiplies
+    stays = integers and not suits(isa, DType.bfloat16, DType.bfloat16)
     many = _MANY["int8" if integers else "bfloat16" if pairs else "float32"]
     if isa.vector_bytes == 16 and not integers:
         many = _MANY_SHORT
-    if b.n > 1 and not decodes_often and p.m >= many:
+    if b.n > 1 and not stays and p.m >= many:
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")

@@ -1,9 +1,10 @@
-"""Many rows times coded weights, both as signed bytes: panels are unpacked once for all rows.
+"""Many rows times coded weights, both as bytes: panels are unpacked once for all rows.
 
 ``rows.py`` decodes in registers, again for every few rows. Here the weights of two vectors of columns become bytes in
-scratch, less their middle, and all rows meet them there. The vector units are what counts: a sum takes an instruction
-for four k, and three when a group ends; what it begins with comes from memory as far as the compiler leaves it there,
-for the units that load have time.
+scratch, and all rows meet them there. The vector units are what counts: a sum takes an instruction for four k, and
+three when a group ends. Where products are of signed bytes codes are stored less their middle, and what a sum begins
+with comes from memory as far as the compiler leaves it there, for the units that load have time; elsewhere it begins
+with what the middle adds to the sums of its row.
 """
 
 from __future__ import annotations
@@ -20,29 +21,37 @@ from ranvier.codegen.llvm.coded.prepare import Prepared
 from ranvier.codegen.llvm.coded.rows import Dim, Pass, PassDriver, pass_launch, stays_small
 from ranvier.codegen.llvm.gemm.blocks import Cut
 from ranvier.codegen.llvm.gemm.problem import Problem
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, multiply_add, spread_groups
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath.core import WHOLE_BITS
 
-_ROWS, _VECTORS = 4, 2  # of a block: 8 sums and 8 totals, and registers for rows and weights beside them
+_VECTORS = 2  # of a block
+# Where products pick lanes: rows of a block, with 8 sums and 8 totals, which leave registers for rows and weights; and
+# rows from which on there are blocks, for with fewer decoding a few times costs less than bytes that are stored.
+_PICKED = (4, 13)
+_OTHERS = {32: (6, 33), 16: (3, 17)}  # the same where rows take no registers, by how many there are
 _QUADS = 8  # fours of k that the code of a turn takes at most
-_LEAST = 13  # rows: fewer are one or two passes, whose decoding costs less than bytes that are stored
 _DEEPEST = 1 << 16  # k whose bytes are kept in scratch
 _GOPS = 100.0  # of one core, roughly
 
 
+def _rows(isa: Isa) -> tuple[int, int]:
+    """Of a block, and from which on there are blocks."""
+    return _PICKED if dot_of(isa) is SIGNED else _OTHERS[isa.registers]
+
+
 def suits_unpacked(b: CodedB, rows: int, isa: Isa) -> bool:
     """Whether products with so many rows of codes are made here."""
-    return dot_of(isa) is SIGNED and rows >= _LEAST and b.deep <= _DEEPEST
+    return multiplies_bytes(isa) and rows >= _rows(isa)[1] and b.deep <= _DEEPEST
 
 
 def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int) -> Launch:
     quads = b.words * 8 // b.coding.bits
     kernel = Pass(
-        *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _ROWS).size, _VECTORS),
+        *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
         together=math.gcd(quads, _QUADS),
         once=_QUADS % quads == 0,
-        as_floats=stays_small(b, 1),
+        as_floats=dot_of(isa) is SIGNED and stays_small(b, 1),
         coupled=b.coupled,
     )
     vectors = 2 * kernel.rows + b.deep // 4  # totals, what sums begin with, bytes
@@ -58,7 +67,8 @@ class Unpacked(PassDriver):
 
     def over(self, start: Val, stop: Val, panels: int) -> None:
         f, rows = self.fn, self.kernel.rows
-        self.decoder.hold_masks()
+        if self.picks:
+            self.decoder.hold_masks()
         self._begin(panels)
         with f.loop(start, stop, panels) as panel:
             self._unpack(panel, panels)
@@ -73,7 +83,7 @@ class Unpacked(PassDriver):
         block = self.kernel.rows * panels
         self.begins, self.bytes = (f.opaque(f.gep(f.args["scratch"], block * k * size)) for k in (1, 2))
         begins = f.const(self.words, WHOLE_BITS if self.kernel.as_floats else 0)
-        for k in range(block):
+        for k in range(block if self.picks else 0):
             f.store(begins, f.gep(self.begins, k * size), size)
 
     def _unpack(self, panel: Val, panels: int) -> None:
@@ -88,11 +98,11 @@ class Unpacked(PassDriver):
                 f.store(found[v][i], f.gep(to, (i * panels + v) * size), size)
 
     def _bytes(self, words: list[Val]) -> list[list[Val]]:
-        """Words of vectors as fours of k, less their middle."""
+        """Words of vectors as fours of k, less their middle where products are of signed bytes."""
         f, coding = self.fn, self.kernel.coding
         kind = vector("i8", self.isa.vector_bytes)
         if not self.kernel.coupled:
-            middle = subtracted(self.isa, coding)
+            middle = subtracted(self.isa, coding) if self.picks else 0
             fours = [[f.bitcast(x, kind) for x in self.decoder.quads(each)] for each in words]
             return [[x - middle if middle else x for x in each] for each in fours]
         found: list[list[Val]] = []
@@ -112,7 +122,7 @@ class Unpacked(PassDriver):
         quads = self.dim(Dim.WORDS) * self.quads
         with f.loop(0, self.dim(Dim.GROUPS)) as group:
             for cell in each:
-                sums[cell].set(f.load(self.words, f.gep(self.begins, at[cell]), size))
+                sums[cell].set(self._begins(at[cell], about[cell[0]], group))
             if kernel.once:
                 self._products(group * quads, left, sums, panels)
             else:
@@ -123,6 +133,13 @@ class Unpacked(PassDriver):
                 self.join(panel, v, group, about, gathered, [totals[r, v] for r in range(kernel.rows)])
         for cell, total in totals.items():
             f.store(total.get(), f.gep(f.args["scratch"], at[cell]), size)
+
+    def _begins(self, at: int, about: Val, group: Val) -> Val:
+        """What the sum at a place begins with."""
+        f = self.fn
+        if self.picks:
+            return f.load(self.words, f.gep(self.begins, at), self.isa.vector_bytes)
+        return f.splat(f.load("i32", f.gep(f.gep(about, group * self.about_bytes), 4)), self.lanes)
 
     def _products(self, quad: Val, left: list[Val], sums: dict[tuple[int, int], Var], panels: int) -> None:
         f, size = self.fn, self.isa.vector_bytes

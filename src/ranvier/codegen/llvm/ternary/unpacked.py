@@ -18,25 +18,31 @@ from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDrive
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 
-_ROWS = {32: 8, 16: 4}  # by how many registers there are: sums of a panel leave some for what they are made of
-# Rows: with fewer, unpacking a few times costs less than bytes that are stored. Where products pick lanes a pass of
-# ``vectors.py`` takes eight.
-_LEAST, _LEAST_PICKED = 25, 9
+# Rows of a block, whose sums of a panel leave registers for what they are made of; and rows from which on there are
+# blocks, for with fewer unpacking a few times costs less than bytes that are stored. By how many registers there are,
+# and where products pick lanes: there a pass of ``vectors.py`` takes eight rows.
+_PICKED = (8, 9)
+_OTHERS = {32: (8, 25), 16: (4, 5)}
 _DEEPEST = 1 << 17  # k whose bytes are kept in scratch
 _GOPS = 150.0
 _QUADS = DEPTH // 4  # of a word
 
 
+def _rows(isa: Isa) -> tuple[int, int]:
+    """Of a block, and from which on there are blocks."""
+    return _PICKED if dot_of(isa) is SIGNED else _OTHERS[isa.registers]
+
+
 def suits_unpacked(isa: Isa, rows: int, k: int) -> bool:
-    least = _LEAST_PICKED if dot_of(isa) is SIGNED else _LEAST
-    return multiplies_bytes(isa) and rows >= least and k <= _DEEPEST
+    """Whether products with so many rows are made here."""
+    return multiplies_bytes(isa) and rows >= _rows(isa)[1] and k <= _DEEPEST
 
 
 def by_unpacked(
     codes: View, m: int, packed: PackedTernary, out: View, strides: tuple[int, int], epilogue: Epilogue | None,
     isa: Isa, threads: int,
 ) -> Launch:  # fmt: skip
-    block = Block(Cut.of(m, _ROWS[isa.registers]).size, 1)
+    block = Block(Cut.of(m, _rows(isa)[0]).size, 1)
     scratch = padded(packed.k) * packed.width
     return panel_launch(
         _spec(block), block, codes, m, packed, out, strides, epilogue, threads, gops=_GOPS, scratch=scratch
