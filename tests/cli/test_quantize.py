@@ -41,6 +41,7 @@ def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:
         (("-o", tmp_path, "--force"), "is a folder"),
         (("-o", target, "--group", "64"), "--group does nothing with --scheme int8"),
         (("-o", target, "--scheme", "int4", "--signed"), "--signed does nothing with --scheme int4"),
+        (("-o", target, "--scheme", "fp8", "--group", "64"), "--group does nothing with --scheme fp8"),
         (("-o", target, "--scheme", "int4", "--group", "48"), "power of two"),
         (("-o", target, "--cosine", "1.5"), "at most 1"),
         (("-o", target, "--samples", "0"), "--samples"),

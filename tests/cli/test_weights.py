@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from ranvier.weights import save_safetensors
 from tests.weights.server import serving
@@ -59,3 +61,12 @@ def test_numbers_of_a_complex_tensor(call_json, tmp_path: Path) -> None:
     np.save(tmp_path / "c.npy", np.array([3 + 4j, 1j]))
     tensor = call_json("weights", str(tmp_path / "c.npy"), "--tensor", "c")["tensor"]
     assert (tensor["of"], tensor["min"], tensor["max"]) == ("magnitudes", 1.0, 5.0)
+
+
+def test_a_tensor_of_text_has_no_numbers(call, call_json, tmp_path: Path) -> None:
+    words = helper.make_tensor("words", onnx.TensorProto.STRING, [2], [b"a", b"b"])
+    graph = helper.make_graph([], "g", [], [], [words])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    given = ("weights", str(tmp_path / "m.onnx"), "--tensor", "words")
+    assert call_json(*given)["tensor"] == {"name": "words", "shape": [2], "of": "strings"}
+    assert "strings" in call(*given).stdout

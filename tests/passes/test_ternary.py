@@ -241,9 +241,10 @@ def test_i2s():
         block, j = divmod(i, 128)
         data[block * 32 + j % 32] |= int(code) << (6 - 2 * (j // 32))
     data[n * k // 4 :][:4] = np.frombuffer(scale.tobytes(), np.uint8)
-    found = i2s(data, (n, k))
-    np.testing.assert_array_equal(found.codes, w)
-    assert found.scales == scale
+    for given in (data, data.tobytes()):
+        found = i2s(given, (n, k))
+        np.testing.assert_array_equal(found.codes, w)
+        assert found.scales == scale
 
 
 def test_bytes_that_do_not_fit():

@@ -113,6 +113,13 @@ def test_the_least_squared_error_is_one() -> None:
     assert error(*found) < error(*observed("minmax", [batch]))
 
 
+def test_zeros_cut_no_range() -> None:
+    """An activation leaves many, and every range reads them back as they are."""
+    numbers = np.abs(np.random.default_rng(7).standard_normal(20000)).astype(np.float32)
+    (_, plain), (_, found) = observed("entropy", [numbers]), observed("entropy", [numbers, np.zeros(20000, np.float32)])
+    assert found == pytest.approx(plain, rel=0.1)
+
+
 @pytest.mark.parametrize("name", ["minmax", "percentile", "mse", "entropy"])
 def test_ranges_of_little(name: str) -> None:
     assert observed(name, []) == (0.0, 0.0)

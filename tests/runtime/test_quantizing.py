@@ -12,9 +12,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ranvier.config import SessionConfig
+from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, InvalidInput, NotSupported
 from ranvier.formats.onnx import read, save
 from ranvier.formats.onnx.retarget import retarget
+from ranvier.graph.ir import Graph
+from ranvier.graph.types import TensorType
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, feeds_of, prepared
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
 from ranvier.runtime.session import Session
@@ -139,6 +142,14 @@ def test_samples(tmp_path: Path, data: dict[str, Array]) -> None:
         feeds_of(graph, {"y": data["x"]})
     with pytest.raises(InvalidConfig, match="needs samples"):
         Quantizer(graph, [], Quantization("int8"), CONFIG)
+    fixed = Graph(opsets={"": 21})
+    for name in ("a", "b"):
+        fixed.add_input(name, TensorType(DType.float32, (2, 3)))
+    both = {"a": np.zeros((8, 3)), "b": np.zeros((8, 3))}
+    assert len(feeds_of(fixed, both)) == 4
+    assert len(feeds_of(fixed, {**both, "b": np.zeros((2, 3))})) == 4, "one sample serves all runs"
+    with pytest.raises(InvalidInput, match="'a' for 4, 'b' for 3"):
+        feeds_of(fixed, {**both, "b": np.zeros((6, 3))})
     _, report = Quantizer(graph, [], Quantization("int4", group=16), CONFIG).run()
     assert report.samples == 0 and report.bytes_after < report.bytes_before
 

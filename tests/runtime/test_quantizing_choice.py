@@ -351,15 +351,17 @@ def test_the_worse_of_two() -> None:
     assert a.worse(b) == b.worse(a) == Difference(0.2, 0.98, 0.9, 10, 0.2, 0.2, 0.1, 0.3)
 
 
-def test_ranges_are_those_of_all_samples_that_chose() -> None:
+@pytest.mark.parametrize("asked", [{"max_error": 1.0}, {}])
+def test_ranges_are_those_of_all_samples_that_chose(asked: dict[str, float]) -> None:
     """Some samples decide about layers; a range that those go beyond holds them too, and what was held back nothing."""
     graph = graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((16, 8, 3, 3))})
     feeds = [{"x": (X * {4: 3.0, 5: 9.0}.get(k, 1.0)).astype(np.float32)} for k in range(16)]
-    quantizer = Quantizer(graph, feeds, Quantization(slower=1e9, equalize=False, max_error=1.0), CONFIG)
+    quantizer = Quantizer(graph, feeds, Quantization(slower=1e9, equalize=False, **asked), CONFIG)
     assert quantizer.ranges["x"] == pytest.approx((X.min(), X.max()))
     assert (len(quantizer.feeds), len(quantizer.held)) == (6, 4)
     _, report = quantizer.run()
     assert quantizer.ranges["x"] == pytest.approx((3 * X.min(), 3 * X.max())) and report.samples == 16
+    assert quantizer.run()[1].difference == report.difference, "who asks again gets the same"
 
 
 def test_the_report_has_the_samples_that_were_held_back() -> None:

@@ -71,6 +71,15 @@ def test_errors_are_those_of_a_session_that_runs_it_so(pretending: pytest.Monkey
     assert report.difference == difference(list(results(found, FEEDS, NARROW)), expected)
 
 
+def test_best_is_float32_where_bfloat16_is_not_multiplied() -> None:
+    """Also where nothing is asked of results, so that nothing is chosen by them."""
+    config = CONFIG.updated(provider_options={"cpu": {"isa": "portable"}})
+    for rest, expected in (("best", "float32"), ("bf16", "bf16")):
+        options = Quantization(rest=rest, slower=1e9, equalize=False)
+        _, report = Quantizer(plain(), FEEDS, options, config).run()
+        assert report.precision == expected
+
+
 def test_codes_where_they_are_fastest(pretending: pytest.MonkeyPatch) -> None:
     _, report = made(plain())
     assert coded(report) == {"conv_a", "conv_b", "conv_y"} and report.speedup == 4

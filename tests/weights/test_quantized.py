@@ -296,6 +296,19 @@ def test_rows_of_bitsandbytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, codes * largest[:, None] / 127, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "form", ["int-quantized", "naive-quantized", "float-quantized", "mxfp8-quantized", "marlin-24"]
+)
+def test_formats_of_weights_that_are_not_packed(tmp_path: Path, form: str) -> None:
+    tensors = {"weight": np.ones((4, 4), np.int8), "weight_scale": np.ones((4, 1), np.float32)}
+    if form != "marlin-24":
+        np.testing.assert_array_equal(layer_of(tmp_path, tensors, {**compressed(), "format": form}), tensors["weight"])
+        return
+    for config in ({**compressed(), "format": form}, compressed(format=form)):
+        with pytest.raises(WeightError, match=form):
+            layer_of(tmp_path, tensors, config)
+
+
 @pytest.mark.parametrize("method", ["exl2", "hqq", "modelopt", "auto-round"])
 def test_methods_that_are_not_known_are_refused_by_name(method: str) -> None:
     with pytest.raises(WeightError, match=method):

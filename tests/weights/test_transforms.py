@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
+from ranvier.quantize import scheme
 from ranvier.weights import Cast, Quantize, Reshape, Scale, Slice, Transpose, apply
 from ranvier.weights.blob import Bytes, MemoryBlob, check_range
 from ranvier.weights.stored import Stored, TensorInfo
@@ -113,6 +114,27 @@ def test_a_cast_to_float8_keeps_to_its_range() -> None:
     got = apply(weight, Cast("float8_e4m3fn")).read()
     np.testing.assert_array_equal(got.astype(np.float32), [1.0, 448.0, -448.0])
     assert got.dtype == ml_dtypes.float8_e4m3fn
+
+
+def test_a_cast_to_whole_numbers_takes_the_nearest() -> None:
+    weight, _ = stored(np.array([0.9, -0.9, 1.5, 2.5, -3.4], np.float32))
+    assert apply(weight, Cast("int8")).read().tolist() == [1, -1, 2, 2, -3]
+    assert apply(weight, Cast("bool")).read().all(), "what is not zero is true"
+    far, _ = stored(np.array([300.4, -300.0, 1e30, -1e30], np.float32))
+    assert apply(far, Cast("int8")).read().tolist() == [127, -128, 127, -128]
+    assert apply(far, Cast("uint4")).read().astype(int).tolist() == [15, 0, 15, 0]
+    largest, least = apply(far, Cast("int64")).read()[2:].tolist()
+    assert largest >= 2**63 - 2**11 and least == -(2**63)
+
+
+def test_nothing_but_a_part_comes_after_quantize() -> None:
+    weight, _ = stored(np.arange(8, dtype=np.float32).reshape(2, 4))
+    coded = Quantize(scheme("int8"))
+    part: Any = apply(weight, coded, Slice(slice(1, 2))).read()
+    assert part.shape == (1, 4)
+    for step in (Cast("float16"), Scale(2.0), Transpose(), Reshape((8,)), coded):
+        with pytest.raises(WeightError, match="after Quantize"):
+            apply(weight, coded, step)
 
 
 def test_quantize_hands_on_what_the_scheme_makes() -> None:

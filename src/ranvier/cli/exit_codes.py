@@ -18,7 +18,7 @@ BROKEN_PIPE = 141  # … and by SIGPIPE
 
 MEANING = {
     OK: "everything went well",
-    CHECK_FAILED: "a check failed (inspect --check, convert --verify, bench outputs, doctor)",
+    CHECK_FAILED: "a check failed (inspect --check, convert --verify, bench outputs, doctor, calibrate, quantize)",
     USAGE: "wrong use of the command line, or an invalid option",
     INVALID_MODEL: "the model cannot be read or breaks a rule of its format",
     INVALID_INPUT: "an input is missing, unknown, or of the wrong type or shape",

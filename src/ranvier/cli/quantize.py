@@ -169,6 +169,8 @@ def _check_target(target: Path, force: bool) -> None:
 def _check_options(context: click.Context, scheme: str) -> None:
     """What was asked for and would do nothing is a mistake."""
     idle = _WEIGHTS_ALONE if scheme == "int8" else _INT8_ALONE
+    if scheme.startswith("fp8"):  # with a scale for each channel
+        idle = (*idle, *_WEIGHTS_ALONE)
     asked = [name for name in idle if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if asked:
         raise click.UsageError(f"--{asked[0]} does nothing with --scheme {scheme}")

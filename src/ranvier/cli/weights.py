@@ -86,6 +86,8 @@ def _described(found: Metadata) -> dict[str, Any]:
 def _summary(array: Any, name: str) -> dict[str, Any]:
     import numpy as np
 
+    if array.dtype == object:  # text has no numbers
+        return {"name": name, "shape": list(array.shape), "of": "strings"}
     of_complex = np.iscomplexobj(array)
     numbers = np.asarray(np.abs(array) if of_complex else array).astype(np.float64)
     finite = numbers[np.isfinite(numbers)]

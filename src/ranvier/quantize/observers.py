@@ -150,6 +150,8 @@ class Entropy(Histogram):
             return 0.0, 0.0
         half = _BINS // 2
         counts = self.counts[half:] + self.counts[:half][::-1]  # of absolute values
+        # every range reads zero back as zero: those that an activation leaves are no reason to cut one
+        counts[0] = min(counts[0], counts[1])
         best, kept = np.inf, half
         for stop in range(self.levels, half + 1, max(1, (half - self.levels) // _TRIES)):
             divergence = _divergence(counts.astype(np.float64), stop, self.levels)

@@ -6,7 +6,7 @@
     loader.load("s3://bucket/model.safetensors", "w", part=slice(0, 128))   # those rows only
     loader.load_many("model.safetensors.index.json")          # all of them, several at a time
 
-Every method has a twin whose name begins with ``a`` and that is awaited.
+What looks at a source or reads it, but for ``open``, has a twin whose name begins with ``a`` and that is awaited.
 """
 
 from __future__ import annotations

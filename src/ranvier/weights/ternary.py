@@ -69,12 +69,13 @@ def _base_three(blocks: Array) -> Array:
     return np.concatenate(parts, axis=-1)
 
 
-def i2s(data: Array, shape: tuple[int, int]) -> Quantized:
+def i2s(data: Array | bytes, shape: tuple[int, int]) -> Quantized:
     """A tensor [N, K] of I2_S in the order of x86: of 128 weights, byte m has m, 32 + m, 64 + m and 96 + m from the
     high bits on; after all codes comes the scale, and padding."""
     n, k = shape
     count = n * k
-    flat = np.ascontiguousarray(data, np.uint8).reshape(-1)
+    given = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    flat = np.ascontiguousarray(given, np.uint8).reshape(-1)
     if count % 128 or flat.size < count // 4 + 4:
         raise WeightError(f"I2_S: {n} x {k} weights and a scale do not fit in {flat.size} bytes")
     blocks = flat[: count // 4].reshape(-1, 1, 32)

@@ -37,6 +37,9 @@ class Quantizer(Protocol):
 def apply(weight: Weight, *steps: Transform) -> Weight:
     """``weight`` behind these steps, the first one nearest to the file."""
     for step in steps:
+        # a part of the codes is the codes of that part; nothing else can be done to what a scheme makes
+        if isinstance(weight, _Quantized) and not isinstance(step, Slice):
+            raise WeightError(f"tensor {weight.info.name!r}: {type(step).__name__} comes after Quantize, the last step")
         weight = step.over(weight)
     return weight
 
@@ -129,7 +132,7 @@ class _Reshaped:
 
 @dataclass(frozen=True)
 class Cast:
-    """Another element type, rounded to the nearest; numbers a float8 cannot hold become its largest."""
+    """Another element type, rounded to the nearest; numbers a float8 or an integer cannot hold become its largest."""
 
     dtype: Any
 
@@ -151,7 +154,21 @@ class _Cast:
 
             most = float(ml_dtypes.finfo(target.numpy).max)
             array = np.clip(array.astype(np.float32), -most, most)
+        if target.is_integer and self.inner.info.dtype.is_float:
+            array = _whole(array, target)
         return array.astype(target.numpy)
+
+
+def _whole(array: Array, target: dtypes.DType) -> Array:
+    """The nearest numbers of an integer type: NumPy would cut off what is behind the point, and turn over what does
+    not fit."""
+    import ml_dtypes
+
+    limits = ml_dtypes.iinfo(target.numpy)
+    most = float(limits.max)
+    if int(most) > limits.max:  # of 64 bits
+        most = float(np.nextafter(most, 0.0))
+    return np.clip(np.rint(array.astype(np.float64)), float(limits.min), most)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import Site, find_sites
 from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
+from ranvier.runtime.session import Session
 
 # what makes layers plain and keeps a graph that any runtime reads
 _PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_subexpressions", "fold_affine")
@@ -119,6 +120,7 @@ class Maker:
         self.rounding = Rounding(fit=options.fit)
         self._watched: dict[str, dict[str, Observer]] = {}  # by the way ranges are found, as those:
         self._found: dict[str, dict[str, Range]] = {}
+        self._widened: set[str] = set()  # ways that have seen all samples but those held back
         self._averages: dict[str, ChannelMean] = {}
         self._looked, self.held = self.feeds, list[Feed]()
         if self.static and len(self.feeds) >= _ENOUGH:  # what ranges were made for shows too little of their errors
@@ -132,8 +134,9 @@ class Maker:
             self.groups.append((self._looked, list(results(graph, self._looked, self.config))))
         self.expected_of_held = list(results(graph, self.held, self.config))
         self.asked = Asked(options.max_error, options.cosine if self.static else None, self.expected)
-        if self.static and options.rest != "float32" and (options.rest != BEST or not self.asked.anything):
-            self._running = self.config.updated(precision="bf16")
+        narrow = self.config.updated(precision="bf16")
+        if self.static and (options.rest == "bf16" or (options.rest == BEST and self._all_in(narrow))):
+            self._running = narrow
         if self.static and options.equalize:
             self._take(self._evened())
         ways = tuple(OBSERVERS) if options.ranges == BEST else (options.ranges,)
@@ -141,6 +144,15 @@ class Maker:
         if len(self._found) > 1:
             self.told("choosing ranges")
             self.ranges = self._nearest_ranges()
+
+    def _all_in(self, narrow: SessionConfig) -> bool:
+        """Whether bfloat16 is best without a look at results: nothing is asked of them, and the processor multiplies
+        it."""
+        if self.asked.anything:
+            return False
+        with Session(copied(self.graph), narrow) as session:
+            session.run(self.feeds[0])
+            return any("bf16" in (node.precision, node.stored) for node in session.report.nodes)
 
     def _take(self, graph: Graph) -> None:
         self.graph, self.rounding = graph, Rounding(fit=self.options.fit)
@@ -237,7 +249,7 @@ class Maker:
         return graph
 
     def widened(self) -> dict[str, Range]:
-        """Ranges by every sample that had a part in the choice, each found in the way that was chosen; asked once."""
+        """Ranges by every sample that had a part in the choice, each found in the way that was chosen."""
         if self._looked is self.feeds:
             return self.ranges
         self.told("looking at activations")
@@ -245,7 +257,10 @@ class Maker:
             name: next(way for way, found in self._found.items() if found[name] == bounds)
             for name, bounds in self.ranges.items()
         }
-        self._look(tuple(dict.fromkeys(ways.values())), self.feeds, {})
+        narrow = tuple(dict.fromkeys(way for way in ways.values() if way not in self._widened))
+        if narrow:
+            self._look(narrow, self.feeds, {})
+            self._widened.update(narrow)
         return {name: self._watched[name][way].range() for name, way in ways.items()}
 
     def ways_to_find_ranges(self) -> list[dict[str, Range]]:

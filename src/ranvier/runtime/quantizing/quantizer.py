@@ -39,6 +39,7 @@ class Quantizer(Maker):
 
     _codable: frozenset[str] = frozenset()  # layers that could have codes as far as results are concerned
     _holds = False  # what was chosen is as near as was asked on all samples
+    _chosen_by: dict[str, Range] | None = None  # ranges that a run begins with: it widens them, and may be asked again
 
     def error_of_weights(self, kept: frozenset[str]) -> float:
         self.told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
@@ -51,18 +52,21 @@ class Quantizer(Maker):
 
     def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:
         """The quantized graph and what became of it; NotWorthIt where it is not what was asked, unless forced."""
-        if self.static and self.asked.anything:
-            graph, kept, found = self._settled()
-        else:
-            kept = frozenset[str]()
-            if (limit := self._limit()) is not None:
-                kept = Search(self.error_of_weights, limit, self.options.trials).run([site.name for site in self.sites])
-            graph = self.made(kept)
-            found = self._compared(graph)
+        self.ranges = self._chosen_by = self._chosen_by or self.ranges
+        graph, kept, found = self._settled() if self.static and self.asked.anything else self._at_once()
         report = self._report(graph, kept, found)
         if report.problems and not force:
             raise NotWorthIt(report)
         return graph, report
+
+    def _at_once(self) -> tuple[Graph, frozenset[str], Difference]:
+        """All layers coded, or of weights alone as many as results allow."""
+        kept = frozenset[str]()
+        if (limit := self._limit()) is not None:
+            kept = Search(self.error_of_weights, limit, self.options.trials).run([site.name for site in self.sites])
+        self.ranges = self.widened()
+        graph = self.made(kept)
+        return graph, kept, self._compared(graph)
 
     def _limit(self) -> float | None:
         """Of the error of results, where layers are left in float32 until it is kept."""

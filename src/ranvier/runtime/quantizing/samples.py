@@ -33,6 +33,7 @@ def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -
         raise InvalidInput(f"the samples lack the inputs {', '.join(map(repr, absent))}; they have {sorted(data)}")
     sizes = []
     counted: dict[object, tuple[str, int]] = {}  # by the first axis of inputs, where its size is open
+    given: dict[str, int] = {}  # runs, where it is known
     for value in wanted:
         array = np.asarray(data[value.name])
         _check_numbers(value.name, array)
@@ -44,11 +45,16 @@ def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -
         own = shape[0] if shape is not None else None
         if isinstance(own, int) and own > 0:
             sizes.append((len(array), own))
+            if len(array) != own:
+                given[value.name] = len(array) // own
             continue
         other, count = counted.setdefault(own, (value.name, len(array)))
         if own is not None and count != len(array):
             raise InvalidInput(f"input {value.name!r} has {len(array)} samples, and {other!r} has {count}")
         sizes.append((len(array), max(1, min(_SYMBOLIC_BATCH, len(array) // _RUNS))))
+    if len(set(given.values())) > 1:
+        told = ", ".join(f"{name!r} for {count}" for name, count in given.items())
+        raise InvalidInput(f"inputs have samples for different numbers of runs: {told}")
     runs = min((count // batch for count, batch in sizes if count != batch), default=1)
     if runs < 1:
         raise InvalidInput("there are fewer samples than the model takes at once")

@@ -14,21 +14,31 @@ from ranvier.quantize.packing import unpack_bits
 from ranvier.weights.quantized.tensors import Config, Tensors, check, numbers, powers_of_two, words
 
 METHOD = "compressed-tensors"
-_FORMATS = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision")
+_PACKED = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision")
+_PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 _ORDERS = (None, "weight", "static", "group", "dynamic")
 _FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def read_compressed(layer: str, tensors: Tensors, config: Config) -> Quantized:
     group = group_of(layer, config)
-    form = str(group.get("format") or config.get("format") or "pack-quantized")
-    if form not in _FORMATS:
-        raise WeightError(f"layer {layer!r}: unknown format of {METHOD} {form!r}")
+    _check_format(layer, group, config, _PACKED)
     if f"{layer}.weight_global_scale" in tensors:
         return _nvfp4(layer, tensors)
     if numbers(tensors, f"{layer}.weight_scale").dtype == np.uint8:
         return _mxfp4(layer, tensors)
     return _whole_numbers(layer, tensors, group.get("weights") or {})
+
+
+def check_plain(layer: str, config: Config) -> None:
+    """WeightError where weights that lie there one by one are of a format that is not known."""
+    _check_format(layer, group_of(layer, config), config, (*_PLAIN, *_PACKED))
+
+
+def _check_format(layer: str, group: Config, config: Config, known: tuple[str, ...]) -> None:
+    form = str(group.get("format") or config.get("format") or known[0])
+    if form not in known:
+        raise WeightError(f"layer {layer!r}: unknown format of {METHOD} {form!r}")
 
 
 def group_of(layer: str, config: Config) -> Config:

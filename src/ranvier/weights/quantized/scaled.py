@@ -8,13 +8,15 @@ from ranvier.dtypes import DType, of
 from ranvier.errors import WeightError
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Block, counts
-from ranvier.weights.quantized.compressed import group_of
+from ranvier.weights.quantized.compressed import METHOD, check_plain, group_of
 from ranvier.weights.quantized.tensors import Array, Config, Tensors, check, numbers, powers_of_two
 
 
 def read_scaled(layer: str, tensors: Tensors, config: Config) -> Quantized:
     """weight [N, K], weight_scale (one, of rows, of groups, of blocks) or weight_scale_inv (of blocks; it is multiplied
     too), and weight_zero_point where codes have one."""
+    if config.get("quant_method", METHOD) == METHOD:
+        check_plain(layer, config)
     weight = numbers(tensors, f"{layer}.weight")
     dtype = of(weight)
     if not (dtype.is_float and dtype.bits == 8) and dtype is not DType.int8:
