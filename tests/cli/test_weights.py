@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper
 
 from ranvier.weights import save_safetensors
@@ -55,6 +56,30 @@ def test_raw_data(call, call_json, tmp_path: Path) -> None:
     assert found["tensors"][0]["shape"] == [2, 3] and found["tensor"]["max"] == 5.0
     bad = call("weights", str(path), "--dtype", "f4", "--shape", "two")
     assert bad.exit_code != 0 and "--shape must be like 128x64" in bad.stderr
+
+
+@pytest.mark.parametrize("dtype", ["wat", "str", "object", "f4,f4", ",", "(99999999999,)f4", "V4", "datetime64[s]", ""])
+def test_a_type_that_is_none(call, tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "x.raw").write_bytes(bytes(24))
+    bad = call("weights", tmp_path / "x.raw", "--dtype", dtype, "--shape", "2x3")
+    assert (
+        bad.exit_code == 2
+        and f"--dtype must be a type of numbers, such as float16, bfloat16 or >f4, got {dtype!r}"
+        in (" ".join(bad.stderr.split()))
+    )
+
+
+@pytest.mark.parametrize("shape", ["two", "2x", "x", "-2x3", "2xx3", "2.0x3", "9" * 5000])
+def test_a_shape_that_is_none(call, tmp_path: Path, shape: str) -> None:
+    (tmp_path / "x.raw").write_bytes(bytes(24))
+    bad = call("weights", tmp_path / "x.raw", "--dtype", "f4", "--shape", shape)
+    assert bad.exit_code == 2 and "--shape must be like 128x64" in bad.stderr
+
+
+def test_a_shape_of_nothing_is_one_number(call_json, tmp_path: Path) -> None:
+    (tmp_path / "x.raw").write_bytes(np.float32(1.5).tobytes())
+    found = call_json("weights", tmp_path / "x.raw", "--dtype", "f4", "--shape", "", "--tensor", "tensor")
+    assert found["tensor"]["shape"] == [] and found["tensor"]["max"] == 1.5
 
 
 def test_numbers_of_a_complex_tensor(call_json, tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from ranvier import dtypes
 from ranvier.cli.options import with_output
 from ranvier.cli.render import Output, bytes_text, facts, table
-from ranvier.errors import InvalidConfig
+from ranvier.dtypes import DType
+from ranvier.errors import DTypeMismatch, InvalidConfig
 from ranvier.weights import Bars, Metadata, WeightLoader, source_of
 
 _MOST_ROWS = 60
@@ -48,7 +50,7 @@ def command(
     """
     if fetch and offline:
         raise InvalidConfig("--fetch and --offline exclude each other")
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    options: dict[str, Any] = {} if dtype is None else {"dtype": _element(dtype)}
     if shape is not None:
         options["shape"] = _shape(shape)
     with contextlib.ExitStack() as stack:
@@ -67,11 +69,21 @@ def command(
         _show(output, data, everything)
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _element(text: str) -> str:
+    """The name of a type of numbers as it was given: the order of bytes is in it too."""
     try:
-        return tuple(int(size) for size in text.replace("x", ",").split(",") if size)
-    except ValueError:
-        raise InvalidConfig(f"--shape must be like 128x64, got {text!r}") from None
+        if dtypes.of(text) is not DType.string:
+            return text
+    except (DTypeMismatch, ValueError, SyntaxError):  # NumPy reads some texts as if they were programs
+        pass
+    raise InvalidConfig(f"--dtype must be a type of numbers, such as float16, bfloat16 or >f4, got {text!r}")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.replace("x", ",").split(",") if text else []
+    if not all(size.isdecimal() and len(size) < 20 for size in sizes):
+        raise InvalidConfig(f"--shape must be like 128x64, got {text!r}")
+    return tuple(map(int, sizes))
 
 
 def _described(found: Metadata) -> dict[str, Any]:
