@@ -22,7 +22,7 @@ from onnx import SparseTensorProto, TensorProto, helper, numpy_helper
 from ranvier.dtypes import DType
 from ranvier.errors import IntegrityError, ResourceLimit, WeightError
 from ranvier.formats.onnx import read
-from ranvier.weights import Checkpoint, MemorySource, Opening, WeightLoader
+from ranvier.weights import Checkpoint, MemorySource, Missing, Opening, WeightLoader
 from ranvier.weights.blob import Bytes, MemoryBlob
 from ranvier.weights.formats import windows
 from ranvier.weights.formats.onnx_files import Onnx
@@ -367,6 +367,18 @@ def test_external_data_leads_nowhere_else(tmp_path: Path, location: str) -> None
         with pytest.raises(WeightError):
             loader(tmp_path).load(server.url + "/m.onnx", "w")
         assert not any("secret" in path for _, path, _ in server.requests)
+
+
+@pytest.mark.parametrize("location", ["absent", "sub/absent", "no folder/absent"])
+def test_external_data_that_is_absent(tmp_path: Path, location: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "m.onnx").write_bytes(message_of(outside(location)))
+    told = f"^tensor 'w': external file '{location}' cannot be had: .*([Nn]o such file|there is no file '{location}')"
+    with pytest.raises(WeightError, match=told):
+        LOADER.metadata(tmp_path / "m.onnx")
+    told = f"^tensor 'w': external file '{location}' cannot be had: .*no such file"
+    with serving(m__onnx=(tmp_path / "m.onnx").read_bytes()) as server, pytest.raises(Missing, match=told):
+        loader(tmp_path).load(server.url + "/m.onnx", "w")
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,11 @@ from ranvier.errors import DTypeMismatch, ResourceLimit, WeightError
 from ranvier.formats.onnx.external import Place, file_beside, place_of
 from ranvier.formats.onnx.wire import FIXED32, FIXED64, LENGTH, VARINT, Malformed, fields, varint
 from ranvier.records import dataclass
+from ranvier.weights.access import NotCached
 from ranvier.weights.blob import Blob, Bytes, MemoryBlob, Range
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.windows import Windows
+from ranvier.weights.http import Missing
 from ranvier.weights.stored import MOST_AXES, Array, Decoded, Stored, TensorInfo, Weight, checked_size
 
 # tags of the ONNX schema: the number of a field with how it is written
@@ -425,8 +427,17 @@ class _Model:
         if "\\" in location:  # the machine at the other end may take it for a folder's end, and '..' between two
             raise WeightError(f"tensor {tensor!r}: external location {location!r} must be a path with '/'")
         if self.blob.near:
+            return self._beside(location, tensor)
+        return _Later(location, lambda: self._beside(location, tensor))
+
+    def _beside(self, location: str, tensor: str) -> Blob:
+        try:
             return self.opening.beside(location, self.blob.name)
-        return _Later(location, lambda: self.opening.beside(location, self.blob.name))
+        except WeightError as error:
+            kind = type(error)
+            if kind not in (WeightError, Missing, NotCached):  # the network, or who stopped it, is not about the model
+                raise
+            raise kind(f"tensor {tensor!r}: external file {location!r} cannot be had: {error}") from error
 
 
 class _Later:

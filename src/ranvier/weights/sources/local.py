@@ -36,8 +36,12 @@ class FileSource:
         try:
             found = (path.parent / name).resolve()
             allowed = {path.parent.resolve(), path.resolve().parent}
+            below = any(found.is_relative_to(folder) for folder in allowed)
+            absent = below and found.parent not in allowed and not found.exists()
         except (OSError, RuntimeError, ValueError) as error:
             raise WeightError(f"{name!r} beside {path.name!r} cannot be used: {error}") from None
+        if absent:
+            raise WeightError(f"there is no file {name!r} below the folder of {path.name!r}")
         if found.parent not in allowed:
             raise WeightError(f"{name!r} beside {path.name!r} leads out of its folder")
         return FileSource(path.parent / name)
