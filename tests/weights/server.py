@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -50,11 +51,12 @@ def status(code: int, **headers: str) -> Callable[[Any], None]:
 
 
 @contextlib.contextmanager
-def serving(**files: bytes) -> Iterator[Served]:
+def serving(tls: ssl.SSLContext | None = None, /, **files: bytes) -> Iterator[Served]:
     served = Served({f"/{name.replace('__', '.')}": data for name, data in files.items()})
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # as servers do: the head and the body of an answer are sent one by one
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -107,9 +109,11 @@ def serving(**files: bytes) -> Iterator[Served]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    served.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
     try:
         yield served
     finally:

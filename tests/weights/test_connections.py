@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import socket
@@ -22,7 +23,6 @@ from ranvier.weights.http import HttpFile
 from tests.weights.server import Served, answer, loader, serving
 
 DATA = np.random.default_rng(0).integers(0, 256, 200_000).astype(np.uint8)
-PATIENCE = Access(retries=0, timeout=5.0)
 
 
 @pytest.fixture
@@ -31,15 +31,19 @@ def served() -> Iterator[Served]:
         yield server
 
 
-def opened(served: Served, access: Access = PATIENCE) -> tuple[HttpFile, Any]:
-    file = HttpFile(served.url + "/m.bin", access)
+def impatient(timeout: float = 5.0) -> Access:
+    """With connections of its own."""
+    return Access(retries=0, timeout=timeout)
+
+
+def opened(served: Served, access: Access | None = None) -> tuple[HttpFile, Any]:
+    file = HttpFile(served.url + "/m.bin", access or impatient())
     return file, file.question()
 
 
 def kept(file: HttpFile) -> list[Any]:
     """Connections that wait."""
-    (handler,) = [h for h in file._opener.handlers if isinstance(h, connections._Handler)]
-    return [connection for waiting in handler.connections._waiting.values() for connection in waiting]
+    return [each for waiting in file.access.connections._waiting.values() for each in waiting]
 
 
 def test_ranges_come_by_one_connection(served: Served) -> None:
@@ -105,7 +109,7 @@ def test_a_connection_that_ends_when_it_is_used(served: Served, monkeypatch: pyt
 
 
 def test_a_connection_on_which_nobody_answers_is_not_tried_again_by_another(served: Served) -> None:
-    file, remote = opened(served, Access(retries=0, timeout=0.3))
+    file, remote = opened(served, impatient(0.3))
     served.fail, served.failure = 1, lambda handler: time.sleep(1.0)
     with pytest.raises(Unreachable, match="timed out"):
         file.range(0, 100, remote)
@@ -128,19 +132,35 @@ def test_another_process_has_none_of_them(served: Served, monkeypatch: pytest.Mo
     assert len(served.ports) == 2
 
 
-def test_files_that_are_let_go_close_their_connections(served: Served) -> None:
-    file, _ = opened(served)
-    (connection,) = kept(file)
-    assert connection.sock is not None
-    del file
-    assert connection.sock is None
+def test_files_share_connections(served: Served) -> None:
+    served.files |= {f"/{k}": DATA[k:].tobytes() for k in range(40)}
+    access = impatient()
+    files = [HttpFile(f"{served.url}/{k}", access) for k in range(40)]  # all of them open at the same time
+    for k, file in enumerate(files):
+        np.testing.assert_array_equal(file.range(5, 10, file.question()), DATA[k + 5 : k + 10])
+    assert len(served.requests) == 80 and len(served.ports) == 1
+
+
+def test_the_last_that_is_let_go_closes_connections(served: Served) -> None:
+    """Without waiting for the garbage collector."""
+    access = impatient()
+    first, second = opened(served, access)[0], opened(served, access)[0]
+    (connection,) = kept(first)
+    gc.disable()
+    try:
+        del first, access
+        assert connection.sock is not None
+        del second
+        assert connection.sock is None
+    finally:
+        gc.enable()
 
 
 def test_a_proxy_is_asked_for_other_hosts(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", served.url)
     monkeypatch.delenv("no_proxy", raising=False)
     served.files["http://elsewhere.invalid/m.bin"] = DATA.tobytes()
-    file = HttpFile("http://elsewhere.invalid/m.bin", PATIENCE)
+    file = HttpFile("http://elsewhere.invalid/m.bin", impatient())
     remote = file.question()
     for start in (0, 500):
         np.testing.assert_array_equal(file.range(start, start + 100, remote), DATA[start : start + 100])
@@ -149,14 +169,14 @@ def test_a_proxy_is_asked_for_other_hosts(served: Served, monkeypatch: pytest.Mo
 
 def test_a_server_without_tls_is_told_from_one_that_has_it(served: Served) -> None:
     with pytest.raises(Unreachable, match="SSL"):
-        HttpFile(served.url.replace("http:", "https:") + "/m.bin", PATIENCE).question()
+        HttpFile(served.url.replace("http:", "https:") + "/m.bin", impatient()).question()
 
 
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises((Transient, WeightError)):
-        HttpFile(f"http://127.0.0.1:{port}/m.bin", PATIENCE).question()
+        HttpFile(f"http://127.0.0.1:{port}/m.bin", impatient()).question()
 
 
 def test_loading_everything_by_ranges_takes_few_connections(served: Served, tmp_path: Path) -> None:
@@ -164,4 +184,4 @@ def test_loading_everything_by_ranges_takes_few_connections(served: Served, tmp_
     for part in (slice(0, 10), slice(100, 200), slice(5000, 5001)):
         got = found.load(served.url + "/m.bin", "tensor", part=part, format="raw", dtype="uint8", shape=(200_000,))
         np.testing.assert_array_equal(got, DATA[part])
-    assert len(served.ports) == 3, "one for every time the file is opened"
+    assert len(served.requests) == 6 and len(served.ports) == 1

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Positive, Rule, Whole
+from ranvier.weights.connections import Connections
 from ranvier.weights.progress import Progress, Silent
 from ranvier.weights.together import Stop
 
@@ -60,6 +61,7 @@ class Access(Checked):
     progress: Progress = field(default_factory=Silent)
     sleep: Callable[[float], None] | None = None  # None: until the time has passed or the work is stopped
     stop: Stop = field(default_factory=Stop)
+    connections: Connections = field(default_factory=Connections)  # of all files that are read this way
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "timeout": Seconds(),

@@ -7,7 +7,6 @@ disk and of ten gigabytes behind a web server.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ranvier.errors import WeightError
+from ranvier.weights.mapping import mapped
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop
@@ -63,9 +63,7 @@ class MemoryBlob:
         try:
             if not path.is_file() and path.exists():  # opening a pipe waits for somebody who writes
                 raise WeightError(f"cannot open {str(path)!r}: it is no file")
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                return cls(path.name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+            return cls(path.name, mapped(path))
         except (OSError, ValueError) as error:
             raise WeightError(f"cannot open {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 

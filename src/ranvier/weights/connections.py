@@ -1,7 +1,8 @@
 """Connections to web servers that are used again: opening one takes several times as long as a small answer.
 
 urllib closes a connection after every answer. The handlers here keep those whose answer was read to its end, for the
-next request to the same place; everything else, redirections and proxies among it, stays urllib's.
+next request to the same place, whichever file it is for: a checkpoint may have a thousand of them. Everything else,
+redirections and proxies among it, stays urllib's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,15 +46,20 @@ class _Reply(http.client.HTTPResponse):
         return self.isclosed() or self.length == 0
 
 
+_Waiting = dict[_Place, list[http.client.HTTPConnection]]
+
+
 class Connections:
-    """Those that wait for a request. Any number of threads may ask; a child of ``fork`` has none of its parent's."""
+    """Those that wait for a request, until nobody refers to this any more. Any number of threads may ask; a child of
+    ``fork`` has none of its parent's."""
 
     def __init__(self) -> None:
-        self._waiting: dict[_Place, list[http.client.HTTPConnection]] = {}
-        self._closed = False
+        self._waiting: _Waiting = {}
+        weakref.finalize(self, _close, self._waiting)
 
-    def handler(self) -> urllib.request.BaseHandler:
-        return _Handler(self)
+    def opener(self, *handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+        """What sends requests by these connections; whoever has it must keep them too."""
+        return urllib.request.build_opener(*handlers, _Handler(self))
 
     def open(self, request: urllib.request.Request) -> Any:
         """The answer to a request, by a connection that waits or by a new one."""
@@ -97,13 +104,6 @@ class Connections:
         context.set_alpn_protocols(["http/1.1"])
         return context
 
-    def close(self) -> None:
-        """Close those that wait, and every other one after its answer."""
-        self._closed = True
-        for (process, *_), waiting in self._waiting.items():
-            while waiting and process == os.getpid():
-                waiting.pop().close()
-
     def _asked(
         self,
         connection: http.client.HTTPConnection,
@@ -122,13 +122,19 @@ class Connections:
         reply.url, reply.msg = request.full_url, reply.reason  # as urllib wants them
 
         def done(again: bool) -> None:
-            if again and len(waiting) < _KEPT and not self._closed:
+            if again and len(waiting) < _KEPT:
                 waiting.append(connection)
             else:
                 connection.close()
 
         reply.done = done
         return reply
+
+
+def _close(all_waiting: _Waiting) -> None:
+    for (process, *_), waiting in all_waiting.items():
+        while waiting and process == os.getpid():
+            waiting.pop().close()
 
 
 def _behind_proxy(request: urllib.request.Request) -> str:
@@ -148,10 +154,11 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
     def __init__(self, connections: Connections) -> None:
         super().__init__()
-        self.connections = connections
+        # an opener and its handlers know each other: they would keep sockets open until somebody collects them
+        self._connections = weakref.ref(connections)
 
     def http_open(self, request: urllib.request.Request) -> Any:
-        return self.connections.open(request)
+        return (self._connections() or Connections()).open(request)
 
     def https_open(self, request: urllib.request.Request) -> Any:
-        return self.connections.open(request)
+        return self.http_open(request)

@@ -15,7 +15,6 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -26,9 +25,8 @@ import numpy as np
 
 from ranvier.errors import ResourceLimit, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.access import GOOD_PIECE, Access, Transient
+from ranvier.weights.access import GOOD_PIECE, Access, Transient, Unreachable
 from ranvier.weights.blob import Bytes
-from ranvier.weights.connections import Connections
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _OURS = ("accept-encoding", "user-agent", "range", "if-range")  # headers any host may see
@@ -36,6 +34,7 @@ _CHUNK = 1 << 20
 _REDIRECTS = 8
 _DIGITS = 18  # of a number of bytes; more is no size of a file
 _CONTENT_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}}|\*)", re.ASCII)
+_BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3})\b(.*)", re.ASCII | re.DOTALL)  # in the words of http.client
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html[\s>])", re.IGNORECASE)
 
 
@@ -118,10 +117,7 @@ class HttpFile:
         if parts.username is not None:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers.setdefault("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
-        connections = Connections()
-        self._opener = urllib.request.build_opener(_Redirects(), connections.handler())
-        # an opener and its handlers know each other: they would keep sockets open until somebody collects them
-        weakref.finalize(self, connections.close)
+        self._opener = access.connections.opener(_Redirects())
 
     def question(self) -> Remote:
         """Size and version of the file, without its bytes."""
@@ -242,6 +238,9 @@ class HttpFile:
                 raise WeightError(
                     f"{self.shown}: the server's certificate is not valid: {reason.verify_message}"
                 ) from None
+            refused = _BY_PROXY.match(str(reason))
+            if refused is not None and int(refused[1]) not in _TRANSIENT:
+                raise self._refused_by_proxy(int(refused[1]), refused[2]) from None
             raise Transient(_told(reason)) from None
         try:
             self._check_kind(reply)
@@ -256,10 +255,16 @@ class HttpFile:
             failed = Transient(f"the server answered {error.code} {why}")
             failed.after = _after(error.headers.get("Retry-After", ""))
             return failed
+        if error.code == 407:
+            return self._refused_by_proxy(error.code, why)
         if error.code == 416:
             return _NoSuchRange(f"{self.shown} is empty, or shorter than expected")
         hint = {401: "it wants credentials", 403: "it refuses us", 404: "there is no such file", 410: "it is gone"}
         return Missing(f"{self.shown}: {hint.get(error.code, 'the server refused')} ({error.code} {why})")
+
+    def _refused_by_proxy(self, code: int, why: str) -> WeightError:
+        """Of the file it says nothing: one in the cache may still be the right one."""
+        return Unreachable(f"{self.shown}: the proxy refuses to lead there ({code} {' '.join(why.split())})")
 
     def _check_kind(self, reply: Any) -> None:
         kind = (reply.headers.get("Content-Type") or "").partition(";")[0].strip().lower()

@@ -1,0 +1,107 @@
+"""Checkpoints of more files than a process may have open."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from ranvier.errors import WeightError
+from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights.mapping import mapped
+from tests.weights.server import loader, serving
+
+COUNT = 60
+
+
+@contextlib.contextmanager
+def few_files(more: int = 30) -> Iterator[None]:
+    """Not many more may be opened than are open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def shards(folder: Path) -> Path:
+    places = {f"w{k}": f"m-{k}.safetensors" for k in range(COUNT)}
+    for k, (name, file) in enumerate(places.items()):
+        save_safetensors(folder / file, {name: np.full(32, k, np.float32)})
+    (folder / "m.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder / "m.safetensors.index.json"
+
+
+def parts(folder: Path) -> Path:
+    writer = gguf.GGUFWriter(folder / "m.gguf", "test", split_max_tensors=1)
+    for k in range(COUNT):
+        writer.add_tensor(f"w{k}", np.full(32, k, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / f"m-00001-of-{COUNT:05d}.gguf"
+
+
+@pytest.mark.parametrize("written", [shards, parts])
+def test_on_this_machine(tmp_path: Path, written: Callable[[Path], Path]) -> None:
+    path = written(tmp_path)
+    with few_files():
+        found = WeightLoader().load_many(path)
+        assert {name: (len(array), *set(array)) for name, array in found.items()} == {
+            f"w{k}": (32, k) for k in range(COUNT)
+        }
+
+
+@pytest.mark.parametrize("written", [shards, parts])
+def test_far_away(tmp_path: Path, written: Callable[[Path], Path]) -> None:
+    """One for each file was kept, and the server is in this process too."""
+    path = written(tmp_path)
+    with serving() as server:
+        server.files = {f"/{each.name}": each.read_bytes() for each in tmp_path.iterdir()}
+        with few_files(40):
+            found = loader(tmp_path).open(f"{server.url}/{path.name}")
+            assert {name: weight.read()[0] for name, weight in found.items()} == {f"w{k}": k for k in range(COUNT)}
+        assert len(server.ports) <= 4
+
+
+def test_what_is_mapped_stays_as_long_as_it_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(bytes(range(256)) * 100)
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(path))
+
+    whole = np.frombuffer(mapped(path), np.uint8)
+    piece = whole[1000:1010]
+    assert mappings() == 1
+    path.unlink()  # the bytes are there all the same
+    del whole
+    assert piece.tolist() == [k % 256 for k in range(1000, 1010)]
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        piece.flags.writeable = True
+    del piece
+    gc.collect()
+    assert mappings() == 0
+
+
+def test_what_cannot_be_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 39, limits[1]))
+    try:
+        with pytest.raises(WeightError, match=r"cannot open .*m\.safetensors': Cannot allocate memory"):
+            WeightLoader().metadata(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
