@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ranvier.errors import WeightError
-from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights import S3Source, WeightLoader, save_safetensors
 from ranvier.weights.mapping import mapped
 from tests.weights.server import loader, serving
 
@@ -72,6 +72,19 @@ def test_far_away(tmp_path: Path, written: Callable[[Path], Path]) -> None:
             found = loader(tmp_path).open(f"{server.url}/{path.name}")
             assert {name: weight.read()[0] for name, weight in found.items()} == {f"w{k}": k for k in range(COUNT)}
         assert len(server.ports) <= 4
+
+
+@pytest.mark.parametrize("written", [shards, parts])
+def test_in_a_bucket(tmp_path: Path, written: Callable[[Path], Path]) -> None:
+    pytest.importorskip("obstore")
+    path = written(tmp_path)
+    with serving() as server:
+        server.files = {f"/bucket/{each.name}": each.read_bytes() for each in tmp_path.iterdir()}
+        with few_files(60):
+            source = S3Source("bucket", path.name, "us-east-1", server.url, {"skip_signature": True})
+            found = loader(tmp_path).open(source)
+            assert {name: weight.read()[0] for name, weight in found.items()} == {f"w{k}": k for k in range(COUNT)}
+        assert len(server.ports) <= 8
 
 
 def test_what_is_mapped_stays_as_long_as_it_is_seen(tmp_path: Path) -> None:

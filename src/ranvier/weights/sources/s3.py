@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class S3Source:
     options: Mapping[str, Any] = field(default_factory=dict)
     sha256: str = ""
     format: str | None = None
+    clients: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared with files beside it
 
     @property
     def address(self) -> str:
@@ -63,7 +65,7 @@ class S3Source:
     def sibling(self, name: str) -> S3Source:
         folder = self.key.rpartition("/")[0]
         place = f"{folder}/{name}" if folder else name
-        return S3Source(self.bucket, place, self.region, self.endpoint, self.options)
+        return replace(self, key=place, sha256="", format=None)
 
     def fetch(self, context: Context) -> Path | None:
         return (self._cached(context) or self._fetched(context)).path
@@ -106,6 +108,14 @@ class S3Source:
         return download
 
     def store(self, access: Access) -> Any:
+        """A client for the bucket. Each has connections of its own, and a checkpoint may have a thousand files; so
+        one is made for all of them, and another where credentials of the environment are others by now."""
+        environment = tuple(sorted(each for each in os.environ.items() if each[0].startswith("AWS_")))
+        asked = (access.timeout, access.retries, access.backoff, access.longest_wait, os.getpid(), environment)
+        found = self.clients.get(asked)
+        return self.clients.setdefault(asked, self._client(access)) if found is None else found
+
+    def _client(self, access: Access) -> Any:
         options = dict(self.options)
         silence = timedelta(seconds=access.timeout)
         # ``timeout`` is one for the whole of an answer: a large part of a tensor may take its time
@@ -136,7 +146,7 @@ class S3Source:
         except NotSupported:
             raise
         except Exception as error:
-            raise WeightError(f"{self.address}: {error}") from error
+            raise WeightError(f"{self.address}: {_first_line(error)}") from error
 
 
 class _Object:
@@ -201,7 +211,13 @@ class _Object:
             kind = type(error).__name__
             if kind == "PreconditionError":
                 raise self._changed() from error
-            text = str(error).strip().splitlines()[0][:300] if str(error).strip() else kind
+            text = _first_line(error)
             if kind in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise Missing(f"{self._source.address}: access is refused ({text})") from error
             raise Unreachable(f"{self._source.address}: {kind}: {text}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, without what it tells those who mend the library."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
