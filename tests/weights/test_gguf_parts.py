@@ -33,12 +33,14 @@ def finished(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def written(folder: Path, **options: Any) -> Arrays:
+def written(folder: Path, alignment: int | None = None, **options: Any) -> Arrays:
     """Five tensors, two to a file."""
     rng = np.random.default_rng(5)
     arrays: Arrays = {f"blk.{k}.w": rng.standard_normal((k + 2, 64)).astype(np.float32) for k in range(4)}
     codes = gguf.quants.quantize(arrays["blk.3.w"], gguf.GGMLQuantizationType.Q8_0)
     writer = gguf.GGUFWriter(folder / "m.gguf", "test", **{"split_max_tensors": 2, **options})
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     writer.add_array("tokenizer.words", WORDS)
     for name, array in arrays.items():
         writer.add_tensor(name, array)
@@ -133,6 +135,39 @@ def test_one_file_is_the_whole(tmp_path: Path, count: int | None) -> None:
     # and neither does a name make a part
     (tmp_path / "whole.gguf").rename(tmp_path / NAMES[1])
     assert list(LOADER.metadata(tmp_path / NAMES[1]).tensors) == ["a"]
+
+
+@pytest.mark.parametrize("alignment", [8, 16, 64, 256, 4096])
+@pytest.mark.parametrize("named", NAMES)
+def test_parts_aligned_as_the_first_one_tells(tmp_path: Path, alignment: int, named: str) -> None:
+    """The package writes the key to the first part alone, and all parts by it."""
+    arrays = written(tmp_path, alignment=alignment)
+    assert [b"general.alignment" in (tmp_path / name).read_bytes() for name in NAMES] == [True, False, False]
+    found = LOADER.load_many(tmp_path / named)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    # the last tensor need not be filled up
+    last = tmp_path / NAMES[2]
+    last.write_bytes(last.read_bytes()[: -(-340 % alignment) or None])
+    np.testing.assert_array_equal(LOADER.load(tmp_path / named, "blocks"), arrays["blocks"])
+
+
+@pytest.mark.parametrize("named", NAMES[:2])
+def test_parts_aligned_as_files_are_that_tell_nothing(tmp_path: Path, named: str) -> None:
+    """llama.cpp writes the first part by its key and the others without."""
+    plain, aligned = tmp_path / "plain", tmp_path / "aligned"
+    for folder, options in ((plain, {}), (aligned, {"alignment": 4096})):
+        folder.mkdir()
+        arrays = written(folder, **options)
+    for name in NAMES[1:]:
+        (aligned / name).write_bytes((plain / name).read_bytes())
+    found = LOADER.load_many(aligned / named)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    with (aligned / NAMES[1]).open("ab") as file:
+        file.write(bytes(8))
+    with pytest.raises(WeightError, match=f"'{NAMES[1]}' tells no alignment .* neither by 32 bytes nor by 4096"):
+        LOADER.load_many(aligned / named)
 
 
 # -- far away ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from ranvier.errors import NotSupported, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.blob import HEAD, Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
-from ranvier.weights.formats.gguf_parts import Part, files_of, whole
+from ranvier.weights.formats.gguf_parts import ALIGNMENT, Part, files_of, whole
 from ranvier.weights.stored import Selection, Stored, TensorInfo, Weight, checked_size, extent, full
 
 _MAGIC = b"GGUF"
+_ALIGNMENT = 32  # bytes, where a file tells no other
 _PLAIN = {
     0: DType.float32,
     1: DType.float16,
@@ -116,7 +118,7 @@ class Gguf:
         return head.startswith(_MAGIC)
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
-        return whole(_part(blob, opening), opening, lambda other: _part(other, opening))
+        return whole(_part(blob, opening), opening, lambda other: _part(other, opening), _ALIGNMENT)
 
 
 def parts_of(blob: Blob, limit: int) -> list[str]:
@@ -130,16 +132,45 @@ def _part(blob: Blob, opening: Opening) -> Part:
     header = _Header(blob, opening.header_bytes)
     tensors, notes = _notes(header)
     entries = [_entry(header) for _ in range(tensors)]
-    alignment = notes.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
-        raise WeightError(f"{blob.name!r}: tensors aligned to {alignment!r}")
-    start = -(-header.at // alignment) * alignment
-    weights: dict[str, Weight] = {}
-    for entry in entries:
-        if entry.name in weights:
-            raise WeightError(f"{blob.name!r}: tensor {entry.name!r} occurs twice")
-        weights[entry.name] = _weight(blob, entry, start, opening)
-    return Part(blob.name, notes, weights)
+    end = header.at
+
+    def placed(usual: Any) -> dict[str, Weight]:
+        start = _start(blob, end, entries, notes.get(ALIGNMENT), usual)
+        weights: dict[str, Weight] = {}
+        for entry in entries:
+            if entry.name in weights:
+                raise WeightError(f"{blob.name!r}: tensor {entry.name!r} occurs twice")
+            weights[entry.name] = _weight(blob, entry, start, opening)
+        return weights
+
+    return Part(blob.name, notes, placed)
+
+
+def _start(blob: Blob, end: int, entries: Sequence[_Entry], own: Any, usual: Any) -> int:
+    """Where the data begins: at the next place behind the header that its alignment allows.
+
+    A part that tells none has that of every file that tells none, as llama.cpp reads and writes it, or the ``usual``
+    one of the first part, as the package ``gguf`` writes them all: the one by which the data ends where the file does.
+    """
+    told = [own] if own is not None else [_ALIGNMENT, usual]
+    for alignment in told:
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
+            raise WeightError(f"{blob.name!r}: tensors aligned to {alignment!r}")
+    starts = {_up(end, alignment): alignment for alignment in reversed(told)}
+    if len(starts) > 1 and entries:
+        reach = max(entry.offset + _stored(entry) for entry in entries)
+        fitting = [start for start, by in starts.items() if blob.size in (start + reach, start + _up(reach, by))]
+        if len(fitting) != 1:
+            raise WeightError(
+                f"{blob.name!r} tells no alignment of its tensors, and ends where they do neither by {_ALIGNMENT} "
+                f"bytes nor by {usual}, which the first part tells"
+            )
+        return fitting[0]
+    return max(starts)
+
+
+def _up(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
 
 
 def _notes(header: _Header) -> tuple[int, dict[str, Any]]:
@@ -167,6 +198,15 @@ def _entry(header: _Header) -> _Entry:
         raise WeightError(f"{header.blob.name!r}: tensor {name!r} has {rank} dimensions")
     sizes = [header.number("Q") for _ in range(rank)]
     return _Entry(name, tuple(reversed(sizes)), header.number("I"), header.number("Q"))
+
+
+def _stored(entry: _Entry) -> int:
+    """Bytes of a tensor in the file; whether they make sense is found out when it is placed."""
+    dtype = _PLAIN.get(entry.kind)
+    if dtype is not None:
+        return math.prod(entry.shape) * dtype.bits // 8
+    _, block, size = _blocks(entry.kind, entry.name)
+    return math.prod(entry.shape) // block * size
 
 
 def _weight(blob: Blob, entry: _Entry, start: int, opening: Opening) -> Weight:

@@ -21,6 +21,7 @@ from ranvier.weights.http import Missing
 from ranvier.weights.stored import Weight
 from ranvier.weights.together import AT_ONCE, Stop, together
 
+ALIGNMENT = "general.alignment"
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"([^/\\\0]+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _MOST_PARTS = 1 << 12  # there are some with a file for each tensor, more than a thousand
@@ -32,7 +33,8 @@ class Part:
 
     file: str
     notes: Mapping[str, Any]
-    weights: Mapping[str, Weight]
+    placed: Callable[[Any], Mapping[str, Weight]]
+    """Its tensors; where their data begins may hang on how the first part aligns its own, which is given."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ def files_of(file: str, notes: Mapping[str, Any]) -> list[str]:
     return [f"{match[1]}-{number + 1:05d}-of-{place.count:05d}.gguf" for number in range(place.count)]
 
 
-def whole(named: Part, opening: Opening, read: Callable[[Blob], Part]) -> Checkpoint:
-    """The checkpoint that the named part belongs to; ``read`` gives what another file holds."""
+def whole(named: Part, opening: Opening, read: Callable[[Blob], Part], alignment: int) -> Checkpoint:
+    """The checkpoint that the named part belongs to; ``read`` gives what another file holds, and ``alignment`` is that
+    of files which tell none."""
     files = files_of(named.file, named.notes)
     if len(files) == 1:
-        return Checkpoint(named.weights, named.notes, repr(named.file))
+        return Checkpoint(named.placed(alignment), named.notes, repr(named.file))
 
     def part(number: int) -> tuple[Part, _Place]:
         file = files[number]
@@ -85,16 +88,17 @@ def whole(named: Part, opening: Opening, read: Callable[[Blob], Part]) -> Checkp
                 "header: the files do not belong together"
             )
         # those of the others nobody sees, and a vocabulary in each of them would take much memory meanwhile
-        return Part(file, found.notes if number == 0 else {}, found.weights), place
+        return Part(file, found.notes if number == 0 else {}, found.placed), place
 
     # far away, every header is some requests; those beside a file that is near may be far
-    return _joined(together(part, range(len(files)), AT_ONCE, Stop()), named.file)
+    return _joined(together(part, range(len(files)), AT_ONCE, Stop()), named.file, alignment)
 
 
-def _joined(parts: Sequence[tuple[Part, _Place]], label: str) -> Checkpoint:
+def _joined(parts: Sequence[tuple[Part, _Place]], label: str, alignment: int) -> Checkpoint:
     weights: dict[str, Weight] = {}
+    usual = parts[0][0].notes.get(ALIGNMENT, alignment)
     for part, _ in parts:
-        for name, weight in part.weights.items():
+        for name, weight in part.placed(usual).items():
             if name in weights:
                 raise WeightError(f"tensor {name!r} is in {weights[name].info.source!r} and again in {part.file!r}")
             weights[name] = weight
