@@ -112,6 +112,24 @@ def test_of_groups_of_samples_the_worst_counts(monkeypatch: pytest.MonkeyPatch) 
         assert not trials.near(Form(frozenset()))
 
 
+def test_samples_that_tell_why_a_form_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with the largest errors, of the group that is further off."""
+    monkeypatch.setattr(forms, "Session", Model)
+    make: Any = lambda form: form  # noqa: E731
+    few = [{"k": 0}, {"k": 1}], [[np.array([1.0, 0.04])]] * 2
+    expected = [[np.array([1.0, 0.04 + off])] for off in (0.01, 0.3, 0.02, 0.2, 0.4)]
+    many = [{"k": k} for k in range(5)], expected
+    with Trials(make, CONFIG, [few, many], lambda found: found.error <= 0.035) as trials:
+        coded = Form(frozenset())
+        assert trials.telling(coded) is None and not trials.near(coded)
+        found = trials.telling(coded)
+        assert found is not None and found.part == 3 / 5
+        assert list(found.feeds) == [{"k": 4}, {"k": 1}, {"k": 3}]
+        assert all(row is expected[feed["k"]] for row, feed in zip(found.expected, found.feeds))
+        trials.forget(lambda form: form == coded)
+        assert trials.telling(coded) is None
+
+
 @pytest.mark.parametrize("coded", [False, True])
 def test_what_layers_take_by_kernels(coded: bool) -> None:
     """All of a run is some layer's, and each has a part, whatever kernels are called after codes are fused."""

@@ -28,6 +28,9 @@ _FEWEST = 4  # ... and at least where there are several ranges to choose from
 _CLOSE = 0.93  # part of an error from which there is no more to be won
 _TRIALS = 8  # models made to check a sum
 _LATE = 4  # ... where time is over and none was exact enough
+_AGAIN = 4  # times that nodes are judged again
+_SMALL, _WORTH = 0.01, 4.0  # part of the time that is little, and parts of the error that it may cost for each of time
+_MISJUDGED = 4.0  # times a sum of squared errors, from which on it is not the sum that is a little off
 _HOPELESS = 1e3  # an error that no other adds anything to; what is infinite could not be taken off a sum again
 _LEAST = 1e-9  # seconds that a way is slower than another, at least, where it is chosen by what it costs
 
@@ -76,33 +79,69 @@ def selected(nodes: Ways, allowed: float) -> Chosen:
     return chosen
 
 
-def fitting(nodes: Ways, bound: float, measure: Callable[[Chosen], float], until: float) -> Chosen | None:
+def worthwhile(nodes: Ways, bound: float) -> Ways:
+    """Without ways that cost much of the error for very little of the time that all of them could save: samples do not
+    show all that a way may do, so it had better be good for something."""
+    exact = {name: min(ways, key=lambda way: way.error) for name, ways in nodes.items()}
+    all_saved = sum(exact[name].seconds - min(way.seconds for way in ways) for name, ways in nodes.items())
+    if not 0 < bound < math.inf or all_saved <= 0:
+        return nodes
+
+    def is_worth_it(name: str, way: Way) -> bool:
+        saved = max(0.0, exact[name].seconds - way.seconds) / all_saved
+        return way is exact[name] or saved >= _SMALL or way.error / bound**2 <= _WORTH * saved
+
+    return {name: [way for way in ways if is_worth_it(name, way)] for name, ways in nodes.items()}
+
+
+def fitting(
+    nodes: Ways,
+    bound: float,
+    measure: Callable[[Chosen], float],
+    until: float,
+    again: Callable[[Chosen], Ways | None] = lambda chosen: None,
+) -> Chosen | None:
     """Ways to compute nodes that are fast and have an error of at most ``bound`` as measured; None if none was found.
 
     Sums are a little off, by a part that hardly changes from one choice to the next: each trial corrects the next one.
+    Where one is far off, some node does more than it was seen to do, and less room for all of them would be taken from
+    the wrong ones: ``again`` looks for it, and returns what is known then, or None if that is nothing new.
     """
     best: Chosen | None = None
+    nodes = worthwhile(nodes, bound)
     total = sum(way.error for way in selected(nodes, math.inf).values())
     enough, too_much = 0.0, math.inf  # sums that are low enough, and those that are not
     allowed = bound * bound
     tried: set[frozenset[tuple[str, str]]] = set()
-    for _ in range(_TRIALS):
+    trials = judged = 0
+    while trials < _TRIALS:
         between = (enough + min(too_much, total)) / 2
         if not enough < allowed < too_much:
             allowed = between
-        kinds = {name: way.kind for name, way in selected(nodes, allowed).items()}
-        if frozenset(kinds.items()) in tried:  # between what is known
+        if _key(selected(nodes, allowed)) in tried:  # between what is known
             allowed = between
         chosen = selected(nodes, allowed)
-        key = frozenset((name, way.kind) for name, way in chosen.items())
-        late = time.perf_counter() > until and (best is not None or len(tried) >= _LATE)
-        if key in tried or late:
+        key = _key(chosen)
+        late = time.perf_counter() > until
+        if key in tried or (late and (best is not None or len(tried) >= _LATE)):
             break
         tried.add(key)
         error = measure(chosen)
+        told = sum(way.error for way in chosen.values())
+        if error > bound and error**2 > _MISJUDGED * told and judged < _AGAIN and not late:
+            judged += 1
+            corrected = again(chosen)
+            if corrected is not None:
+                nodes = worthwhile(corrected, bound)
+                total = sum(way.error for way in selected(nodes, math.inf).values())
+                enough, too_much, allowed = 0.0, math.inf, bound * bound
+                continue
+        trials += 1
         better = allowed * (bound / max(error, 1e-9)) ** 2
         if error <= bound:
-            best, enough = chosen, allowed
+            enough = allowed
+            if best is None or _seconds(chosen) <= _seconds(best):
+                best = chosen
             if enough >= total or error >= _CLOSE * bound:  # nothing is faster, or there is hardly any room left
                 break
         else:
@@ -110,6 +149,14 @@ def fitting(nodes: Ways, bound: float, measure: Callable[[Chosen], float], until
             better = better if best is not None else min(better, too_much / 2)  # sums may say too little
         allowed = better
     return best
+
+
+def _key(chosen: Chosen) -> frozenset[tuple[str, str]]:
+    return frozenset((name, way.kind) for name, way in chosen.items())
+
+
+def _seconds(chosen: Chosen) -> float:
+    return sum(way.seconds for way in chosen.values())
 
 
 def judge(

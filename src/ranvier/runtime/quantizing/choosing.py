@@ -16,7 +16,7 @@ from ranvier.graph.ir import Node
 from ranvier.runtime.quantizing.batches import apart
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, Ways, fitting, judge
 from ranvier.runtime.quantizing.costs import elements, estimated, measured, seconds_wider, work_of
-from ranvier.runtime.quantizing.forms import Form, Names, Trials
+from ranvier.runtime.quantizing.forms import Form, Names, Telling, Trials
 from ranvier.runtime.quantizing.maker import Maker
 from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
 from ranvier.runtime.quantizing.tails import tail
@@ -26,6 +26,7 @@ _LAYERS = ("Conv", "MatMul", "Gemm")
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
 _LET_GO = 8  # nodes in float32 that are tried in bfloat16 after all
+_MORE, _LITTLE = 1.5, 1e-3  # times what a node was seen to do, and part of the limit, from which on it counts as more
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
 _QUESTIONS = 80  # about them, at most, for as many samples as there is time for
 _PROFILED, _COMPARED = 0.2, 1.0  # seconds of runs that are looked into, and of turns of forms
@@ -109,7 +110,7 @@ class Choosing:
         """Squared errors of nodes in bfloat16. What switches do not account for belongs to nodes that have none."""
         maker, asked, products, stored = self._maker, self._asked, self._products, self._stored
         shown = asked.shown(self._trials.difference(self._plain))
-        with NarrowSwitches(maker.graph, products, stored, maker.means, maker.config, maker.rounding) as switches:
+        with self._narrow_switches() as switches:
             feeds, expected, count = maker.feeds, maker.expected, 1
 
             def error(narrow: Names) -> float:
@@ -158,9 +159,7 @@ class Choosing:
             self._errors[INT8] = self._shared(asked.shown(trials.difference(separate)))
             return
         maker.told("judging layers")
-        names = [site.name for site in maker.sites]
-        options = {"signed": maker.options.signed, "rounding": maker.rounding}
-        with Switches(maker.graph, names, maker.means, maker.config, **options) as switches:  # type: ignore[arg-type]
+        with self._switches() as switches:
             seconds = max(self._until(_CODES) - time.perf_counter(), 0.1 * self._seconds)
             self._errors[INT8], ranges = judge(
                 *(switches, maker.sites, maker.ways_to_find_ranges(), maker.feeds, maker.expected),
@@ -168,6 +167,51 @@ class Choosing:
             )
         maker.take_ranges(ranges)
         trials.forget(lambda form: not form.floats >= self._every)
+
+    def _switches(self) -> Switches:
+        maker = self._maker
+        names, signed = [site.name for site in maker.sites], maker.options.signed
+        return Switches(maker.graph, names, maker.means, maker.config, signed=signed, rounding=maker.rounding)
+
+    def _narrow_switches(self) -> NarrowSwitches:
+        maker = self._maker
+        return NarrowSwitches(*(maker.graph, self._products, self._stored, maker.means, maker.config, maker.rounding))
+
+    def _judge_again(self, chosen: Chosen, telling: Telling, until: float) -> bool:
+        """Whether nodes do more than was seen of them to the samples that a form does most to. What they do there is a
+        part of what they do to all samples, however little the others show."""
+        self._maker.told("judging layers again")
+        limit, changed = self._asked.limit, False
+        for kind, judged in ((INT8, self._codes_do), (BF16, self._narrow_does)):
+            names = [name for name, way in chosen.items() if way.kind == kind]
+            if names and time.perf_counter() < until:
+                errors = self._errors[kind]
+                for name, error in judged(names, telling, until).items():
+                    if error * telling.part > max(_MORE * errors.get(name, 0.0), _LITTLE * limit**2):
+                        errors[name] = error * telling.part
+                        changed = True
+        return changed
+
+    def _codes_do(self, names: Sequence[str], telling: Telling, until: float) -> dict[str, float]:
+        """Squared errors of layers with codes."""
+        ranges = {site.name: self._maker.ranges[site.data.name] for site in self._maker.sites}
+        with self._switches() as switches:
+
+            def error(those: Names) -> float:
+                coded = {name: ranges[name] for name in those}
+                return self._asked.judged(switches.difference(telling.feeds, telling.expected, coded))
+
+            return apart(names, error, self._asked.limit / math.sqrt(telling.part), until, self._step)
+
+    def _narrow_does(self, names: Sequence[str], telling: Telling, until: float) -> dict[str, float]:
+        """Squared errors of nodes in bfloat16, those that have switches."""
+        with self._narrow_switches() as switches:
+
+            def error(those: Names) -> float:
+                return self._asked.judged(switches.difference(telling.feeds, telling.expected, those))
+
+            known = [name for name in names if name in switches.names]
+            return apart(known, error, self._asked.limit / math.sqrt(telling.part), until, self._step)
 
     def _look_at_recurrent(self, rest: Names | None) -> None:
         """Recurrent layers are coded where that leaves room for others."""
@@ -273,7 +317,12 @@ class Choosing:
             return min(error, bound) if self._fits(form, strict) else max(error, bound * (1 + 1e-6))
 
         until = self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)])
-        chosen = fitting(self._ways(kinds), bound, measure, until)
+
+        def again(chosen: Chosen) -> Ways | None:
+            telling = self._trials.telling(self._form(kinds, chosen))
+            return self._ways(kinds) if telling is not None and self._judge_again(chosen, telling, until) else None
+
+        chosen = fitting(self._ways(kinds), bound, measure, until, again)
         if chosen is None:
             return None
         form = self._form(kinds, chosen)

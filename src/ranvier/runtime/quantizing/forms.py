@@ -16,13 +16,14 @@ from ranvier.config import SessionConfig
 from ranvier.graph.ir import Graph
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.report import Difference, difference
-from ranvier.runtime.quantizing.samples import Feed
+from ranvier.runtime.quantizing.samples import Feed, as_array
 from ranvier.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
 Names = frozenset[str]
 _OPEN = 4  # sessions that wait to be compared
 _SECONDS = 0.2  # of turns for a comparison of two
+_TELLING = 3  # samples that show what a form does
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,24 @@ class Form:
         return config.updated(precision="bf16", keep_f32=patterns)
 
 
+@dataclass(frozen=True)
+class Telling:
+    """The samples that a form does most to, what is expected of them, and what part they are of all that it was tried
+    with."""
+
+    feeds: Sequence[Feed]
+    expected: Sequence[Sequence[Array]]
+    part: float
+
+    @classmethod
+    def of(
+        cls, found: Sequence[Sequence[Array]], feeds: Sequence[Feed], expected: Sequence[Sequence[Array]]
+    ) -> Telling:
+        errors = [difference([row], [wanted]).error for row, wanted in zip(found, expected)]
+        those = sorted(range(len(feeds)), key=lambda k: -errors[k])[:_TELLING]
+        return cls([feeds[k] for k in those], [expected[k] for k in those], len(those) / len(feeds))
+
+
 class Trials:
     """Makes forms of a model, each once, and compares them. ``groups``: samples, and what is expected of them. What is
     true of a form is what the worst of them shows, so that a lucky one alone chooses nothing.
@@ -59,6 +78,7 @@ class Trials:
         self._make, self._config, self._near = make, config, near
         self._groups, self._feed = groups, groups[0][0][0]
         self._found: dict[Form, Difference] = {}
+        self._telling: dict[Form, Telling] = {}  # of forms that are not near
         self._open: dict[Form, Session] = {}
 
     def __enter__(self) -> Trials:
@@ -86,17 +106,25 @@ class Trials:
     def difference(self, form: Form) -> Difference:
         if form not in self._found:
             session = self.session(form)
-            each = (difference(_results(session, feeds), expected) for feeds, expected in self._groups)
+            rows = [_results(session, feeds) for feeds, _ in self._groups]
+            each = [difference(found, expected) for found, (_, expected) in zip(rows, self._groups)]
             self._found[form] = functools.reduce(Difference.worse, each)
             if not self._near(self._found[form]):
                 self.drop(form)
+                worst = max(range(len(each)), key=lambda k: each[k].error)
+                self._telling[form] = Telling.of(rows[worst], *self._groups[worst])
         return self._found[form]
+
+    def telling(self, form: Form) -> Telling | None:
+        """Samples that show why a form is not near, once that was found."""
+        return self._telling.get(form)
 
     def forget(self, which: Callable[[Form], bool]) -> None:
         """What is made of these forms has changed."""
         for form in [form for form in {**self._found, **self._open} if which(form)]:
             self.drop(form)
             self._found.pop(form, None)
+            self._telling.pop(form, None)
 
     def near(self, form: Form) -> bool:
         return self._near(self.difference(form))
@@ -136,7 +164,7 @@ class Trials:
 
 
 def _results(session: Session, feeds: Sequence[Feed]) -> list[list[Array]]:
-    return [[np.asarray(x) for x in session.run(feed).values()] for feed in feeds]
+    return [[as_array(x) for x in session.run(feed).values()] for feed in feeds]
 
 
 def fastest(sessions: Sequence[Session], feed: Feed, seconds: float) -> list[float]:
