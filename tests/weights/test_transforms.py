@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,7 @@ from ranvier.errors import WeightError
 from ranvier.quantize import scheme
 from ranvier.weights import Cast, Quantize, Reshape, Scale, Slice, Transpose, apply
 from ranvier.weights.blob import Bytes, MemoryBlob, check_range
-from ranvier.weights.stored import Stored, TensorInfo
+from ranvier.weights.stored import Decoded, Stored, TensorInfo
 
 Array = np.ndarray[Any, Any]
 
@@ -125,6 +126,69 @@ def test_a_cast_to_whole_numbers_takes_the_nearest() -> None:
     assert apply(far, Cast("uint4")).read().astype(int).tolist() == [15, 0, 15, 0]
     largest, least = apply(far, Cast("int64")).read()[2:].tolist()
     assert largest >= 2**63 - 2**11 and least == -(2**63)
+
+
+def test_a_cast_between_whole_numbers_keeps_to_the_range() -> None:
+    weight, _ = stored(np.array([300, -300, 100, -1, 0], np.int32))
+    assert apply(weight, Cast("int8")).read().tolist() == [127, -128, 100, -1, 0]
+    assert apply(weight, Cast("uint8")).read().tolist() == [255, 0, 100, 0, 0]
+    assert apply(weight, Cast("int4")).read().astype(int).tolist() == [7, -8, 7, -1, 0]
+    assert apply(weight, Cast("uint64")).read().tolist() == [300, 0, 100, 0, 0]
+    assert apply(weight, Cast("int4"), Cast("uint4")).read().astype(int).tolist() == [7, 0, 7, 0, 0]
+    large, _ = stored(np.array([2**64 - 1, 5], np.uint64))
+    assert apply(large, Cast("int64")).read().tolist() == [2**63 - 1, 5]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int32", "float8_e4m3fn", "float64"])
+def test_a_single_number_stays_an_array(dtype: str) -> None:
+    weight, _ = stored(np.array(2.6, np.float64))
+    for got in (apply(weight, Cast(dtype)).read(), apply(weight, Cast(dtype), Scale(2), Cast("int8")).read()):
+        assert isinstance(got, np.ndarray) and got.shape == ()
+    assert apply(weight, Scale(2)).read().tolist() == 5.2
+
+
+def test_what_is_no_number_is_zero_among_whole_ones() -> None:
+    weight, _ = stored(np.array([np.nan, np.inf, -np.inf, 1.0], np.float32))
+    with warnings.catch_warnings(action="error"):
+        assert apply(weight, Cast("int16")).read().tolist() == [0, 2**15 - 1, -(2**15), 1]
+
+
+@pytest.mark.parametrize(
+    ("array", "factor", "wanted"),
+    [
+        (np.array([1, 200, 7], np.uint8), -0.5, [0, 0, 0]),
+        (np.array([1, 200, 7], np.uint8), 1.6, [2, 255, 11]),
+        (np.array([2**30 + 1, -5], np.int32), 1, [2**30 + 1, -5]),
+        (np.array([2**52 + 1, -5], np.int64), 2, [2**53 + 2, -10]),
+        (np.array([448.0, 1.0], ml_dtypes.float8_e4m3fn), 10.0, [448.0, 10.0]),
+        (np.array([1 + 2j, -1j], np.complex64), 2.0, [2 + 4j, -2j]),
+        (np.array([1 + 2j, -1j], np.complex128), 1j, [-2 + 1j, 1]),
+    ],
+    ids=str,
+)
+def test_scaled_numbers_are_cast_back_as_others_are(array: Array, factor: Any, wanted: list[Any]) -> None:
+    for weight in (apply(stored(array)[0], Scale(factor)), apply(stored(array)[0], Scale(factor), Slice(slice(0, 9)))):
+        got = weight.read()
+        assert got.dtype == array.dtype
+        assert got.astype(complex if np.iscomplexobj(array) else object).tolist() == wanted
+
+
+def test_types_that_do_not_become_each_other() -> None:
+    words = Decoded(TensorInfo("words", DType.string, (2,), 2), lambda: np.array(["a", "b"], object))
+    pairs, numbers = stored(np.ones(2, np.complex64))[0], stored(np.ones(2, np.float32))[0]
+    for weight, step in (
+        (words, Cast("float32")),
+        (words, Scale(2.0)),
+        (numbers, Cast("str")),
+        (numbers, Scale("2")),
+        (numbers, Scale(1j)),
+        (numbers, Scale({})),
+        (pairs, Cast("float32")),
+        (pairs, Cast("int8")),
+    ):
+        with pytest.raises(WeightError, match=r"tensor '(x|words)'"):
+            apply(weight, step)
+    assert apply(words, Cast("str")).read().tolist() == ["a", "b"]
 
 
 def test_nothing_but_a_part_comes_after_quantize() -> None:

@@ -17,8 +17,9 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
-from ranvier.errors import WeightError
+from ranvier.errors import DTypeMismatch, WeightError
 from ranvier.records import dataclass
+from ranvier.weights.conversion import check_convertible, converted
 from ranvier.weights.stored import Array, Selection, Stored, TensorInfo, Weight, combined, extent, full, normalised
 
 
@@ -137,7 +138,9 @@ class Cast:
     dtype: Any
 
     def over(self, weight: Weight) -> Weight:
-        return _Cast(_sized(weight.info, weight.info.shape, dtypes.of(self.dtype)), weight)
+        target = dtypes.of(self.dtype)
+        check_convertible(weight.info.name, weight.info.dtype, target)
+        return _Cast(_sized(weight.info, weight.info.shape, target), weight)
 
 
 @dataclass(frozen=True)
@@ -146,49 +149,33 @@ class _Cast:
     inner: Weight
 
     def read(self, part: Selection | None = None) -> Array:
-        array, target = self.inner.read(part), self.info.dtype
-        if array.dtype == target.numpy:
-            return array
-        if target.is_float and target.bits <= 8:
-            import ml_dtypes
-
-            most = float(ml_dtypes.finfo(target.numpy).max)
-            array = np.clip(array.astype(np.float32), -most, most)
-        if target.is_integer and self.inner.info.dtype.is_float:
-            array = _whole(array, target)
-        return array.astype(target.numpy)
-
-
-def _whole(array: Array, target: dtypes.DType) -> Array:
-    """The nearest numbers of an integer type: NumPy would cut off what is behind the point, and turn over what does
-    not fit."""
-    import ml_dtypes
-
-    limits = ml_dtypes.iinfo(target.numpy)
-    most = float(limits.max)
-    if int(most) > limits.max:  # of 64 bits
-        most = float(np.nextafter(most, 0.0))
-    return np.clip(np.rint(array.astype(np.float64)), float(limits.min), most)
+        return converted(self.inner.read(part), self.inner.info.dtype, self.info.dtype)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Times a number, or an array that broadcasts against the tensor."""
+    """Times a number, or an array that broadcasts against the tensor; the element type stays, as if cast to it."""
 
     factor: Any
 
     def over(self, weight: Weight) -> Weight:
-        factor = np.asarray(self.factor)
+        info, factor = weight.info, np.asarray(self.factor)
         try:
-            fits = np.broadcast_shapes(factor.shape, weight.info.shape) == weight.info.shape
+            check_convertible(info.name, dtypes.of(factor.dtype), _wide(info.dtype))
+        except (DTypeMismatch, WeightError):
+            raise WeightError(
+                f"tensor {info.name!r} of {info.dtype} cannot be scaled by numbers of the type {factor.dtype}"
+            ) from None
+        try:
+            fits = np.broadcast_shapes(factor.shape, info.shape) == info.shape
         except ValueError:
             fits = False
         if not fits:
             raise WeightError(
-                f"tensor {weight.info.name!r} of shape {list(weight.info.shape)} cannot be scaled by "
+                f"tensor {info.name!r} of shape {list(info.shape)} cannot be scaled by "
                 f"an array of shape {list(factor.shape)}"
             )
-        return _Scaled(weight.info, weight, factor)
+        return _Scaled(info, weight, factor)
 
 
 @dataclass(frozen=True)
@@ -200,9 +187,15 @@ class _Scaled:
     def read(self, part: Selection | None = None) -> Array:
         array = self.inner.read(part)
         factor = np.broadcast_to(self.factor, self.info.shape)[part or full(self.info.shape)]
-        wide = np.float64 if self.info.dtype is DType.float64 else np.float32
-        scaled: Array = (array.astype(wide) * factor.astype(wide)).astype(self.info.dtype.numpy)
-        return scaled
+        wide = _wide(self.info.dtype)
+        return converted(array.astype(wide.numpy) * factor.astype(wide.numpy), wide, self.info.dtype)
+
+
+def _wide(dtype: DType) -> DType:
+    """In which a tensor of a type is multiplied."""
+    if dtype.is_complex or dtype is DType.string:
+        return dtype
+    return DType.float64 if dtype.bits > 32 or (dtype.is_integer and dtype.bits > 16) else DType.float32
 
 
 @dataclass(frozen=True)
