@@ -292,6 +292,28 @@ def test_an_archive_that_unpacks_to_too_much() -> None:
         small.metadata(MemorySource(buffer.getvalue(), "npz"))
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_compressed_as_numpy_does_not(method: int) -> None:
+    """The decoder of one takes as much memory as the file says, up to 4 GB; of the other 45 bytes become 100 MB."""
+    buffer, array = io.BytesIO(), io.BytesIO()
+    np.save(array, np.zeros(1000))
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("a.npy", array.getvalue())
+    with pytest.raises(WeightError, match="in a way that NumPy does not write"):
+        LOADER.metadata(MemorySource(buffer.getvalue(), "npz"))
+
+
+def test_a_member_whose_own_name_is_no_text() -> None:
+    """Its own header says that the name is in UTF-8, which it is not."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, name=np.zeros(1000))
+    data = bytearray(buffer.getvalue())
+    data[7] |= 0x08
+    data[30] = 0xFF
+    with pytest.raises(WeightError, match=r"member 'name\.npy' cannot be read"):
+        LOADER.load(MemorySource(bytes(data), "npz"))
+
+
 def test_objects_are_not_unpickled() -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)

@@ -122,6 +122,11 @@ class Npz:
 
 
 def _compressed(blob: Blob, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, opening: Opening) -> Decoded:
+    if member.compress_type != zipfile.ZIP_DEFLATED:  # how much memory another one takes, or what it makes, is unknown
+        raise WeightError(
+            f"{blob.name!r}: member {name!r} is compressed in a way that NumPy does not write "
+            f"({member.compress_type}); numpy.savez_compressed writes it as it should be"
+        )
     if member.file_size > _RATIO * max(1, member.compress_size):
         raise WeightError(f"{blob.name!r}: member {name!r} claims {member.file_size} bytes of {member.compress_size}")
     if opening.tensor_bytes is not None and member.file_size > opening.tensor_bytes + _HEADER:
@@ -154,5 +159,5 @@ def _inflated(archive: zipfile.ZipFile, member: zipfile.ZipInfo, file: str, coun
     try:
         with archive.open(member) as stream:
             return stream.read(count)
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise WeightError(f"{file!r}: member {member.filename!r} cannot be read: {error}") from None
