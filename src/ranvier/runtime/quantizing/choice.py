@@ -29,7 +29,8 @@ _CLOSE = 0.93  # part of an error from which there is no more to be won
 _TRIALS = 8  # models made to check a sum
 _LATE = 4  # ... where time is over and none was exact enough
 _AGAIN = 4  # times that nodes are judged again
-_SMALL, _WORTH = 0.01, 4.0  # part of the time that is little, and parts of the error that it may cost for each of time
+_SMALL = 0.25  # part of the time that others save, from which on a way saves little ...
+_WORTH = 4.0  # ... and parts of the error that it may cost for each of time
 _MISJUDGED = 4.0  # times a sum of squared errors, from which on it is not the sum that is a little off
 _HOPELESS = 1e3  # an error that no other adds anything to; what is infinite could not be taken off a sum again
 _LEAST = 1e-9  # seconds that a way is slower than another, at least, where it is chosen by what it costs
@@ -89,7 +90,7 @@ def worthwhile(nodes: Ways, bound: float) -> Ways:
 
     def is_worth_it(name: str, way: Way) -> bool:
         saved = max(0.0, exact[name].seconds - way.seconds) / all_saved
-        return way is exact[name] or saved >= _SMALL or way.error / bound**2 <= _WORTH * saved
+        return way is exact[name] or saved * len(nodes) >= _SMALL or way.error / bound**2 <= _WORTH * saved
 
     return {name: [way for way in ways if is_worth_it(name, way)] for name, ways in nodes.items()}
 
