@@ -95,3 +95,13 @@ def test_a_tensor_of_text_has_no_numbers(call, call_json, tmp_path: Path) -> Non
     given = ("weights", str(tmp_path / "m.onnx"), "--tensor", "words")
     assert call_json(*given)["tensor"] == {"name": "words", "shape": [2], "of": "strings"}
     assert "strings" in call(*given).stdout
+
+
+def test_names_do_not_speak_to_the_terminal(call, call_json, tmp_path: Path) -> None:
+    name = "a\x1b[2J\rb\n\u202ec é"
+    save_safetensors(tmp_path / "m.safetensors", {name: np.zeros(1)}, {"k\x1b[31m": "v\x1b]0;title\x07"})
+    for options in ((), ("--tensor", name)):
+        shown = call("weights", tmp_path / "m.safetensors", *options).stdout
+        assert not any(c in shown for c in "\x1b\r\x07\u202e")
+        assert r"a\x1b[2J\rb\n\u202ec é" in shown and r"v\x1b]0;title\x07" in shown
+    assert call_json("weights", tmp_path / "m.safetensors")["tensors"][0]["name"] == name

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import struct
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ BAD_HEADERS: dict[str, tuple[Any, bytes]] = {
     "a list": ([1, 2], b""),
     "not JSON": (b"{'a': 1}", b""),
     "twice": (b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{}}', b"1"),
+    "half of a character": (b'{"\\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1"),
+    "half of a character, in bytes": (b'{"\xed\xa0\x80":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1"),
+    "half of a character in a note": (b'{"__metadata__":{"a":"\\udc00"}}', b""),
+    "in UTF-16": ('{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode("utf-16-le"), b"1"),
     "deep": (b'{"a":' + b"[" * 100_000, b""),
     "too many axes": ({"a": entry("U8", [1] * 100, 0, 1)}, b"1"),
     "notes are no text": ({"__metadata__": {"a": 1}}, b""),
@@ -230,6 +235,45 @@ ENDLESS = {
 def test_programs_without_end(name: str) -> None:
     with pytest.raises(WeightError):
         LOADER.metadata(MemorySource(torch_file(ENDLESS[name], **{"0": bytes(4)}), "pytorch"))
+
+
+def test_programs_with_many_marks_take_no_longer_than_others() -> None:
+    """What is above a mark was looked for on all of the stack, each time."""
+    program = b"\x80\x02" + b"K\1" * 50_000 + b"(t0" * 20_000 + b"."
+    began = time.monotonic()
+    with pytest.raises(WeightError, match="not sound"):
+        LOADER.metadata(MemorySource(torch_file(program), "pytorch"))
+    assert time.monotonic() - began < 3.0  # some seconds more before
+
+
+@pytest.mark.parametrize(
+    "program", [b"\x80\x02(.", b"\x80\x02}(.", b"\x80\x02}(0(000.", b"\x80\x02}t.", b"\x80\x02(0."]
+)
+def test_marks_without_values(program: bytes) -> None:
+    with pytest.raises(WeightError, match="not sound"):
+        LOADER.metadata(MemorySource(torch_file(program), "pytorch"))
+
+
+def test_a_mark_may_be_taken_away() -> None:
+    """As pickle itself does."""
+    assert pickle.loads(b"\x80\x02}(0.") == {}
+    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02}(0."), "pytorch")).tensors
+
+
+def test_names_are_text() -> None:
+    program = b"\x80\x02}X\x03\0\0\0\xed\xa0\x80" + REBUILT + b"))\x89NtRs."
+    with pytest.raises(WeightError, match="whose name is no text"):
+        LOADER.metadata(MemorySource(torch_file(program, **{"0": bytes(4)}), "pytorch"))
+
+
+def test_keys_that_occur_twice(files: dict[str, bytes]) -> None:
+    """One reader would keep the first, another the last."""
+    key = b"\x04\0\0\0\0\0\0\0note"
+    data = files["gguf"]
+    assert data.count(key) == 1
+    same = data.replace(key, b"\x14\0\0\0\0\0\0\0general.architecture")
+    with pytest.raises(WeightError, match=r"'general\.architecture' occurs twice"):
+        LOADER.metadata(MemorySource(same, "gguf"))
 
 
 def test_two_tensors_of_one_name() -> None:

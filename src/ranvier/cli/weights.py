@@ -113,6 +113,12 @@ def _summary(array: Any, name: str) -> dict[str, Any]:
     return described
 
 
+def _plain(text: str) -> str:
+    """A text of the file for the terminal: what would move the cursor, turn the direction of writing around or cannot
+    be written at all is shown by its number."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _show(output: Output, data: dict[str, Any], everything: bool) -> None:
     lines = [
         ("source", data["source"]),
@@ -123,13 +129,18 @@ def _show(output: Output, data: dict[str, Any], everything: bool) -> None:
     if "path" in data:
         lines.append(("file", data["path"]))
     lines += [(key, str(value)[:100]) for key, value in list(data["notes"].items())[:12]]
-    output.show(facts(lines))
+    output.show(facts([(_plain(key), _plain(value)) for key, value in lines]))
     if tensor := data.get("tensor"):
-        output.show("", facts([(key, str(value)) for key, value in tensor.items()]))
+        output.show("", facts([(key, _plain(str(value))) for key, value in tensor.items()]))
         return
     shown = data["tensors"] if everything else data["tensors"][:_MOST_ROWS]
     rows = [
-        (t["name"], t["encoding"] or t["dtype"], "x".join(map(str, t["shape"])) or "scalar", bytes_text(t["bytes"]))
+        (
+            _plain(t["name"]),
+            t["encoding"] or t["dtype"],
+            "x".join(map(str, t["shape"])) or "scalar",
+            bytes_text(t["bytes"]),
+        )
         for t in shown
     ]
     output.show("", table(["!tensor", "!type", "!shape", ">size"], rows))

@@ -188,6 +188,8 @@ def _notes(header: _Header) -> tuple[int, dict[str, Any]]:
     notes = {}
     for _ in range(keys):
         key = header.text()
+        if key in notes:  # of which readers keep either
+            raise WeightError(f"{name!r}: the key {key[:100]!r} occurs twice")
         notes[key] = header.value(header.number("I"))
     return tensors, notes
 

@@ -6,14 +6,13 @@ Written by Hugging Face's libraries beside safetensors and PyTorch files alike: 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ranvier.errors import WeightError
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.formats.documents import read_json
 from ranvier.weights.formats.registry import open_checkpoint
-from ranvier.weights.formats.safetensors import unique_names
 from ranvier.weights.together import AT_ONCE, Stop, together
 
 SUFFIX = ".index.json"
@@ -48,11 +47,11 @@ def index_of(blob: Blob, limit: int) -> tuple[dict[str, str], dict[str, Any]]:
     if blob.size > limit:
         raise WeightError(f"{blob.name!r} has {blob.size} bytes, more than an index may have")
     try:
-        index = json.loads(bytes(blob.read(0, blob.size)), object_pairs_hook=unique_names)
+        index = read_json(bytes(blob.read(0, blob.size)))
         places, notes = index["weight_map"], index.get("metadata") or {}
         if not isinstance(places, dict) or not isinstance(notes, dict):
             raise ValueError("weight_map and metadata must be mappings")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightError(f"{blob.name!r} is no index of a checkpoint: {error!r}") from None
     for file in places.values():
         # checked here, before anybody fetches or opens one

@@ -31,11 +31,6 @@ class Call:
     arguments: tuple[Any, ...]
 
 
-class _Mark:
-    pass
-
-
-_MARK = _Mark()
 _VALUES = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINFLOAT", "FLOAT", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING",
@@ -70,6 +65,7 @@ class _Machine:
     ) -> None:
         self.label, self.call, self.persistent = label, call, persistent
         self.stack: list[Any] = []
+        self.marks: list[int] = []  # how many values the stack had at each: to look for them would take long
         self.memo: dict[int, Any] = {}
 
     def run(self, stream: IO[bytes]) -> Any:
@@ -78,6 +74,8 @@ class _Machine:
             if count > _MOST_OPCODES:
                 raise WeightError(f"{self.label}: the pickle has more than {_MOST_OPCODES} instructions")
             if name == "STOP":
+                if self.marks:
+                    raise ValueError("a mark that nothing was done with")
                 (value,) = self.stack
                 return value
             self.step(name, argument)
@@ -92,15 +90,17 @@ class _Machine:
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
         elif name == "MARK":
-            stack.append(_MARK)
+            self.marks.append(len(stack))
         elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
             self.memo[int(argument)] = self.top()
         elif name == "MEMOIZE":
             self.memo[len(self.memo)] = self.top()
         elif name in ("BINGET", "LONG_BINGET", "GET"):
             stack.append(self.memo[int(argument)])
-        elif name in ("POP", "POP_MARK"):
-            self.above_mark() if name == "POP_MARK" else stack.pop()
+        elif name == "POP_MARK" or (name == "POP" and self.marks and self.marks[-1] == len(stack)):
+            self.above_mark()
+        elif name == "POP":
+            stack.pop()
         else:
             self.build(name, argument)
 
@@ -137,7 +137,7 @@ class _Machine:
             raise WeightError(f"{self.label}: the pickle has the instruction {name}, which checkpoints do not need")
 
     def top(self) -> Any:
-        if not self.stack or self.stack[-1] is _MARK:
+        if len(self.stack) == (self.marks[-1] if self.marks else 0):
             raise ValueError("an empty stack")
         return self.stack[-1]
 
@@ -146,8 +146,8 @@ class _Machine:
         return self.stack.pop()
 
     def above_mark(self) -> list[Any]:
-        at = len(self.stack) - 1 - self.stack[::-1].index(_MARK)
-        items = self.stack[at + 1 :]
+        at = self.marks.pop()
+        items = self.stack[at:]
         del self.stack[at:]
         return items
 

@@ -150,6 +150,8 @@ def _tensors(tree: Any, file: str) -> dict[str, View]:
     while left:
         name, item, depth = left.pop()
         if isinstance(item, View):
+            if not _is_text(name):
+                raise WeightError(f"{file!r}: a tensor whose name is no text: {name!r}")
             if found.setdefault(name or "tensor", item) is not item:
                 raise WeightError(f"{file!r}: two tensors have the name {name!r}")
             continue
@@ -161,3 +163,12 @@ def _tensors(tree: Any, file: str) -> dict[str, View]:
             raise WeightError(f"{file!r}: more than {_DEEPEST} levels, or than {_MOST_STEPS} entries")
         left += [(f"{name}.{key}" if name else str(key), value, depth + 1) for key, value in reversed(inner)]
     return found
+
+
+def _is_text(name: str) -> bool:
+    """Not where it holds half of a pair of characters, which a pickle may and nothing else can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -20,6 +20,7 @@ from ranvier.errors import WeightError
 from ranvier.formats.files import write_files
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
+from ranvier.weights.formats.documents import read_json
 from ranvier.weights.stored import Stored, TensorInfo, Weight, checked_size
 
 TYPES: dict[str, DType] = {
@@ -81,20 +82,12 @@ def _header(blob: Blob, limit: int) -> tuple[dict[str, Any], int]:
         what = "more than allowed" if length > limit else f"but the file has {blob.size}"
         raise WeightError(f"{blob.name!r} is no safetensors file, or cut off: a header of {length} bytes, {what}")
     try:
-        header = json.loads(bytes(blob.read(_LENGTH, _LENGTH + length)), object_pairs_hook=unique_names)
-    except (ValueError, RecursionError) as error:
+        header = read_json(bytes(blob.read(_LENGTH, _LENGTH + length)))
+    except ValueError as error:
         raise WeightError(f"{blob.name!r}: the header is not sound JSON: {error}") from None
     if not isinstance(header, dict):
         raise WeightError(f"{blob.name!r}: the header must be a mapping")
     return header, _LENGTH + length
-
-
-def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; ValueError where a name occurs twice, of which JSON's readers keep either."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
 
 
 def _entry(file: str, name: str, entry: Any, limit: int | None) -> tuple[TensorInfo, int, int]:
