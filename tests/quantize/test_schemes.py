@@ -269,8 +269,6 @@ def test_no_other_cut_has_less_error(array: Array, bits: int, symmetric: bool) -
     for row in range(array.shape[0]):
         for k in range(found.scales.shape[1]):
             part = array[row, 6 * k : 6 * k + 6].astype(np.float64)
-            if part.size < 6:
-                continue  # the element it is filled up with counts several times
             low, high = min(part.min(), 0.0), max(part.max(), 0.0)
             errors = []
             for factor in np.linspace(1.0, 0.5, 41):
@@ -280,3 +278,12 @@ def test_no_other_cut_has_less_error(array: Array, bits: int, symmetric: bool) -
             scale, zero = found.scales[row, k].astype(np.float64), found.zeros[row, k]  # type: ignore[index]
             back = (found.codes[row, 6 * k : 6 * k + 6].astype(np.float64) - zero) * scale
             assert float(((back - part) ** 2).sum()) <= min(errors) * (1 + 1e-9) + 1e-30
+
+
+@pytest.mark.parametrize("make", [lambda g: Integers(4, granularity="group", group=g, fit="mse"), lambda g: Nf4(g)])
+def test_groups_larger_than_an_array_hold_all_of_it(make: Any) -> None:
+    """Whatever they could hold: nothing is allocated for it."""
+    array = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    large, whole = make(1 << 60).quantize(array), make(array.size).quantize(array)
+    assert np.array_equal(large.codes, whole.codes) and np.array_equal(large.scales, whole.scales)
+    assert np.array_equal(large.dequantize(), whole.dequantize())

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, InvalidInput
@@ -96,7 +96,7 @@ def test_layers_without_numbers_are_named() -> None:
     weights = numbers(32, 32)
     weights[3, 4] = np.nan
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "dense")], {"x": [4, 32]}, ["y"], {"w": weights})
-    for scheme in ("int4", "fp8", "nf4", "ternary"):
+    for scheme in ("int8", "int4", "fp8", "nf4", "ternary"):
         with pytest.raises(InvalidConfig, match="infinite or NaN") as refused:
             quantized(model, {"x": numbers(4, 32)}, scheme=scheme)
         assert "'dense'" in refused.value.__notes__[0]
@@ -193,3 +193,61 @@ def test_results_that_are_not_finite_have_to_be_the_same() -> None:
     for wrong in (np.nan_to_num(expected, neginf=-1e9), np.where(expected == 2.0, np.nan, expected)):
         lost = difference([[wrong]], [[expected]])
         assert lost.error == np.inf and lost.cosine == -1.0
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT8E5M2])
+def test_results_of_every_float_type_are_compared(kind: int) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"], "m"), helper.make_node("Cast", ["a"], ["y"], "c", to=kind)]
+    model = model_of(nodes, {"x": [4, 32]}, [], {"w": numbers(32, 48)})
+    model.graph.output.append(helper.make_tensor_value_info("y", kind, None))
+    data = {"x": RNG.standard_normal((4, 32)).astype(np.float32)}
+    _, report = quantized(model, data, scheme="int4")
+    assert 0.03 < report.difference.error < 0.2 and report.difference.cosine < 0.9999
+    assert quantized(model, data, scheme="int4", max_error=1e-3)[1].problems
+
+
+def test_results_that_are_zeros_are_near_if_they_are_zeros() -> None:
+    ones, zeros = [[np.ones((2, 3))] * 2], [[np.ones((2, 3)), np.zeros((2, 3))]]
+    same = difference(zeros, zeros)
+    assert same.cosine == 1 and max(same.error, same.turn, same.even_turn, same.most_turn) < 1e-12
+    assert difference(ones, zeros).cosine == 0 and difference(ones, zeros).error > 1e9
+
+
+def test_results_that_are_sequences() -> None:
+    """Of arrays that differ in size."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "m"),
+        helper.make_node("SplitToSequence", ["a", "sizes"], ["y"], "s", axis=1),
+    ]
+    weights = {"w": numbers(32, 48), "sizes": np.array([20, 28])}
+    model = model_of(nodes, {"x": [4, 32]}, [], weights)
+    model.graph.output.append(helper.make_tensor_sequence_value_info("y", 1, None))
+    _, report = quantized(model, {"x": RNG.standard_normal((4, 32)).astype(np.float32)}, scheme="int4")
+    assert 0.03 < report.difference.error < 0.2
+
+
+@pytest.mark.parametrize("scheme", ["int8", "gptq"])
+def test_an_input_that_begins_empty(tmp_path: Path, scheme: str) -> None:
+    """As what a decoder remembers of the tokens before the first."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("Concat", ["past", "a"], ["c"], "join", axis=1),
+        helper.make_node("MatMul", ["c", "v"], ["y"], "second"),
+        helper.make_node("MatMul", ["past", "v"], ["z"], "third"),
+    ]
+    inputs = {"x": ["n", "t", 32], "past": ["n", "p", 48]}
+    model = model_of(nodes, inputs, ["y", "z"], {"w": numbers(32, 48), "v": numbers(48, 20)})
+    x = RNG.standard_normal((8, 3, 32)).astype(np.float32)
+    data = {"x": x, "past": np.zeros((8, 0, 48), np.float32)}
+    made, report = quantized(model, data, scheme=scheme)
+    assert report.difference.error < 0.1 and report.difference.agreement is not None
+    later = {"x": x, "past": numbers(8, 2, 48)}
+    assert results_elsewhere(made, tmp_path / "q.onnx", later)[0].shape == (8, 5, 20)
+
+
+def test_groups_larger_than_layers() -> None:
+    weights = {"w": numbers(20, 32)}
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"x": [2, 20]}, ["y"], weights)
+    for scheme, size in (("int4", 32), ("gptq", 32), ("nf4", 1024), ("ternary", 32)):
+        made, _ = quantized(model, {"x": numbers(2, 20)}, scheme=scheme, group=1 << 60)
+        assert made.nodes[0].attrs["block_size"] == size

@@ -71,11 +71,28 @@ def reduce(array: Array, block: Block, function: Callable[..., Array]) -> Array:
 
 def apart(array: Array, block: Block) -> Array:
     """Every axis as two, blocks and what is in them; those at the end are filled with an element of their own."""
+    block = _no_larger(block, array.shape)
     number = counts(array.shape, block)
     padding = [(0, n * b - d) for n, b, d in zip(number, block, array.shape)]
     if any(after for _, after in padding):
         array = np.pad(array, padding, mode="edge")
     return array.reshape([x for n, b in zip(number, block) for x in (n, b)])
+
+
+def real(shape: Sequence[int], block: Block) -> Array | None:
+    """Of what ``apart`` makes of an array of this shape, which elements are the array's own; None where all are."""
+    block = _no_larger(block, shape)
+    number = counts(shape, block)
+    padding = [(0, n * b - d) for n, b, d in zip(number, block, shape)]
+    if not any(after for _, after in padding):
+        return None
+    filled = np.pad(np.ones(tuple(shape), bool), padding)
+    return filled.reshape([x for n, b in zip(number, block) for x in (n, b)])
+
+
+def _no_larger(block: Block, shape: Sequence[int]) -> Block:
+    """A block that is larger than an array holds all of it, and need not be filled."""
+    return tuple(min(b, max(1, d)) for b, d in zip(block, shape))
 
 
 def elements(block: Block) -> int:

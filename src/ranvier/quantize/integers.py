@@ -11,7 +11,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig
 from ranvier.quantize.base import Quantized
-from ranvier.quantize.blocks import GRANULARITIES, Array, Block, Granularity, apart, block_of, expand, reduce
+from ranvier.quantize.blocks import GRANULARITIES, Array, Block, Granularity, apart, block_of, expand, real, reduce
 from ranvier.quantize.numbers import real_numbers
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Flag, Rule, Whole
@@ -120,7 +120,7 @@ class Integers(Checked):
     def _shrunk(self, values: Array, block: Block, low: Array, high: Array) -> tuple[Array, Array]:
         if not values.size:
             return low, high
-        split = apart(values, block)
+        split, own = apart(values, block), real(values.shape, block)
         inside = tuple(range(1, split.ndim, 2))
         best = np.full(low.shape, np.inf)
         kept_low, kept_high = low, high
@@ -132,6 +132,8 @@ class Integers(Checked):
             np.clip(lost, self._least - zero, self.limits[1] - zero, out=lost)
             lost *= scale
             lost -= split
+            if own is not None:  # what fills a block has no error
+                lost *= own
             error = np.square(lost, out=lost).sum(axis=inside)
             better = error < best
             best = np.where(better, error, best)

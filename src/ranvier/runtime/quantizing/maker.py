@@ -25,10 +25,12 @@ from ranvier.passes.manager import PassManager
 from ranvier.quantize import InputMoments, Observer, observer
 from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.runtime.quantizing.asked import Asked
+from ranvier.runtime.quantizing.distinct import make_nodes_distinct, make_values_distinct
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.forms import Form
 from ranvier.runtime.quantizing.options import BEST, Quantization
 from ranvier.runtime.quantizing.outdated import replace_outdated
+from ranvier.runtime.quantizing.plain import make_products_plain
 from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurrent
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
@@ -66,8 +68,9 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
     if "modernise" in names:
         retarget(graph, OPSET)
-    for node in graph:
-        node.name = node.name or f"{node.op}:{node.output.name}"
+    make_nodes_distinct(graph)
+    make_products_plain(graph)
+    make_values_distinct(graph)
     return graph
 
 
@@ -167,7 +170,9 @@ class Maker:
                 break
             self.told("bringing channels to like ranges")
             graph = copied(original)
+            before = list(graph.values())
             if equalize(graph, looked, self.config, with_rows=with_rows):
+                make_values_distinct(graph, before)
                 found.append(graph)
         if len(found) > 1 and len(found[-1]) == len(found[-2]):
             found.pop()  # no row stayed
@@ -231,6 +236,7 @@ class Maker:
 
     def _made(self, kept: frozenset[str], running: SessionConfig, joins: bool) -> Graph:
         graph = copied(self.graph)
+        original = list(graph.values())
         left = self.kept | kept
         every = find_sites(graph, products_only=not self.static)
         sites = [s for s in every if s.name not in left]
@@ -245,6 +251,7 @@ class Maker:
         graph.opsets.setdefault("com.microsoft", 1)
         retarget(graph, graph.opsets[""])  # what was added came in its newest version
         PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, self.config)
+        make_values_distinct(graph, original)
         verify(graph)
         return graph
 

@@ -13,7 +13,7 @@ from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.quantizing.choosing import Choosing
 from ranvier.runtime.quantizing.forms import Form, Trials
 from ranvier.runtime.quantizing.maker import Maker, Range
-from ranvier.runtime.quantizing.recurrent import find_recurrent, recurrent_weights
+from ranvier.runtime.quantizing.recurrent import coded_name, find_recurrent, recurrent_weights
 from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, chord, difference, timed
 from ranvier.runtime.quantizing.samples import results, visit
 from ranvier.runtime.quantizing.sites import find_sites
@@ -160,13 +160,14 @@ class Quantizer(Maker):
         layers: list[tuple[str, Node, tuple[Value, ...]]] = [(s.name, s.node, (s.weight,)) for s in sites]
         if self.static:
             layers += [(node.name, node, recurrent_weights(node)) for node in find_recurrent(self.graph)]
+        made = {node.name: node for node in graph}
         for name, node, weights in layers:
             size = sum(value.const.nbytes for value in weights if value.const is not None)
             why = "it saved no time" if name in self._codable else "it hurt the results"
             hurt = why if name in kept else ""
             reason = "asked for" if name in self.kept else hurt
             scheme = "float32" if reason else self.options.scheme
-            after = size if reason else sum(_coded_bytes(value, graph) for value in weights)
+            after = size if reason else _coded_bytes(made.get(coded_name(name), made.get(name, node)))
             found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))
         return found
 
@@ -191,8 +192,13 @@ class Quantizer(Maker):
         }
 
 
-def _coded_bytes(weight: Value, made: Graph) -> int:
+def _coded_bytes(layer: Node) -> int:
     """Bytes of what stands for the weights of a layer in the quantized graph."""
-    names = (f"{weight.name}.{part}" for part in ("codes", "scale", "zero", "group", "absmax"))
-    found = [made.constants[name].const for name in names if name in made.constants]
-    return sum(tensor.nbytes for tensor in found if tensor is not None)
+    if layer.op == "DynamicQuantizeLSTM":
+        parts = (*layer.inputs[1:3], *layer.inputs[8:])
+    elif layer.domain:  # codes, scales and zeros of a product
+        parts = layer.inputs[1:4]
+    else:  # behind a DequantizeLinear
+        weight = layer.inputs[1]
+        parts = weight.producer.inputs if weight is not None and weight.producer is not None else (weight,)
+    return sum(value.const.nbytes for value in parts if value is not None and value.const is not None)

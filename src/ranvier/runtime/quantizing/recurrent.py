@@ -17,6 +17,7 @@ from ranvier.graph.rewrite import remove_dead, substitute
 from ranvier.passes.edit import builder, sharpen
 from ranvier.passes.facts import dtype_of
 from ranvier.quantize import Integers
+from ranvier.runtime.quantizing.sites import named_in_errors
 
 Array = np.ndarray[Any, Any]
 ORIGIN = "quantize"
@@ -53,6 +54,11 @@ def recurrent_weights(node: Node) -> tuple[Value, ...]:
     return tuple(value for value in node.inputs[1:3] if value is not None)
 
 
+def coded_name(layer: str) -> str:
+    """Of the node that stands for a layer with codes."""
+    return f"{layer}.coded"
+
+
 def quantize_recurrent(nodes: Iterable[Node]) -> None:
     """Put layers with codes in place of these."""
     for node in nodes:
@@ -62,7 +68,8 @@ def quantize_recurrent(nodes: Iterable[Node]) -> None:
             assert value.const is not None
             matrix = value.const.numpy()
             directions, gates, width = matrix.shape
-            coded = Integers(8, True, "channel").quantize(matrix.reshape(-1, width))
+            with named_in_errors(node.name):
+                coded = Integers(8, True, "channel").quantize(matrix.reshape(-1, width))
             turned = np.ascontiguousarray(coded.codes.reshape(matrix.shape).transpose(0, 2, 1))
             codes.append(ops.constant(turned, f"{value.name}.codes"))
             scale = coded.scales.reshape(directions, gates).astype(np.float32)
@@ -71,7 +78,7 @@ def quantize_recurrent(nodes: Iterable[Node]) -> None:
         others = [node.input(k) for k in range(3, 8)]
         operands = [node.inputs[0], *codes, *others, *steps]
         attrs = {name: value for name, value in node.attrs.items() if name != "layout"}
-        name = f"{node.name}.coded"
+        name = coded_name(node.name)
         count = len(node.outputs)
         made = ops.node("DynamicQuantizeLSTM", operands, attrs, outputs=count, domain=MICROSOFT, version=1, name=name)
         for old, new in zip(node.outputs, made.outputs):

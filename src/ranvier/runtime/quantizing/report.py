@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
+from ranvier.dtypes import of
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
 from ranvier.records import dataclass
@@ -87,7 +88,10 @@ class QuantizationReport:
         return self.seconds_before / self.seconds_after if self.seconds_after else float("inf")
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "speedup": self.speedup}
+        """For files: what only samples tell is None where there were none."""
+        found = {**asdict(self), "speedup": self.speedup}
+        unknown = () if self.samples else ("difference", "seconds_before", "seconds_after", "speedup")
+        return {**found, **dict.fromkeys(unknown)}
 
 
 _LOST = Difference(math.inf, -1.0, None, 0, math.inf, math.inf, math.inf, math.inf)  # results that have no measure
@@ -97,6 +101,7 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
     """Of all results of all samples; the worst of the outputs counts. Where the original's are infinite or no number,
     the same has to be found, and that is all that is asked of them."""
     errors, cosines, agreements, most, even, turned = [], [], [], [0.0], [0.0], [0.0]
+    found, expected = ([[_of_numpy(each) for each in row] for row in rows] for rows in (found, expected))
     for a, b in zip(zip(*found), zip(*expected)):
         if any(x.shape != y.shape for x, y in zip(a, b)):
             if any(x.ndim != y.ndim for x, y in zip(a, b)):
@@ -118,15 +123,16 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
             x, y = np.where(np.isfinite(y), x, 0), np.where(np.isfinite(y), y, 0)
             sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
-        cosines.append(float(x @ y) / max(sizes[0] * sizes[1], 1e-30) if sizes[1] else 1.0)
-        factor = float(x @ y) / max(sizes[1] ** 2, 1e-30)
+        nothing = sizes == (0.0, 0.0)  # zeros for zeros are as near as can be; anything else for them has no direction
+        cosines.append(1.0 if nothing else float(x @ y) / max(sizes[0] * sizes[1], 1e-30))
+        factor = 1.0 if nothing else float(x @ y) / max(sizes[1] ** 2, 1e-30)
         most.append(_Parts.of(a, b).most)
         parts = _Parts.of(a, b, factor)
         even.append(parts.even if factor > 0 else 2.0)
         turned.append(parts.most if factor > 0 else 2.0)
         if b[0].ndim > 1 and b[0].shape[-1] > 1:
             same = np.concatenate([(np.argmax(p, -1) == np.argmax(q, -1)).reshape(-1) for p, q in zip(a, b)])
-            agreements.append((float(same.mean()), same.size))
+            agreements.append((float(same.mean()) if same.size else 1.0, same.size))
     agreement, places = min(agreements) if agreements else (None, 0)
     if not errors:  # nothing but whole numbers: the same part is their cosine, and the error what belongs to that
         part = 1.0 if agreement is None else agreement
@@ -134,6 +140,13 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
         return Difference(off, part, agreement, places, turn=off, even_turn=off)
     turn = chord(min(cosines))
     return Difference(max(errors), min(cosines), agreement, places, max(most), turn, max(even), max(turn, *turned))
+
+
+def _of_numpy(array: Array) -> Array:
+    """Numbers of types that NumPy borrows, as bfloat16, in one of its own that has them all."""
+    if array.dtype.kind != "V":
+        return array
+    return array.astype(np.float32 if of(array).is_float else np.int8)
 
 
 def _same_where_not_finite(found: Array, expected: Array) -> bool:

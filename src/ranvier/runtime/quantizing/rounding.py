@@ -17,7 +17,7 @@ from ranvier.dtypes import DType
 from ranvier.quantize import Integers
 from ranvier.quantize.feedback import feed_back, upper_factor
 from ranvier.quantize.observers import ChannelMean
-from ranvier.runtime.quantizing.sites import Site
+from ranvier.runtime.quantizing.sites import Site, named_in_errors
 
 Array = np.ndarray[Any, Any]
 Rounded = tuple[Array, Array, Array]
@@ -144,7 +144,8 @@ class Rounding:
         key = weights_of(site)
         if key not in self._codes:
             moved = np.moveaxis(site.numbers, site.outputs, 0)
-            coded = Integers(8, True, "channel", fit=self._fit).quantize(moved.reshape(len(moved), -1))
+            with named_in_errors(site.name):
+                coded = Integers(8, True, "channel", fit=self._fit).quantize(moved.reshape(len(moved), -1))
             steps = coded.scales.reshape(-1).astype(np.float32)
             fine = steps.astype(np.float64).reshape(groups_of(site), -1)
             codes = self._rounded(site, moved, lambda w: np.clip(np.rint(w / fine), -127, 127) * fine)

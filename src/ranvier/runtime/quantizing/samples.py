@@ -70,9 +70,9 @@ def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -
 
 def _check_numbers(name: str, array: Array) -> None:
     """Infinities may be meant (a mask has them); of what is no number nothing can be learned."""
-    if not array.size:
+    if array.shape[:1] == (0,):
         raise InvalidInput(f"input {name!r}: there are no samples, its shape is {list(array.shape)}")
-    if array.dtype.kind == "f" and np.isnan(array.min()):
+    if array.dtype.kind == "f" and array.size and np.isnan(array.min()):
         place = np.argwhere(np.isnan(array))[0] if array.ndim else [0]
         raise InvalidInput(f"input {name!r}: sample {int(place[0])} holds NaN")
 
@@ -129,4 +129,16 @@ def results(graph: Graph, feeds: Iterable[Feed], config: SessionConfig) -> Itera
     """The outputs of the graph on each sample."""
     with Session(copied(graph), config) as session:
         for feed in feeds:
-            yield [np.asarray(x) for x in session.run(feed).values()]
+            yield [as_array(x) for x in session.run(feed).values()]
+
+
+def as_array(result: Any) -> Array:
+    """A result as one array: of a sequence all that is in it, end to end where shapes differ."""
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if not isinstance(result, list | tuple):
+        return np.asarray(result)
+    parts = [as_array(each) for each in result]
+    if len({part.shape for part in parts}) > 1:
+        return np.concatenate([part.reshape(-1) for part in parts])
+    return np.asarray(parts)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 
 from ranvier.dtypes import DType
+from ranvier.errors import RanvierError
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes.facts import dtype_of
 from ranvier.records import dataclass
@@ -59,6 +63,16 @@ class Site:
         return np.broadcast_to(self.bias.const.numpy().reshape(-1), (self.numbers.shape[self.outputs],))
 
 
+@contextlib.contextmanager
+def named_in_errors(layer: str) -> Iterator[None]:
+    """Errors about numbers say which layer has them, and what can be done."""
+    try:
+        yield
+    except RanvierError as error:
+        error.add_note(f"in the weights of {layer!r}; `keep` leaves a layer as it is")
+        raise
+
+
 def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:
     """The layers of a graph in order; bodies of loops and branches are left alone."""
     found = (_site(node) for node in graph)
@@ -66,26 +80,34 @@ def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:
 
 
 def _site(node: Node) -> Site | None:
-    if node.domain or node.op not in ("Conv", "MatMul", "Gemm"):
-        return None
-    data, weight = node.inputs[0], node.inputs[1]
-    if data is None or data.const is not None or weight is None or weight.const is None:
-        return None
-    if dtype_of(data) is not DType.float32 or weight.const.dtype is not DType.float32 or weight.const.size < _LEAST:
+    if not could_be_coded(node) or not is_plain(node):
         return None
     if node.op == "Conv":
         return Site(node, 0, None)
-    if len(weight.const.shape) != 2:
-        return None
-    if node.op == "MatMul":
-        return Site(node, 1, 0)
-    plain = node.attrs.get("alpha", 1.0) == 1.0 and node.attrs.get("beta", 1.0) == 1.0
-    if not plain or node.attrs.get("transA", 0) or (node.inputs[2:] and not _is_row(node.inputs[2])):
-        return None
-    turned = bool(node.attrs.get("transB", 0))
+    turned = node.op == "Gemm" and bool(node.attrs.get("transB", 0))
     return Site(node, 0 if turned else 1, 1 if turned else 0)
 
 
-def _is_row(bias: Value | None) -> bool:
-    """Whether a bias is the same for all rows of a result, and known."""
+def could_be_coded(node: Node) -> bool:
+    """Whether a node has weights that codes can stand for, whatever else it does."""
+    if node.domain or node.op not in ("Conv", "MatMul", "Gemm"):
+        return False
+    data, weight = node.inputs[0], node.inputs[1]
+    if data is None or data.const is not None or weight is None or weight.const is None:
+        return False
+    if dtype_of(data) is not DType.float32 or weight.const.dtype is not DType.float32 or weight.const.size < _LEAST:
+        return False
+    return node.op == "Conv" or len(weight.const.shape) == 2
+
+
+def is_plain(node: Node) -> bool:
+    """Whether a layer multiplies data by weights, and adds a row of constants at most."""
+    if node.op != "Gemm":
+        return True
+    factors = node.attrs.get("alpha", 1.0) == 1.0 and node.attrs.get("beta", 1.0) == 1.0
+    return factors and not node.attrs.get("transA", 0) and is_row(node.input(2))
+
+
+def is_row(bias: Value | None) -> bool:
+    """Whether a bias is the same for all rows of a result, and known, or there is none."""
     return bias is None or (bias.const is not None and bias.const.shape[:-1] in ((), (1,)))

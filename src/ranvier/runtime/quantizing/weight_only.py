@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.errors import InvalidConfig, RanvierError
+from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops.contrib.weight_only import packed
 from ranvier.passes.edit import builder, bypass
@@ -16,7 +16,7 @@ from ranvier.quantize.packing import pack_nibbles
 from ranvier.quantize.schemes import added_names, takes
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, in_groups, storable
-from ranvier.runtime.quantizing.sites import Site
+from ranvier.runtime.quantizing.sites import Site, named_in_errors
 
 ORIGIN = "quantize"
 MICROSOFT = "com.microsoft"
@@ -63,11 +63,8 @@ def quantize_weights(
     for key, those in sharing.items():
         if key not in known:
             read = dict.fromkeys(site.data.name for site in those)
-            try:
+            with named_in_errors(those[0].name):
                 known[key] = _coded(those[0], name, group, [(moments or {}).get(data) for data in read])
-            except RanvierError as error:
-                error.add_note(f"in the weights of {those[0].name!r}")
-                raise
         _write(those, known[key])
 
 
@@ -75,8 +72,9 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
     matrix = np.ascontiguousarray(site.matrix)
     if name in added_names():  # also one that took the place of an own one
         return Coded(_by_others(name, matrix, group))
-    if name == "nf4":
-        return Coded(scheme("nf4", group=group).quantize(matrix))
+    if name == "nf4":  # groups go on from row to row
+        return Coded(scheme("nf4", group=_at_most(group, matrix.size)).quantize(matrix))
+    group = _at_most(group, matrix.shape[1])
     if name.startswith("fp8"):
         return Coded(scheme(name, granularity="channel").quantize(matrix))
     if name == "ternary":
@@ -91,6 +89,11 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
     bits = int("".join(c for c in name if c.isdigit()))
     symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
+
+
+def _at_most(group: int, weights: int) -> int:
+    """A group that holds no more than there is, as a power of two."""
+    return min(group, max(LEAST_GROUP, 1 << (weights - 1).bit_length()))
 
 
 def _by_others(name: str, matrix: Array, group: int) -> Quantized:
@@ -113,7 +116,7 @@ def _nbits(sites: Sequence[Site], found: Coded) -> None:
     """Codes [out, in] of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
     coded = found.codes
     outputs, inputs = coded.shape
-    group = min(coded.block[1], max(LEAST_GROUP, 1 << (inputs - 1).bit_length()))  # of one group no more than there is
+    group = _at_most(coded.block[1], inputs)
     groups = -(-inputs // group)
     filled = np.zeros((outputs, groups * group), np.uint8)
     filled[:, :inputs] = coded.codes
