@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.runtime.test_quantizing import model
 
@@ -45,10 +46,35 @@ def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:
         (("-o", target, "--scheme", "int4", "--group", "48"), "power of two"),
         (("-o", target, "--cosine", "1.5"), "at most 1"),
         (("-o", target, "--samples", "0"), "--samples"),
+        (("-o", target, "--cosine", "0.9", "--max-error", "0.1"), "give one of them"),
+        (("-o", tmp_path / ("q" * 300)), "cannot be written"),
     ):
         found = call(*given, *more)
         assert found.exit_code == 2 and said in found.stderr, more
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (("--scheme", "int8"), "needs --calib"),
+        (("--scheme", "awq"), "needs --calib"),
+        (("--scheme", "int4", "--samples", "4"), "--samples does nothing without --calib"),
+        (("--scheme", "int4", "--slower", "2"), "--slower does nothing without --calib"),
+        (("--scheme", "int4", "--threads", "1"), "--threads does nothing without --calib"),
+        (("--scheme", "int4", "--max-error", "0.1"), "--max-error needs --calib"),
+        (("--scheme", "int4", "--cosine", "0.9"), "--cosine needs --calib"),
+    ],
+)
+def test_what_only_samples_can_tell(call, tmp_path: Path, more: tuple[str, ...], said: str) -> None:
+    found = call("quantize", model(tmp_path / "m.onnx"), "-o", tmp_path / "q.onnx", *more)
+    assert found.exit_code == 2 and said in found.stderr and not (tmp_path / "q.onnx").exists()
+
+
+def test_a_report_without_samples_says_nothing_of_results(call_json, tmp_path: Path) -> None:
+    found = call_json("quantize", model(tmp_path / "m.onnx"), "-o", tmp_path / "q.onnx", "--scheme", "int4")
+    assert found["samples"] == 0 and found["bytes_after"] < found["bytes_before"]
+    assert {found[name] for name in ("difference", "seconds_before", "seconds_after", "speedup")} == {None}
 
 
 def test_a_cosine_for_weights_alone(call_json, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,14 @@ from ranvier.runtime.quantizing import (
     read_samples,
 )
 from ranvier.runtime.quantizing.options import RESTS, all_schemes
+from ranvier.runtime.quantizing.weight_only import CALIBRATED
 
 _MOST_ROWS = 40
 _COSINE = 0.999  # of results in 8 bits, unless asked otherwise
 _INT8_ALONE = ("ranges", "signed", "rest", "timed", "seconds")
 _WEIGHTS_ALONE = ("group",)
+_NEARNESS = ("cosine", "max_error")
+_OF_RUNS = ("samples", "slower", "threads")  # runs are of samples
 
 
 @click.command()
@@ -130,7 +133,9 @@ def command(
     A result that is slower than the original, or further from it than was asked, is not written unless forced.
     """
     _check_target(target, force)
-    _check_options(context, scheme)
+    _check_options(context, scheme, calib is not None)
+    if cosine and max_error is not None:
+        raise click.UsageError("--cosine and --max-error are two ways to say how near results stay; give one of them")
     if scheme == "int8" and cosine is None:
         cosine = _COSINE
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
@@ -158,22 +163,35 @@ def command(
 
 def _check_target(target: Path, force: bool) -> None:
     """Before the work, which may take minutes, and not after it."""
-    if target.is_dir():
-        raise click.UsageError(f"{str(target)!r} is a folder; -o takes the file to write")
-    if target.exists() and not force:
-        raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
-    if not target.parent.is_dir():
-        raise click.UsageError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
+    try:
+        if target.is_dir():
+            raise click.UsageError(f"{str(target)!r} is a folder; -o takes the file to write")
+        if target.exists() and not force:
+            raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
+        if not target.parent.is_dir():
+            raise click.UsageError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
+    except OSError as error:  # as of names that are too long
+        raise click.UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None
 
 
-def _check_options(context: click.Context, scheme: str) -> None:
+def _check_options(context: click.Context, scheme: str, sampled: bool) -> None:
     """What was asked for and would do nothing is a mistake."""
+
+    def asked(names: Sequence[str]) -> str | None:
+        given = (n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE)
+        return next((f"--{name.replace('_', '-')}" for name in given), None)
+
     idle = _WEIGHTS_ALONE if scheme == "int8" else _INT8_ALONE
     if scheme.startswith("fp8"):  # with a scale for each channel
         idle = (*idle, *_WEIGHTS_ALONE)
-    asked = [name for name in idle if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if asked:
-        raise click.UsageError(f"--{asked[0]} does nothing with --scheme {scheme}")
+    if option := asked(idle):
+        raise click.UsageError(f"{option} does nothing with --scheme {scheme}")
+    if not sampled and (scheme == "int8" or scheme in CALIBRATED):
+        raise click.UsageError(f"--scheme {scheme} needs --calib: it looks at samples of the inputs")
+    if not sampled and (option := asked(_OF_RUNS)):
+        raise click.UsageError(f"{option} does nothing without --calib: only samples are run")
+    if not sampled and (option := asked(_NEARNESS)):
+        raise click.UsageError(f"{option} needs --calib: how near results stay is seen on samples")
 
 
 @contextlib.contextmanager
