@@ -180,3 +180,12 @@ def test_checksums_in_capitals(tmp_path: Path) -> None:
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig, match=next(iter(options)).removeprefix("cache_")):
         WeightLoader(**options)
+
+
+def test_what_a_killed_process_left_goes_too(tmp_path: Path) -> None:
+    """One that was writing its notes."""
+    cache = WeightCache(tmp_path)
+    entry = cache.get("x", filled(b"data"))
+    (entry.path.parent / ".facts.json.0123456789abcdef.part").write_bytes(b"{")
+    cache.clear()
+    assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import hashlib
 import math
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from ranvier.weights.blob import Bytes, MemoryBlob
 from ranvier.weights.formats import windows
 from ranvier.weights.formats.onnx_files import Onnx
 from ranvier.weights.stored import Stored
-from tests.weights.server import loader, serving
+from tests.weights.server import kept, loader, serving
 
 LOADER = WeightLoader(offline=True)
 SHAPE = (3, 5)
@@ -468,6 +469,36 @@ def test_external_data_far_away(tmp_path: Path) -> None:
         assert server.sent < 1 << 17
         for name, got in loader(tmp_path).load_many(url).items():
             same(got, wanted[name])
+
+
+def test_external_data_is_fetched_with_its_model(tmp_path: Path) -> None:
+    array = np.arange(8, dtype=np.float32)
+    first, second = outside("m.data", "a"), outside("sub/ö 2.data", "b")
+    files = {
+        "/x/m.onnx": message_of(first, second),
+        "/x/m.data": array.tobytes(),
+        "/x/sub/ö 2.data": array[::-1].tobytes(),
+    }
+    with serving() as server:
+        server.files = {urllib.parse.quote(name): data for name, data in files.items()}
+        url = server.url + "/x/m.onnx"
+        loader(tmp_path).preload(url)
+        asked = len(server.requests)
+        found = loader(tmp_path, offline=True).load_many(url)
+        assert len(server.requests) == asked and len(kept(tmp_path)) == 3
+    same(found["a"], array)
+    same(found["b"], array[::-1])
+
+
+@pytest.mark.parametrize(
+    "model", [b"no model", b"\x3a\x7f", message_of(outside("../x"))], ids=["no", "cut off", "leads out"]
+)
+def test_what_is_no_sound_model_is_fetched_all_the_same(tmp_path: Path, model: bytes) -> None:
+    with serving(m__onnx=model) as server:
+        (path,) = loader(tmp_path).preload(server.url + "/m.onnx")
+        assert path is not None and path.read_bytes() == model
+        with pytest.raises(WeightError):
+            loader(tmp_path).metadata(server.url + "/m.onnx")
 
 
 # -- near -------------------------------------------------------------------------------------------------------------

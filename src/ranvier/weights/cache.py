@@ -211,9 +211,12 @@ def _removed(place: Path) -> bool:
 
 def _remove(place: Path) -> None:
     """Facts first: what has no facts is not there, even if the rest cannot be removed. The lock must be held."""
-    for name in ("facts.json", "data", "part", "part.json", "lock"):
+    # those in between are of a process that was killed before what it wrote took its name
+    for file in (place / "facts.json", place / "data", place / "part", *place.glob(".*.part"), place / "part.json"):
         with contextlib.suppress(OSError):
-            (place / name).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (place / "lock").unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         place.rmdir()
 

@@ -231,11 +231,11 @@ def _through(weight: Weight, steps: Sequence[Transform], part: Any) -> Weight:
 
 
 def _shards(source: Source, context: Context) -> list[Source]:
-    """The other files of a checkpoint that is fetched by its index, or by one of its parts; files of this machine are
-    there already."""
+    """The other files of a checkpoint that is fetched by its index, by one of its parts, or by a model whose data lies
+    beside it; files of this machine are there already."""
     address = source.address
     of_parts = ".gguf" in address and "-of-" in address
-    if isinstance(source, FileSource) or not (SUFFIX in address or of_parts):
+    if isinstance(source, FileSource) or not (SUFFIX in address or of_parts or ".onnx" in address):
         return []
     blob, limit = source.open(context), Opening().header_bytes
     files: Iterable[str] = ()
@@ -245,4 +245,8 @@ def _shards(source: Source, context: Context) -> list[Source]:
         from ranvier.weights.formats.gguf_files import parts_of  # formats are imported when they are needed
 
         files = parts_of(blob, limit)
+    elif blob.name.endswith(".onnx"):
+        from ranvier.weights.formats.onnx_files import external_files
+
+        files = external_files(blob)
     return [source.sibling(file) for file in dict.fromkeys(files) if file != blob.name]

@@ -89,6 +89,20 @@ class Onnx:
             raise WeightError(f"{blob.name!r} is no ONNX model, or cut off: {error}") from None
 
 
+def external_files(blob: Blob) -> list[str]:
+    """The files beside a model that hold data of it; none where it is no sound model, as who opens it is told."""
+
+    def absent(name: str) -> Blob:
+        raise WeightError(f"{name!r} is not to be opened")
+
+    model = _Model(blob, Opening(lambda name: _Later(name, partial(absent, name))))
+    try:
+        model.read()
+    except (Malformed, WeightError, ResourceLimit):
+        return []
+    return list(model.files)
+
+
 class _Message:
     """The bytes of a file by position, and how many more of them may be looked at."""
 
