@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier.errors import InvalidConfig, RanvierError, ResourceLimit, WeightError
-from ranvier.weights import FileSource, MemorySource, WeightLoader, save_safetensors
+from ranvier.errors import DTypeMismatch, InvalidConfig, RanvierError, ResourceLimit, WeightError
+from ranvier.weights import Cast, FileSource, MemorySource, WeightLoader, save_safetensors
 
 LOADER = WeightLoader(offline=True)
 DATA = Path(__file__).parent / "data"
@@ -416,6 +416,30 @@ def test_what_stands_in_place_of_a_file(tmp_path: Path) -> None:
 def test_raw_bytes_are_never_addresses(dtype: str) -> None:
     with pytest.raises(WeightError, match="numbers"):
         LOADER.load(MemorySource(b"\xff" * 64, "raw"), dtype=dtype, shape=(2,))
+
+
+@pytest.mark.parametrize("dtype", [",", "f4,(", "(99999999999,)f4", "wat"])
+def test_types_that_are_none(dtype: str) -> None:
+    with pytest.raises(DTypeMismatch, match="no element type"):
+        LOADER.load(MemorySource(bytes(64), "raw"), dtype=dtype, shape=(2,))
+    for wrong in (dtype, None):
+        with pytest.raises(DTypeMismatch, match="no element type"):
+            LOADER.load(MemorySource(bytes(64), "raw"), None, Cast(wrong), dtype="float32", shape=(2,))
+
+
+@pytest.mark.parametrize("options", [{"dtype": None, "shape": (2,)}, {"dtype": "u1", "shape": None}, {"shape": (2,)}])
+def test_nothing_is_no_type(options: dict[str, Any]) -> None:
+    """NumPy would take it for float64."""
+    with pytest.raises(WeightError, match="needs the options dtype and shape"):
+        LOADER.load(MemorySource(bytes(64), "raw"), **options)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="there are no longer numbers on this machine")
+def test_numbers_that_only_some_machines_have() -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones(2, np.longdouble))
+    with pytest.raises(WeightError, match="only the machine that wrote it"):
+        LOADER.metadata(MemorySource(buffer.getvalue(), "npy"))
 
 
 @pytest.mark.parametrize("options", [{"shape": 4}, {"shape": ("4",)}, {"shape": (4,), "offset": "x"}])

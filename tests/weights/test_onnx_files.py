@@ -385,7 +385,7 @@ def test_external_data_that_is_absent(tmp_path: Path, location: str) -> None:
 @pytest.mark.parametrize(
     "entries",
     [{"offset": 8}, {"offset": -8}, {"length": 16}, {"offset": "x"}, {"length": -4}, {"offset": 1 << 80}]
-    + [{"length": "9" * 5000}],
+    + [{"length": "9" * 5000}, {"offset": "9" * 4300}, {"length": "9" * 21}],
     ids=str,
 )
 def test_external_places_that_are_none(tmp_path: Path, entries: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from ranvier.errors import IntegrityError, WeightError
 from ranvier.records import dataclass
 
+_DIGITS = 20  # of a number of bytes
+
 
 @dataclass(frozen=True)
 class Place:
@@ -44,13 +46,19 @@ def place_of(entries: Mapping[str, str], expected: int, tensor: str) -> Place:
     if not location or "\0" in location or absolute or ".." in Path(location).parts:
         raise WeightError(f"tensor {tensor!r}: external location {location!r} must be a path inside the model's folder")
     try:
-        offset = int(entries.get("offset") or 0)
-        length = int(entries.get("length") or expected)
+        offset = _number(entries.get("offset") or "0")
+        length = _number(entries.get("length") or str(expected))
     except ValueError:
         raise WeightError(f"tensor {tensor!r}: external offset or length is not a number") from None
     if offset < 0 or length < 0:
         raise WeightError(f"tensor {tensor!r}: bytes {offset} to {offset + length} of {location!r}")
     return Place(location, offset, length, entries.get("checksum", ""))
+
+
+def _number(text: str) -> int:
+    if len(text) > _DIGITS:  # of no file; and Python does not write numbers of any length, as in a message
+        raise ValueError
+    return int(text)
 
 
 def file_beside(model: Path, location: str, tensor: str) -> Path | None:

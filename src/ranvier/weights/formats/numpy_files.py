@@ -15,8 +15,9 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
-from ranvier.errors import ResourceLimit, WeightError
+from ranvier.errors import DTypeMismatch, ResourceLimit, WeightError
 from ranvier.weights.blob import Blob, Bytes, MemoryBlob
+from ranvier.weights.conversion import element_type
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.zips import Member, open_zip
 from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size, row_major
@@ -73,7 +74,10 @@ def _header(blob: Blob) -> bytes:
 
 def _element(dtype: np.dtype[Any], label: str, opening: Opening) -> DType:
     if dtype.kind in "biufc":
-        return dtypes.of(dtype)
+        try:
+            return dtypes.of(dtype)
+        except DTypeMismatch:  # longer than of 64 bits: each machine has others
+            raise WeightError(f"{label} holds {dtype}, which only the machine that wrote it may know") from None
     if dtype.kind != "V" or dtype.fields or dtype.subdtype:
         raise WeightError(f"{label} holds {dtype}, not numbers")
     given = opening.options.get("dtype")
@@ -82,7 +86,7 @@ def _element(dtype: np.dtype[Any], label: str, opening: Opening) -> DType:
             f"{label} holds {dtype.itemsize} bytes for each element and not of which type, as NumPy writes bfloat16 "
             "and float8; the option dtype says it, for example dtype='bfloat16'"
         )
-    element = dtypes.of(given)
+    element = element_type(given)
     if element.numpy.itemsize != dtype.itemsize or element is DType.string:
         raise WeightError(f"{label} holds {dtype.itemsize} bytes for each element; {element} has others")
     return element

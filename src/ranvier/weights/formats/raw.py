@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.weights.blob import Blob
+from ranvier.weights.conversion import element_type
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.stored import Stored, TensorInfo, checked_size
 
@@ -27,7 +27,7 @@ class Raw:
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
         options = opening.options
-        if "dtype" not in options or "shape" not in options:
+        if options.get("dtype") is None or options.get("shape") is None:
             raise WeightError(f"{blob.name!r}: raw data needs the options dtype and shape (and may have offset, name)")
         dtype, big_endian = _element(options["dtype"], blob.name)
         try:
@@ -47,7 +47,7 @@ class Raw:
 
 def _element(given: Any, file: str) -> tuple[DType, bool]:
     """The element type, and whether it is written with the highest byte first (``'>f4'``)."""
-    dtype = dtypes.of(given)
+    dtype = element_type(given)
     if dtype is DType.string:
         raise WeightError(f"{file!r}: raw data holds numbers, not {given!r}")
     ordered = isinstance(given, np.dtype) or (isinstance(given, str) and given[:1] in "<>=|")
