@@ -36,6 +36,7 @@ class Pretended:
 
     times: Mapping[str, float] = {"float32": 1.0, "bf16": 0.5, "int8": 0.25}
     multiplies_bf16 = True
+    stays: tuple[str, ...] = ()  # layers that it multiplies in float32 all the same
     made: int = 0
 
     def __init__(self, graph: Graph, config: SessionConfig) -> None:
@@ -44,12 +45,12 @@ class Pretended:
         self.layer_times: dict[str, float] = {}
         for node in graph:
             if node.op in LAYERS:
-                wide = not narrow or _names(node, config.keep_f32)
+                wide = not narrow or _names(node, (*config.keep_f32, *self.stays))
                 kind = "int8" if _is_coded(node) else "float32" if wide else "bf16"
                 self.layer_times[node.name] = self.times.get(f"{kind} {node.name}", self.times[kind])
         nodes: list[Any] = []
         if narrow:
-            graph, nodes = _narrowed(graph, config.keep_f32)
+            graph, nodes = _narrowed(graph, config.keep_f32, self.stays)
         self.report = SimpleNamespace(nodes=nodes)
         self._session = Session(graph, config.updated(precision="float32", keep_f32=()))
 
@@ -70,12 +71,12 @@ class Pretended:
         self.close()
 
 
-def _narrowed(graph: Graph, keep: tuple[str, ...]) -> tuple[Graph, list[Any]]:
+def _narrowed(graph: Graph, keep: tuple[str, ...], stays: tuple[str, ...]) -> tuple[Graph, list[Any]]:
     """Layers read rounded operands, and others what was stored so."""
     made, found = copied(graph), []
     for node in list(made):
         kept = _names(node, keep)
-        product = node.op in LAYERS and not kept and not _is_coded(node)
+        product = node.op in LAYERS and not kept and node.name not in stays and not _is_coded(node)
         stored = node.op in _STORED and not kept and not node.output.is_graph_output
         found.append(
             SimpleNamespace(name=node.name, precision="bf16" if product else "f32", stored="bf16" if stored else "f32")

@@ -19,6 +19,7 @@ from ranvier.runtime.quantizing.forms import Form
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.samples import results, visit
+from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.switches import NarrowSwitches
 from tests.runtime.pretended import LAYERS, Pretended, pretend
 from tests.runtime.test_quantizing_layers import CONFIG, RNG, X, conv, graph_of
@@ -69,6 +70,20 @@ def test_errors_are_those_of_a_session_that_runs_it_so(pretending: pytest.Monkey
     found, report = made(graph, rest="bf16", cosine=None, keep=("conv_b",))
     assert report.precision == "bf16" and not report.keep_f32
     assert report.difference == difference(list(results(found, FEEDS, NARROW)), expected)
+
+
+def test_weights_that_are_multiplied_in_float32_keep_their_bits(pretending: pytest.MonkeyPatch) -> None:
+    """Sessions in bfloat16 leave some layers in float32; rounding those would cost accuracy for nothing."""
+    pretending.setattr(Pretended, "stays", ("conv_b",))
+    pretending.setattr(Pretended, "times", {**Pretended.times, "int8": 2.0})
+    graph = plain()
+    found, report = made(graph)
+    assert report.precision == "bf16" and not coded(report)
+    for k, site in enumerate(find_sites(graph)):
+        weights, rounded = (find_sites(each)[k].numbers for each in (graph, found))
+        narrow = rounded.astype(DType.bfloat16.numpy).astype(np.float32)
+        assert np.array_equal(rounded, weights if site.name == "conv_b" else narrow), site.name
+        assert not np.array_equal(narrow, weights)
 
 
 def test_best_is_float32_where_bfloat16_is_not_multiplied() -> None:

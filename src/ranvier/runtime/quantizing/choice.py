@@ -81,8 +81,8 @@ def selected(nodes: Ways, allowed: float) -> Chosen:
 
 
 def worthwhile(nodes: Ways, bound: float) -> Ways:
-    """Without ways that cost much of the error for very little of the time that all of them could save: samples do not
-    show all that a way may do, so it had better be good for something."""
+    """Without codes that cost much of the error for very little of the time that all ways could save: samples do not
+    show all that they may do, so they had better be good for something. Of numbers of 16 bits samples show enough."""
     exact = {name: min(ways, key=lambda way: way.error) for name, ways in nodes.items()}
     all_saved = sum(exact[name].seconds - min(way.seconds for way in ways) for name, ways in nodes.items())
     if not 0 < bound < math.inf or all_saved <= 0:
@@ -90,7 +90,7 @@ def worthwhile(nodes: Ways, bound: float) -> Ways:
 
     def is_worth_it(name: str, way: Way) -> bool:
         saved = max(0.0, exact[name].seconds - way.seconds) / all_saved
-        return way is exact[name] or saved * len(nodes) >= _SMALL or way.error / bound**2 <= _WORTH * saved
+        return way.kind != INT8 or saved * len(nodes) >= _SMALL or way.error / bound**2 <= _WORTH * saved
 
     return {name: [way for way in ways if is_worth_it(name, way)] for name, ways in nodes.items()}
 

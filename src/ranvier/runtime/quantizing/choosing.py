@@ -95,6 +95,9 @@ class Choosing:
             return
         if maker.options.timed:
             self._profile(BF16, session)
+        maker.look_at_narrow(session)
+        if maker.stays & self._layers:  # their weights were rounded for nothing
+            trials.forget(lambda form: form == self._plain)
         shown = self._asked.shown(trials.difference(self._plain))
         if trials.near(self._plain) or not self._wide:
             self._errors[BF16] = self._shared(shown)

@@ -126,18 +126,22 @@ class Maker:
         self._widened: set[str] = set()  # ways that have seen all samples but those held back
         self._averages: dict[str, ChannelMean] = {}
         self._looked, self.held = self.feeds, list[Feed]()
-        if self.static and len(self.feeds) >= _ENOUGH:  # what ranges were made for shows too little of their errors
+        if (self.static or options.scheme in CALIBRATED) and len(self.feeds) >= _ENOUGH:
+            # what ranges, or weights, were made for shows too little of their errors
             parts: dict[str, list[Feed]] = {"ranges": [], "choice": [], "held": []}
             for k, feed in enumerate(self.feeds):
                 parts[_PARTS[k % len(_PARTS)]].append(feed)
             self._looked, self.feeds, self.held = parts["ranges"], parts["choice"], parts["held"]
+            if not self.static:  # weights are rounded by all of the others
+                self._looked = self.feeds = [*parts["ranges"], *parts["choice"]]
         self.expected = list(results(graph, self.feeds, self.config))
         self.groups: list[Group] = [(self.feeds, self.expected)]  # what forms are chosen by
-        if self.held:
+        if self.static and self.held:
             self.groups.append((self._looked, list(results(graph, self._looked, self.config))))
         self.expected_of_held = list(results(graph, self.held, self.config))
         self.asked = Asked(options.max_error, options.cosine if self.static else None, self.expected)
         narrow = self.config.updated(precision="bf16")
+        self.stays: frozenset[str] = frozenset()  # layers that sessions in bfloat16 multiply in float32 all the same
         if self.static and (options.rest == "bf16" or (options.rest == BEST and self._all_in(narrow))):
             self._running = narrow
         if self.static and options.equalize:
@@ -155,7 +159,15 @@ class Maker:
             return False
         with Session(copied(self.graph), narrow) as session:
             session.run(self.feeds[0])
+            self.look_at_narrow(session)
             return any("bf16" in (node.precision, node.stored) for node in session.report.nodes)
+
+    def look_at_narrow(self, session: Session) -> None:
+        """Which layers a session in bfloat16 leaves in float32: weights with fewer bits would gain them nothing. A
+        processor that multiplies none of them in bfloat16 says nothing about those that do."""
+        kinds = {node.name: node.precision for node in session.report.nodes}
+        if "bf16" in kinds.values():
+            self.stays = frozenset(name for name, kind in kinds.items() if kind != "bf16")
 
     def _take(self, graph: Graph) -> None:
         self.graph, self.rounding = graph, Rounding(fit=self.options.fit)
@@ -222,7 +234,7 @@ class Maker:
     def _narrow(self, sites: Sequence[Site], running: SessionConfig) -> None:
         """Weights of these layers as numbers of bfloat16, those that are multiplied in it."""
         if running.precision == "bf16":
-            stays = (*running.keep_f32, *map(glob.escape, self.kept))
+            stays = (*running.keep_f32, *map(glob.escape, self.kept | self.stays))
             those = [s for s in sites if not any(fnmatch.fnmatchcase(s.name, pattern) for pattern in stays)]
             narrow_weights(those, self.rounding, self.means)
 
