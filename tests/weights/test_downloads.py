@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from ranvier.errors import WeightError
-from ranvier.weights import Bars, Unreachable, UrlSource, save_safetensors
+from ranvier.weights import Bars, Unreachable, UrlSource, connections, save_safetensors
 from tests.weights.server import Served, answer, kept, loader, serving, status
 
 PATH = "/model.safetensors"
@@ -179,13 +181,137 @@ def test_no_header_of_the_caller_follows_a_redirect_elsewhere(served: Served, tm
         assert other.seen_headers[0]["range"] == "bytes=0-0"
 
 
-def test_a_length_of_five_thousand_digits(served: Served, tmp_path: Path, old: bytes) -> None:
-    def endless(handler: Any) -> None:
-        answer(handler, 200, old, Content_Length="9" * 5000)
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 19, "-5", "1e3", "5, 7", "0x10", ""])
+def test_lengths_that_are_none(served: Served, tmp_path: Path, old: bytes, length: str) -> None:
+    """An answer that ends before its length is not the file, so a length must be a number."""
+
+    def told(handler: Any) -> None:
+        answer(handler, 200, old, Content_Length=length)
         handler.close_connection = True
 
-    served.fail, served.failure = 9, endless
-    assert (loader(tmp_path).load(served.url + PATH, "a") == 1.0).all()
+    served.fail, served.failure = 9, told
+    for work in (loader(tmp_path).preload, loader(tmp_path).load_many):
+        with pytest.raises(WeightError, match="says that it sends"):
+            work(served.url + PATH)
+    assert not kept(tmp_path)
+
+
+def test_two_lengths(served: Served, tmp_path: Path, old: bytes) -> None:
+    def told(handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "10")
+        answer_rest(handler, old)
+
+    served.fail, served.failure = 9, told
+    with pytest.raises(WeightError, match=f"says that it sends '10 or {len(old)}' bytes"):
+        loader(tmp_path).preload(served.url + PATH)
+    assert not kept(tmp_path)
+
+
+def answer_rest(handler: Any, body: bytes) -> None:
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+    handler.close_connection = True
+
+
+def test_chunks_end_by_themselves(served: Served, tmp_path: Path, old: bytes) -> None:
+    """A length beside them says nothing."""
+
+    def chunks(handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.send_header("Content-Length", "5")
+        handler.end_headers()
+        handler.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(old), old))
+
+    served.fail, served.failure = 9, chunks
+    (path,) = loader(tmp_path).preload(served.url + PATH)
+    assert path is not None and path.read_bytes() == old
+
+
+@pytest.mark.parametrize("code", [201, 202, 203, 204, 205])
+def test_answers_that_are_no_file(served: Served, tmp_path: Path, code: int) -> None:
+    served.fail, served.failure = 9, status(code)
+    for work in (loader(tmp_path).preload, loader(tmp_path).load_many):
+        with pytest.raises(WeightError, match=f"answered {code} .*not with a file"):
+            work(served.url + PATH)
+    assert not kept(tmp_path)
+
+
+def test_what_a_server_says_does_not_speak_to_the_terminal(served: Served, tmp_path: Path) -> None:
+    def rude(handler: Any) -> None:
+        handler.wfile.write(b"HTTP/1.1 404 \x1b[2J\x07No\x9b\r\nContent-Length: 0\r\n\r\n")
+
+    def no_answer(handler: Any) -> None:
+        handler.wfile.write(b"\x1b]0;title\x07" * 1000 + b"\r\n")
+        handler.close_connection = True
+
+    for failure in (rude, no_answer):
+        served.fail, served.failure = 9, failure
+        with pytest.raises(WeightError) as caught:
+            loader(tmp_path).metadata(served.url + PATH)
+        assert str(caught.value).isprintable() and r"\x1b" in str(caught.value) and len(str(caught.value)) < 2000
+
+
+def drips_its_head(handler: Any) -> None:
+    for byte in b"HTTP/1.1 200 OK\r\nX: " + b"a" * 400:
+        handler.wfile.write(bytes([byte]))
+        time.sleep(0.02)
+
+
+def drips_its_body(handler: Any) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    for _ in range(400):
+        handler.wfile.write(b"a")
+        time.sleep(0.02)
+
+
+def goes_on_without_end(handler: Any) -> None:
+    while True:
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+
+@pytest.mark.parametrize("failure", [drips_its_head, drips_its_body, goes_on_without_end])
+def test_a_server_that_never_stops_and_never_gets_anywhere(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any
+) -> None:
+    def quietly(handler: Any) -> None:
+        with contextlib.suppress(OSError):
+            failure(handler)
+        handler.close_connection = True
+
+    monkeypatch.setattr(connections, "_LEAST_PERIOD", 0.3)
+    monkeypatch.setattr(connections, "_TIMES", 0.0)
+    served.fail, served.failure = 9, quietly
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"no more than [0-9]+ bytes in 0\.3"):
+        loader(tmp_path, retries=0).preload(served.url + PATH)
+    assert time.monotonic() - began < 3
+    assert not kept(tmp_path)
+
+
+def test_a_slow_server_that_gets_somewhere(
+    served: Served, tmp_path: Path, old: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A period is over several times, and each has brought enough."""
+
+    def slowly(handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(old)))
+        handler.end_headers()
+        for start in range(0, len(old), len(old) // 12):
+            handler.wfile.write(old[start : start + len(old) // 12])
+            time.sleep(0.03)
+
+    monkeypatch.setattr(connections, "_LEAST_PERIOD", 0.1)
+    monkeypatch.setattr(connections, "_TIMES", 0.0)
+    monkeypatch.setattr(connections, "_PACE", 1)
+    served.fail, served.failure = 9, slowly
+    (path,) = loader(tmp_path, retries=0).preload(served.url + PATH)
+    assert path is not None and path.read_bytes() == old
 
 
 def test_bars_of_files_with_one_name(served: Served, tmp_path: Path, old: bytes) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import http.client
+import io
 import os
 import selectors
 import socket
 import ssl
+import time
 import urllib.error
 import urllib.request
 import weakref
@@ -21,14 +23,52 @@ from typing import Any
 
 _KEPT = 4  # connections that wait, to each place
 _DRAINED = 1 << 12  # bytes of an answer that nobody wanted which are read for the sake of the connection
+_PACE = 1 << 20  # bytes that an answer must bring in some times as long as one waits for a byte
+_TIMES, _LEAST_PERIOD = 10.0, 120.0  # so many, and never in fewer seconds than that
 _PROXY = "proxy-authorization"  # a header that is for the proxy alone
 _Place = tuple[int, str, str, str]  # process, scheme, host, and the host behind a proxy
+
+
+class _Watched(io.RawIOBase):
+    """What comes through a socket, as long as it comes at a pace: a byte now and then would keep us for ever."""
+
+    def __init__(self, raw: io.RawIOBase, timeout: float | None) -> None:
+        super().__init__()
+        self._raw, self._seconds = raw, max(_TIMES * (timeout or 0.0), _LEAST_PERIOD)
+        self._began, self._came = time.monotonic(), 0
+        self.head = True  # of the answer: that must be there after one period, however much has come
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        passed = time.monotonic() - self._began
+        if passed > self._seconds:
+            if self.head or self._came < _PACE:
+                raise TimeoutError(f"no more than {self._came} bytes in {passed:.3g} seconds")
+            self._began, self._came = time.monotonic(), 0
+        count = self._raw.readinto(buffer)
+        self._came += count or 0
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Reply(http.client.HTTPResponse):
     """An answer that says when it is done with, and whether it was read to its end."""
 
     done: Callable[[bool], None] | None = None
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self._watched = _Watched(self.fp.detach(), sock.gettimeout())
+        self.fp = io.BufferedReader(self._watched)
+
+    def begin(self) -> None:
+        super().begin()
+        self._watched.head = False
 
     def close(self) -> None:
         done, self.done = self.done, None

@@ -32,6 +32,7 @@ _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _OURS = ("accept-encoding", "user-agent", "range", "if-range")  # headers any host may see
 _CHUNK = 1 << 20
 _REDIRECTS = 8
+_SHOWN = 200  # characters of what a server says
 _DIGITS = 18  # of a number of bytes; more is no size of a file
 _CONTENT_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}}|\*)", re.ASCII)
 _BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3})\b(.*)", re.ASCII | re.DOTALL)  # in the words of http.client
@@ -125,7 +126,7 @@ class HttpFile:
 
     def _question(self) -> Remote:
         with closing(self._send({"Range": "bytes=0-0"})) as reply:
-            size = _range_of(reply)[2] if reply.status == 206 else _length(reply)
+            size = _range_of(reply)[2] if reply.status == 206 else self._length(reply)
             self._check_size(size)
             return Remote(size, _etag(reply), reply.status == 206 and size is not None)
 
@@ -160,7 +161,7 @@ class HttpFile:
             if size not in (None, of.size) or (of.etag and _etag(reply) not in ("", of.etag)):
                 raise WeightError(f"{self.shown} changed while it was read; open it again")
             if (first, last) != (start, stop - 1):
-                said = reply.headers.get("Content-Range", "")
+                said = _plain(reply.headers.get("Content-Range", ""))
                 raise WeightError(f"{self.shown} answered a request for bytes {start} to {stop} with {said!r}")
             yield from self._pieces(reply, stop - start)
 
@@ -177,7 +178,7 @@ class HttpFile:
                 raise
             return self.stream(0, "")
         try:
-            begin, size, found = 0, _length(reply), _etag(reply)
+            begin, size, found = 0, None if reply.status == 206 else self._length(reply), _etag(reply)
             if reply.status == 206:
                 begin, last, size = _range_of(reply)
                 # If-Range asks for the rest only of the same version, but not every server knows it
@@ -250,7 +251,7 @@ class HttpFile:
         return reply
 
     def _refusal(self, error: urllib.error.HTTPError) -> WeightError:
-        why = " ".join(str(error.reason).split())
+        why = _plain(str(error.reason))
         if error.code in _TRANSIENT:
             failed = Transient(f"the server answered {error.code} {why}")
             failed.after = _after(error.headers.get("Retry-After", ""))
@@ -264,9 +265,13 @@ class HttpFile:
 
     def _refused_by_proxy(self, code: int, why: str) -> WeightError:
         """Of the file it says nothing: one in the cache may still be the right one."""
-        return Unreachable(f"{self.shown}: the proxy refuses to lead there ({code} {' '.join(why.split())})")
+        return Unreachable(f"{self.shown}: the proxy refuses to lead there ({code} {_plain(why)})")
 
     def _check_kind(self, reply: Any) -> None:
+        if reply.status not in (200, 206):  # "accepted", "no content", "changed by a proxy": no file in any case
+            raise WeightError(
+                f"{self.shown} answered {reply.status} {_plain(reply.reason)}, not with a file of weights"
+            )
         kind = (reply.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if kind in ("text/html", "application/xhtml+xml"):
             raise WeightError(f"{self.shown} answered with a page ({kind}), not with a file of weights")
@@ -276,6 +281,16 @@ class HttpFile:
                 f"{self.shown} sends the file compressed ({coding}) though it was asked not to; "
                 "lengths and checksums would be those of other bytes"
             )
+
+    def _length(self, reply: Any) -> int | None:
+        """How long the answer says it is; None where it does not say, or comes in chunks, which end by themselves."""
+        told = {text.strip() for each in reply.headers.get_all("Content-Length", []) for text in each.split(",")}
+        if reply.chunked or not told:
+            return None
+        text = min(told)
+        if len(told) > 1 or not text.isdecimal() or len(text) > _DIGITS:
+            raise WeightError(f"{self.shown} says that it sends {_plain(' or '.join(sorted(told)))!r} bytes")
+        return int(text)
 
     def _check_size(self, size: int | None) -> None:
         limit = self.access.file_bytes
@@ -289,12 +304,13 @@ def strong(etag: str) -> bool:
 
 
 def _told(error: Any) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {_plain(str(error))}" if str(error) else type(error).__name__
 
 
-def _length(reply: Any) -> int | None:
-    text = reply.headers.get("Content-Length", "")
-    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
+def _plain(text: str) -> str:
+    """What a server said, on one line, without what would move the cursor of a terminal."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text[:_SHOWN].split()))
+    return f"{shown} ..." if len(text) > _SHOWN else shown
 
 
 def _range_of(reply: Any) -> tuple[int, int, int | None]:
