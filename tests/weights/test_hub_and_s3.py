@@ -159,6 +159,21 @@ def test_hub_without_the_file(hub: str, tmp_path: Path) -> None:
         WeightLoader(cache=tmp_path / "cache", offline=True).metadata(source)
 
 
+@pytest.mark.parametrize(
+    "file", ["../../../../secret", "a/../../../../../secret", "{folder}/secret", "a\\..\\secret", "a\0", "", "a//b"]
+)
+def test_hub_files_lie_inside_their_repository(hub: str, tmp_path: Path, file: str) -> None:
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(bytes(8))
+    name = file.replace("{folder}", str(tmp_path))
+    source = HubSource("owner/name", name, COMMIT, str(tmp_path / "hub"), False, hub)
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    for work in (loader.open, loader.preload, loader.available):
+        with pytest.raises(WeightError, match="no path inside of one"):
+            work(source)
+
+
 def test_addresses() -> None:
     found = source_of("hf://owner/name/folder/file.gguf@v1.0")
     assert found == HubSource("owner/name", "folder/file.gguf", "v1.0")

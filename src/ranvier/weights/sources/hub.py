@@ -57,6 +57,7 @@ class HubSource:
         return HubSource(self.repo, place, self.revision, self.cache_dir, self.token, self.endpoint)
 
     def fetch(self, context: Context) -> Path | None:
+        self._check_name()
         hub = _package()
         access = context.access
         bar = _bar(self.address, access)
@@ -85,7 +86,14 @@ class HubSource:
             return True
         return not context.access.offline and self._by_url().exists(context)
 
+    def _check_name(self) -> None:
+        """WeightError where the file would lie outside its repository: not every version of the client looks."""
+        steps = self.file.split("/")
+        if ".." in steps or not all(steps) or any(c in self.file for c in "\\\0"):
+            raise WeightError(f"{self.address} is no name of a file on the hub: {self.file!r} is no path inside of one")
+
     def _cached(self) -> Path | None:
+        self._check_name()
         try:
             found = _package().try_to_load_from_cache(
                 self.repo, self.file, cache_dir=self.cache_dir, revision=self.revision
