@@ -47,7 +47,7 @@ class Quantizer(Maker):
         sites = [s for s in find_sites(graph, products_only=True) if s.name not in self.kept | kept]
         group, moments = self.options.group, self._moments
         quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
-        found = difference(list(results(graph, self.feeds, self._running)), self.expected)
+        found = self._compared(graph)
         return found.error if self.options.max_error is not None else found.turn
 
     def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:

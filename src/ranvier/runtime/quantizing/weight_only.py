@@ -22,6 +22,7 @@ ORIGIN = "quantize"
 MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
+_DAMPING = 0.01  # of second moments, with samples enough
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
 
 
@@ -84,11 +85,18 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
         if not found:
             raise InvalidConfig(f"{name} needs samples of the inputs")
         if name == "gptq":
-            return Coded(Gptq(4, group, reorder=True).quantize(matrix, InputMoments.joined(found)))
+            return Coded(_gptq(matrix, group, InputMoments.joined(found)))
         return Coded(*Awq(4, group).quantize(matrix, InputMoments.joined(found)))
     bits = int("".join(c for c in name if c.isdigit()))
     symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
+
+
+def _gptq(matrix: Array, group: int, moments: InputMoments) -> Quantized:
+    """Moments of few samples say of many directions that nothing is there, and errors would all go there: on other
+    samples results were up to 1.6 times as far off as with the nearest codes. So they count for less then."""
+    damping = max(_DAMPING, matrix.shape[1] / max(1, moments.count))
+    return Gptq(4, group, reorder=True, damping=damping).quantize(matrix, moments)
 
 
 def _at_most(group: int, weights: int) -> int:

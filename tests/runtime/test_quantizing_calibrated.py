@@ -1,0 +1,61 @@
+"""Weights that are rounded by samples: they are no worse on others, and the report says how they do there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from ranvier.runtime.quantizing.report import Difference, difference
+from ranvier.runtime.quantizing.samples import results
+from tests.runtime.test_quantizing_cases import CONFIG, model_of, quantized
+
+Array = np.ndarray[Any, Any]
+
+
+def samples(count: int, seed: int) -> Array:
+    """Rows whose channels go together, as those of a layer do."""
+    rng = np.random.default_rng(seed)
+    mixed = np.random.default_rng(0).standard_normal((96, 96)) * np.geomspace(1, 0.05, 96)[:, None]
+    return (rng.standard_normal((count, 96)) @ mixed).astype(np.float32)
+
+
+def model() -> Any:
+    weights = np.random.default_rng(1).standard_normal((96, 64)).astype(np.float32)
+    return model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"x": [1, 96]}, ["y"], {"w": weights})
+
+
+def elsewhere(scheme: str, count: int) -> tuple[Difference, float]:
+    """What the report says, and the error on samples that nothing was made by."""
+    made, report = quantized(model(), {"x": samples(count, 2)}, scheme=scheme)
+    unseen = samples(256, 3)
+    expected = [[row[None] @ model_weights()] for row in unseen]
+    found = list(results(made, [{"x": row[None]} for row in unseen], CONFIG))
+    return report.difference, difference(found, expected).error
+
+
+def model_weights() -> Array:
+    return np.random.default_rng(1).standard_normal((96, 64)).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [4, 16, 96, 400])
+def test_few_samples_do_no_harm(count: int) -> None:
+    """As many samples as channels are the worst: moments can be inverted, and are far from those of others."""
+    _, nearest = elsewhere("int4", 4)
+    _, rounded = elsewhere("gptq", count)
+    assert rounded < nearest * (1.03 if count < 96 else 0.9)
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "awq"])
+def test_the_report_is_of_samples_that_had_no_part(scheme: str) -> None:
+    said, true = elsewhere(scheme, 96)
+    assert 0.8 * true < said.error < 1.3 * true
+
+
+def test_layers_stay_in_float_by_samples_that_had_no_part() -> None:
+    data = {"x": samples(96, 2)}
+    _, loose = quantized(model(), data, scheme="gptq")
+    _, tight = quantized(model(), data, scheme="gptq", max_error=0.95 * loose.difference.error)
+    assert [layer.reason for layer in tight.layers] == ["it hurt the results"]
