@@ -327,6 +327,15 @@ def test_bars_of_files_with_one_name(served: Served, tmp_path: Path, old: bytes)
         bars.end("http://host/2/a")
 
 
+def test_bars_of_names_that_look_like_styles(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bars() as bars:
+        for name in ("http://host/[red]m", "http://host/[/red]/", "http://host/a\x1b[2Jb"):
+            bars.begin(name, 10)
+            bars.end(name)
+    shown = capsys.readouterr().err
+    assert "[red]m" in shown and "[/red]/" in shown and "a?[2Jb" in shown and "\x1b[2J" not in shown
+
+
 def test_progress_of_a_download_that_begins_anew(served: Served, tmp_path: Path, new: bytes) -> None:
     counts: list[int] = []
 

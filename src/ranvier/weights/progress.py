@@ -42,7 +42,7 @@ class Bars:
         from rich.progress import Progress as Rich
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # a name in brackets is not a style
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
@@ -62,7 +62,7 @@ class Bars:
         self._bars.stop()
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
-        label = name.rpartition("/")[2] or name
+        label = "".join(c if c.isprintable() else "?" for c in name.rpartition("/")[2] or name)
         with self._lock:
             self._tasks.setdefault(name, []).append(self._bars.add_task(label, total=total, completed=done))
 
