@@ -22,6 +22,7 @@ from ranvier.weights import (
     Missing,
     NotCached,
     S3Source,
+    UrlSource,
     WeightCache,
     WeightLoader,
     save_safetensors,
@@ -172,6 +173,15 @@ def test_hub_files_lie_inside_their_repository(hub: str, tmp_path: Path, file: s
     for work in (loader.open, loader.preload, loader.available):
         with pytest.raises(WeightError, match="no path inside of one"):
             work(source)
+
+
+def test_secrets_are_not_shown() -> None:
+    for source in (
+        HubSource("owner/name", "file", token="hf_secret"),
+        S3Source("bucket", "key", options={"secret_access_key": "secret"}),
+        UrlSource("https://host/file", {"Authorization": "Bearer secret"}),
+    ):
+        assert "secret" not in repr(source) and "secret" not in source.address
 
 
 def test_addresses() -> None:

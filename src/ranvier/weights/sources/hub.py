@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class HubSource:
     file: str
     revision: str = "main"
     cache_dir: str | None = None
-    token: str | bool | None = None
+    token: str | bool | None = field(default=None, repr=False)
     endpoint: str | None = None  # None: HF_ENDPOINT, or the public one
     format: str | None = None
 

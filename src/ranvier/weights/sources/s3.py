@@ -44,7 +44,7 @@ class S3Source:
     key: str
     region: str | None = None
     endpoint: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # with secrets
     sha256: str = ""
     format: str | None = None
     clients: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared with files beside it

@@ -23,7 +23,7 @@ class UrlSource:
     """A file by its URL, with headers such as credentials; ``sha256`` is compared when it is downloaded."""
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with secrets
     sha256: str = ""
     format: str | None = None
 
