@@ -148,6 +148,13 @@ def test_sums_that_say_too_little_do_not_end_the_search() -> None:
     assert "a" in floats(found)
 
 
+def test_a_choice_that_leaves_room_and_is_too_much_all_the_same() -> None:
+    """No other choice is between it and what is allowed: the next one has to have less than it."""
+    layers = two_ways({"hopeless": (0.1, 1.0), "dear": (6e-4, 5.0), "cheap": (1e-4, 3.0)})
+    found = fitting(layers, 0.04, lambda chosen: 1.6 * math.sqrt(total(chosen)), math.inf)
+    assert floats(found) == {"hopeless", "dear"}
+
+
 def test_a_node_that_does_more_than_was_seen_is_looked_for() -> None:
     """Two of many layers are far worse than what is known of them: those alone stay in float, not what else has errors;
     less room for all would have cost the dear one."""

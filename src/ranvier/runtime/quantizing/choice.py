@@ -146,7 +146,7 @@ def fitting(
             if enough >= total or error >= _CLOSE * bound:  # nothing is faster, or there is hardly any room left
                 break
         else:
-            too_much = min(allowed, total)
+            too_much = told  # whatever leaves room for it is the same choice
             better = better if best is not None else min(better, too_much / 2)  # sums may say too little
         allowed = better
     return best
