@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from ranvier.cli import weights
 from ranvier.weights import save_safetensors
 from tests.weights.server import serving
 
@@ -105,3 +107,27 @@ def test_names_do_not_speak_to_the_terminal(call, call_json, tmp_path: Path) -> 
         assert not any(c in shown for c in "\x1b\r\x07\u202e")
         assert r"a\x1b[2J\rb\n\u202ec é" in shown and r"v\x1b]0;title\x07" in shown
     assert call_json("weights", tmp_path / "m.safetensors")["tensors"][0]["name"] == name
+
+
+def test_a_tensor_in_short_is_that_of_all_its_pieces(
+    call_json, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_PIECE", 7)
+    array = np.random.default_rng(0).standard_normal((9, 11)).astype(np.float32)
+    array[3, 4], array[5, 6] = 0, np.nan
+    np.save(tmp_path / "c.npy", np.asfortranarray(array))
+    found = call_json("weights", tmp_path / "c.npy", "--tensor", "c")["tensor"]
+    known = array[np.isfinite(array)].astype(np.float64)
+    wanted = {"min": known.min(), "max": known.max(), "mean": known.mean(), "std": known.std(), "zeros": 1}
+    assert found.pop("finite") is False
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_tensor_in_short_takes_little_memory(call_json, tmp_path: Path) -> None:
+    with (tmp_path / "x.raw").open("wb") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    found = call_json("weights", tmp_path / "x.raw", "--dtype", "int8", "--shape", "67108864", "--tensor", "tensor")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["tensor"]["zeros"] == 64 << 20 and peak < 100 << 20  # more than a gigabyte before

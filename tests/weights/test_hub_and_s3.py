@@ -18,6 +18,7 @@ from ranvier.errors import IntegrityError, ResourceLimit, WeightError
 from ranvier.weights import (
     Access,
     Context,
+    FileSource,
     HubSource,
     Missing,
     NotCached,
@@ -179,15 +180,19 @@ def test_secrets_are_not_shown() -> None:
     for source in (
         HubSource("owner/name", "file", token="hf_secret"),
         S3Source("bucket", "key", options={"secret_access_key": "secret"}),
-        UrlSource("https://host/file", {"Authorization": "Bearer secret"}),
+        UrlSource("https://me:secret@host/file?signature=secret", {"Authorization": "Bearer secret"}),
     ):
         assert "secret" not in repr(source) and "secret" not in source.address
+    assert "secret" not in repr(UrlSource("https//me:secret@host/file"))
 
 
 def test_addresses() -> None:
     found = source_of("hf://owner/name/folder/file.gguf@v1.0")
     assert found == HubSource("owner/name", "folder/file.gguf", "v1.0")
     assert source_of("s3://bucket/a/b.npz") == S3Source("bucket", "a/b.npz")
+    for address in ("file:///a%20b/c", "file://localhost/a%20b/c"):
+        assert source_of(address) == FileSource("/a b/c")
+    assert source_of("file://localhosts/a") == FileSource("localhosts/a")
     for address in ("hf://owner/name", "s3://bucket", "gs://bucket/key", "htps://host/file"):
         with pytest.raises(WeightError, match=r"must be like|unknown kind of source"):
             source_of(address)

@@ -16,6 +16,7 @@ from ranvier.weights import Bars, Metadata, WeightLoader, source_of
 from ranvier.weights.conversion import element_type
 
 _MOST_ROWS = 60
+_PIECE = 1 << 20  # elements
 
 
 @click.command()
@@ -96,20 +97,36 @@ def _described(found: Metadata) -> dict[str, Any]:
 
 
 def _summary(array: Any, name: str) -> dict[str, Any]:
+    """Computed piece by piece: as float64 and all at once, a tensor would take several times its size in memory."""
     import numpy as np
 
     if array.dtype == object:  # text has no numbers
         return {"name": name, "shape": list(array.shape), "of": "strings"}
     of_complex = np.iscomplexobj(array)
-    numbers = np.asarray(np.abs(array) if of_complex else array).astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
-    described: dict[str, Any] = {"name": name, "shape": list(numbers.shape), "finite": finite.size == numbers.size}
+    flat = array.reshape(-1)
+    pieces = [slice(start, start + _PIECE) for start in range(0, flat.size, _PIECE)]
+
+    def numbers(piece: slice) -> Any:
+        return np.asarray(np.abs(flat[piece]) if of_complex else flat[piece]).astype(np.float64)
+
+    count = zeros = 0
+    total, least, most = 0.0, np.inf, -np.inf
+    for piece in pieces:
+        found = numbers(piece)
+        zeros += int((found == 0).sum())
+        finite = found[np.isfinite(found)]
+        if finite.size:
+            count, total = count + finite.size, total + float(finite.sum())
+            least, most = min(least, float(finite.min())), max(most, float(finite.max()))
+    described: dict[str, Any] = {"name": name, "shape": list(array.shape), "finite": count == flat.size}
     if of_complex:
         described["of"] = "magnitudes"
-    if finite.size:
-        values = {"min": finite.min(), "max": finite.max(), "mean": finite.mean(), "std": finite.std()}
-        described |= {key: float(value) for key, value in values.items()}
-        described["zeros"] = int((numbers == 0).sum())
+    if count:
+        mean, squares = total / count, 0.0
+        for piece in pieces:
+            found = numbers(piece)
+            squares += float(np.square(found[np.isfinite(found)] - mean).sum())
+        described |= {"min": least, "max": most, "mean": mean, "std": (squares / count) ** 0.5, "zeros": zeros}
     return described
 
 

@@ -43,7 +43,10 @@ def _of_scheme(scheme: str, rest: str, address: str) -> Source:
     if scheme == "file":
         import urllib.parse
 
-        return FileSource(urllib.parse.unquote(rest))
+        # this machine's name may stand before the path; without a slash before it, the path is a relative one
+        return FileSource(
+            urllib.parse.unquote(rest.removeprefix("localhost") if rest.startswith("localhost/") else rest)
+        )
     if scheme in ("http", "https"):
         from ranvier.weights.sources.web import UrlSource
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
+from ranvier.errors import WeightError
 from ranvier.records import dataclass
 from ranvier.weights.access import GOOD_PIECE, Transient
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
@@ -23,9 +24,15 @@ class UrlSource:
     """A file by its URL, with headers such as credentials; ``sha256`` is compared when it is downloaded."""
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with secrets
+    headers: Mapping[str, str] = field(default_factory=dict)
     sha256: str = ""
     format: str | None = None
+
+    def __repr__(self) -> str:
+        try:
+            return f"UrlSource({self.address!r})"
+        except WeightError:  # of what is no URL nobody knows where a password ends
+            return "UrlSource(...)"
 
     @property
     def address(self) -> str:
