@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gguf
@@ -287,3 +288,25 @@ def test_groups_larger_than_an_array_hold_all_of_it(make: Any) -> None:
     large, whole = make(1 << 60).quantize(array), make(array.size).quantize(array)
     assert np.array_equal(large.codes, whole.codes) and np.array_equal(large.scales, whole.scales)
     assert np.array_equal(large.dequantize(), whole.dequantize())
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_one_number_has_a_range_to_cut(symmetric: bool) -> None:
+    for number in (1.5, -0.25, 0.0):
+        found = Integers(4, symmetric, "tensor", fit="mse").quantize(np.array(number, np.float32))
+        assert found.codes.shape == () and found.dequantize() == pytest.approx(number, rel=0.1)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", [DType.float16, DType.bfloat16, DType.float32])
+@pytest.mark.filterwarnings("error")
+def test_the_largest_numbers_of_a_type_read_back_as_numbers(name: str, dtype: DType) -> None:
+    most = float(ml_dtypes.finfo(dtype.numpy).max)
+    array = (np.array([[1.0, -1.0, 0.5, 0.0], [1.0, 1.0, 1.0, 0.25], [-1.0, 1.0, 0.0, 0.0]]) * most).astype(dtype.numpy)
+    found = scheme_of(name).quantize(array)
+    back = found.dequantize()
+    assert back.dtype == array.dtype and np.isfinite(back.astype(np.float64)).all()
+    if found.scales.size:
+        odd = replace(found, scales=np.full_like(found.scales, np.inf))
+        with np.errstate(invalid="ignore"):
+            assert not np.isfinite(odd.dequantize().astype(np.float64)).all()  # what a file has is not made finite

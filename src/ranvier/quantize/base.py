@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.quantize.blocks import Array, Block, expand
 from ranvier.records import dataclass
+
+_CODES = 65536.0  # no code is larger, also of float8
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,18 @@ class Quantized:
             values = self.codes.astype(wide)
             if self.zeros is not None:
                 values = values - self.each(self.zeros).astype(wide)
-        numbers: Array = (values * self.each(self.scales).astype(wide)).astype(self.dtype.numpy)
+        with np.errstate(over="ignore"):
+            product = values * self.each(self.scales).astype(wide)
+        reach = float(np.abs(self.scales.astype(np.float64)).max(initial=0))
+        if self._most / _CODES < reach < np.inf:  # half a step beyond the largest number of a type is that number
+            product = np.clip(product, -self._most, self._most)
+        numbers: Array = product.astype(self.dtype.numpy)
         return numbers
+
+    @property
+    def _most(self) -> float:
+        """The largest number of their type."""
+        return float(ml_dtypes.finfo(self.dtype.numpy).max)
 
     def each(self, numbers: Array) -> Array:
         """One number for each element."""

@@ -128,7 +128,7 @@ class Integers(Checked):
             scales, zeros = self.parameters(low * factor, high * factor)
             scale, zero = (np.expand_dims(each.astype(np.float64), inside) for each in (scales, zeros))
             # at once what codes read back as, less the numbers: it is all the time there is
-            lost = np.rint(split / scale)
+            lost = np.asarray(np.rint(split / scale))  # of one number NumPy makes no array
             np.clip(lost, self._least - zero, self.limits[1] - zero, out=lost)
             lost *= scale
             lost -= split
