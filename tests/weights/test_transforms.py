@@ -94,6 +94,33 @@ def test_chains(chain: tuple[Array, list[Any]]) -> None:
     np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=2e-3)
 
 
+TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8", "uint8", "int32", "int64", "uint64", "int4", "bool"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(chains(), st.sampled_from(TYPES), st.sampled_from(TYPES), st.booleans(), st.data())
+def test_a_part_is_that_of_the_whole(
+    chain: tuple[Array, list[Any]], stored_as: str, cast_to: str, fortran: bool, data: st.DataObject
+) -> None:
+    """Whatever the types, and however the elements lie: a part that moved to the file gives the same bytes."""
+    numbers = np.clip(chain[0] * 40, -100, 100) if "u" not in stored_as else np.abs(chain[0] * 40)
+    array = numbers.astype(DType[stored_as].numpy)
+    blob = Counted("x", b"\7" * 3 + array.tobytes("F" if fortran else "C"))
+    steps = (1, *np.cumprod(array.shape[:-1]).tolist()) if fortran else ()
+    info = TensorInfo("x", DType[stored_as], array.shape, array.nbytes)
+    near = MemoryBlob("x", array.tobytes())
+    position = data.draw(st.integers(0, len(chain[1])))
+    over = [*chain[1][:position], Cast(cast_to), Scale(0.75), *chain[1][position:]]
+    whole = apply(Stored(info, near, 0, packed=False), *over).read()
+    part = tuple(
+        slice(data.draw(st.integers(0, d)), data.draw(st.integers(0, d)), data.draw(st.integers(1, 3)))
+        for d in whole.shape
+    )
+    got = apply(Stored(info, blob, 3, steps, packed=False), *over, Slice(part)).read()
+    assert got.dtype == whole.dtype and got.shape == whole[part].shape
+    assert got.tobytes() == whole[part].tobytes()
+
+
 def test_a_part_of_a_transposed_cast_costs_the_part() -> None:
     array = np.arange(1000 * 64, dtype=np.float32).reshape(1000, 64)
     weight, blob = stored(array)
