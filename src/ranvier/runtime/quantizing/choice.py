@@ -31,7 +31,7 @@ _LATE = 4  # ... where time is over and none was exact enough
 _AGAIN = 4  # times that nodes are judged again
 _SMALL = 0.25  # part of the time that others save, from which on a way saves little ...
 _WORTH = 4.0  # ... and parts of the error that it may cost for each of time
-_MISJUDGED = 4.0  # times a sum of squared errors, from which on it is not the sum that is a little off
+_MISJUDGED = 2.0  # times a sum of squared errors, from which on it is not the sum that is a little off
 _HOPELESS = 1e3  # an error that no other adds anything to; what is infinite could not be taken off a sum again
 _LEAST = 1e-9  # seconds that a way is slower than another, at least, where it is chosen by what it costs
 
