@@ -251,3 +251,29 @@ def test_groups_larger_than_layers() -> None:
     for scheme, size in (("int4", 32), ("gptq", 32), ("nf4", 1024), ("ternary", 32)):
         made, _ = quantized(model, {"x": numbers(2, 20)}, scheme=scheme, group=1 << 60)
         assert made.nodes[0].attrs["block_size"] == size
+
+
+def test_what_gptq_cannot_use_is_named() -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["e"], "exp"), helper.make_node("MatMul", ["e", "w"], ["y"], "dense")]
+    model = model_of(nodes, {"x": [4, 32]}, ["y"], {"w": numbers(32, 48)})
+    with pytest.raises(InvalidConfig, match="infinite") as refused:
+        quantized(model, {"x": numbers(4, 32) + np.float32(100)}, scheme="gptq")
+    assert "'dense'" in refused.value.__notes__[0] and "keep" in refused.value.__notes__[0]
+
+
+def test_results_that_are_no_numbers_any_more_are_a_problem() -> None:
+    """Also where nothing was asked of them: roots of what was just above zero."""
+    x, weights = numbers(4, 32), {"w": numbers(32, 48)}
+    weights["b"] = (1e-4 - (x @ weights["w"]).min(axis=0)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["a"], "dense"),
+        helper.make_node("Sqrt", ["a"], ["y"], "root"),
+    ]
+    _, report = quantized(model_of(nodes, {"x": [4, 32]}, ["y"], weights), {"x": x}, scheme="ternary")
+    assert report.difference.error == np.inf and "not numbers" in report.problems[0]
+
+
+def test_a_cosine_is_at_most_one() -> None:
+    for seed in range(20):
+        large = (np.random.default_rng(seed).standard_normal((4, 33)) * 1e30).astype(np.float32)
+        assert difference([[large]], [[large]]).cosine <= 1

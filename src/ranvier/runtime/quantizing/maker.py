@@ -35,7 +35,7 @@ from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurr
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import Site, find_sites
+from ranvier.runtime.quantizing.sites import Site, find_sites, named_in_errors
 from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
 from ranvier.runtime.session import Session
@@ -210,7 +210,13 @@ class Maker:
                 self.rounding = Rounding(moments, self.options.fit)
         elif self.options.scheme in CALIBRATED:
             self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
-            visit(self.graph, list(self._moments), feeds, self.config, lambda n, x: self._moments[n].update(x))
+            readers = {s.data.name: s.name for s in self.sites}
+
+            def gather(name: str, x: np.ndarray[Any, Any]) -> None:
+                with named_in_errors(readers[name], "what it reads"):
+                    self._moments[name].update(x)
+
+            visit(self.graph, list(self._moments), feeds, self.config, gather)
 
     def _look(self, ways: Sequence[str], feeds: Sequence[Feed], moments: Mapping[str, SumMoments]) -> None:
         """More samples for what is known of activations."""

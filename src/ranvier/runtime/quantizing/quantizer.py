@@ -128,6 +128,8 @@ class Quantizer(Maker):
         limit, wanted = self.options.max_error, self.options.cosine
         if limit is None and wanted is not None and not found.cosine >= wanted and not self._holds:
             problems.append(f"the cosine of the results is {found.cosine:.6f}, at least {wanted:g} was asked for")
+        if not math.isfinite(found.error) and limit is None:
+            problems.append("results are not numbers where the original's are, or the other way round")
         if limit is not None and not found.error <= limit:
             problems.append(
                 f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"

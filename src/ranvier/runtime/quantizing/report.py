@@ -124,7 +124,8 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
             sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
         nothing = sizes == (0.0, 0.0)  # zeros for zeros are as near as can be; anything else for them has no direction
-        cosines.append(1.0 if nothing else float(x @ y) / max(sizes[0] * sizes[1], 1e-30))
+        cosine = 1.0 if nothing else float(x @ y) / max(sizes[0] * sizes[1], 1e-30)
+        cosines.append(max(-1.0, min(1.0, cosine)))  # rounding may lead beyond
         factor = 1.0 if nothing else float(x @ y) / max(sizes[1] ** 2, 1e-30)
         most.append(_Parts.of(a, b).most)
         parts = _Parts.of(a, b, factor)

@@ -64,12 +64,12 @@ class Site:
 
 
 @contextlib.contextmanager
-def named_in_errors(layer: str) -> Iterator[None]:
+def named_in_errors(layer: str, what: str = "its weights") -> Iterator[None]:
     """Errors about numbers say which layer has them, and what can be done."""
     try:
         yield
     except RanvierError as error:
-        error.add_note(f"in the weights of {layer!r}; `keep` leaves a layer as it is")
+        error.add_note(f"layer {layer!r}, {what}; `keep` leaves a layer as it is")
         raise
 
 
