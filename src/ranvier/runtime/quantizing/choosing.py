@@ -23,6 +23,7 @@ from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.session import Session
 
 _LAYERS = ("Conv", "MatMul", "Gemm")
+_AMONG = "int8, the rest bf16"  # what coded layers take where they read and write bfloat16
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
 _LET_GO = 8  # nodes in float32 that are tried in bfloat16 after all
@@ -52,6 +53,7 @@ class Choosing:
         self._sizes = elements(maker.graph, maker.feeds[0])
         self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
         self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in (FLOAT32, BF16, INT8)}
+        self._times[_AMONG] = self._times[INT8]
         self._errors: dict[str, dict[str, float]] = {FLOAT32: {}, BF16: {}, INT8: {}}
         self._left: Names = frozenset()  # recurrent layers that have no codes
         self._floor = 0.0  # the error of those that do
@@ -148,7 +150,12 @@ class Choosing:
         session = trials.session(joined)
         if maker.options.timed:
             self._profile(INT8, session)
+            self._times[_AMONG] = self._times[INT8]
         found = trials.difference(joined)
+        if maker.options.timed and self._narrow and self._wide:
+            among = Form(frozenset(), frozenset())
+            self._profile(_AMONG, trials.session(among))
+            trials.drop(among)
         if trials.near(joined):
             self._all_near = True
             self._errors[INT8] = self._shared(asked.shown(found))
@@ -361,6 +368,7 @@ class Choosing:
         """Of layers all these kinds, of other nodes those without codes."""
         found: dict[str, list[Way]] = {}
         mixed = BF16 in kinds and FLOAT32 in kinds
+        coded = _AMONG if BF16 in kinds else INT8
         wider = self._wider() if mixed else {}
         for name in self._units:
             narrow = Way(BF16, self._errors[BF16].get(name, 0.0), self._times[BF16].get(name, 0.0))
@@ -370,7 +378,7 @@ class Choosing:
                 ways = {
                     FLOAT32: Way(FLOAT32, 0.0, max(self._times[FLOAT32][name], least)),
                     BF16: narrow,
-                    INT8: Way(INT8, self._errors[INT8].get(name, 0.0), self._times[INT8][name]),
+                    INT8: Way(INT8, self._errors[INT8].get(name, 0.0), self._times[coded][name]),
                 }
                 found[name] = [ways[kind] for kind in kinds]
             elif mixed:
@@ -394,8 +402,9 @@ class Choosing:
         return Form(floats, form.wide | (units if plain is None else units & plain), form.joins)
 
     def _estimate(self, form: Form) -> float:
+        coded = INT8 if form.wide is None else _AMONG
         kinds = {
-            name: INT8 if name not in form.floats else FLOAT32 if form.wide is None or name in form.wide else BF16
+            name: coded if name not in form.floats else FLOAT32 if form.wide is None or name in form.wide else BF16
             for name in self._layers
         }
         return sum(self._times[kind][name] for name, kind in kinds.items())
