@@ -40,6 +40,7 @@ def test_hints() -> None:
     assert nearest("X", ["x"]) == " (did you mean 'x'?)"
     assert nearest("qqq", ["b", "a"]) == " (known: a, b)"
     assert nearest("qqq", []) == ""
+    assert nearest("qqq", ["a", "\x1b[2J"]) == r" (known: '\x1b[2J', a)"
 
 
 def test_messages() -> None:

@@ -145,8 +145,10 @@ def from_onnx(number: int) -> DType:
 
 
 def _as_numpy(x: Any) -> np.dtype[Any]:
+    if x is None:  # NumPy would take it for float64
+        raise DTypeMismatch("no element type for None")
     try:
         found: np.dtype[Any] = np.dtype(x)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # a name may be parsed as a list of fields
         raise DTypeMismatch(f"no element type for {x!r}") from None
     return found

@@ -244,4 +244,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f" (did you mean {folded[close[0]]!r}?)"
     more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return f" (known: {', '.join(names[:_LISTED])}{more})" if names else ""
+    shown = (n if n.isprintable() else repr(n) for n in names[:_LISTED])  # names come from files: none moves the cursor
+    return f" (known: {', '.join(shown)}{more})" if names else ""

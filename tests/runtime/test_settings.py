@@ -77,6 +77,8 @@ def test_a_file_in_the_working_folder(local):
         ({"cpuu": {"winograd": True}}, "unknown provider 'cpuu' .did you mean 'cpu'"),
         ({"cpu": {"winogrd": True}}, "did you mean 'winograd'"),
         ({"cpu": {"winograd": 3}}, "winograd must be True or False"),
+        ({"cpu": {"isa": "sse9"}}, "CpuOptions: isa: unknown instruction set 'sse9'"),
+        ({"cpu": {"isa": 2}}, "isa must be a name, got 2"),
         ({"CPUExecutionProvider": {"winograd": True}}, "another name of 'cpu'"),
     ],
 )

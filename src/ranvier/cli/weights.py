@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from ranvier import dtypes
 from ranvier.cli.options import with_output
 from ranvier.cli.render import Output, bytes_text, facts, table
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidConfig
 from ranvier.weights import Bars, Metadata, WeightLoader, source_of
-from ranvier.weights.conversion import element_type
 
 _MOST_ROWS = 60
 _PIECE = 1 << 20  # elements
@@ -73,7 +73,7 @@ def command(
 def _element(text: str) -> str:
     """The name of a type of numbers as it was given: the order of bytes is in it too."""
     try:
-        if element_type(text) is not DType.string:
+        if dtypes.of(text) is not DType.string:
             return text
     except DTypeMismatch:
         pass

@@ -7,22 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ranvier import dtypes
 from ranvier.dtypes import DType
-from ranvier.errors import DTypeMismatch, WeightError
+from ranvier.errors import WeightError
 
 Array = np.ndarray[Any, Any]
-
-
-def element_type(given: Any) -> DType:
-    """The type that a caller names; DTypeMismatch where it is none. NumPy takes nothing for float64, and reads some
-    texts as if they were programs."""
-    try:
-        if given is not None:
-            return dtypes.of(given)
-    except (SyntaxError, ValueError):
-        pass
-    raise DTypeMismatch(f"no element type for {given!r}")
 
 
 def check_convertible(tensor: str, source: DType, target: DType) -> None:

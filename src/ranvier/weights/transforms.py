@@ -19,7 +19,7 @@ from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.conversion import check_convertible, converted, element_type
+from ranvier.weights.conversion import check_convertible, converted
 from ranvier.weights.stored import Array, Selection, Stored, TensorInfo, Weight, combined, extent, full, normalised
 
 
@@ -138,7 +138,7 @@ class Cast:
     dtype: Any
 
     def over(self, weight: Weight) -> Weight:
-        target = element_type(self.dtype)
+        target = dtypes.of(self.dtype)
         check_convertible(weight.info.name, weight.info.dtype, target)
         return _Cast(_sized(weight.info, weight.info.shape, target), weight)
 

@@ -128,8 +128,9 @@ def host() -> Isa:
 
 
 @functools.cache
-def chosen(name: str) -> Isa:
-    """The named instruction set, or the best one for an empty name. One this machine lacks raises."""
+def chosen(name: str, asked_by: str = VARIABLE) -> Isa:
+    """The named instruction set, or the best one for an empty name. One this machine lacks raises, and says what asked
+    for it."""
     here = available()
     if not here:
         raise NotSupported(f"there is no code generator for processors of the kind {architecture()!r}")
@@ -140,8 +141,8 @@ def chosen(name: str) -> Isa:
             return isa
     known = sorted({isa.name for isa in TABLE})
     if name in known:
-        raise InvalidConfig(f"{VARIABLE}: this machine has no {name} (it has {', '.join(i.name for i in here)})")
-    raise InvalidConfig(f"{VARIABLE}: unknown instruction set {name!r}{nearest(name, known)}")
+        raise InvalidConfig(f"{asked_by}: this machine has no {name} (it has {', '.join(i.name for i in here)})")
+    raise InvalidConfig(f"{asked_by}: unknown instruction set {name!r}{nearest(name, known)}")
 
 
 def named(name: str, triple: str) -> Isa:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ranvier.codegen.definitions.defs import Declined
-from ranvier.codegen.llvm import isa
 from ranvier.errors import InvalidConfig
 from ranvier.graph.extract import extract
 from ranvier.graph.ir import Graph, Value
@@ -41,11 +40,6 @@ class BitNetOptions(CpuOptions):
         super().__post_init__()
         if not isinstance(self.matmul_nbits, bool):
             raise InvalidConfig(f"BitNetOptions: matmul_nbits must be True or False, got {self.matmul_nbits!r}")
-        here = [each.name for each in isa.available()]
-        if self.isa != "" and self.isa not in here:  # also where no layer is ternary, and nothing would be compiled
-            raise InvalidConfig(
-                f"BitNetOptions: isa must be one that this machine has ({', '.join(here)}), got {self.isa!r}"
-            )
 
 
 class BitNetProvider(CpuProvider):

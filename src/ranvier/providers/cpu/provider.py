@@ -52,6 +52,10 @@ class CpuOptions:
         for name in ("winograd", "tuned", "int8_activations", "joined_products"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"CpuOptions: {name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.isa, str):
+            raise InvalidConfig(f"{type(self).__name__}: isa must be a name, got {self.isa!r}")
+        if self.isa:  # also where nothing would be compiled
+            isa.chosen(self.isa, f"{type(self).__name__}: isa")
 
 
 class CpuProvider:

@@ -23,7 +23,7 @@ from ranvier.passes.facts import dtype_of
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.rounding import Rounding
-from ranvier.runtime.quantizing.samples import Feed
+from ranvier.runtime.quantizing.samples import Feed, as_array
 from ranvier.runtime.quantizing.sites import Site, find_sites
 from ranvier.runtime.quantizing.static import added_row, mean_loss
 from ranvier.runtime.quantizing.tails import tail
@@ -79,7 +79,7 @@ class Switches:
             given[f"switch{k}.on"] = np.array(name in coded, np.float32)
             given[f"switch{k}.scale"] = np.asarray(scale, np.float32).reshape(())
             given[f"switch{k}.zero"] = np.asarray(zero, self._code.numpy).reshape(())
-        return [[np.asarray(x) for x in self._session.run({**feed, **given}).values()] for feed in feeds]
+        return [[as_array(x) for x in self._session.run({**feed, **given}).values()] for feed in feeds]
 
     def difference(
         self, feeds: Sequence[Feed], expected: Sequence[Sequence[Array]], coded: Mapping[str, Range]
@@ -132,7 +132,7 @@ class NarrowSwitches:
         self, feeds: Sequence[Feed], expected: Sequence[Sequence[Array]], narrow: Collection[str]
     ) -> Difference:
         given = {f"switch{k}.on": np.array(name in narrow, np.float32) for k, name in enumerate(self.names)}
-        found = [[np.asarray(x) for x in self._session.run({**feed, **given}).values()] for feed in feeds]
+        found = [[as_array(x) for x in self._session.run({**feed, **given}).values()] for feed in feeds]
         return difference(found, expected)
 
 

@@ -17,7 +17,6 @@ from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, ResourceLimit, WeightError
 from ranvier.weights.blob import Blob, Bytes, MemoryBlob
-from ranvier.weights.conversion import element_type
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.zips import Member, open_zip
 from ranvier.weights.stored import Decoded, Stored, TensorInfo, Weight, checked_size, row_major
@@ -86,7 +85,7 @@ def _element(dtype: np.dtype[Any], label: str, opening: Opening) -> DType:
             f"{label} holds {dtype.itemsize} bytes for each element and not of which type, as NumPy writes bfloat16 "
             "and float8; the option dtype says it, for example dtype='bfloat16'"
         )
-    element = element_type(given)
+    element = dtypes.of(given)
     if element.numpy.itemsize != dtype.itemsize or element is DType.string:
         raise WeightError(f"{label} holds {dtype.itemsize} bytes for each element; {element} has others")
     return element

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.weights.blob import Blob
-from ranvier.weights.conversion import element_type
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.stored import Stored, TensorInfo, checked_size
 
@@ -47,7 +47,7 @@ class Raw:
 
 def _element(given: Any, file: str) -> tuple[DType, bool]:
     """The element type, and whether it is written with the highest byte first (``'>f4'``)."""
-    dtype = element_type(given)
+    dtype = dtypes.of(given)
     if dtype is DType.string:
         raise WeightError(f"{file!r}: raw data holds numbers, not {given!r}")
     ordered = isinstance(given, np.dtype) or (isinstance(given, str) and given[:1] in "<>=|")
