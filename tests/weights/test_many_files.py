@@ -12,11 +12,14 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from ranvier.errors import WeightError
+from ranvier.formats.onnx import read
+from ranvier.memory.mapping import give_back, is_mapped, mapped
 from ranvier.weights import S3Source, WeightLoader, save_safetensors
-from ranvier.weights.mapping import mapped
 from tests.weights.server import loader, serving
 
 COUNT = 60
@@ -105,6 +108,43 @@ def test_what_is_mapped_stays_as_long_as_it_is_seen(tmp_path: Path) -> None:
     del piece
     gc.collect()
     assert mappings() == 0
+
+
+def test_pages_that_were_given_back_are_read_again(tmp_path: Path) -> None:
+    """What was mapped here and nothing else: memory that somebody brought would be zeros afterwards."""
+    path = tmp_path / "m"
+    path.write_bytes(bytes(range(256)) * 512)
+    data, brought = mapped(path), memoryview(bytearray(b"x" * (1 << 16)))
+    seen = np.frombuffer(data, np.uint8)
+    assert is_mapped(data[5000:]) and not is_mapped(brought) and not is_mapped(mapped(Path("/dev/null")))
+
+    def resident() -> int:
+        lines = Path("/proc/self/smaps").read_text().split(f"{path}\n", 1)[1].splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+    assert int(seen.sum()) == 512 * sum(range(256))
+    before = resident()
+    give_back(data[5000:])
+    assert resident() < before
+    give_back(brought)
+    assert bytes(brought) == b"x" * (1 << 16) and int(seen.sum()) == 512 * sum(range(256))
+
+
+def test_a_model_with_a_file_for_every_tensor(tmp_path: Path) -> None:
+    """As exporters write large ones."""
+    names = [f"w{k}" for k in range(COUNT)]
+    weights = [numpy_helper.from_array(np.full(32, k, np.float32), name) for k, name in enumerate(names)]
+    for each in weights:
+        onnx.external_data_helper.set_external_data(each, f"{each.name}.bin")
+        (tmp_path / f"{each.name}.bin").write_bytes(each.raw_data)
+        each.ClearField("raw_data")
+    y = helper.make_tensor_value_info("y", 1, [32])
+    graph = helper.make_graph([helper.make_node("Sum", names, ["y"])], "net", [], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with few_files():
+        found = read(tmp_path / "m.onnx")
+        assert [found.constants[name].const.numpy()[0] for name in names] == list(range(COUNT))  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_mapped(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.weights.mapping import mapped
+from ranvier.memory.mapping import mapped
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop

@@ -15,7 +15,8 @@ from onnx import ModelProto
 from ranvier.config import Limits
 from ranvier.errors import InvalidModel, ResourceLimit
 from ranvier.formats.onnx.scan import Malformed, skeleton
-from ranvier.formats.onnx.weights import FileMap, WeightFiles
+from ranvier.formats.onnx.weights import WeightFiles
+from ranvier.memory.mapping import mapped
 from ranvier.records import dataclass
 
 _TEXT_FORMATS = {".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson"}
@@ -77,8 +78,7 @@ def _from_path(path: Path, limits: Limits, base: WeightFiles | None) -> Source:
         except Exception as error:
             raise InvalidModel(f"model {label} cannot be parsed: {error}") from error
     try:
-        with path.open("rb") as file:
-            data = memoryview(FileMap(file))
+        data = mapped(path)
     except (OSError, ValueError) as error:
         raise InvalidModel(f"cannot open model {label}: {error}") from error
     return _from_bytes(data, limits, files, label)

@@ -5,12 +5,12 @@ Every size is checked when the model is read; the bytes themselves are touched w
 
 from __future__ import annotations
 
+import functools
 import math
-import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -20,17 +20,11 @@ from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidModel, ResourceLimit, WeightError
 from ranvier.formats.onnx.external import Place, file_beside, place_of
 from ranvier.graph.tensors import ConstTensor
+from ranvier.memory.mapping import give_back, is_mapped, mapped
 from ranvier.ops.allocation import MAX_RANK
 from ranvier.ops.proto import tensor_array
 
 Array = np.ndarray[Any, Any]
-
-
-class FileMap(mmap.mmap):
-    """A file mapped by us for reading only: its pages may be given back at any time and are read again on demand."""
-
-    def __new__(cls, file: BinaryIO) -> FileMap:
-        return super().__new__(cls, file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class WeightFiles:
@@ -49,9 +43,7 @@ class WeightFiles:
         found = self._maps.get(path)
         if found is None:
             try:
-                with path.open("rb") as file:
-                    size = path.stat().st_size
-                    found = memoryview(FileMap(file) if size else b"")
+                found = mapped(path)
             except (OSError, ValueError) as error:
                 raise WeightError(f"cannot map {path.name!r}: {error}") from error
             self._maps[path] = found
@@ -153,23 +145,10 @@ _WORTH_DROPPING = 1 << 16
 
 
 def _dropper(data: memoryview) -> Callable[[], None] | None:
-    """Gives back the whole pages among some bytes of a file."""
-    mapped = data.obj
-    if len(data) < _WORTH_DROPPING or not isinstance(mapped, FileMap) or not hasattr(mmap, "MADV_DONTNEED"):
+    """Gives back the pages of some bytes of a file, where that is worth it."""
+    if len(data) < _WORTH_DROPPING or not is_mapped(data):
         return None
-
-    def drop() -> None:
-        page = mmap.PAGESIZE
-        start = _address(data) - _address(memoryview(mapped))
-        first, last = -(-start // page) * page, (start + len(data)) // page * page
-        if last > first:
-            mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-    return drop
-
-
-def _address(data: memoryview) -> int:
-    return int(np.frombuffer(data, np.uint8).ctypes.data)
+    return functools.partial(give_back, data)
 
 
 def _verified(load: Callable[[], Array], data: memoryview, place: Place, name: str) -> Callable[[], Array]:
