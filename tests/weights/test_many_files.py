@@ -77,6 +77,28 @@ def test_far_away(tmp_path: Path, written: Callable[[Path], Path]) -> None:
         assert len(server.ports) <= 4
 
 
+def test_of_many_files_those_with_the_wanted_tensors_are_opened(tmp_path: Path) -> None:
+    path = shards(tmp_path)
+    with serving() as server:
+        server.files = {f"/{each.name}": each.read_bytes() for each in tmp_path.iterdir()}
+        url = f"{server.url}/{path.name}"
+
+        def asked() -> set[str]:
+            found = {name for _, name, _ in server.requests} - {f"/{path.name}"}
+            server.requests.clear()
+            return found
+
+        assert loader(tmp_path / "a").load(url, "w7")[0] == 7 and asked() == {"/m-7.safetensors"}
+        found = loader(tmp_path / "b").open(url)
+        assert "w9" in found and "other" not in found and found.get("other") is None and len(found) == COUNT
+        assert not asked()
+        some = loader(tmp_path / "c").load_many(url, ["w3", "w5"])
+        assert [array[0] for array in some.values()] == [3, 5] and asked() == {"/m-3.safetensors", "/m-5.safetensors"}
+        assert len(loader(tmp_path / "d").metadata(url).tensors) == COUNT == len(asked())
+        assert len(found.values()) == COUNT == len(asked())
+        assert found["w2"].read()[0] == 2 and not asked(), "so small a file came as a whole"
+
+
 @pytest.mark.parametrize("written", [shards, parts])
 def test_in_a_bucket(tmp_path: Path, written: Callable[[Path], Path]) -> None:
     pytest.importorskip("obstore")

@@ -155,6 +155,7 @@ class WeightLoader:
             own.preload(source)  # all of it is wanted: one file instead of many ranges
         checkpoint = own.open(source, format=format, **options)
         wanted = [names] if isinstance(names, str) else list(checkpoint if names is None else names)
+        checkpoint.look_at(wanted)
         weights = [_through(checkpoint[name], steps, None) for name in wanted]
         progress, label = self._context.access.progress, f"reading {source_of(source).address}"
         progress.begin(label, sum(weight.info.nbytes for weight in weights))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -15,12 +15,34 @@ Sibling = Callable[[str], Blob]  # another file of the same source, by its name
 
 
 class Checkpoint(Mapping[str, Weight]):
-    """Tensors by name, none of them read yet, and what the file says about itself."""
+    """Tensors by name, none of them read yet, and what the file says about itself. ``look``, where it is given, is
+    called with names that are about to be asked for, all of them before a walk over all: looking where each of them is
+    may take requests that are better made together."""
 
-    def __init__(self, weights: Mapping[str, Weight], notes: Mapping[str, Any] | None = None, label: str = "") -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Weight],
+        notes: Mapping[str, Any] | None = None,
+        label: str = "",
+        look: Callable[[Iterable[str]], None] | None = None,
+    ) -> None:
         self._weights = weights
         self.notes: Mapping[str, Any] = notes or {}
         self.label = label
+        self._look = look
+
+    def look_at(self, names: Iterable[str]) -> None:
+        """These are about to be asked for."""
+        if self._look is not None:
+            self._look(names)
+
+    def items(self) -> ItemsView[str, Weight]:
+        self.look_at(self)
+        return super().items()
+
+    def values(self) -> ValuesView[Weight]:
+        self.look_at(self)
+        return super().values()
 
     def __getitem__(self, name: str) -> Weight:
         try:

@@ -6,6 +6,8 @@ Written by Hugging Face's libraries beside safetensors and PyTorch files alike: 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ranvier.errors import WeightError
@@ -13,6 +15,7 @@ from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.documents import read_json
 from ranvier.weights.formats.registry import open_checkpoint
+from ranvier.weights.stored import Weight
 from ranvier.weights.together import AT_ONCE, Stop, together
 
 SUFFIX = ".index.json"
@@ -28,18 +31,52 @@ class Index:
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
         places, notes = index_of(blob, opening.header_bytes)
-        files = list(dict.fromkeys(places.values()))
 
         def shard(file: str) -> Checkpoint:
             if file.endswith(self.suffixes):
                 raise WeightError(f"{blob.name!r} refers to {file!r}, which is an index again")
             return open_checkpoint(opening.beside(file, blob.name), opening)
 
-        # far away, every header is some requests
-        opened = list(map(shard, files)) if blob.near else together(shard, files, AT_ONCE, Stop())
-        shards = dict(zip(files, opened))
-        weights = {name: shards[file][name] for name, file in places.items()}
-        return Checkpoint(weights, notes, repr(blob.name))
+        shards = _Shards(places, shard, 1 if blob.near else AT_ONCE)
+        return Checkpoint(shards, notes, repr(blob.name), shards.open)
+
+
+class _Shards(Mapping[str, Weight]):
+    """Tensors in the files of a checkpoint, each of which is opened once one of its tensors is asked for: far away,
+    that is some requests, and who wants one tensor of a hundred files need not wait for all of them."""
+
+    def __init__(self, places: Mapping[str, str], opened: Callable[[str], Checkpoint], at_once: int) -> None:
+        self._places, self._opened, self._at_once = places, opened, at_once
+        self._files: dict[str, Checkpoint] = {}
+        self._locks = {file: threading.Lock() for file in places.values()}
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._file(self._places[name])[name]
+
+    def _file(self, file: str) -> Checkpoint:
+        with self._locks[file]:
+            if file not in self._files:
+                self._files[file] = self._opened(file)
+            return self._files[file]
+
+    def open(self, names: Iterable[str]) -> None:
+        """Open the files that these are in, some at a time; what is nowhere is told when it is asked for."""
+        files = dict.fromkeys(self._places[name] for name in names if name in self._places)
+        missing = [file for file in files if file not in self._files]
+        if self._at_once == 1 or len(missing) < 2:
+            for file in missing:
+                self._file(file)
+        else:
+            together(self._file, missing, self._at_once, Stop())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def index_of(blob: Blob, limit: int) -> tuple[dict[str, str], dict[str, Any]]:
