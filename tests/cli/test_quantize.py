@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.runtime.test_quantizing import model
@@ -85,3 +86,15 @@ def test_a_cosine_for_weights_alone(call_json, tmp_path: Path) -> None:
     assert found["difference"]["cosine"] < 0.999
     near = call_json(*given, "-o", tmp_path / "b.onnx", "--cosine", "0.999", "--force")
     assert near["difference"]["cosine"] >= 0.999
+
+
+def test_data_of_the_model_is_not_overwritten(call, tmp_path: Path) -> None:
+    whole = model(tmp_path / "whole.onnx")
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.load(whole), path, save_as_external_data=True, location="weights.data", size_threshold=0)
+    before = (tmp_path / "weights.data").read_bytes()
+    for target in ("weights.data", "weights"):  # large weights would lie beside the second
+        found = call("quantize", path, "-o", tmp_path / target, "--scheme", "int4", "--force")
+        assert found.exit_code == 2 and "holds data of" in found.stderr
+    assert call("quantize", path, "-o", path, "--scheme", "int4", "--force").exit_code == 0
+    assert (tmp_path / "weights.data").read_bytes() == before and len(onnx.load(path).graph.node) > 3

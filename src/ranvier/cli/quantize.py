@@ -133,6 +133,7 @@ def command(
     A result that is slower than the original, or further from it than was asked, is not written unless forced.
     """
     _check_target(target, force)
+    _check_data(Path(model), target)
     _check_options(context, scheme, calib is not None)
     if cosine and max_error is not None:
         raise click.UsageError("--cosine and --max-error are two ways to say how near results stay; give one of them")
@@ -172,6 +173,20 @@ def _check_target(target: Path, force: bool) -> None:
             raise click.UsageError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
     except OSError as error:  # as of names that are too long
         raise click.UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None
+
+
+def _check_data(model: Path, target: Path) -> None:
+    """What is written may take the place of the model, but not of data that a model has in files beside it."""
+    from ranvier.weights.blob import MemoryBlob  # only here
+    from ranvier.weights.formats.onnx_files import external_files
+
+    if not model.is_file():  # as reading it will say
+        return
+    read = {(model.parent / name).resolve() for name in external_files(MemoryBlob.of_file(model))}
+    beside = target.with_name(f"{target.name}.data")  # where large weights go
+    if target.resolve() in read or (beside.resolve() in read and target.resolve() != model.resolve()):
+        taken = target if target.resolve() in read else beside
+        raise click.UsageError(f"{str(taken)!r} holds data of {str(model)!r}; -o needs another name")
 
 
 def _check_options(context: click.Context, scheme: str, sampled: bool) -> None:
