@@ -33,6 +33,7 @@ _QUESTIONS = 80  # about them, at most, for as many samples as there is time for
 _PROFILED, _COMPARED = 0.2, 1.0  # seconds of runs that are looked into, and of turns of forms
 # parts of the time, from the beginning: for nodes in bfloat16, layers with codes, and models made of what was found
 _NARROW, _CODES, _MADE = 0.3, 0.55, (0.65, 0.78, 0.9)
+_STRICTER = 0.05  # ... and for each kind of these with less room for errors, at least
 
 
 class Choosing:
@@ -327,6 +328,8 @@ class Choosing:
             return min(error, bound) if self._fits(form, strict) else max(error, bound * (1 + 1e-6))
 
         until = self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)])
+        if strict < 1.0:  # it is late, but samples held back said that what was found will not do
+            until = max(until, time.perf_counter() + _STRICTER * self._seconds)
 
         def again(chosen: Chosen) -> Ways | None:
             telling = self._trials.telling(self._form(kinds, chosen))

@@ -198,7 +198,8 @@ class Maker:
     def _observe(self, ways: Sequence[str], feeds: Sequence[Feed], *, sums: bool = False) -> None:
         """Look at the activations that matter once, for all trials; ``sums``: at what sums of layers read too, for
         weights to be rounded by it."""
-        self.told("looking at activations")
+        if self.static or self.options.scheme in CALIBRATED:
+            self.told("looking at activations")
         if self.static:
             self._watched = {n: {way: observer(way) for way in ways} for n in coded_values(self.graph, self.sites)}
             self._averages = {s.data.name: mean_of(s) for s in self.sites}

@@ -121,7 +121,8 @@ class Quantizer(Maker):
         return found
 
     def _report(self, graph: Graph, kept: frozenset[str], found: Difference) -> QuantizationReport:
-        self.told("measuring")
+        if self.feeds:
+            self.told("measuring")
         configs = self.config, self._running
         before, after = timed(self.original, graph, self.feeds[0], configs) if self.feeds else (0.0, 0.0)
         problems = []
