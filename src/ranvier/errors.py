@@ -231,6 +231,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
 
 
+def printable(text: str) -> str:
+    """A text from elsewhere for the terminal: what would move the cursor, turn the direction of writing around or
+    cannot be written at all is shown by its number."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 _LISTED = 40  # names in a message, at most
 
 

@@ -12,7 +12,7 @@ from ranvier import dtypes
 from ranvier.cli.options import with_output
 from ranvier.cli.render import Output, bytes_text, facts, table
 from ranvier.dtypes import DType
-from ranvier.errors import DTypeMismatch, InvalidConfig
+from ranvier.errors import DTypeMismatch, InvalidConfig, printable
 from ranvier.weights import Bars, Metadata, WeightLoader, source_of
 
 _MOST_ROWS = 60
@@ -130,12 +130,6 @@ def _summary(array: Any, name: str) -> dict[str, Any]:
     return described
 
 
-def _plain(text: str) -> str:
-    """A text of the file for the terminal: what would move the cursor, turn the direction of writing around or cannot
-    be written at all is shown by its number."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def _show(output: Output, data: dict[str, Any], everything: bool) -> None:
     lines = [
         ("source", data["source"]),
@@ -146,14 +140,14 @@ def _show(output: Output, data: dict[str, Any], everything: bool) -> None:
     if "path" in data:
         lines.append(("file", data["path"]))
     lines += [(key, str(value)[:100]) for key, value in list(data["notes"].items())[:12]]
-    output.show(facts([(_plain(key), _plain(value)) for key, value in lines]))
+    output.show(facts([(printable(key), printable(value)) for key, value in lines]))
     if tensor := data.get("tensor"):
-        output.show("", facts([(key, _plain(str(value))) for key, value in tensor.items()]))
+        output.show("", facts([(key, printable(str(value))) for key, value in tensor.items()]))
         return
     shown = data["tensors"] if everything else data["tensors"][:_MOST_ROWS]
     rows = [
         (
-            _plain(t["name"]),
+            printable(t["name"]),
             t["encoding"] or t["dtype"],
             "x".join(map(str, t["shape"])) or "scalar",
             bytes_text(t["bytes"]),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.errors import ResourceLimit, WeightError
+from ranvier.errors import ResourceLimit, WeightError, printable
 from ranvier.records import dataclass
 from ranvier.weights.access import GOOD_PIECE, Access, Transient, Unreachable
 from ranvier.weights.blob import Bytes
@@ -308,8 +308,8 @@ def _told(error: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """What a server said, on one line, without what would move the cursor of a terminal."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text[:_SHOWN].split()))
+    """What a server said, in short and on one line."""
+    shown = printable(" ".join(text[:_SHOWN].split()))
     return f"{shown} ..." if len(text) > _SHOWN else shown
 
 

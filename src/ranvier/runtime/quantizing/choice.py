@@ -52,7 +52,7 @@ Chosen = dict[str, Way]
 def selected(nodes: Ways, allowed: float) -> Chosen:
     """Ways whose squared errors add up to at most this, as fast as may be; the most exact where none do."""
     chosen = {name: min(ways, key=lambda way: (way.seconds, way.error)) for name, ways in nodes.items()}
-    total = sum(way.error for way in chosen.values())
+    total = _error(chosen)
     while total > allowed:
         moves = (
             ((now.error - way.error) / max(way.seconds - now.seconds, _LEAST), name, way)
@@ -110,7 +110,7 @@ def fitting(
     """
     best: Chosen | None = None
     nodes = worthwhile(nodes, bound)
-    total = sum(way.error for way in selected(nodes, math.inf).values())
+    total = _error(selected(nodes, math.inf))
     enough, too_much = 0.0, math.inf  # sums that are low enough, and those that are not
     allowed = bound * bound
     tried: set[frozenset[tuple[str, str]]] = set()
@@ -128,13 +128,13 @@ def fitting(
             break
         tried.add(key)
         error = measure(chosen)
-        told = sum(way.error for way in chosen.values())
+        told = _error(chosen)
         if error > bound and error**2 > _MISJUDGED * told and judged < _AGAIN and not late:
             judged += 1
             corrected = again(chosen)
             if corrected is not None:
                 nodes = worthwhile(corrected, bound)
-                total = sum(way.error for way in selected(nodes, math.inf).values())
+                total = _error(selected(nodes, math.inf))
                 enough, too_much, allowed = 0.0, math.inf, bound * bound
                 continue
         trials += 1
@@ -154,6 +154,11 @@ def fitting(
 
 def _key(chosen: Chosen) -> frozenset[tuple[str, str]]:
     return frozenset((name, way.kind) for name, way in chosen.items())
+
+
+def _error(chosen: Chosen) -> float:
+    """Squared, as it adds up."""
+    return sum(way.error for way in chosen.values())
 
 
 def _seconds(chosen: Chosen) -> float:

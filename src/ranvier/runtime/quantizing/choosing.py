@@ -54,7 +54,6 @@ class Choosing:
         self._sizes = elements(maker.graph, maker.feeds[0])
         self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
         self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in (FLOAT32, BF16, INT8)}
-        self._times[_AMONG] = self._times[INT8]
         self._errors: dict[str, dict[str, float]] = {FLOAT32: {}, BF16: {}, INT8: {}}
         self._left: Names = frozenset()  # recurrent layers that have no codes
         self._floor = 0.0  # the error of those that do
@@ -151,12 +150,11 @@ class Choosing:
         session = trials.session(joined)
         if maker.options.timed:
             self._profile(INT8, session)
-            self._times[_AMONG] = self._times[INT8]
+            if self._narrow and self._wide:
+                among = Form(frozenset(), frozenset())
+                self._profile(_AMONG, trials.session(among))
+                trials.drop(among)
         found = trials.difference(joined)
-        if maker.options.timed and self._narrow and self._wide:
-            among = Form(frozenset(), frozenset())
-            self._profile(_AMONG, trials.session(among))
-            trials.drop(among)
         if trials.near(joined):
             self._all_near = True
             self._errors[INT8] = self._shared(asked.shown(found))
@@ -186,7 +184,7 @@ class Choosing:
 
     def _narrow_switches(self) -> NarrowSwitches:
         maker = self._maker
-        return NarrowSwitches(*(maker.graph, self._products, self._stored, maker.means, maker.config, maker.rounding))
+        return NarrowSwitches(maker.graph, self._products, self._stored, maker.means, maker.config, maker.rounding)
 
     def _judge_again(self, chosen: Chosen, telling: Telling, until: float) -> bool:
         """Whether nodes do more than was seen of them to the samples that a form does most to. What they do there is a
@@ -371,7 +369,7 @@ class Choosing:
         """Of layers all these kinds, of other nodes those without codes."""
         found: dict[str, list[Way]] = {}
         mixed = BF16 in kinds and FLOAT32 in kinds
-        coded = _AMONG if BF16 in kinds else INT8
+        coded = self._time_of_codes(BF16 in kinds)
         wider = self._wider() if mixed else {}
         for name in self._units:
             narrow = Way(BF16, self._errors[BF16].get(name, 0.0), self._times[BF16].get(name, 0.0))
@@ -387,6 +385,10 @@ class Choosing:
             elif mixed:
                 found[name] = [Way(FLOAT32, 0.0, wider.get(name, 0.0)), narrow]
         return found
+
+    def _time_of_codes(self, narrow: bool) -> str:
+        """Which times layers with codes have; where they were not measured among bfloat16, they are the same there."""
+        return _AMONG if narrow and _AMONG in self._times else INT8
 
     def _wider(self) -> dict[str, float]:
         """Seconds that it takes more to have results of nodes in float32."""
@@ -405,7 +407,7 @@ class Choosing:
         return Form(floats, form.wide | (units if plain is None else units & plain), form.joins)
 
     def _estimate(self, form: Form) -> float:
-        coded = INT8 if form.wide is None else _AMONG
+        coded = self._time_of_codes(form.wide is not None)
         kinds = {
             name: coded if name not in form.floats else FLOAT32 if form.wide is None or name in form.wide else BF16
             for name in self._layers
