@@ -13,21 +13,36 @@ from ranvier.codegen.llvm.isa import Isa, named, with_extensions
 
 BYTES = with_extensions(named("avx512", "x86_64"), frozenset({"avx512vnni", "avx512vbmi"}))
 BFLOATS = with_extensions(named("avx512", "x86_64"), frozenset({"avx512bf16"}))
+# In integers: where processors have no instruction for it, ``fptrunc`` calls a function that not every process has.
+# Ties go to even, and NaN stays quiet.
+_SHORTENED = """
+  %bits{n} = bitcast <16 x float> {x} to <16 x i32>
+  %upper{n} = lshr <16 x i32> %bits{n}, splat (i32 16)
+  %odd{n} = and <16 x i32> %upper{n}, splat (i32 1)
+  %more{n} = add <16 x i32> %odd{n}, splat (i32 32767)
+  %sum{n} = add <16 x i32> %bits{n}, %more{n}
+  %rounded{n} = lshr <16 x i32> %sum{n}, splat (i32 16)
+  %quiet{n} = or <16 x i32> %upper{n}, splat (i32 64)
+  %none{n} = fcmp uno <16 x float> {x}, zeroinitializer
+  %kept{n} = select <16 x i1> %none{n}, <16 x i32> %quiet{n}, <16 x i32> %rounded{n}
+  %short{n} = trunc <16 x i32> %kept{n} to <16 x i16>
+  %bfloat{n} = bitcast <16 x i16> %short{n} to <16 x bfloat>
+"""
 _WRITTEN_OUT = {
-    "llvm.x86.avx512bf16.cvtneps2bf16.512": """
-define internal <16 x bfloat> @{name}(<16 x float> %a) {{
-  %r = fptrunc <16 x float> %a to <16 x bfloat>
-  ret <16 x bfloat> %r
-}}
+    "llvm.x86.avx512bf16.cvtneps2bf16.512": f"""
+define internal <16 x bfloat> @{{name}}(<16 x float> %a) {{{{
+{_SHORTENED.format(n=0, x="%a")}
+  ret <16 x bfloat> %bfloat0
+}}}}
 """,
     # the second operand comes first
-    "llvm.x86.avx512bf16.cvtne2ps2bf16.512": """
-define internal <32 x bfloat> @{name}(<16 x float> %a, <16 x float> %b) {{
-  %low = fptrunc <16 x float> %b to <16 x bfloat>
-  %high = fptrunc <16 x float> %a to <16 x bfloat>
-  %r = shufflevector <16 x bfloat> %low, <16 x bfloat> %high, <32 x i32> <{all}>
+    "llvm.x86.avx512bf16.cvtne2ps2bf16.512": f"""
+define internal <32 x bfloat> @{{name}}(<16 x float> %a, <16 x float> %b) {{{{
+{_SHORTENED.format(n=0, x="%b")}
+{_SHORTENED.format(n=1, x="%a")}
+  %r = shufflevector <16 x bfloat> %bfloat0, <16 x bfloat> %bfloat1, <32 x i32> <{{all}}>
   ret <32 x bfloat> %r
-}}
+}}}}
 """,
     # sums of four products of unsigned and signed bytes
     "llvm.x86.avx512.vpdpbusd.512": """

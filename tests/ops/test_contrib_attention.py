@@ -97,7 +97,7 @@ def test_attention_rotates_by_position():
 
 
 def test_qattention():
-    x, w = draw.codes(np.uint8, B, S, D), draw.codes(np.int8, D, 3 * D)
+    x, w = draw.codes(np.uint8, B, S, D), draw.weights(D, 3 * D)
     bias, zero = draw.floats(3 * D), scalar(120, np.uint8)
     check("QAttention", [x, w, bias, scalar(0.02), scalar(0.01), None, zero], ["y", "present"], num_heads=N, atol=1e-4)
     columns = [draw.steps(3 * D), MASKS["lengths"](), zero, np.zeros(3 * D, np.int8), draw.floats(2, B, N, 3, H)]

@@ -53,7 +53,7 @@ def test_qlinear_operators(dtype, zeros):
 @pytest.mark.parametrize("last", [0, 1])
 def test_contrib_qlinear_conv(last):
     x = draw.codes(np.uint8, 2, 7, 6, 4) if last else draw.codes(np.uint8, 2, 4, 7, 6)
-    w, bias = draw.codes(np.int8, 6, 2, 3, 3), draw.ints(-1000, 1000, 6)
+    w, bias = draw.weights(6, 2, 3, 3), draw.ints(-1000, 1000, 6)
     weights = [w, draw.steps(6), np.zeros(6, np.int8)]
     operands = [x, scalar(0.02), scalar(120, np.uint8), *weights, scalar(0.4), scalar(100, np.uint8), bias]
     attrs = {"group": 2, "channels_last": last, "pads": [1, 1, 1, 1], "strides": [2, 1]}
@@ -72,7 +72,7 @@ def test_qlinear_reduce_mean():
 
 
 def test_quantized_products():
-    x, w = draw.floats(2, 5, 16), draw.codes(np.int8, 16, 6)
+    x, w = draw.floats(2, 5, 16), draw.weights(16, 6)
     check("DynamicQuantizeMatMul", [x, w, scalar(0.02)], atol=1e-4)
     check("DynamicQuantizeMatMul", [x, w, draw.steps(6), np.zeros(6, np.int8), draw.floats(6)], atol=1e-4)
     unsigned = draw.codes(np.uint8, 2, 16, 6)
@@ -89,7 +89,7 @@ def test_quantized_products():
 @pytest.mark.parametrize("turn_b", [0, 1])
 def test_qgemm(turn_a, turn_b):
     a = draw.codes(np.uint8, *((16, 5) if turn_a else (5, 16)))
-    b = draw.codes(np.int8, *((6, 16) if turn_b else (16, 6)))
+    b = draw.weights(*((6, 16) if turn_b else (16, 6)))
     turns = {"transA": turn_a, "transB": turn_b}
     left = [a, scalar(0.02), scalar(110, np.uint8)]
     check("QGemm", [*left, b, scalar(0.03), scalar(3, np.int8)], ["float"], alpha=0.5, atol=1e-4, **turns)
@@ -128,7 +128,7 @@ def test_dynamic_quantize_lstm(direction, batch):
     attrs = {"hidden_size": hidden, "direction": direction}
     outputs, tolerance = ["y", "h", "c"], {"atol": 1e-4}
     x, bias = draw.floats(steps, batch, inputs), draw.floats(count, 8 * hidden)
-    w, r = draw.codes(np.int8, count, inputs, 4 * hidden), draw.codes(np.int8, count, hidden, 4 * hidden)
+    w, r = draw.weights(count, inputs, 4 * hidden), draw.weights(count, hidden, 4 * hidden)
     zeros = np.zeros(count, np.int8)
     per_tensor = [draw.steps(count), zeros, draw.steps(count), zeros]
     nothing = [None] * 4

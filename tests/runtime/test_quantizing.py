@@ -21,6 +21,7 @@ from ranvier.graph.types import TensorType
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, feeds_of, prepared
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
 from ranvier.runtime.session import Session
+from tests.exact_peer import exact
 
 Array = np.ndarray[Any, Any]
 CONFIG = SessionConfig(threads=1)
@@ -77,7 +78,7 @@ def test_other_runtimes_read_it(tmp_path: Path, data: dict[str, Array], scheme: 
     graph, report = quantized(tmp_path / "m.onnx", data, scheme=scheme, group=16)
     save(graph, tmp_path / "q.onnx")
     feed = {"x": data["x"][:8]}
-    theirs = onnxruntime.InferenceSession(str(tmp_path / "q.onnx")).run(None, feed)[0]
+    theirs = onnxruntime.InferenceSession(str(tmp_path / "q.onnx"), exact()).run(None, feed)[0]
     with Session(tmp_path / "q.onnx", CONFIG) as session:
         ours = next(iter(session.run(feed).values()))
     with Session(tmp_path / "m.onnx", CONFIG) as session:

@@ -18,6 +18,7 @@ from ranvier.runtime.quantizing import Quantization, Quantizer, feeds_of, prepar
 from ranvier.runtime.quantizing import quantizer as quantizer_file
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
 from ranvier.runtime.quantizing.report import difference
+from tests.exact_peer import exact
 
 Array = np.ndarray[Any, Any]
 CONFIG = SessionConfig(threads=1)
@@ -47,7 +48,7 @@ def quantized(model: Any, data: dict[str, Array], **options: Any) -> tuple[Any, 
 def results_elsewhere(graph: Any, path: Path, feed: dict[str, Array]) -> list[Array]:
     save(graph, path)
     onnx.checker.check_model(onnx.load(path))
-    return onnxruntime.InferenceSession(str(path)).run(None, feed)
+    return onnxruntime.InferenceSession(str(path), exact()).run(None, feed)
 
 
 def tied() -> Any:
