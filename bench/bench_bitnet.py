@@ -10,7 +10,8 @@ with as much other memory read before each as a layer of a large model finds its
 again is partly found in the second-level cache, and our calls go back and forth for that. For one token, what a plain
 loop takes that only reads as many bytes as our kernel, the same ones every time, stands beside. litespark-inference is
 left out where it is not installed (its wheel is built with g++; with LITESPARK_BUILD_AMX=1 its matrix-unit kernel,
-which is off by default, is measured too).
+which is off by default, is measured too; on x86 without AVX-512 VBMI and VNNI it runs its kernels for AVX2, which it
+must have been built for: LITESPARK_KERNEL_TIER=avx2 when it is installed).
 
 The model: random weights, 128 tokens of prompt and steps of one token behind them; wall time.
 """
@@ -24,7 +25,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite.binding import get_host_cpu_features
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # litespark's threads, before it is loaded
+if not {"avx512vnni", "avx512vbmi"} <= {name for name, has in get_host_cpu_features().items() if has}:
+    # its kernels for AVX-512 are built for both of these, and taken by any processor with AVX-512
+    os.environ.setdefault("LITESPARK_KERNEL_TIER", "avx2")
 
 import numpy as np
 import onnx
@@ -36,7 +42,7 @@ import ranvier as rv
 from bench.models.ternary import Decoder, Shape, bitnet
 from ranvier.codegen.llvm import peaks
 from ranvier.codegen.llvm.isa import host
-from ranvier.codegen.llvm.ternary import suits_fives
+from ranvier.codegen.llvm.ternary import form_of
 from ranvier.codegen.storage import aligned_empty
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes, quantized_tokens
 
@@ -129,8 +135,8 @@ def litespark(x: Array, codes: Array) -> dict[str, Runner]:
 
 
 def packed_bytes(m: int, k: int, n: int) -> int:
-    """Of the weights as our kernel reads them: five to a byte, or four."""
-    return k * n // 5 if suits_fives(host(), m, k, n) else k * n // 4
+    """Of the weights as our kernel reads them."""
+    return int(k * n * form_of(host(), m, k, n).bits / 8)
 
 
 def in_turns(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary import pack_ternary, row_bytes, ternary_matmul, token_codes
+from ranvier.codegen.llvm.ternary import row_bytes, ternary_matmul, token_codes
 from ranvier.codegen.llvm.ternary.dots import PairDots, dots_of
+from ranvier.codegen.llvm.ternary.pack import pack_ternary
 from ranvier.codegen.llvm.ternary.tiles import suits_tiles
 from ranvier.codegen.loops.ir import Epilogue, Load, Op, Operand, Result
 from ranvier.dtypes import DType

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary import fives, pack_fives, suits_fives, ternary_matmul
+from ranvier.codegen.llvm.ternary import fives, ternary_matmul
+from ranvier.codegen.llvm.ternary.fives import pack_fives, suits_fives
 from ranvier.ops.own.bitlinear import pack_codes
 from tests.codegen.harness import Runner, view_of
 from tests.codegen.test_integer import PATHS, path_name

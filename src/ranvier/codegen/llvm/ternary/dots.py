@@ -13,8 +13,8 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, 
 from ranvier.codegen.llvm.isa import Isa
 
 LOW = 0x03030303
-_PAIRS = {32: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")}
-_PAIRS[64] = ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+PAIRS = {32: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")}
+PAIRS[64] = ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
 
 
 class Dots:
@@ -39,7 +39,7 @@ class PairDots(Dots):
     def add(self, codes: Val, tokens: Val) -> None:
         f, lanes = self.f, codes.lanes
         bytes_, words = vector("i8", 4 * lanes), vector("i16", 2 * lanes)
-        name = _PAIRS[self.isa.vector_bytes][0]
+        name = PAIRS[self.isa.vector_bytes][0]
         found = f.intrinsic(name, words, [f.bitcast(codes, bytes_), f.bitcast(tokens, bytes_)])
         self.short = found if self.short is None else self.short + found
 
@@ -47,7 +47,7 @@ class PairDots(Dots):
         f = self.f
         assert self.short is not None
         ones = f.const(self.short.type, 1)
-        return self.sum + f.intrinsic(_PAIRS[self.isa.vector_bytes][1], self.sum.type, [self.short, ones])
+        return self.sum + f.intrinsic(PAIRS[self.isa.vector_bytes][1], self.sum.type, [self.short, ones])
 
 
 class WordDots(Dots):
@@ -65,7 +65,7 @@ class WordDots(Dots):
 def dots_of(isa: Isa) -> type[Dots]:
     if multiplies_bytes(isa):
         return Dots
-    if isa.triple == "x86_64" and isa.vector_bytes in _PAIRS:
+    if isa.triple == "x86_64" and isa.vector_bytes in PAIRS:
         return PairDots
     return WordDots
 

@@ -53,11 +53,12 @@ class Block:
 
 def panel_launch(
     spec: KernelSpec, block: Block, codes: View, m: int, packed: Packed, out: View, strides: tuple[int, int],
-    epilogue: Epilogue | None, threads: int, *, gops: float, scratch: int = 0,
+    epilogue: Epilogue | None, threads: int, *, gops: float, scratch: int = 0, tiles_of_a_thread: int = 8,
 ) -> Launch:  # fmt: skip
-    """``gops`` of one core, roughly, in codes of one row; ``scratch``: bytes that the driver needs behind the sums."""
+    """``gops`` of one core, roughly, in codes of one row; ``scratch``: bytes that the driver needs behind the sums;
+    ``tiles_of_a_thread``: at most, where each has something to do first."""
     work = max(m * packed.n * packed.k / gops / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
-    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
+    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), tiles_of_a_thread * threads))
     per_tile = -(-packed.panels // wanted)
     per_tile = -(-per_tile // block.at_once) * block.at_once
     tiles = -(-packed.panels // per_tile)
@@ -100,9 +101,13 @@ class PanelDriver(ABC):
         f, at = self.f, self.at
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             first = tile * at["per_tile"]
-            with f.loop(first, f.min_(first + at["per_tile"], at["panels"]), self.at_once) as panel:
-                self.panel(panel)
+            self.panels(first, f.min_(first + at["per_tile"], at["panels"]))
         f.ret()
+
+    def panels(self, first: Val, last: Val) -> None:
+        """All rows times the panels of a tile."""
+        with self.f.loop(first, last, self.at_once) as panel:
+            self.panel(panel)
 
     def starts(self, panel: Val) -> list[Val]:
         """Where the weights of panels are that are read side by side."""
@@ -114,14 +119,23 @@ class PanelDriver(ABC):
         """All rows times panels from this one on."""
         f, at = self.f, self.at
         starts = self.starts(panel)
+        with f.loop(0, at["m"], self.rows) as row:
+            self.sums(self.tokens(row), starts)
+            self.finish(row, panel)
+
+    def tokens(self, row: Val) -> list[Val]:
+        """Where the codes of a block of rows are."""
+        f, at = self.f, self.at
+        return [f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"]) for r in range(self.rows)]
+
+    def finish(self, row: Val, panel: Val) -> None:
+        """Hands on the sums of a block."""
+        f, at = self.f, self.at
         column = panel * self.width
         columns = f.min_(at["n"] - column, self.at_once * self.width)
-        with f.loop(0, at["m"], self.rows) as row:
-            rows = [f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"]) for r in range(self.rows)]
-            self.sums(rows, starts)
-            count = f.min_(at["m"] - row, self.rows)
-            place = (0, row, column, count, columns, self.at_once * self.width * 4)
-            self.frame.finish(self.frame.buf(_OUT), f.args["scratch"], place)
+        count = f.min_(at["m"] - row, self.rows)
+        place = (0, row, column, count, columns, self.at_once * self.width * 4)
+        self.frame.finish(self.frame.buf(_OUT), f.args["scratch"], place)
 
     @abstractmethod
     def sums(self, rows: list[Val], starts: list[Val]) -> None:

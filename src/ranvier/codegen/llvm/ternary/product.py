@@ -5,8 +5,9 @@ from __future__ import annotations
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.fives import PackedFives, by_fives
-from ranvier.codegen.llvm.ternary.pack import PackedTernary
+from ranvier.codegen.llvm.ternary.forms import Packed
 from ranvier.codegen.llvm.ternary.tiles import by_tiles, suits_tiles
+from ranvier.codegen.llvm.ternary.triples import PackedTriples, by_triples
 from ranvier.codegen.llvm.ternary.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.ternary.vectors import by_vectors
 from ranvier.codegen.loops.ir import Epilogue
@@ -17,7 +18,7 @@ TILE_ROWS = 4  # tokens from which the matrix unit is faster
 
 def ternary_matmul(
     codes: View,
-    packed: PackedTernary | PackedFives,
+    packed: Packed,
     out: View,
     isa: Isa,
     *,
@@ -33,6 +34,8 @@ def ternary_matmul(
         return []
     if isinstance(packed, PackedFives):
         return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
+    if isinstance(packed, PackedTriples):
+        return [by_triples(codes, m, packed, out, strides, epilogue, threads)]
     if m >= TILE_ROWS and suits_tiles(isa):
         return [by_tiles(codes, m, packed, out, strides, epilogue, threads)]
     if suits_unpacked(isa, m, packed.k):

@@ -17,12 +17,14 @@ from ranvier.codegen.storage import View
 
 _X, _CODES, _FACTORS, _SUMS = range(4)
 _CHAINS = 4
+OVER = 9  # what a kernel that takes nine codes at a time reads behind the last one
 _BYTES = vector("i8", STEP)
 
 
 def row_bytes(k: int) -> int:
-    """Bytes from one row of codes to the next."""
-    return padded(k) + (STEP if padded(k) % 1024 == 0 else 0)
+    """Bytes from one row of codes to the next; at least ``OVER`` behind its end are zeros."""
+    whole = padded(k + OVER)
+    return whole + (STEP if whole % 1024 == 0 else 0)
 
 
 def token_codes(x: View, codes: View, factors: View, sums: View, least: float, threads: int) -> list[Launch]:

@@ -17,16 +17,7 @@ from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
-from ranvier.codegen.llvm.ternary import (
-    PackedFives,
-    PackedTernary,
-    pack_fives,
-    pack_ternary,
-    row_bytes,
-    suits_fives,
-    ternary_matmul,
-    token_codes,
-)
+from ranvier.codegen.llvm.ternary import Packed, form_of, row_bytes, ternary_matmul, token_codes
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Map, Nest, Operand
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -61,10 +52,9 @@ def bitlinear(n: NodeView, b: Definitions) -> None:
         raise Declined(f"{n.op}: codes that are none")
     tokens, factors, sums = _quantized(b, x)
 
-    def packed(r: Realiser) -> PackedTernary | PackedFives:
-        if suits_fives(r.isa, math.prod(result[:-1]), depth, width):
-            return r.packs.get(("ternary fives", Same(codes)), lambda: pack_fives(codes, depth))
-        return r.packs.get(("ternary", Same(codes)), lambda: pack_ternary(codes, depth, r.isa))
+    def packed(r: Realiser) -> Packed:
+        form = form_of(r.isa, math.prod(result[:-1]), depth, width)
+        return r.packs.get((form.name, Same(codes)), lambda: form.pack(codes, depth))
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         flat, copies = _rows_apart_evenly(target, r)
