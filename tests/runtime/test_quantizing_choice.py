@@ -192,6 +192,16 @@ def test_ways_that_hardly_save_time_may_not_cost_much_of_the_error() -> None:
     assert worthwhile(layers, math.inf) == layers
 
 
+def test_codes_that_are_more_exact_than_bfloat16_are_worth_it() -> None:
+    """They save time and error beside it, however little error they have."""
+    other = [Way(BF16, 0.0, 2e-3), Way(INT8, 1e-6, 1e-3)]
+    layers = {"large": [Way(BF16, 1e-4, 5e-3), Way(INT8, 1e-5, 3e-3)], "other": other}
+    assert worthwhile(layers, 0.04) == layers
+    slower = {"large": [Way(BF16, 1e-4, 5e-3), Way(INT8, 1e-5, 6e-3)], "other": other}
+    chosen = selected(worthwhile(slower, 0.04), 1e-3)
+    assert chosen["large"].kind == BF16
+
+
 def test_time_that_is_over_ends_the_search_once_something_was_found() -> None:
     layers = two_ways({str(k): (1e-3, 1.0) for k in range(20)})
     asked: list[Chosen] = []

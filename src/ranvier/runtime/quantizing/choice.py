@@ -82,15 +82,17 @@ def selected(nodes: Ways, allowed: float) -> Chosen:
 
 def worthwhile(nodes: Ways, bound: float) -> Ways:
     """Without codes that cost much of the error for very little of the time that all ways could save: samples do not
-    show all that they may do, so they had better be good for something. Of numbers of 16 bits samples show enough."""
-    exact = {name: min(ways, key=lambda way: way.error) for name, ways in nodes.items()}
-    all_saved = sum(exact[name].seconds - min(way.seconds for way in ways) for name, ways in nodes.items())
+    show all that they may do, so they had better be good for something. Of numbers of 16 bits samples show enough.
+    What codes cost and save is what they do beside the most exact way without; that may be less exact than they are."""
+    plain = {name: min((w for w in ways if w.kind != INT8), key=lambda w: w.error) for name, ways in nodes.items()}
+    all_saved = sum(plain[name].seconds - min(way.seconds for way in ways) for name, ways in nodes.items())
     if not 0 < bound < math.inf or all_saved <= 0:
         return nodes
 
     def is_worth_it(name: str, way: Way) -> bool:
-        saved = max(0.0, exact[name].seconds - way.seconds) / all_saved
-        return way.kind != INT8 or saved * len(nodes) >= _SMALL or way.error / bound**2 <= _WORTH * saved
+        saved = max(0.0, plain[name].seconds - way.seconds) / all_saved
+        cost = (way.error - plain[name].error) / bound**2
+        return way.kind != INT8 or saved * len(nodes) >= _SMALL or cost <= _WORTH * saved
 
     return {name: [way for way in ways if is_worth_it(name, way)] for name, ways in nodes.items()}
 
