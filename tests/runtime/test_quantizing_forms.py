@@ -12,7 +12,7 @@ import pytest
 from ranvier.graph.extract import copied
 from ranvier.runtime.quantizing import Quantization, forms
 from ranvier.runtime.quantizing.costs import measured, work_of
-from ranvier.runtime.quantizing.forms import Form, Trials, fastest
+from ranvier.runtime.quantizing.forms import Form, Ranked, Trials, fastest
 from ranvier.runtime.quantizing.maker import Maker
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.session import Session
@@ -89,7 +89,16 @@ def test_the_fastest_comes_first_and_of_even_ones_the_first(trials: Trials) -> N
         Form(frozenset(LAYERS[8:20])),
         Form(frozenset(LAYERS[8:20]), None, False),
     )
-    assert trials.ranked([slow, quick, same], 0.0) == [quick, same, slow]
+    assert [each.form for each in trials.ranked([slow, quick, same], 0.0)] == [quick, same, slow]
+
+
+def test_forms_that_are_about_as_fast_are_all_improved(trials: Trials) -> None:
+    """The second becomes faster than what the first becomes; what is much slower is not asked."""
+    first, second, slow = (Form(frozenset(LAYERS[:k])) for k in (1, 2, 3))
+    better = {first: Form(frozenset(LAYERS[8:12])), second: Form(frozenset(LAYERS[8:20]))}
+    ranked = [Ranked(1.0, first), Ranked(1.05, second), Ranked(1.5, slow)]
+    assert trials.each(ranked, better.__getitem__, 0.0) == [better[second], better[first]]
+    assert trials.each(ranked[:1], better.__getitem__, 0.0) == [better[first]]
 
 
 def test_forms_are_made_once_and_few_stay_open(trials: Trials) -> None:

@@ -263,7 +263,8 @@ class Choosing:
             return sorted(found, key=self._estimate)
         maker.told("comparing models")
         ranked = trials.ranked(found, _COMPARED)
-        order = [site.name for site in maker.sites if site.name in self._every - (both or exact or ranked[0]).floats]
+        most_coded = both or exact or ranked[0].form
+        order = [site.name for site in maker.sites if site.name in self._every - most_coded.floats]
         size = max(1, -(-len(order) // _BATCHES))
         batches = [frozenset(order[k : k + size]) for k in range(0, len(order), size)]
         maker.told("timing layers")
@@ -275,8 +276,10 @@ class Choosing:
         def allowed(form: Form) -> bool:
             return self._fits(form, strict)
 
-        best = trials.improved(ranked[0], batches, other, allowed, self._until(1.0), self._step)
-        return [best, *(form for form in ranked if form != best)]
+        def improved(form: Form) -> Form:
+            return trials.improved(form, batches, other, allowed, self._until(1.0), self._step)
+
+        return list(dict.fromkeys([*trials.each(ranked, improved, _COMPARED), *(each.form for each in ranked)]))
 
     def faster(self, a: Form | None, b: Form | None) -> Form | None:
         """The faster of two forms, if there are two."""
@@ -284,7 +287,7 @@ class Choosing:
             return a or b
         if not self._maker.options.timed:
             return min(a, b, key=self._estimate)
-        return self._trials.ranked([a, b], _COMPARED)[0]
+        return self._trials.ranked([a, b], _COMPARED)[0].form
 
     def _with_codes(self, wide: Names | None, strict: float) -> Form | None:
         """As many codes as save time, the rest in float32, or in bfloat16 but for these nodes."""

@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 Names = frozenset[str]
 _OPEN = 4  # sessions that wait to be compared
 _SECONDS = 0.2  # of turns for a comparison of two
+_EVEN = 1.1  # times the time of the fastest form, up to which others may become the fastest
 _TELLING = 3  # samples that show what a form does
 
 
@@ -59,6 +60,14 @@ class Telling:
         errors = [difference([row], [wanted]).error for row, wanted in zip(found, expected)]
         those = sorted(range(len(feeds)), key=lambda k: -errors[k])[:_TELLING]
         return cls([feeds[k] for k in those], [expected[k] for k in those], len(those) / len(feeds))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A form, and what a run of it takes."""
+
+    seconds: float
+    form: Form
 
 
 class Trials:
@@ -129,10 +138,17 @@ class Trials:
     def near(self, form: Form) -> bool:
         return self._near(self.difference(form))
 
-    def ranked(self, forms: Sequence[Form], seconds: float) -> list[Form]:
+    def ranked(self, forms: Sequence[Form], seconds: float) -> list[Ranked]:
         """The fastest first, as measured in turns; of those that are even the first one given."""
         times = fastest([self.session(form) for form in forms[:_OPEN]], self._feed, seconds)
-        return [form for _, form in sorted(zip(times, forms), key=lambda each: each[0])]
+        return sorted(map(Ranked, times, forms), key=lambda each: each.seconds)
+
+    def each(self, ranked: Sequence[Ranked], improved: Callable[[Form], Form], seconds: float) -> list[Form]:
+        """The forms that are about as fast as the first one, improved, the fastest first: which of them can be made
+        faster shows only when all have been tried."""
+        even = [each.form for each in ranked if each.seconds <= _EVEN * ranked[0].seconds]
+        found = list(dict.fromkeys(improved(form) for form in even))
+        return [each.form for each in self.ranked(found, seconds)] if len(found) > 1 else found
 
     def improved(
         self,
