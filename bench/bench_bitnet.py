@@ -25,12 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite.binding import get_host_cpu_features
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # litespark's threads, before it is loaded
-if not {"avx512vnni", "avx512vbmi"} <= {name for name, has in get_host_cpu_features().items() if has}:
-    # its kernels for AVX-512 are built for both of these, and taken by any processor with AVX-512
-    os.environ.setdefault("LITESPARK_KERNEL_TIER", "avx2")
 
 import numpy as np
 import onnx
@@ -41,7 +36,7 @@ from rich.table import Table
 import ranvier as rv
 from bench.models.ternary import Decoder, Shape, bitnet
 from ranvier.codegen.llvm import peaks
-from ranvier.codegen.llvm.isa import host
+from ranvier.codegen.llvm.isa import host, host_features
 from ranvier.codegen.llvm.ternary import form_of
 from ranvier.codegen.storage import aligned_empty
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes, quantized_tokens
@@ -95,6 +90,9 @@ def onnxruntime_bits(x: Array, codes: Array) -> Runner:
 
 def litespark(x: Array, codes: Array) -> dict[str, Runner]:
     """Its kernels for one token, and for many: those take 64 at a time."""
+    if not all(host_features().get(name) for name in ("avx512vnni", "avx512vbmi")):
+        # its kernels for AVX-512 are built for both of these, and taken by any processor with AVX-512
+        os.environ.setdefault("LITESPARK_KERNEL_TIER", "avx2")
     try:
         import litespark_inference.torchless.kernel as kernel
     except ImportError:

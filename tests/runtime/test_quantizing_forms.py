@@ -97,8 +97,8 @@ def test_forms_that_are_about_as_fast_are_all_improved(trials: Trials) -> None:
     first, second, slow = (Form(frozenset(LAYERS[:k])) for k in (1, 2, 3))
     better = {first: Form(frozenset(LAYERS[8:12])), second: Form(frozenset(LAYERS[8:20]))}
     ranked = [Ranked(1.0, first), Ranked(1.05, second), Ranked(1.5, slow)]
-    assert trials.each(ranked, better.__getitem__, 0.0) == [better[second], better[first]]
-    assert trials.each(ranked[:1], better.__getitem__, 0.0) == [better[first]]
+    assert trials.all_improved(ranked, better.__getitem__, 0.0) == [better[second], better[first]]
+    assert trials.all_improved(ranked[:1], better.__getitem__, 0.0) == [better[first]]
 
 
 def test_forms_are_made_once_and_few_stay_open(trials: Trials) -> None:

@@ -279,7 +279,8 @@ class Choosing:
         def improved(form: Form) -> Form:
             return trials.improved(form, batches, other, allowed, self._until(1.0), self._step)
 
-        return list(dict.fromkeys([*trials.each(ranked, improved, _COMPARED), *(each.form for each in ranked)]))
+        best = trials.all_improved(ranked, improved, _COMPARED)
+        return list(dict.fromkeys([*best, *(each.form for each in ranked)]))
 
     def faster(self, a: Form | None, b: Form | None) -> Form | None:
         """The faster of two forms, if there are two."""

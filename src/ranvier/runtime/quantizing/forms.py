@@ -143,7 +143,7 @@ class Trials:
         times = fastest([self.session(form) for form in forms[:_OPEN]], self._feed, seconds)
         return sorted(map(Ranked, times, forms), key=lambda each: each.seconds)
 
-    def each(self, ranked: Sequence[Ranked], improved: Callable[[Form], Form], seconds: float) -> list[Form]:
+    def all_improved(self, ranked: Sequence[Ranked], improved: Callable[[Form], Form], seconds: float) -> list[Form]:
         """The forms that are about as fast as the first one, improved, the fastest first: which of them can be made
         faster shows only when all have been tried."""
         even = [each.form for each in ranked if each.seconds <= _EVEN * ranked[0].seconds]

@@ -49,8 +49,7 @@ def configure(f: Fn, rows: Val, groups: Val | None = None) -> None:
     for tile in range(_TILES):
         plain[16 + 2 * tile] = LINE
         plain[48 + tile] = TILE_ROWS
-    text = ", ".join(f"i8 {x}" for x in plain)
-    f.store(Val(f, "<64 x i8>", f"<{text}>"), block)
+    f.store(f.listed("i8", plain), block)
     upper = f.cast(f.min_(rows, TILE_ROWS), "i8")
     lower = f.cast(f.max_(rows - TILE_ROWS, 1), "i8")  # where there are none it is not used, but has to be valid
     for tiles, count in (((sums(0, 0), sums(0, 1), a_tile(0)), upper), ((sums(1, 0), sums(1, 1), a_tile(1)), lower)):

@@ -106,7 +106,12 @@ class Values:
         """0, 1, 2 … in the lanes of a vector (0 for a single lane)."""
         if lanes == 1:
             return self.const(element, 0)
-        return Val(self, vector(element, lanes), f"<{', '.join(f'{element} {i}' for i in range(lanes))}>")
+        return self.listed(element, range(lanes))
+
+    def listed(self, element: str, values: Sequence[int | float]) -> Val:
+        """A vector of these constants."""
+        text = ", ".join(f"{element} {literal(element, value)}" for value in values)
+        return Val(self, vector(element, len(values)), f"<{text}>")
 
     def zero(self, kind: str) -> Val:
         return Val(self, kind, "null" if kind == "ptr" else "zeroinitializer")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
-from ranvier.codegen.llvm.builder.types import literal
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
@@ -30,13 +29,9 @@ class Decoder:
             count = len(coding.values)
             values = [coding.values[k % count] for k in range(max(count, self.lanes))]
             parts = [values[k : k + self.lanes] for k in range(0, len(values), self.lanes)]
-            self.tables = [self._constant(part) for part in parts]
+            self.tables = [fn.listed("float", part) for part in parts]
         elif coding.kind == "levels":
             self.memory = Val(fn, "ptr", fn.module.table(table, "float", coding.levels))
-
-    def _constant(self, values: list[float]) -> Val:
-        items = ", ".join(f"float {literal('float', v)}" for v in values)
-        return Val(self.fn, self.kind, f"<{items}>")
 
     def words(self, at: Val) -> list[Val]:
         """The words at an address, once for each byte of theirs.

@@ -13,8 +13,7 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, 
 from ranvier.codegen.llvm.isa import Isa
 
 LOW = 0x03030303
-PAIRS = {32: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")}
-PAIRS[64] = ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+PAIRS = {32: "llvm.x86.avx2.pmadd.ub.sw", 64: "llvm.x86.avx512.pmaddubs.w.512"}
 
 
 class Dots:
@@ -39,7 +38,7 @@ class PairDots(Dots):
     def add(self, codes: Val, tokens: Val) -> None:
         f, lanes = self.f, codes.lanes
         bytes_, words = vector("i8", 4 * lanes), vector("i16", 2 * lanes)
-        name = PAIRS[self.isa.vector_bytes][0]
+        name = PAIRS[self.isa.vector_bytes]
         found = f.intrinsic(name, words, [f.bitcast(codes, bytes_), f.bitcast(tokens, bytes_)])
         self.short = found if self.short is None else self.short + found
 
@@ -47,7 +46,8 @@ class PairDots(Dots):
         f = self.f
         assert self.short is not None
         ones = f.const(self.short.type, 1)
-        return self.sum + f.intrinsic(PAIRS[self.isa.vector_bytes][1], self.sum.type, [self.short, ones])
+        pairs, twice_one = (f.bitcast(x, self.sum.type) for x in (self.short, ones))
+        return multiply_words(f, self.isa, self.sum, pairs, twice_one)
 
 
 class WordDots(Dots):

@@ -30,12 +30,11 @@ from ranvier.codegen.llvm.integer.dots import multiply_add
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K
-from ranvier.codegen.llvm.ternary.pack import STEP, padded
+from ranvier.codegen.llvm.ternary.pack import STEP, Packed, in_parts, padded
 from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage, View
-from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 ROWS = 3  # up to so many rows read weights in this form
@@ -53,25 +52,8 @@ _AHEAD = 2  # steps of weights that are asked for before they are used
 _GOPS = 120.0
 
 
-@dataclass(frozen=True)
-class PackedFives:
-    """Weights [K, N]; ``storage`` is [panels, K / 4, lanes] of 32-bit words, whose bytes are four k."""
-
-    storage: Storage
-    k: int
-    n: int
-
-    @property
-    def width(self) -> int:
-        return _WIDTH
-
-    @property
-    def panels(self) -> int:
-        return -(-self.n // _WIDTH)
-
-    @property
-    def nbytes(self) -> int:
-        return self.storage.nbytes
+class PackedFives(Packed):
+    """``storage`` is [panels, K / 4, lanes] of 32-bit words, whose bytes are four k."""
 
 
 def suits_fives(isa: Isa, rows: int, k: int, n: int) -> bool:
@@ -82,18 +64,12 @@ def suits_fives(isa: Isa, rows: int, k: int, n: int) -> bool:
 
 def pack_fives(codes: Array, k: int) -> PackedFives:
     """``codes`` are bytes [N, ceil(K / 4)], the code of k in byte k // 4 at bit 2 · (k mod 4)."""
-    n, filled = codes.shape
-    panels, quads = -(-n // _WIDTH), padded(k) // _QUAD
-    packed = packed_empty((panels, quads, _LANES), np.dtype(np.uint32))
-    at_once = max(1, (1 << 18) // (quads * _WIDTH))  # panels whose words stay in the cache
-    for first in range(0, panels, at_once):
-        part = codes[first * _WIDTH : (first + at_once) * _WIDTH]
-        count = min(at_once, panels - first)
-        words = np.zeros((count * _WIDTH, quads), np.uint32)
-        words[: len(part), :filled] = _spread()[part]
-        joined = _joined(words.reshape(count, _FIELDS, _LANES, quads))
-        packed[first : first + count] = joined.swapaxes(1, 2)
-    return PackedFives(Storage.packed(packed), k, n)
+    n, quads = len(codes), padded(k) // _QUAD
+    packed = packed_empty((-(-n // _WIDTH), quads, _LANES), np.dtype(np.uint32))
+    for those, rows in in_parts(codes, _WIDTH, quads, quads):
+        joined = _joined(_spread()[rows].reshape(-1, _FIELDS, _LANES, quads))
+        packed[those] = joined.swapaxes(1, 2)
+    return PackedFives(Storage.packed(packed), k, n, _WIDTH)
 
 
 @functools.cache
@@ -146,10 +122,7 @@ class _Driver(PanelDriver):
     def __init__(self, frame: Frame, block: Block, width: int) -> None:
         super().__init__(frame, block, width)
         self.bytes = vector("i8", _LINE)
-        self.below, self.beyond, self.whole = (self.constant(table) for table in _tables())
-
-    def constant(self, values: list[int]) -> Val:
-        return Val(self.f, self.bytes, f"<{', '.join(f'i8 {v}' for v in values)}>")
+        self.below, self.beyond, self.whole = (self.f.listed("i8", table) for table in _tables())
 
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
         f = self.f

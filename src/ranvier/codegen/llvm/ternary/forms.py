@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary.fives import PackedFives, pack_fives, suits_fives
-from ranvier.codegen.llvm.ternary.pack import PackedTernary, pack_ternary
-from ranvier.codegen.llvm.ternary.triples import PackedTriples, pack_triples, suits_triples
+from ranvier.codegen.llvm.ternary.fives import pack_fives, suits_fives
+from ranvier.codegen.llvm.ternary.pack import Packed, pack_ternary
+from ranvier.codegen.llvm.ternary.triples import pack_triples, suits_triples
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
-Packed = PackedTernary | PackedFives | PackedTriples
 
 
 @dataclass(frozen=True)

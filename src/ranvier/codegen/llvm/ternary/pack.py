@@ -9,6 +9,7 @@ meet of the tokens is 0, and columns past the end are never stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,13 @@ def padded(k: int) -> int:
 
 
 @dataclass(frozen=True)
-class PackedTernary:
-    """Weights [K, N]; ``storage`` is [panels, words, columns of a panel] of 32-bit words."""
+class Packed:
+    """Weights [K, N] in panels of ``width`` columns, each all of K."""
 
     storage: Storage
     k: int
     n: int
-    width: int  # columns of a panel
-
-    @property
-    def words(self) -> int:
-        """Words of a column."""
-        return padded(self.k) // DEPTH
+    width: int
 
     @property
     def panels(self) -> int:
@@ -52,17 +48,34 @@ class PackedTernary:
         return self.storage.nbytes
 
 
+class PackedTernary(Packed):
+    """``storage`` is [panels, words, columns of a panel] of 32-bit words."""
+
+    @property
+    def words(self) -> int:
+        """Words of a column."""
+        return padded(self.k) // DEPTH
+
+
+def in_parts(codes: Array, width: int, room: int, words: int) -> Iterator[tuple[slice, Array]]:
+    """Some panels of ``width`` columns at a time, and the bytes of their columns, ``room`` for each with zeros behind
+    the codes: as many as stay in the cache, with so many ``words`` made of a column."""
+    panels = -(-len(codes) // width)
+    at_once = max(1, (1 << 18) // max(1, words * width))
+    for first in range(0, panels, at_once):
+        part = codes[first * width : (first + at_once) * width]
+        count = min(at_once, panels - first)
+        rows = np.zeros((count * width, room), np.uint8)
+        rows[: len(part), : part.shape[1]] = part
+        yield slice(first, first + count), rows
+
+
 def pack_ternary(codes: Array, k: int, isa: Isa) -> PackedTernary:
     """``codes`` are bytes [N, ceil(K / 4)], the code of k in byte k // 4 at bit 2 · (k mod 4)."""
     n = codes.shape[0]
     width = VECTORS * isa.lanes(4)
-    panels, words = -(-n // width), padded(k) // DEPTH
-    packed = packed_empty((panels, words, width), np.dtype(np.uint32))
-    at_once = max(1, (1 << 18) // max(1, words * width))  # panels whose words stay in the cache
-    for first in range(0, panels, at_once):
-        part = codes[first * width : (first + at_once) * width]
-        count = min(at_once, panels - first)
-        rows = np.zeros((count * width, words * 4), np.uint8)
-        rows[: len(part), : part.shape[1]] = part
-        packed[first : first + count] = turned(rows.view("<u4"), 2).reshape(count, width, words).swapaxes(1, 2)
+    words = padded(k) // DEPTH
+    packed = packed_empty((-(-n // width), words, width), np.dtype(np.uint32))
+    for those, rows in in_parts(codes, width, words * 4, words):
+        packed[those] = turned(rows.view("<u4"), 2).reshape(-1, width, words).swapaxes(1, 2)
     return PackedTernary(Storage.packed(packed), k, n, width)

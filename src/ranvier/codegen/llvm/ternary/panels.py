@@ -8,39 +8,21 @@ then. A row or a panel past the end repeats the last one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Val, vector
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.frame import Frame, in_order
-from ranvier.codegen.llvm.ternary.pack import STEP, padded
+from ranvier.codegen.llvm.ternary.pack import STEP, Packed, padded
 from ranvier.codegen.llvm.ternary.tokens import row_bytes
 from ranvier.codegen.loops.ir import Epilogue
-from ranvier.codegen.storage import Storage, View
+from ranvier.codegen.storage import View
 from ranvier.records import dataclass
 
 _X, _W, _OUT, FINISH = range(4)
 NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
 _GBPS = 12.0  # of one core, roughly
-
-
-class Packed(Protocol):
-    """Weights [K, N] in panels of ``width`` columns, each all of K."""
-
-    @property
-    def storage(self) -> Storage: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def panels(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True)

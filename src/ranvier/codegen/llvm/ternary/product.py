@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.fives import PackedFives, by_fives
-from ranvier.codegen.llvm.ternary.forms import Packed
+from ranvier.codegen.llvm.ternary.pack import Packed, PackedTernary
 from ranvier.codegen.llvm.ternary.tiles import by_tiles, suits_tiles
 from ranvier.codegen.llvm.ternary.triples import PackedTriples, by_triples
 from ranvier.codegen.llvm.ternary.unpacked import by_unpacked, suits_unpacked
@@ -36,6 +36,7 @@ def ternary_matmul(
         return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
     if isinstance(packed, PackedTriples):
         return [by_triples(codes, m, packed, out, strides, epilogue, threads)]
+    assert isinstance(packed, PackedTernary)
     if m >= TILE_ROWS and suits_tiles(isa):
         return [by_tiles(codes, m, packed, out, strides, epilogue, threads)]
     if suits_unpacked(isa, m, packed.k):

@@ -22,15 +22,15 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import multiplies_bytes, multiply_words
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import PAIRS
+from ranvier.codegen.llvm.ternary.pack import Packed, in_parts
 from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage, View
-from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _LINE = 64
@@ -49,30 +49,13 @@ _ROWS = 4
 _GOPS = 150.0
 
 
-@dataclass(frozen=True)
-class PackedTriples:
-    """Weights [K, N]; ``storage`` is [panels, words of a column, columns of a panel] of 16-bit words."""
-
-    storage: Storage
-    k: int
-    n: int
-
-    @property
-    def width(self) -> int:
-        return _WIDTH
+class PackedTriples(Packed):
+    """``storage`` is [panels, words of a column, columns of a panel] of 16-bit words."""
 
     @property
     def words(self) -> int:
         """Words of a column."""
         return -(-self.k // _DEPTH)
-
-    @property
-    def panels(self) -> int:
-        return -(-self.n // _WIDTH)
-
-    @property
-    def nbytes(self) -> int:
-        return self.storage.nbytes
 
 
 def suits_triples(isa: Isa) -> bool:
@@ -83,22 +66,17 @@ def suits_triples(isa: Isa) -> bool:
 def pack_triples(codes: Array, k: int) -> PackedTriples:
     """``codes`` are bytes [N, ceil(K / 4)], the code of k in byte k // 4 at bit 2 · (k mod 4)."""
     n, filled = codes.shape
-    panels, words = -(-n // _WIDTH), -(-k // _DEPTH)
-    packed = packed_empty((panels, words, _WIDTH), np.dtype(np.uint16))
+    words = -(-k // _DEPTH)
+    packed = packed_empty((-(-n // _WIDTH), words, _WIDTH), np.dtype(np.uint16))
     room = -(-k // _PERIOD) * _PERIOD // 4 + 3  # the last bits are read with what would be the next ones
-    at_once = max(1, (1 << 18) // (words * _WIDTH))  # panels whose words stay in the cache
-    for first in range(0, panels, at_once):
-        part = codes[first * _WIDTH : (first + at_once) * _WIDTH]
-        count = min(at_once, panels - first)
-        columns = np.zeros((count * _WIDTH, room), np.uint8)
-        columns[: len(part), :filled] = part
+    for those, columns in in_parts(codes, _WIDTH, room, words):
         if k % 4:  # whatever stands behind the last code would change its lookup
             columns[:, filled - 1] &= (1 << 2 * (k % 4)) - 1
-        lanes = columns.reshape(-1, 2, _LANES // 2, room).swapaxes(1, 2).reshape(count * _WIDTH, room)
-        made = _words(lanes).reshape(count, _WIDTH, -1)
-        for panel in range(count):  # one by one: NumPy turns a matrix faster than a stack of them
-            packed[first + panel] = made[panel, :, :words].T
-    return PackedTriples(Storage.packed(packed), k, n)
+        lanes = columns.reshape(-1, 2, _LANES // 2, room).swapaxes(1, 2).reshape(-1, room)
+        made = _words(lanes).reshape(-1, _WIDTH, -(-k // _PERIOD) * 4)
+        for target, panel in zip(packed[those], made, strict=True):  # NumPy turns a matrix faster than a stack of them
+            target[...] = panel[:, :words].T
+    return PackedTriples(Storage.packed(packed), k, n, _WIDTH)
 
 
 def _words(rows: Array) -> Array:
@@ -184,8 +162,8 @@ class _Driver(PanelDriver):
         count = _LANES // self.shared
         numbers = (number for number in range(part * count, (part + 1) * count) for _ in range(self.shared))
         digits = [0 if k is None or number >= 27 else number // 3**k % 3 for number in numbers for k in ks]
-        times = Val(f, vector("i8", _LINE), f"<{', '.join(f'i8 {digit}' for digit in digits)}>")
-        return f.intrinsic(PAIRS[_LINE][0], self.shorts, [times, f.bitcast(tokens, times.type)])
+        times = f.listed("i8", digits)
+        return f.intrinsic(PAIRS[_LINE], self.shorts, [times, f.bitcast(tokens, times.type)])
 
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
         f = self.f
@@ -228,11 +206,11 @@ class _Driver(PanelDriver):
     def widen(self, total: Val, place: int) -> None:
         """Adds 32 sums of 16 bits to those of 32: the even lanes, then the odd ones."""
         f = self.f
-        even = Val(f, self.shorts, f"<{', '.join(f'i16 {1 - lane % 2}' for lane in range(_LANES))}>")
-        parts = f.intrinsic(PAIRS[_LINE][1], self.words, [total, even]), f.ashr(f.bitcast(total, self.words), 16)
-        for part, target in zip(parts, self.halves(place), strict=True):
-            wide = f.gep(f.args["scratch"], target * _LINE)
-            f.store(f.load(self.words, wide, _LINE) + part, wide, _LINE)
+        pairs = f.bitcast(total, self.words)
+        even, odd = (f.gep(f.args["scratch"], half * _LINE) for half in self.halves(place))
+        first_of_each = f.const(self.words, 1)
+        f.store(multiply_words(f, self.isa, f.load(self.words, even, _LINE), pairs, first_of_each), even, _LINE)
+        f.store(f.load(self.words, odd, _LINE) + f.ashr(pairs, 16), odd, _LINE)
 
 
 class _One(_Driver):
