@@ -55,6 +55,33 @@ def test_other_containers_and_arrays_take_the_slow_way(tmp_path: Path) -> None:
         run_mixer(mixer, program)  # and the quick way still works after it
 
 
+def test_the_shortest_way_runs_what_every_way_runs() -> None:
+    for seed in range(20):
+        mixer = Mixer(seed)
+        program = NativeProgram(mixer.launches, mixer.places, ISA, bases=4)
+        assert program.enters_alone(1)
+        given, out = np.arange(mixer.size), np.full(mixer.size, POISON)
+        arena = np.zeros(mixer.arena_bytes + 8, np.uint8)
+        assert program.run_alone([given], [out], address(arena))
+        np.testing.assert_array_equal(out, mixer.expected(given))
+
+
+def test_the_shortest_way_is_closed_to_arrays_that_are_not_plain(tmp_path: Path) -> None:
+    mixer = Mixer(5)
+    program = NativeProgram(mixer.launches, mixer.places, ISA, bases=4)
+    size = mixer.size
+    mapped = np.memmap(tmp_path / "x", np.int64, "w+", shape=(size,))
+    shifted = np.zeros(8 * size + 1, np.uint8)[1:].view(np.int64)
+    arena = np.zeros(mixer.arena_bytes + 8, np.uint8)
+    for given in (np.arange(2 * size)[::2], np.arange(size)[::-1], shifted, mapped):
+        out = np.full(size, POISON)
+        assert not program.run_alone([given], [out], address(arena))
+        assert not program.run_alone([np.arange(size)], [given], address(arena))
+        assert (out == POISON).all() and not arena.any()
+    assert not program.run_alone([], [out], address(arena))
+    run_mixer(mixer, program)
+
+
 def test_wrong_number_of_arrays() -> None:
     mixer = Mixer(1)
     program = NativeProgram(mixer.launches, mixer.places, ISA, bases=4)

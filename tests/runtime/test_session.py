@@ -116,6 +116,22 @@ def test_outputs_that_are_inputs_are_copies() -> None:
             assert not np.shares_memory(out["x"], given)
 
 
+def test_arrays_of_any_layout_give_the_same_at_every_call() -> None:
+    """Also those after the first, which are not looked at as long."""
+    source = model("g (float[6,4] x) => (float[6,3] y) { y = MatMul(x, w) }", w=W)
+    plain = x(6)
+    moved = np.zeros(plain.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(6, 4)
+    moved[:] = plain
+    wide = np.repeat(plain, 2, axis=1)
+    shapes = [plain, wide[:, ::2], np.asfortranarray(plain), plain[::-1][::-1], moved, plain]
+    with rv.load(source) as session:
+        drop_in = rv.InferenceSession(source)
+        for given in shapes * 2:
+            np.testing.assert_allclose(session.run({"x": given})["y"], plain @ W, rtol=1e-5)
+            for names in (None, ["y"]):
+                np.testing.assert_allclose(drop_in.run(names, {"x": given})[0], plain @ W, rtol=1e-5)
+
+
 def test_every_size_gets_a_plan_and_old_ones_go() -> None:
     with rv.load(two_outputs(), plan_cache=3) as session:
         for rows in (1, 2, 4, 7, 5, 1, 0):
@@ -222,6 +238,26 @@ def test_one_session_from_many_threads() -> None:
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(work, range(400)))
+
+
+def test_arenas_are_counted_while_many_threads_run() -> None:
+    """Each run has one of its own, none is lost, and those that wait go when they are asked to."""
+    source = model("g (float[64,4] x) => (float[64,1] y) { h = MatMul(x, w) s = Softmax(h) y = ReduceMax(s) }", w=W)
+    with rv.load(source, threads=1) as session:
+        given = x(64)
+        expected = session.run({"x": given})["y"]
+        arena = session.bind().memory.arena
+        assert arena and session.memory().arenas_waiting == arena
+
+        def work(_: int) -> bool:
+            return all(np.array_equal(session.run({"x": given})["y"], expected) for _ in range(200))
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(8)))
+        assert session.memory().arenas_in_use == 0
+        assert session.memory().arenas_waiting in [arena * count for count in range(1, 9)]
+        session.trim()
+        assert session.memory().arenas_waiting == session.memory().arenas_in_use == 0
 
 
 # -- looking at it, and the end -------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Plan:
         self._keep = 0 if self._secure else _KEEP_ARENAS  # what waits is not freed, and would not be zeroed
         self._lock = threading.Lock()
         self._free: list[_Arena] = []
-        self._in_use = 0
+        self._arenas = 0  # there are: those that wait and those in a run
         self._untouched: set[int] = set()  # addresses of large arenas that no run has ended in
         inference = TypeInference(dims, annotated=True)
         inference.types.update(captured or {})
@@ -141,10 +141,10 @@ class Plan:
             nodes[item.part.provider.name] = nodes.get(item.part.provider.name, 0) + len(item.part.subgraph.nodes)
         self._tally = REGISTRY.ledger.tally(self, nodes)
 
-    def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making], list[int]] | None:
-        """The kernel, where the inputs stand, its workspace's offset, how outputs are made and which of them is which
-        of the kernel's, when one bound kernel is the whole program and makes every output that is no constant: then
-        nothing has to be looked after between the call and the kernel."""
+    def _direct_call(self) -> tuple[BoundKernel, list[int] | None, int, list[_Making], list[int]] | None:
+        """The kernel, where the inputs stand (None: as they come), its workspace's offset, how outputs are made and
+        which of them is which of the kernel's, when one bound kernel is the whole program and makes every output that
+        is no constant: then nothing has to be looked after between the call and the kernel."""
         steps = self.program.steps
         outputs = [slot for slot in self.program.output_slots if slot not in self._given]
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
@@ -160,13 +160,13 @@ class Plan:
         sizes = [static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh]
         makers: list[Callable[..., Array]] = [np.empty if n < FROM_BYTES else _output for n in sizes]
         making = [(make, shape, dtype) for make, (_, dtype, shape) in zip(makers, self._fresh)]
-        same = theirs == sorted(theirs)
+        order = [where[slot] for slot in needed]
         return (
             self._bound[0],
-            [where[slot] for slot in needed],
+            None if order == list(range(len(where))) else order,
             self._workspaces.get(0, 0),
             making,
-            [] if same else theirs,
+            [] if theirs == sorted(theirs) else theirs,
         )
 
     def run_directly(self, values: Sequence[Array], into: Sequence[Array | None] | None = None) -> list[Any] | None:
@@ -182,14 +182,16 @@ class Plan:
             return None  # large outputs are looked at together: none of them is touched before all are made
         try:
             if into is None:
-                outputs = [make(shape, dtype) for make, shape, dtype in making]
+                outputs = []
+                for make, shape, dtype in making:  # sooner done than a comprehension, which some Pythons call
+                    outputs.append(make(shape, dtype))
             else:
                 outputs = [make(*how) if own is None else own for own, (make, *how) in zip(into, making)]
         except OutOfMemory:
             raise
         except MemoryError as error:
             raise OutOfMemory("cannot allocate the outputs", part="outputs") from error
-        given = [values[k] for k in order]
+        given = list(values) if order is None else [values[k] for k in order]
         written = [outputs[k] for k in theirs] if theirs else outputs
         if not kernel.workspace:
             kernel.call(given, written, 0)
@@ -219,9 +221,11 @@ class Plan:
         if self._direct is None or self._constants:
             return False
         kernel, order, _, _, theirs = self._direct
-        if given not in order or not isinstance(kernel, Overwrites):
+        if (order is not None and given not in order) or not isinstance(kernel, Overwrites):
             return False
-        return kernel.may_overwrite(theirs.index(output) if theirs else output, order.index(given))
+        return kernel.may_overwrite(
+            theirs.index(output) if theirs else output, given if order is None else order.index(given)
+        )
 
     def _bind(self, step: Step, inference: TypeInference) -> BoundKernel | None:
         """The step's kernel made for these types, where it can be."""
@@ -436,10 +440,12 @@ class Plan:
                 seen.add(id(result))
 
     def _take(self) -> _Arena:
-        with self._lock:
-            if self._free:
-                self._in_use += 1
-                return self._free.pop()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._made_arena()
+
+    def _made_arena(self) -> _Arena:
         arena = self._allocator.alloc(self.memory.arena, f"arena of {self.program.graph.name!r}")
         views = {p.slot: arena[p.offset : p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in self.placed}
         start = arena.ctypes.data
@@ -448,39 +454,47 @@ class Plan:
             for k, bound in enumerate(self._bound)
         ]
         with self._lock:
-            self._in_use += 1
+            self._arenas += 1
             if self.memory.arena >= NOTED_FROM:
                 self._untouched.add(start)
         return arena, views, kernels, start
 
     def _give(self, held: _Arena) -> None:
+        if self._untouched:
+            self._settle(held)
+        if len(self._free) < self._keep:  # one more now and then, where runs end at the same time
+            self._free.append(held)
+        else:
+            self._drop(held)
+
+    def _drop(self, held: _Arena) -> None:
         with self._lock:
-            self._in_use -= 1
-            if self._untouched:
-                self._settle(held)
-            if len(self._free) < self._keep:
-                self._free.append(held)
-                return
+            self._arenas -= 1
         self._allocator.free(held[0])
 
     def _settle(self, held: _Arena) -> None:
         """After the first run in an arena the system counts it, and the allocator need not remember the promise."""
-        if held[3] in self._untouched:
+        with self._lock:
+            if held[3] not in self._untouched:
+                return
             self._untouched.discard(held[3])
-            if isinstance(self._allocator, PooledAllocator):
-                self._allocator.touched(held[0])
+        if isinstance(self._allocator, PooledAllocator):
+            self._allocator.touched(held[0])
 
     def arenas(self) -> tuple[int, int]:
         """Bytes of arenas that wait for a run, and of those in one."""
         with self._lock:
-            return len(self._free) * self.memory.arena, self._in_use * self.memory.arena
+            waiting = len(self._free)
+            return waiting * self.memory.arena, (self._arenas - waiting) * self.memory.arena
 
     def close(self) -> None:
         """Give the waiting arenas back; also what happens to a plan that nobody holds any more."""
-        with self._lock:
-            free, self._free = self._free, []
-        for arena, *_ in free:
-            self._allocator.free(arena)
+        while self._free:
+            try:
+                held = self._free.pop()
+            except IndexError:  # a run has taken it
+                return
+            self._drop(held)
 
     def __del__(self) -> None:
         if hasattr(self, "_free"):  # not where the plan could not be made

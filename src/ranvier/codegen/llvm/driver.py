@@ -38,7 +38,7 @@ from ranvier.codegen.llvm import atomics, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 6  # of the code below: part of its key
+VERSION = 7  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK = range(10)
@@ -78,9 +78,9 @@ def run_spec(*, lists: bool) -> KernelSpec:
     """``i64 run(program, call)``: the addresses of a program's head and of the words of a call.
 
     Returns the number of the step reached, or -1 where it could not begin. GIVEN is the address of a Python list
-    that holds the list of inputs and the list of outputs (plain lists of plain arrays, or it does not begin), or, for
-    ``lists=False``, of a table of GIVEN_COUNT addresses. The workspace has room for the bases, the pointers of
-    all steps, and scratch.
+    that holds the list of inputs and the list of outputs (plain lists of plain arrays, C-contiguous and aligned, or it
+    does not begin), or, for ``lists=False``, of a table of GIVEN_COUNT addresses. The workspace has room for the
+    bases, the pointers of all steps, and scratch.
     """
     return KernelSpec("program driver", ("driver", *_version(), lists), lambda m, s, isa: _emit_run(m, s, isa, lists))
 
@@ -298,7 +298,9 @@ def _emit_bases_of_lists(f: Fn, program: Val, call: Val, workspace: Val) -> Val:
                 arrays = f.load("ptr", f.gep(each, system.LIST_ITEMS))
                 with f.loop(0, count) as k:
                     array = f.load("ptr", f.gep(arrays, k, "i64"))
-                    good.set(f.and_(good.get(), f.cmp("eq", f.load("i64", f.gep(array, system.TYPE)), array_type)))
+                    is_array = f.cmp("eq", f.load("i64", f.gep(array, system.TYPE)), array_type)
+                    flags = f.and_(f.load("i32", f.gep(array, system.ARRAY_FLAGS)), system.PLAIN)
+                    good.set(f.and_(good.get(), f.and_(is_array, f.cmp("eq", flags, system.PLAIN))))
                     f.store(f.load("i64", f.gep(array, system.ARRAY_DATA)), f.gep(workspace, first + k, "i64"))
                 first = first + count
     return good.get()

@@ -22,6 +22,8 @@ TYPE = 8  # offset of an object's type
 LIST_SIZE = 16  # offset of a list's length
 LIST_ITEMS = 24  # offset of the pointer to a list's items
 ARRAY_DATA = 16  # offset of the pointer to an array's elements
+ARRAY_FLAGS = 64  # offset of an array's flags, 32 bits
+PLAIN = 0x101  # of these: C-contiguous and aligned
 
 
 def _address(library: str | None, name: str) -> int:
@@ -80,15 +82,17 @@ def objects_readable() -> bool:
         sys.implementation.name == "cpython"
         and not hasattr(sys, "getobjects")
         and (object.__basicsize__, list.__basicsize__) == (16, 40)
-        and np.ndarray.__basicsize__ >= ARRAY_DATA + 8
+        and np.ndarray.__basicsize__ >= ARRAY_FLAGS + 8
     )
     if not plain:
         return False
     arrays: list[np.ndarray[Any, Any]] = [np.empty(shape, np.float32) for shape in ((), (1,), (3, 5), (7, 0), (9000,))]
-    arrays.append(arrays[2][1:, ::2])
+    arrays += [arrays[2][1:, ::2], arrays[2].T, np.empty(9, np.uint8)[1:].view(np.float64)]
     if any(_word(id(a) + ARRAY_DATA) != a.ctypes.data for a in arrays):
         return False
     if any(_word(id(a) + TYPE) != id(np.ndarray) for a in arrays):
+        return False
+    if any((_word(id(a) + ARRAY_FLAGS) & PLAIN == PLAIN) != (a.flags.c_contiguous and a.flags.aligned) for a in arrays):
         return False
     empty: list[Any] = []
     lists = [arrays * n for n in (1, 2, 50)]

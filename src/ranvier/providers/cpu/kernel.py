@@ -23,7 +23,7 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.logs import warn_once
 from ranvier.memory import promised
 from ranvier.ops import TypeInference, registry
-from ranvier.ops.pulse import pulse
+from ranvier.ops.pulse import pulse, watching
 from ranvier.providers.base import (
     BodyRunner,
     CompileContext,
@@ -357,11 +357,12 @@ class CpuKernel:
 class Bound:
     """A kernel for shapes that are known: takes the plan's memory."""
 
-    __slots__ = ("constants", "kernel", "made", "memory", "positions", "workspace")
+    __slots__ = ("_program", "constants", "kernel", "made", "memory", "positions", "workspace")
 
     def __init__(self, kernel: CpuKernel, made: Specialised) -> None:
         self.kernel = kernel
         self.made = made
+        self._program = made.program if made.runs_alone() else None
         self.positions = kernel._positions
         self.workspace = made.workspace
         self.constants = made.constants
@@ -373,6 +374,9 @@ class Bound:
         self.call([inputs[k] for k in self.positions], outputs, workspace)
 
     def call(self, given: list[Array], outputs: list[Array], workspace: int) -> None:
+        program = self._program
+        if program is not None and watching() is None and program.run_alone(given, outputs, workspace):
+            return
         for k, x in enumerate(given):
             flags = x.flags
             if not (flags.c_contiguous and flags.aligned):

@@ -139,6 +139,10 @@ class Specialised:
         if self._checks:
             self._check(arena)
 
+    def runs_alone(self) -> bool:
+        """Whether a run that nobody watches is nothing but ``program.run_alone``."""
+        return not (self._draws or self._checks) and self.program.enters_alone(self.threads)
+
     def profile(self, inputs: list[Array], outputs: list[Array], arena: int) -> list[KernelTime]:
         """Run, and tell how long every launch took."""
         times = np.zeros((len(self.launches), 3), np.int64)

@@ -252,8 +252,8 @@ class InferenceSession:
     ) -> list[Any]:
         _checked(options)
         session = self._session
-        given = self._unwrapped(feed) if isinstance(feed, Mapping) else feed
-        wanted = list(dict.fromkeys(names)) if names else None
+        given = self._unwrapped(feed) if type(feed) is dict or isinstance(feed, Mapping) else feed
+        wanted = list(dict.fromkeys(names)) if names and tuple(names) != session.output_names else None
         results = session.run(given, wanted, options, into)
         if options is not None and options.get_run_config_entry(SHRINK_ENTRY):
             session.trim()
@@ -261,6 +261,12 @@ class InferenceSession:
 
     def _unwrapped(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """What the session takes: tensors of a GPU that none of its providers uses come by way of the host."""
+        if type(feed) is dict:
+            for x in feed.values():
+                if type(x) is not np.ndarray:
+                    break
+            else:
+                return feed
         providers = self._session.providers
         found: dict[str, Any] = {}
         for name, x in feed.items():
