@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm import compiler, driver, system
+from ranvier.codegen.llvm import compiler, driver, objects
 from ranvier.codegen.llvm import program as programs
 from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.isa import Isa, named
@@ -30,11 +30,11 @@ def test_random_programs(isa: Isa) -> None:
 
 
 def test_objects_are_readable_here() -> None:
-    assert system.objects_readable()  # on the interpreters that the tests run on
+    assert objects.readable()  # on the interpreters that the tests run on
 
 
 def test_addresses_read_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "objects_readable", lambda: False)
+    monkeypatch.setattr(objects, "readable", lambda: False)
     for seed in range(20):
         mixer = Mixer(seed)
         run_mixer(mixer, NativeProgram(mixer.launches, mixer.places, ISA, bases=4))

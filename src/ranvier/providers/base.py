@@ -14,6 +14,7 @@ import numpy as np
 
 from ranvier.codegen.arena import MemoryPlan
 from ranvier.codegen.launch import Units
+from ranvier.codegen.signature import Constant, Tensor
 from ranvier.codegen.tuning import Decision
 from ranvier.config import MemoryConfig, SessionConfig
 from ranvier.devices import Device
@@ -200,6 +201,32 @@ class Overwrites(Protocol):
     def may_overwrite(self, output: int, given: int) -> bool:
         """Whether it can where both have the same type and shape, in runs that nobody watches; such a run fails, if
         it does, before it writes there."""
+        ...
+
+
+class Entry(Protocol):
+    """The way into a bound kernel that goes through no Python: ``run(inputs)`` by name gives the outputs by name, or
+    None where the call is another one, or two come at a time. The workspace belongs to it until it is closed."""
+
+    run: Callable[[Any], dict[str, Any] | None]
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def runs(self) -> int: ...
+
+    def close(self) -> bool:
+        """Takes it out of use, if no run is in it."""
+        ...
+
+
+@runtime_checkable
+class Enters(Protocol):
+    """A bound kernel that may have an entry of its own."""
+
+    def entry(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | Constant], workspace: int) -> Entry | None:
+        """Places are those that ``call`` is given them at."""
         ...
 
 

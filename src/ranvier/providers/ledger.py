@@ -10,18 +10,25 @@ import threading
 import weakref
 from collections.abc import Mapping
 
-from ranvier.providers.base import AllocatorStats
+from ranvier.providers.base import AllocatorStats, Entry
 from ranvier.records import dataclass
 
 
 class Tally:
-    """Runs of one plan. ``runs += 1`` needs no lock: the interpreter does not change threads within it."""
+    """Runs of one plan. ``runs += 1`` needs no lock: the interpreter does not change threads within it.
+    ``elsewhere`` has those that it counts by itself."""
 
-    __slots__ = ("nodes", "runs")
+    __slots__ = ("elsewhere", "nodes", "runs")
 
     def __init__(self, nodes: Mapping[str, int]) -> None:
         self.nodes = dict(nodes)  # that one run completes, by provider
         self.runs = 0
+        self.elsewhere: Entry | None = None
+
+    @property
+    def total(self) -> int:
+        elsewhere = self.elsewhere
+        return self.runs + (0 if elsewhere is None else elsewhere.runs)
 
 
 class Ledger:
@@ -45,7 +52,7 @@ class Ledger:
         with self._lock:
             del self._open[id(tally)]
             for name, nodes in tally.nodes.items():
-                self._done[name] = self._done.get(name, 0) + nodes * tally.runs
+                self._done[name] = self._done.get(name, 0) + nodes * tally.total
 
     def failed(self, name: str, error: BaseException) -> None:
         with self._lock:
@@ -58,7 +65,7 @@ class Ledger:
             tallies = list(self._open.values())
         for tally in tallies:
             for name, nodes in tally.nodes.items():
-                found[name] = found.get(name, 0) + nodes * tally.runs
+                found[name] = found.get(name, 0) + nodes * tally.total
         return found
 
     def last_error(self, name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.arena import Lifetime, MemoryPlan, plan_memory
+from ranvier.codegen.signature import Constant, Tensor
 from ranvier.config import SessionConfig
 from ranvier.errors import MemoryLimit, OutOfMemory, ResourceLimit
 from ranvier.graph.ir import Value
@@ -25,6 +26,8 @@ from ranvier.providers.base import (
     Bindable,
     BoundKernel,
     ChecksBuffers,
+    Enters,
+    Entry,
     Overwrites,
     PooledAllocator,
     SelfContained,
@@ -38,6 +41,7 @@ from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 
 Array = np.ndarray[Any, Any]
 _KEEP_ARENAS = 4
+_ENTRY_ARENA = 4 << 20  # bytes: runs in more than that take so long that their way in does not matter
 _Fresh = tuple[int, np.dtype[Any], Any]  # an output of known size: slot, type and shape
 _Making = tuple[Callable[..., Array], Any, np.dtype[Any]]  # how an output is made, its shape and type
 # the memory, its views by slot, the kernels that were bound with the address of their part of it, its own address
@@ -109,6 +113,9 @@ class Plan:
         self._lock = threading.Lock()
         self._free: list[_Arena] = []
         self._arenas = 0  # there are: those that wait and those in a run
+        self._entry: Entry | None = None
+        self._entry_arena: _Arena | None = None
+        self._enters = True  # as far as is known
         self._untouched: set[int] = set()  # addresses of large arenas that no run has ended in
         inference = TypeInference(dims, annotated=True)
         inference.types.update(captured or {})
@@ -205,6 +212,54 @@ class Plan:
         for k, constant in constants:
             outputs.insert(k, constant.copy())
         return outputs
+
+    def entry(self, inputs: Sequence[tuple[str, Array]], names: Sequence[str]) -> Entry | None:
+        """The way in without Python, for calls like the one that these inputs and names of outputs are of; None where
+        there is none. A plan has one at a time."""
+        with self._lock:
+            if self._entry is not None or not self._enters or self._direct is None:
+                return self._entry
+        kernel, order, offset, making, theirs = self._direct
+        self._enters = self._fresh_bytes < FROM_BYTES and self.memory.arena <= _ENTRY_ARENA
+        if not self._enters or not isinstance(kernel, Enters):
+            self._enters = False
+            return None
+        places = {given: k for k, given in enumerate(range(len(inputs)) if order is None else order)}
+        taken = [Tensor(name, x.dtype, x.shape, places.get(k)) for k, (name, x) in enumerate(inputs)]
+        constants = dict(self._constants)
+        made = iter(enumerate(making))
+        given: list[Tensor | Constant] = []
+        for k, name in enumerate(names):
+            if k in constants:
+                given.append(Constant(name, constants[k]))
+            else:
+                own, (_, shape, dtype) = next(made)
+                given.append(Tensor(name, dtype, tuple(shape), theirs.index(own) if theirs else own))
+        held = self._take()
+        found = kernel.entry(taken, given, held[3] + offset)
+        self._enters = found is not None
+        with self._lock:
+            if found is not None and self._entry is None:
+                self._entry = self._tally.elsewhere = found
+                self._entry_arena = held
+                return found
+        self._give(held)
+        return None
+
+    @property
+    def opened(self) -> Entry | None:
+        """The entry that there is."""
+        return self._entry
+
+    def _close_entry(self) -> None:
+        """Lets go of the entry and its arena, unless a run is in it."""
+        with self._lock:
+            entry, held = self._entry, self._entry_arena
+            if entry is None or held is None or not entry.close():
+                return
+            self._entry = self._entry_arena = self._tally.elsewhere = None
+            self._tally.runs += entry.runs
+        self._drop(held)
 
     def _offers_enough(self, into: Sequence[Array | None] | None) -> bool:
         """Whether what is left to be made is small."""
@@ -484,11 +539,12 @@ class Plan:
     def arenas(self) -> tuple[int, int]:
         """Bytes of arenas that wait for a run, and of those in one."""
         with self._lock:
-            waiting = len(self._free)
+            waiting = len(self._free) + (self._entry is not None and not self._entry.busy)
             return waiting * self.memory.arena, (self._arenas - waiting) * self.memory.arena
 
     def close(self) -> None:
         """Give the waiting arenas back; also what happens to a plan that nobody holds any more."""
+        self._close_entry()
         while self._free:
             try:
                 held = self._free.pop()

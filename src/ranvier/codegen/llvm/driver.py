@@ -34,7 +34,7 @@ from __future__ import annotations
 import sys
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm import atomics, system
+from ranvier.codegen.llvm import atomics, objects, system
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
@@ -283,25 +283,25 @@ def _emit_bases_of_table(f: Fn, program: Val, call: Val, workspace: Val) -> Val:
 def _emit_bases_of_lists(f: Fn, program: Val, call: Val, workspace: Val) -> Val:
     """Read the bases out of Python's own objects; false where those are not what they should be."""
     given = atomics.pointer(f, _word(f, call, GIVEN))
-    items = f.load("ptr", f.gep(given, system.LIST_ITEMS))
+    items = f.load("ptr", f.gep(given, objects.LIST_ITEMS))
     pair = [f.load("ptr", f.gep(items, 8 * k)) for k in range(2)]
-    list_type = f.load("i64", f.gep(given, system.TYPE))
+    list_type = f.load("i64", f.gep(given, objects.TYPE))
     array_type = _word(f, program, ARRAY_TYPE)
-    are_lists = f.and_(*(f.cmp("eq", f.load("i64", f.gep(each, system.TYPE)), list_type) for each in pair))
+    are_lists = f.and_(*(f.cmp("eq", f.load("i64", f.gep(each, objects.TYPE)), list_type) for each in pair))
     good = f.var("i1", 0)
     with f.if_(are_lists):
-        counts = [f.load("i64", f.gep(each, system.LIST_SIZE)) for each in pair]
+        counts = [f.load("i64", f.gep(each, objects.LIST_SIZE)) for each in pair]
         good.set(f.cmp("eq", counts[0] + counts[1] + 2, _word(f, program, BASES)))
         with f.if_(good.get()):
             first = f.i64(2)
             for each, count in zip(pair, counts):
-                arrays = f.load("ptr", f.gep(each, system.LIST_ITEMS))
+                arrays = f.load("ptr", f.gep(each, objects.LIST_ITEMS))
                 with f.loop(0, count) as k:
                     array = f.load("ptr", f.gep(arrays, k, "i64"))
-                    is_array = f.cmp("eq", f.load("i64", f.gep(array, system.TYPE)), array_type)
-                    flags = f.and_(f.load("i32", f.gep(array, system.ARRAY_FLAGS)), system.PLAIN)
-                    good.set(f.and_(good.get(), f.and_(is_array, f.cmp("eq", flags, system.PLAIN))))
-                    f.store(f.load("i64", f.gep(array, system.ARRAY_DATA)), f.gep(workspace, first + k, "i64"))
+                    is_array = f.cmp("eq", f.load("i64", f.gep(array, objects.TYPE)), array_type)
+                    flags = f.and_(f.load("i32", f.gep(array, objects.ARRAY_FLAGS)), objects.PLAIN)
+                    good.set(f.and_(good.get(), f.and_(is_array, f.cmp("eq", flags, objects.PLAIN))))
+                    f.store(f.load("i64", f.gep(array, objects.ARRAY_DATA)), f.gep(workspace, first + k, "i64"))
                 first = first + count
     return good.get()
 

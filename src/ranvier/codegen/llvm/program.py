@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm import driver, system, turning
+from ranvier.codegen.llvm import driver, objects, system, turning
 from ranvier.codegen.llvm.isa import Isa, available
 from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.codegen.llvm.pool import Pool, shared
@@ -98,11 +98,37 @@ class _Call:
     def by_table(self, program: Any, function: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> int:
         """Run with addresses that Python reads, one by one."""
         table = np.array([a.ctypes.data for a in arrays] or [0], np.int64)
-        words = self._words
-        words[driver.GIVEN], words[driver.GIVEN_COUNT] = table.ctypes.data, len(arrays)
+        self.give_table(table.ctypes.data, len(arrays))
         reached: int = function(program, self.reference)
-        words[driver.GIVEN] = id(self.given)
+        self._words[driver.GIVEN] = id(self.given)
         return reached
+
+    def give_table(self, table: int, count: int) -> int:
+        """Let arrays be those whose addresses stand there; returns the address of the words."""
+        self._words[driver.GIVEN], self._words[driver.GIVEN_COUNT] = table, count
+        return ctypes.addressof(self._words)
+
+
+class OwnCall:
+    """The call of one program in an arena, for native code that runs it again and again, one run at a time.
+
+    That calls ``function`` with the addresses of ``program`` and ``words``, and writes those of arrays to ``table``
+    before, inputs and then outputs; the place behind them is free.
+    """
+
+    __slots__ = ("_call", "_places", "_program", "function", "program", "table", "words")
+
+    def __init__(self, program: NativeProgram, arena: int) -> None:
+        count = program.bases - FIRST_INPUT
+        self._program = program
+        self._places = np.zeros(count + 1, np.int64)
+        self.table = int(self._places.ctypes.data)
+        call = self._call = _Call()
+        call.grow(program.alone_bytes)
+        call.write((arena, 0, 1, 0, 0))
+        self.words = call.give_table(self.table, count)
+        self.program = program.address
+        self.function = _function(False)[0].address
 
 
 _calls: list[_Call] = []
@@ -155,7 +181,7 @@ class NativeProgram:
         head[driver.ARRAY_TYPE] = id(np.ndarray)
         head[driver.TURNS] = int(table[:, driver.SLICE].any())
         self._settle(0)
-        self._function: Any = _function(True)[1] if system.objects_readable() else None
+        self._function: Any = _function(True)[1] if objects.readable() else None
 
     def patched(self, patch: Patch, k: int) -> NativeProgram:
         """The same steps with the ``k``-th of the numbers in ``patch`` in place of their own."""
@@ -225,6 +251,15 @@ class NativeProgram:
             count = len(inputs) + len(outputs)
             raise ValueError(f"{count} inputs and outputs for a program of {self.bases - FIRST_INPUT}")
         return reached
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._head)
+
+    @property
+    def alone_bytes(self) -> int:
+        """What one thread needs besides the arena."""
+        return self._alone
 
     def enters_alone(self, threads: int) -> bool:
         """Is ``run_alone`` the way of runs with so many threads?"""

@@ -15,6 +15,7 @@ from ranvier import dtypes
 from ranvier.codegen.definitions.define import define
 from ranvier.codegen.definitions.defs import Declined, NeedsValue
 from ranvier.codegen.definitions.reasons import shape_sources
+from ranvier.codegen.signature import Constant, Tensor
 from ranvier.codegen.storage import row_major
 from ranvier.codegen.tuning import Decision
 from ranvier.errors import InvalidValue, KernelError, OutOfMemory, RanvierError, ResourceLimit
@@ -27,6 +28,7 @@ from ranvier.ops.pulse import pulse, watching
 from ranvier.providers.base import (
     BodyRunner,
     CompileContext,
+    Entry,
     KernelStats,
     KernelTime,
     MemoryUsage,
@@ -385,6 +387,9 @@ class Bound:
             self.made.run(given, outputs, workspace)
         except CheckFailed as failed:
             self.kernel.explain(given, self.made, failed)
+
+    def entry(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | Constant], workspace: int) -> Entry | None:
+        return self.made.entry(inputs, outputs, workspace)
 
     def may_overwrite(self, output: int, given: int) -> bool:
         return self.made.may_overwrite(output, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from ranvier.codegen.arena import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import compiler, library
-from ranvier.codegen.llvm.program import NativeProgram, Placement
+from ranvier.codegen.llvm.entry import Entry
+from ranvier.codegen.llvm.objects import interpreter
+from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, Placement, estimated_ns
+from ranvier.codegen.signature import Constant, Tensor
 from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Value
@@ -26,6 +30,8 @@ from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow
+_ENTRY_NS = 1e6  # runs that take longer gain nothing by a shorter way in
+_ENTRY_SCRATCH = 1 << 20  # bytes that an entry may keep for itself
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,22 @@ class Specialised:
     def runs_alone(self) -> bool:
         """Whether a run that nobody watches is nothing but ``program.run_alone``."""
         return not (self._draws or self._checks) and self.program.enters_alone(self.threads)
+
+    def entry(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | Constant], arena: int) -> Entry | None:
+        """The way in without Python, where a run is so short that Python would be much of it."""
+        program = self.program
+        if not program.enters_alone(self.threads) or program.alone_bytes > _ENTRY_SCRATCH or interpreter() is None:
+            return None
+        if sum(map(estimated_ns, self.launches)) > _ENTRY_NS:  # nobody could end it before its time either
+            return None
+        first_output = self._bases - FIRST_INPUT - len(self.results)
+        first_draw = first_output - len(self._draws)
+        draws = [(make, first_draw + k) for k, make in enumerate(self._draws)]
+        gives = [
+            each if isinstance(each, Constant) else replace(each, place=first_output + (each.place or 0))
+            for each in outputs
+        ]
+        return Entry(program, arena, inputs, draws, gives, [arena + offset for offset, _, _ in self._checks], self)
 
     def profile(self, inputs: list[Array], outputs: list[Array], arena: int) -> list[KernelTime]:
         """Run, and tell how long every launch took."""

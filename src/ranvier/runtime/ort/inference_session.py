@@ -182,7 +182,6 @@ class InferenceSession:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    @raises_ort
     def run(
         self,
         output_names: Sequence[str] | None,
@@ -190,7 +189,12 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[Any]:
         """The outputs in the order asked for; None asks for all of them."""
-        return self._run(output_names, input_feed, run_options)
+        session = self._session
+        if run_options is None and (not output_names or tuple(output_names) == session.output_names):
+            found = session.run_again(input_feed)
+            if found is not None:
+                return list(found.values())
+        return self._run_once(output_names, input_feed, run_options)
 
     @raises_ort
     def run_with_ort_values(
@@ -242,6 +246,10 @@ class InferenceSession:
                 logger.exception("the callback of run_async failed")
 
         self._executor().submit(work)
+
+    @raises_ort
+    def _run_once(self, names: Sequence[str] | None, feed: Mapping[str, Any], options: RunOptions | None) -> list[Any]:
+        return self._run(names, feed, options)
 
     def _run(
         self,
