@@ -1,9 +1,9 @@
 """A call from Python to a program without Python in between: a function of the interpreter's own kind, in native code.
 
 What it is given is a dictionary of inputs. It looks whether they are the arrays that the program was made for, makes
-the outputs, lets other threads of Python run, runs the program, and returns a dictionary. It returns None, and nothing
-has happened, where this is another call, and whoever called goes the long way then. So it does where data are refused:
-the long way knows the words for that.
+the outputs, runs the program, and returns a dictionary. It returns None, and nothing has happened, where this is
+another call, and whoever called goes the long way then. So it does where data are refused: the long way knows the words
+for that. Other threads of Python run meanwhile, unless the program is done before one of them would have begun.
 
 One function serves all entries. It finds what it needs in words of its own, which belong to one entry, and so does the
 memory that the program works in: a second thread that comes while the first is in the program gets None too. That is
@@ -28,11 +28,11 @@ from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, OwnCall
 from ranvier.codegen.signature import Constant, Tensor
 
 Array = np.ndarray[Any, Any]
-_VERSION = 1  # of the code below: part of its key
+_VERSION = 2  # of the code below: part of its key
 
 # The words of an entry.
 _BUSY, _RUNS, _INTERPRETER, _DRIVER, _PROGRAM, _CALL, _TABLE, _HELD = range(8)
-_TAKES, _TAKE_COUNT, _DRAWS, _DRAW_COUNT, _GIVES, _GIVE_COUNT, _FLAGS, _FLAG_COUNT, _WORDS = range(8, 17)
+_TAKES, _TAKE_COUNT, _DRAWS, _DRAW_COUNT, _GIVES, _GIVE_COUNT, _FLAGS, _FLAG_COUNT, _LETS, _WORDS = range(8, 18)
 # A tensor that is taken or given; a constant that is given has no element type, and an array instead of sizes.
 _NAME, _DTYPE, _RANK, _SHAPE, _PLACE, _TENSOR_WORDS = range(6)
 _DRAW, _DRAW_PLACE, _DRAW_WORDS = range(3)
@@ -53,10 +53,12 @@ class Entry:
         gives: Sequence[Tensor | Constant],
         flags: Sequence[int],
         keep: object,
+        *,
+        lets: bool = True,
     ) -> None:
         """Places are among the arrays of the program, inputs and then outputs. ``draws``: what makes an input before
         every run, and its place; ``flags``: addresses of bytes that tell that data were refused; ``keep``: what has to
-        live as long as this."""
+        live as long as this; ``lets``: other threads of Python run meanwhile."""
         interpreter = objects.interpreter()
         assert interpreter is not None
         call = OwnCall(program, arena)
@@ -70,7 +72,7 @@ class Entry:
         words = self._words = np.zeros(_WORDS, np.int64)
         words[_INTERPRETER], words[_HELD] = _start(interpreter), _start(held)
         words[_DRIVER], words[_PROGRAM], words[_CALL] = call.function, call.program, call.words
-        words[_TABLE] = call.table
+        words[_TABLE], words[_LETS] = call.table, lets
         for at, many in ((_TAKES, taken), (_DRAWS, drawn), (_GIVES, given), (_FLAGS, told)):
             words[at], words[at + 1] = _start(many), len(many)
         kept = (keep, call, held, taken, drawn, given, told, sizes, tuple(takes), tuple(draws), tuple(gives))
@@ -254,10 +256,13 @@ class _Writer:
                 self.hold(count.get(), made)
                 count.set(count.get() + 1)
         with f.if_(good.get()):
-            state = self.call("PyEval_SaveThread", "i64")
+            state, lets = f.var("i64", 0), f.cmp("ne", self.word(_LETS), 0)
+            with f.if_(lets):
+                state.set(self.call("PyEval_SaveThread", "i64"))
             driver = atomics.pointer(f, self.word(_DRIVER))
             reached = f.call_pointer(driver, "i64", [self.word(_PROGRAM), self.word(_CALL)])
-            self.call("PyEval_RestoreThread", "void", state)
+            with f.if_(lets):
+                self.call("PyEval_RestoreThread", "void", state.get())
             good.set(f.cmp("sge", reached, 0))
             with f.loop(0, self.word(_FLAG_COUNT)) as k:
                 flag = self.of(self.part(_FLAGS, k, 1), 0)

@@ -31,6 +31,7 @@ from ranvier.records import dataclass
 Array = np.ndarray[Any, Any]
 _ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow
 _ENTRY_NS = 1e6  # runs that take longer gain nothing by a shorter way in
+_SHORT_NS = 1e4  # it takes about as long for another thread to begin
 _ENTRY_SCRATCH = 1 << 20  # bytes that an entry may keep for itself
 
 
@@ -154,7 +155,8 @@ class Specialised:
         program = self.program
         if not program.enters_alone(self.threads) or program.alone_bytes > _ENTRY_SCRATCH or interpreter() is None:
             return None
-        if sum(map(estimated_ns, self.launches)) > _ENTRY_NS:  # nobody could end it before its time either
+        taken = sum(map(estimated_ns, self.launches))
+        if taken > _ENTRY_NS:  # nobody could end it before its time either
             return None
         first_output = self._bases - FIRST_INPUT - len(self.results)
         first_draw = first_output - len(self._draws)
@@ -163,7 +165,8 @@ class Specialised:
             each if isinstance(each, Constant) else replace(each, place=first_output + (each.place or 0))
             for each in outputs
         ]
-        return Entry(program, arena, inputs, draws, gives, [arena + offset for offset, _, _ in self._checks], self)
+        flags = [arena + offset for offset, _, _ in self._checks]
+        return Entry(program, arena, inputs, draws, gives, flags, self, lets=taken > _SHORT_NS)
 
     def profile(self, inputs: list[Array], outputs: list[Array], arena: int) -> list[KernelTime]:
         """Run, and tell how long every launch took."""

@@ -4,6 +4,7 @@ come into it like an input. What is made of them is generated code like everythi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ranvier.codegen.definitions.defs import Declined, RowBody
@@ -15,9 +16,11 @@ from ranvier.codegen.definitions.registry import ALL, FLOATS
 from ranvier.codegen.loops.ir import Expr, Reduce, Result
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.ops.seed import Ahead
 from ranvier.ops.tensor import randomness as reference
 
 FLOAT64, INT64, BOOL = DType.float64, DType.int64, DType.bool
+_FEW = 256  # numbers that are drawn for many runs at once
 
 
 @lowers("RandomNormal", "RandomNormalLike", dtypes=ALL)
@@ -45,7 +48,8 @@ def _drawable(n: NodeView) -> DType:
 
 def draws(n: NodeView, b: Definitions, shape: Sequence[int]) -> Value:
     seed, sizes = n.attr("seed"), tuple(shape)
-    return b.drawn(lambda: reference.draws(sizes, seed), FLOAT64, sizes)
+    ahead = seed is None and 0 < math.prod(sizes) <= _FEW
+    return b.drawn(Ahead(sizes) if ahead else lambda: reference.draws(sizes, seed), FLOAT64, sizes)
 
 
 def anywhere(b: Definitions, x: Value, bad: str) -> Value:
