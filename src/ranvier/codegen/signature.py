@@ -21,7 +21,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Constant:
-    """An output that is always the same; callers get copies."""
+    """An output that is always the same; callers get copies. The array is contiguous."""
 
     name: str
     array: np.ndarray[Any, Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        found: np.dtype[Any] = self.array.dtype
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)

@@ -231,7 +231,7 @@ class Plan:
         given: list[Tensor | Constant] = []
         for k, name in enumerate(names):
             if k in constants:
-                given.append(Constant(name, constants[k]))
+                given.append(Constant(name, np.asarray(constants[k], order="C")))
             else:
                 own, (_, shape, dtype) = next(made)
                 given.append(Tensor(name, dtype, tuple(shape), theirs.index(own) if theirs else own))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,13 @@ from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, OwnCall
 from ranvier.codegen.signature import Constant, Tensor
 
 Array = np.ndarray[Any, Any]
-_VERSION = 2  # of the code below: part of its key
+_VERSION = 3  # of the code below: part of its key
 
 # The words of an entry.
 _BUSY, _RUNS, _INTERPRETER, _DRIVER, _PROGRAM, _CALL, _TABLE, _HELD = range(8)
 _TAKES, _TAKE_COUNT, _DRAWS, _DRAW_COUNT, _GIVES, _GIVE_COUNT, _FLAGS, _FLAG_COUNT, _LETS, _WORDS = range(8, 18)
-# A tensor that is taken or given; a constant that is given has no element type, and an array instead of sizes.
-_NAME, _DTYPE, _RANK, _SHAPE, _PLACE, _TENSOR_WORDS = range(6)
+# A tensor that is taken or given. SOURCE and BYTES are of a constant that is given, 0 for what the program makes.
+_NAME, _DTYPE, _RANK, _SHAPE, _PLACE, _SOURCE, _BYTES, _TENSOR_WORDS = range(8)
 _DRAW, _DRAW_PLACE, _DRAW_WORDS = range(3)
 _METH_O = 8  # a function of one argument
 
@@ -63,9 +63,9 @@ class Entry:
         assert interpreter is not None
         call = OwnCall(program, arena)
         nowhere = program.bases - FIRST_INPUT
-        sizes = [np.array(x.shape, np.int64) for x in (*takes, *gives) if isinstance(x, Tensor)]
-        at_sizes = iter(map(_start, sizes))
-        taken, given = (np.array([_record(x, nowhere, at_sizes) for x in many], np.int64) for many in (takes, gives))
+        sizes = [np.array(x.shape, np.int64) for x in (*takes, *gives)]
+        records = np.array([_record(x, _start(at), nowhere) for x, at in zip((*takes, *gives), sizes)], np.int64)
+        taken, given = records[: len(takes)], records[len(takes) :]
         drawn = np.array([(id(make), place) for make, place in draws], np.int64)
         told = np.array(flags, np.int64)
         held = np.zeros(len(takes) + len(draws) + len(gives), np.int64)
@@ -75,7 +75,7 @@ class Entry:
         words[_TABLE], words[_LETS] = call.table, lets
         for at, many in ((_TAKES, taken), (_DRAWS, drawn), (_GIVES, given), (_FLAGS, told)):
             words[at], words[at + 1] = _start(many), len(many)
-        kept = (keep, call, held, taken, drawn, given, told, sizes, tuple(takes), tuple(draws), tuple(gives))
+        kept = (keep, call, held, records, drawn, told, sizes, tuple(takes), tuple(draws), tuple(gives))
         self.run: Callable[[Any], dict[str, Array] | None] = _method(words, kept)
 
     @property
@@ -95,10 +95,10 @@ def _start(array: Array) -> int:
     return int(array.ctypes.data)
 
 
-def _record(x: Tensor | Constant, nowhere: int, sizes: Iterator[int]) -> tuple[int, ...]:
+def _record(x: Tensor | Constant, sizes: int, nowhere: int) -> tuple[int, ...]:
     if isinstance(x, Constant):
-        return id(x.name), 0, 0, id(x.array), nowhere
-    return id(x.name), id(x.dtype), len(x.shape), next(sizes), nowhere if x.place is None else x.place
+        return id(x.name), id(x.dtype), len(x.shape), sizes, nowhere, _start(x.array), x.array.nbytes
+    return id(x.name), id(x.dtype), len(x.shape), sizes, nowhere if x.place is None else x.place, 0, 0
 
 
 class _MethodDef(ctypes.Structure):
@@ -274,17 +274,15 @@ class _Writer:
 
     def output(self, wanted: Val) -> Val:
         f = self.f
-        made = f.var("i64", 0)
-        dtype, shape = self.of(wanted, _DTYPE), self.of(wanted, _SHAPE)
-        with f.if_else(f.cmp("eq", dtype, 0)) as other:
-            made.set(self.call("PyArray_NewCopy", "i64", shape, f.const("i32", 0)))
+        dtype, source = self.of(wanted, _DTYPE), self.of(wanted, _SOURCE)
+        self.call("Py_IncRef", "void", dtype)  # which the next function takes
+        rank = f.cast(self.of(wanted, _RANK), "i32")
+        made = self.call("PyArray_Empty", "i64", rank, self.of(wanted, _SHAPE), dtype, f.const("i32", 0))
+        with f.if_(f.cmp("ne", made, 0)), f.if_else(f.cmp("eq", source, 0)) as other:
+            self.place(made, self.of(wanted, _PLACE))
             other()
-            self.call("Py_IncRef", "void", dtype)  # which the next function takes
-            rank = f.cast(self.of(wanted, _RANK), "i32")
-            made.set(self.call("PyArray_Empty", "i64", rank, shape, dtype, f.const("i32", 0)))
-            with f.if_(f.cmp("ne", made.get(), 0)):
-                self.place(made.get(), self.of(wanted, _PLACE))
-        return made.get()
+            self.call("memcpy", "i64", self.field(made, objects.ARRAY_DATA), source, self.of(wanted, _BYTES))
+        return made
 
     def together(self, result: Var, first: Val) -> None:
         """The outputs, held from ``first`` on, by their names."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.llvm import system
+
 TYPE = 8  # offset of an object's type
 LIST_SIZE = 16  # offset of a list's length
 LIST_ITEMS = 24  # offset of the pointer to a list's items
@@ -23,14 +25,14 @@ ARRAY_DTYPE = 56  # offset of the pointer to an array's element type
 ARRAY_FLAGS = 64  # offset of an array's flags, 32 bits
 PLAIN = 0x101  # of these: C-contiguous and aligned
 
-# The words of ``interpreter()``: objects, then functions of the interpreter and of NumPy.
+# The words of ``interpreter()``: objects, then functions of the interpreter, of the system and of NumPy.
 OBJECTS = ("none", "true", "dict", "array")
 FUNCTIONS = (
     "Py_IncRef", "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_New", "PyDict_SetItem", "PyObject_CallNoArgs",
     "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread",
 )  # fmt: skip
-ARRAY_FUNCTIONS = {"PyArray_NewCopy": 85, "PyArray_Empty": 184}  # places in NumPy's table, which are for ever
-WORDS = {name: k for k, name in enumerate((*OBJECTS, *FUNCTIONS, *ARRAY_FUNCTIONS))}
+WORDS = {name: k for k, name in enumerate((*OBJECTS, *FUNCTIONS, "memcpy", "PyArray_Empty"))}
+_PLACE_OF_EMPTY = 184  # in NumPy's table of functions, where places are for ever
 
 
 @functools.cache
@@ -81,16 +83,13 @@ def interpreter() -> np.ndarray[Any, Any] | None:
     """Addresses by ``WORDS``; None where generated code may not make objects."""
     if not readable() or not _arrays_readable():
         return None
-    table = _array_functions()
-    if table is None:
-        return None
     try:
         functions = [_address(getattr(ctypes.pythonapi, name)) for name in FUNCTIONS]
     except AttributeError:
         return None
     objects: list[Any] = [None, True, dict, np.ndarray]
-    found = np.array([*map(id, objects), *functions, *table], np.int64)
-    return found if found.all() and _makes_arrays(*table) else None
+    found = np.array([*map(id, objects), *functions, system.copy_function(), _empty()], np.int64)
+    return found if found.all() and _makes_arrays(int(found[-1])) else None
 
 
 def _address(function: Any) -> int:
@@ -111,29 +110,22 @@ def _arrays_readable() -> bool:
     return True
 
 
-def _array_functions() -> list[int] | None:
-    """Out of the table that NumPy keeps for modules in C."""
+def _empty() -> int:
+    """``PyArray_Empty``, out of the table that NumPy keeps for modules in C."""
     core = getattr(np, "_core", None) or np.core
-    capsule = getattr(core.multiarray, "_ARRAY_API", None)
     kinds = (ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     pointer = ctypes.PYFUNCTYPE(*kinds)(("PyCapsule_GetPointer", ctypes.pythonapi))
     try:
-        table = pointer(capsule, None)
+        table = pointer(getattr(core.multiarray, "_ARRAY_API", None), None)
     except ValueError:
-        return None
-    return [_word(table + 8 * place) for place in ARRAY_FUNCTIONS.values()] if table else None
+        return 0
+    return _word(table + 8 * _PLACE_OF_EMPTY) if table else 0
 
 
-def _makes_arrays(copy: int, empty: int) -> bool:
-    """Whether these functions of the table do what their names say."""
+def _makes_arrays(empty: int) -> bool:
+    """Whether the function does what its name says."""
     sizes, dtype = (ctypes.c_ssize_t * 2)(3, 5), np.dtype(np.float64)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dtype))  # which the next function takes
     kinds = (ctypes.py_object, ctypes.c_int, ctypes.c_void_p, ctypes.py_object, ctypes.c_int)
     made = ctypes.PYFUNCTYPE(*kinds)(empty)(2, ctypes.addressof(sizes), dtype, 0)
-    if type(made) is not np.ndarray or (made.shape, made.dtype) != ((3, 5), dtype):
-        return False
-    made[...] = 1.5
-    again = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_int)(copy)(made.T, 0)
-    return (
-        type(again) is np.ndarray and again.flags.c_contiguous and again.shape == (5, 3) and bool((again == 1.5).all())
-    )
+    return type(made) is np.ndarray and (made.shape, made.dtype) == ((3, 5), dtype) and made.flags.c_contiguous

@@ -33,6 +33,12 @@ def clock_function() -> int:
 
 
 @functools.cache
+def copy_function() -> int:
+    """``memcpy``."""
+    return _address("msvcrt" if sys.platform == "win32" else None, "memcpy")
+
+
+@functools.cache
 def yield_function() -> int:
     """Gives the rest of the time slice to another thread; takes no arguments."""
     return _address("kernel32", "SwitchToThread") if sys.platform == "win32" else _address(None, "sched_yield")

@@ -155,6 +155,8 @@ class Specialised:
         program = self.program
         if not program.enters_alone(self.threads) or program.alone_bytes > _ENTRY_SCRATCH or interpreter() is None:
             return None
+        if any(each.dtype.hasobject for each in outputs):
+            return None
         taken = sum(map(estimated_ns, self.launches))
         if taken > _ENTRY_NS:  # nobody could end it before its time either
             return None
