@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -142,6 +145,33 @@ def test_decode(isa: Isa, dtype: Any) -> None:
     for shape in [(1, 4, 4, 1, 100, 64), (2, 4, 2, 1, 37, 80), (1, 8, 2, 1, 2000, 32), (1, 2, 2, 3, 1100, 24, 64)]:
         check(isa, operands(2, *shape, dtype=dtype), split=2)
         check(isa, operands(3, *shape, dtype=dtype), causal=True)
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_decode_of_values_that_do_not_fill_vectors(isa: Isa, dtype: Any) -> None:
+    """No element behind the last one is read, and none behind the results is written."""
+    for shape in [(1, 4, 4, 1, 129, 8), (2, 2, 1, 2, 7, 3, 5), (1, 2, 2, 1, 1500, 20, 41), (1, 1, 1, 1, 3, 1, 17)]:
+        check(isa, operands(20, *shape, dtype=dtype), split=2)
+        q, k, v, out = operands(21, *shape, dtype=dtype)
+        around = np.full(out.size + 64, 7, dtype)
+        inside = around[32 : 32 + out.size].reshape(out.shape)
+        check(isa, (q, at_the_end(k), at_the_end(v), inside), causal=True)
+        assert (around[:32] == 7).all() and (around[32 + out.size :] == 7).all()
+
+
+def at_the_end(array: Array) -> Array:
+    """A copy, behind which lies memory that nobody may read."""
+    page = mmap.PAGESIZE
+    room = -(-array.nbytes // page) * page
+    memory = mmap.mmap(-1, room + page)
+    whole = np.frombuffer(memory, np.uint8)
+    if sys.platform != "win32":
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        assert protect(ctypes.c_void_p(whole.ctypes.data + room), ctypes.c_size_t(page), 0) == 0
+    found = whole[room - array.nbytes : room].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
 
 
 @each_isa

@@ -13,7 +13,7 @@ from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import call_product, exp2_nonpositive, rounded_up, sums_of
 from ranvier.codegen.llvm.attention.rows import COMMON_DIMS, Rows, buffer_names
 from ranvier.codegen.llvm.attention.softmax import MINUS_INFINITY, Scoring, emit_row
-from ranvier.codegen.llvm.builder import Module, Val
+from ranvier.codegen.llvm.builder import Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath.core import exactly
 
@@ -25,6 +25,7 @@ CODES = ("values", "values_rest")
 COMBINE_DIMS = (*COMMON_DIMS, "kv_heads", "splits", "area", "at_weights")
 # Keys of one dot-product loop: their addresses and accumulators all stay in registers.
 _KEYS_AT_ONCE = 8
+_VALUES_AT_ONCE = 4  # rows of values that are added beside each other, where they do not fill a vector
 
 
 def spec(scoring: Scoring, *, unit_q: bool, unit_out: bool, far: bool) -> KernelSpec:
@@ -124,6 +125,31 @@ class _Decode:
             panel(p * frame["panel_columns"], frame.buffer("values"))
         with f.if_(f.cmp("ne", frame["value_rest"], 0)):
             panel(frame["value_panels"] * frame["panel_columns"], frame.buffer("values_rest"))
+        whole = f.and_(frame["out_width"], -frame.lanes)
+        with f.if_(f.cmp("slt", whole, frame["out_width"])):
+            self._last_values(frame.at(v, (whole, 1)), frame["out_width"] - whole, seen, frame.at(area, (whole, 1)))
+
+    def _last_values(self, v: Val, columns: Val, seen: Val, out: Val) -> None:
+        """The columns behind those that fill vectors: behind the last row there may be nothing to read."""
+        frame, f = self.frame, self.f
+        mask = f.mask_below(frame.lanes, columns)
+        with f.loop(0, self.count) as r:
+            held = [f.var(frame.kind, 0.0) for _ in range(_VALUES_AT_ONCE)]
+
+            def add(key: Val, totals: list[Var], scores: Val) -> None:
+                for k, total in enumerate(totals):
+                    weight = f.splat(f.load(frame.element, frame.at(scores, (key + k, 1))), frame.lanes)
+                    value = f.masked_load(frame.kind, frame.at(v, (key + k, frame["v_key"])), mask)
+                    total.set(f.fma(value, weight, total.get()))
+
+            scores = frame.at(self.scores, (r, frame["stretch"]))
+            together = f.and_(seen, -_VALUES_AT_ONCE)
+            with f.loop(0, together, _VALUES_AT_ONCE) as key:
+                add(key, held, scores)
+            with f.loop(together, seen) as key:
+                add(key, held[:1], scores)
+            pairs = [f.add(held[k].get(), held[k + 1].get()) for k in range(0, _VALUES_AT_ONCE, 2)]
+            f.store(f.add(*pairs), frame.at(out, (r, self.o_stride)))
 
 
 def combine_spec(element: str, *, unit_out: bool, masked: bool) -> KernelSpec:

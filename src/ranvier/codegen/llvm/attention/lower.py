@@ -170,9 +170,9 @@ def attention(
         "kv_heads": kv_heads,
     }
     call = _Call(q, k, v, out, isa, scoring, mask, kv_lengths, numbers, threads)
-    few = call.rows <= call.shape.rows
-    in_place = call.unit(v) and v.shape[3] % call.shape.lanes == 0
-    return _decode(call) if few and call.unit(k) and in_place else _prefill(call, in_place)
+    if call.rows <= call.shape.rows and call.unit(k) and call.unit(v):
+        return _decode(call)
+    return _prefill(call, call.unit(v) and v.shape[3] % call.shape.lanes == 0)
 
 
 def _prefill(call: _Call, whole_values: bool) -> list[Launch]:
@@ -249,8 +249,9 @@ def _decode(call: _Call) -> list[Launch]:
     stretch = _up(-(-call.keys // splits), shape.lanes) or shape.lanes
     rows = call.rows
     o_stride, q_stride = _up(call.v.shape[3], shape.lanes), _up(call.q.shape[3], shape.lanes)
-    vectors = min(most_vectors(rows, call.isa), o_stride // shape.lanes)
-    panels, rest = divmod(o_stride // shape.lanes, vectors)
+    whole = call.v.shape[3] // shape.lanes  # vectors of values; what is left of a row is masked
+    vectors = max(1, min(most_vectors(rows, call.isa), whole))
+    panels, rest = divmod(whole, vectors)
     area = _up((rows * o_stride + 3 * rows) * shape.bytes, 64)
     at_scores = _up(rows * q_stride * shape.bytes, 64)
     at_area = at_scores + _up(rows * stretch * shape.bytes, 64)
