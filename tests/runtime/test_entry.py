@@ -214,6 +214,32 @@ def test_inputs_may_go_while_they_are_read() -> None:
             other.join()
 
 
+def test_keys_may_do_what_they_like() -> None:
+    """A key that is asked whether it is the name of an input may change the dictionary, or call the session."""
+    given = feed()
+    with opened(several(), given) as session:
+        expected = session.run(given)
+        found: list[Any] = []
+
+        class Key(str):
+            __slots__ = ()
+
+            def __eq__(self, other: object) -> bool:
+                found.append(session.run(given))
+                tricky["x"] = given["x"].copy()
+                return str(self) == other
+
+            def __hash__(self) -> int:
+                return hash(str(self))
+
+        for _ in range(50):
+            tricky: dict[Any, Any] = {"x": given["x"].copy(), "unused": given["unused"].copy(), Key("b"): given["b"]}
+            same(session.run(tricky), expected)
+        assert found
+        for each in found:
+            same(each, expected)
+
+
 def test_random_numbers_are_drawn_for_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     source = model("g (float[1,5] x) => (int32[1,9] y) { y = Multinomial <sample_size: int = 9> (x) }")
     given = {"x": np.zeros((1, 5), np.float32)}

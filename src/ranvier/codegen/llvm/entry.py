@@ -28,7 +28,7 @@ from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, OwnCall
 from ranvier.codegen.signature import Constant, Tensor
 
 Array = np.ndarray[Any, Any]
-_VERSION = 3  # of the code below: part of its key
+_VERSION = 4  # of the code below: part of its key
 
 # The words of an entry.
 _BUSY, _RUNS, _INTERPRETER, _DRIVER, _PROGRAM, _CALL, _TABLE, _HELD = range(8)
@@ -184,18 +184,18 @@ class _Writer:
             f.if_(f.cmp("eq", self.field(self.inputs, objects.TYPE), self.known("dict"))),
             f.if_(f.cmp("eq", self.call("PyDict_Size", "i64", self.inputs), self.takes)),
         ):
-            good = f.var("i1", 1)
+            self.busy(1)  # from here on code in Python may run, and other threads
+            good, count = f.var("i1", 1), f.var("i64", 0)
             with f.loop(0, self.takes) as k, f.if_(good.get()):
-                good.set(self.fits(k))
+                good.set(self.fits(k, count))
             with f.if_(good.get()):
-                self.busy(1)  # other threads may run from here on
-                with f.loop(0, self.takes) as k:
-                    self.call("Py_IncRef", "void", f.load("i64", f.gep(self.held, k, "i64")))
-                self.make(result)
-                self.busy(0)
+                self.make(result, count)
+            with f.loop(0, count.get()) as k:
+                self.call("Py_DecRef", "void", f.load("i64", f.gep(self.held, k, "i64")))
+            self.busy(0)
 
-    def fits(self, k: Val) -> Val:
-        """Looks at an input and writes down where it is."""
+    def fits(self, k: Val, count: Var) -> Val:
+        """Looks at an input, holds it and writes down where it is."""
         f = self.f
         wanted = self.part(_TAKES, k, _TENSOR_WORDS)
         found = self.call("PyDict_GetItem", "i64", self.inputs, self.of(wanted, _NAME))
@@ -211,7 +211,8 @@ class _Writer:
                 with f.loop(0, rank) as d:
                     size, expected = (f.load("i64", f.gep(each, d, "i64")) for each in sizes)
                     good.set(f.and_(good.get(), f.cmp("eq", size, expected)))
-                self.hold(k, found)
+                self.call("Py_IncRef", "void", found)
+                self.hold(found, count)
                 self.place(found, self.of(wanted, _PLACE))
         return good.get()
 
@@ -224,16 +225,17 @@ class _Writer:
             good.set(f.cmp("eq", flags, objects.PLAIN))
         return good.get()
 
-    def hold(self, k: Val, found: Val) -> None:
-        self.f.store(found, self.f.gep(self.held, k, "i64"))
+    def hold(self, found: Val, count: Var) -> None:
+        """Keeps a reference, which is ours, until the end."""
+        self.f.store(found, self.f.gep(self.held, count.get(), "i64"))
+        count.set(count.get() + 1)
 
     def place(self, found: Val, place: Val) -> None:
         self.f.store(self.field(found, objects.ARRAY_DATA), self.f.gep(self.table, place, "i64"))
 
-    def make(self, result: Var) -> None:
+    def make(self, result: Var, count: Var) -> None:
         """From inputs that fit to the outputs; ``result`` stays where there are none, and is 0 for an error."""
         f = self.f
-        count = f.var("i64", self.takes)  # of objects held
         good = f.var("i1", 1)
         with f.loop(0, self.draws) as k, f.if_(good.get()):
             record = self.part(_DRAWS, k, _DRAW_WORDS)
@@ -242,8 +244,7 @@ class _Writer:
                 good.set(0)
                 result.set(0)
                 other()
-                self.hold(count.get(), drawn)
-                count.set(count.get() + 1)
+                self.hold(drawn, count)
                 good.set(self.is_plain(drawn))
                 self.place(drawn, self.of(record, _DRAW_PLACE))
         first = f.var("i64", count.get())
@@ -253,8 +254,7 @@ class _Writer:
                 self.call("PyErr_Clear", "void")
                 good.set(0)
                 other()
-                self.hold(count.get(), made)
-                count.set(count.get() + 1)
+                self.hold(made, count)
         with f.if_(good.get()):
             state, lets = f.var("i64", 0), f.cmp("ne", self.word(_LETS), 0)
             with f.if_(lets):
@@ -269,8 +269,6 @@ class _Writer:
                 good.set(f.and_(good.get(), f.cmp("eq", self.field(flag, 0, "i8"), 0)))
         with f.if_(good.get()):
             self.together(result, first.get())
-        with f.loop(0, count.get()) as k:
-            self.call("Py_DecRef", "void", f.load("i64", f.gep(self.held, k, "i64")))
 
     def output(self, wanted: Val) -> Val:
         f = self.f

@@ -87,8 +87,8 @@ def interpreter() -> np.ndarray[Any, Any] | None:
         functions = [_address(getattr(ctypes.pythonapi, name)) for name in FUNCTIONS]
     except AttributeError:
         return None
-    objects: list[Any] = [None, True, dict, np.ndarray]
-    found = np.array([*map(id, objects), *functions, system.copy_function(), _empty()], np.int64)
+    known: list[Any] = [None, True, dict, np.ndarray]
+    found = np.array([*map(id, known), *functions, system.copy_function(), _empty()], np.int64)
     return found if found.all() and _makes_arrays(int(found[-1])) else None
 
 
