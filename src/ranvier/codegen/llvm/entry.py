@@ -22,6 +22,7 @@ import numpy as np
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import atomics, objects
 from ranvier.codegen.llvm.builder import Module, Val, Var
+from ranvier.codegen.llvm.driver import run_spec
 from ranvier.codegen.llvm.isa import available
 from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, OwnCall
@@ -113,20 +114,31 @@ class _MethodDef(ctypes.Structure):
 
 
 @functools.cache
-def _definition() -> tuple[_MethodDef, Kernel, Any]:
-    """The function, its code, and what makes an object of it: its own one, and one that lives as long."""
-    spec = entry_spec()
-    kernel = kernels([spec], available()[-1])[spec]
+def prepared() -> bool:
+    """Compiles what entries need, all at once, and once in a process: whoever makes programs does so before, because
+    the first call that is let in by an entry should not wait for it. False where there are no entries."""
+    return objects.interpreter() is not None and bool(_compiled())
+
+
+@functools.cache
+def _compiled() -> dict[KernelSpec, Kernel]:
+    return kernels([entry_spec(), *(run_spec(lists=lists) for lists in (False, True))], available()[-1])
+
+
+@functools.cache
+def _definition() -> tuple[_MethodDef, Any]:
+    """The function, and what makes an object of it, its own one, and one that lives as long."""
     kinds = (ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     make = ctypes.PYFUNCTYPE(*kinds)(("PyCFunction_NewEx", ctypes.pythonapi))
-    return _MethodDef(b"run", kernel.address, _METH_O, None), kernel, make
+    return _MethodDef(b"run", _compiled()[entry_spec()].address, _METH_O, None), make
 
 
 def _method(own: Array, kept: object) -> Any:
-    definition, _, make = _definition()
+    definition, make = _definition()
     return make(ctypes.addressof(definition), own, kept)
 
 
+@functools.cache
 def entry_spec() -> KernelSpec:
     """``PyObject *run(PyObject *own, PyObject *inputs)``: ``own`` is an array, the words of the entry. Given instead of
     inputs, it takes the entry out of use."""

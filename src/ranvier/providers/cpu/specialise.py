@@ -14,8 +14,7 @@ from ranvier.codegen.arena import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import compiler, library
-from ranvier.codegen.llvm.entry import Entry
-from ranvier.codegen.llvm.objects import interpreter
+from ranvier.codegen.llvm.entry import Entry, prepared
 from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, Placement, estimated_ns
 from ranvier.codegen.signature import Constant, Tensor
 from ranvier.codegen.storage import Storage
@@ -83,6 +82,8 @@ class Specialised:
         self.threads = target.threads
         self._isa = target.isa
         self._bases = 2 + count + len(part.outputs)
+        self._ns = sum(map(estimated_ns, self.launches))
+        self._entered = self._ns <= _ENTRY_NS and prepared()  # nobody could end such a run before its time either
         self.program = self._native(self.launches)
         flags = {flag for flag, _, _ in realised.checks}
         told = (k for k, x in enumerate(self.launches) if flags.intersection(x.writes))
@@ -153,12 +154,9 @@ class Specialised:
     def entry(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | Constant], arena: int) -> Entry | None:
         """The way in without Python, where a run is so short that Python would be much of it."""
         program = self.program
-        if not program.enters_alone(self.threads) or program.alone_bytes > _ENTRY_SCRATCH or interpreter() is None:
+        if not self._entered or not program.enters_alone(self.threads) or program.alone_bytes > _ENTRY_SCRATCH:
             return None
         if any(each.dtype.hasobject for each in outputs):
-            return None
-        taken = sum(map(estimated_ns, self.launches))
-        if taken > _ENTRY_NS:  # nobody could end it before its time either
             return None
         first_output = self._bases - FIRST_INPUT - len(self.results)
         first_draw = first_output - len(self._draws)
@@ -168,7 +166,7 @@ class Specialised:
             for each in outputs
         ]
         flags = [arena + offset for offset, _, _ in self._checks]
-        return Entry(program, arena, inputs, draws, gives, flags, self, lets=taken > _SHORT_NS)
+        return Entry(program, arena, inputs, draws, gives, flags, self, lets=self._ns > _SHORT_NS)
 
     def profile(self, inputs: list[Array], outputs: list[Array], arena: int) -> list[KernelTime]:
         """Run, and tell how long every launch took."""
