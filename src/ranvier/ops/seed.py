@@ -25,9 +25,6 @@ def set_seed(seed: int | None) -> None:
 def fresh_generator() -> np.random.Generator:
     """A generator for one call of an operator without a seed; it may serve other calls, in any thread, too."""
     global _unseeded
-    found = _unseeded
-    if found is not None and _shared is None:  # nobody has to wait for what has been made
-        return found
     with _lock:
         if _shared is not None:
             return np.random.default_rng(_shared.spawn(1)[0])

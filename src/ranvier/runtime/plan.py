@@ -148,10 +148,10 @@ class Plan:
             nodes[item.part.provider.name] = nodes.get(item.part.provider.name, 0) + len(item.part.subgraph.nodes)
         self._tally = REGISTRY.ledger.tally(self, nodes)
 
-    def _direct_call(self) -> tuple[BoundKernel, list[int] | None, int, list[_Making], list[int]] | None:
-        """The kernel, where the inputs stand (None: as they come), its workspace's offset, how outputs are made and
-        which of them is which of the kernel's, when one bound kernel is the whole program and makes every output that
-        is no constant: then nothing has to be looked after between the call and the kernel."""
+    def _direct_call(self) -> tuple[BoundKernel, list[int], int, list[_Making], list[int]] | None:
+        """The kernel, where the inputs stand, its workspace's offset, how outputs are made and which of them is which
+        of the kernel's, when one bound kernel is the whole program and makes every output that is no constant: then
+        nothing has to be looked after between the call and the kernel."""
         steps = self.program.steps
         outputs = [slot for slot in self.program.output_slots if slot not in self._given]
         if len(steps) != 1 or self._bound[0] is None or len(self._fresh) != len(outputs) or self._secure:
@@ -167,13 +167,13 @@ class Plan:
         sizes = [static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh]
         makers: list[Callable[..., Array]] = [np.empty if n < FROM_BYTES else _output for n in sizes]
         making = [(make, shape, dtype) for make, (_, dtype, shape) in zip(makers, self._fresh)]
-        order = [where[slot] for slot in needed]
+        same = theirs == sorted(theirs)
         return (
             self._bound[0],
-            None if order == list(range(len(where))) else order,
+            [where[slot] for slot in needed],
             self._workspaces.get(0, 0),
             making,
-            [] if theirs == sorted(theirs) else theirs,
+            [] if same else theirs,
         )
 
     def run_directly(self, values: Sequence[Array], into: Sequence[Array | None] | None = None) -> list[Any] | None:
@@ -189,16 +189,14 @@ class Plan:
             return None  # large outputs are looked at together: none of them is touched before all are made
         try:
             if into is None:
-                outputs = []
-                for make, shape, dtype in making:  # sooner done than a comprehension, which some Pythons call
-                    outputs.append(make(shape, dtype))
+                outputs = [make(shape, dtype) for make, shape, dtype in making]
             else:
                 outputs = [make(*how) if own is None else own for own, (make, *how) in zip(into, making)]
         except OutOfMemory:
             raise
         except MemoryError as error:
             raise OutOfMemory("cannot allocate the outputs", part="outputs") from error
-        given = list(values) if order is None else [values[k] for k in order]
+        given = [values[k] for k in order]
         written = [outputs[k] for k in theirs] if theirs else outputs
         if not kernel.workspace:
             kernel.call(given, written, 0)
@@ -220,11 +218,11 @@ class Plan:
             if self._entry is not None or not self._enters or self._direct is None:
                 return self._entry
         kernel, order, offset, making, theirs = self._direct
-        self._enters = self._fresh_bytes < FROM_BYTES and self.memory.arena <= _ENTRY_ARENA
-        if not self._enters or not isinstance(kernel, Enters):
+        small = self._fresh_bytes < FROM_BYTES and self.memory.arena <= _ENTRY_ARENA
+        if not small or not isinstance(kernel, Enters):
             self._enters = False
             return None
-        places = {given: k for k, given in enumerate(range(len(inputs)) if order is None else order)}
+        places = {given: k for k, given in enumerate(order)}
         taken = [Tensor(name, x.dtype, x.shape, places.get(k)) for k, (name, x) in enumerate(inputs)]
         constants = dict(self._constants)
         made = iter(enumerate(making))
@@ -276,11 +274,9 @@ class Plan:
         if self._direct is None or self._constants:
             return False
         kernel, order, _, _, theirs = self._direct
-        if (order is not None and given not in order) or not isinstance(kernel, Overwrites):
+        if given not in order or not isinstance(kernel, Overwrites):
             return False
-        return kernel.may_overwrite(
-            theirs.index(output) if theirs else output, given if order is None else order.index(given)
-        )
+        return kernel.may_overwrite(theirs.index(output) if theirs else output, order.index(given))
 
     def _bind(self, step: Step, inference: TypeInference) -> BoundKernel | None:
         """The step's kernel made for these types, where it can be."""

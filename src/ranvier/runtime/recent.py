@@ -10,7 +10,6 @@ import numpy as np
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.plan import Plan
 
-_ARRAY = np.ndarray
 _OFTEN = 8  # calls by Python between two looks for an entry
 
 
@@ -21,7 +20,7 @@ class Recent:
     outputs as ``run`` does.
     """
 
-    __slots__ = ("_calls", "_control", "_count", "_expected", "_names", "_only", "_plan", "enter")
+    __slots__ = ("_calls", "_control", "_expected", "_names", "_plan", "enter")
 
     def __init__(
         self,
@@ -36,22 +35,20 @@ class Recent:
             (n, x.dtype, x.shape) if type(x) is np.ndarray and x.dtype != object else (n, None, None)
             for n, x in zip(required, values)
         ]
-        self._count = len(self._expected)
         self._calls = 0
         self.enter: Callable[[Any], dict[str, Any] | None] | None = None if plan.opened is None else plan.opened.run
         self._control = control
         self._plan = plan
         self._names = names
-        self._only = names[0] if len(names) == 1 else None
 
     def run(self, inputs: Any) -> dict[str, Any] | None:
         """The outputs, or None where this call is another one."""
-        if type(inputs) is not dict or len(inputs) != self._count:
+        if type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
         values = []
         for name, dtype, shape in self._expected:
             x = inputs.get(name)
-            if type(x) is not _ARRAY or x.dtype is not dtype or x.shape != shape:
+            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape:
                 return None
             values.append(x)
         self._calls += 1
@@ -60,8 +57,6 @@ class Recent:
         results = self._plan.run_directly(values)
         if results is None:
             results = self._plan.run(values, self._control, None)
-        if self._only is not None:  # most models: a dictionary of pairs takes as long as the call of a small kernel
-            return {self._only: results[0]}
         return dict(zip(self._names, results))
 
     def _open(self, values: list[Any]) -> None:

@@ -134,6 +134,19 @@ class OwnCall:
 _calls: list[_Call] = []
 
 
+def _taken(room: int, state: tuple[int, ...]) -> _Call:
+    """One for a run that needs so much room; it is put back when that is over."""
+    try:
+        call = _calls.pop()
+    except IndexError:
+        call = _Call()
+    if call.room < room:
+        call.grow(room)
+    if call.state != state:
+        call.write(state)
+    return call
+
+
 @functools.cache
 def _function(lists: bool) -> tuple[Kernel, Any]:
     """The driver; called with references only, because any other argument costs more than a step."""
@@ -232,15 +245,7 @@ class NativeProgram:
             if threads > 1:
                 helpers = pool.address
                 need += (threads - 1) * self._stride
-        try:
-            call = _calls.pop()
-        except IndexError:
-            call = _Call()
-        if call.room < need:
-            call.grow(need)
-        state = (arena, helpers, threads, abort, stamps)
-        if call.state != state:
-            call.write(state)
+        call = _taken(need, (arena, helpers, threads, abort, stamps))
         if helpers and pool is not None and pool.portable:
             with pool.awake():
                 reached = self._enter(call, inputs, outputs)
@@ -268,29 +273,20 @@ class NativeProgram:
     def run_alone(self, inputs: list[np.ndarray[Any, Any]], outputs: list[np.ndarray[Any, Any]], arena: int) -> bool:
         """As ``run`` by the calling thread without anything else, as fast as Python gets there: false, and nothing is
         touched, unless all are plain arrays, C-contiguous and aligned."""
-        try:
-            call = _calls.pop()
-        except IndexError:
-            call = _Call()
-        if call.room < self._alone:
-            call.grow(self._alone)
-        state = (arena, 0, 1, 0, 0)
-        if call.state != state:
-            call.write(state)
+        call = _taken(self._alone, (arena, 0, 1, 0, 0))
+        reached = self._by_lists(call, inputs, outputs)
+        _calls.append(call)
+        return reached >= 0
+
+    def _by_lists(self, call: _Call, inputs: list[np.ndarray[Any, Any]], outputs: list[np.ndarray[Any, Any]]) -> int:
         given = call.given
         given[0], given[1] = inputs, outputs
         reached: int = self._function(self._reference, call.reference)
         given[0] = given[1] = None
-        _calls.append(call)
-        return reached >= 0
+        return reached
 
     def _enter(self, call: _Call, inputs: list[np.ndarray[Any, Any]], outputs: list[np.ndarray[Any, Any]]) -> int:
-        reached = -1
-        if self._function is not None:
-            given = call.given
-            given[0], given[1] = inputs, outputs
-            reached = self._function(self._reference, call.reference)
-            given[0] = given[1] = None
+        reached = -1 if self._function is None else self._by_lists(call, inputs, outputs)
         if reached < 0:
             reached = call.by_table(self._reference, _function(False)[1], [*inputs, *outputs])
         return reached

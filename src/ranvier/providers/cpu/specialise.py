@@ -15,7 +15,7 @@ from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import At, Code, Launch
 from ranvier.codegen.llvm import compiler, library
 from ranvier.codegen.llvm.entry import Entry, prepared
-from ranvier.codegen.llvm.program import FIRST_INPUT, NativeProgram, Placement, estimated_ns
+from ranvier.codegen.llvm.program import ABSOLUTE, ARENA, FIRST_INPUT, NativeProgram, Placement, estimated_ns
 from ranvier.codegen.signature import Constant, Tensor
 from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
@@ -28,7 +28,6 @@ from ranvier.providers.cpu.watch import Watch
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
-_ABSOLUTE, _ARENA = 0, 1  # bases of a native run; inputs and outputs follow
 _ENTRY_NS = 1e6  # runs that take longer gain nothing by a shorter way in
 _SHORT_NS = 1e4  # it takes about as long for another thread to begin
 _ENTRY_SCRATCH = 1 << 20  # bytes that an entry may keep for itself
@@ -67,21 +66,21 @@ class Specialised:
         self._keep: list[Array] = []
         for storage in {b.storage for each in self.launches for b in each.buffers if isinstance(b, At)}:
             if storage.kind == "input":
-                places[storage] = Placement(2 + storage.index, 0)
+                places[storage] = Placement(FIRST_INPUT + storage.index, 0)
             elif storage.kind == "output":
-                places[storage] = Placement(2 + count + storage.index, 0)
+                places[storage] = Placement(FIRST_INPUT + count + storage.index, 0)
             elif storage.kind == "const":
                 assert storage.array is not None
                 array = storage.array
                 if not array.flags.aligned:
                     array = packs.get(("aligned", Same(array)), array.copy)
                 self._keep.append(array)
-                places[storage] = Placement(_ABSOLUTE, array.ctypes.data)
+                places[storage] = Placement(ABSOLUTE, array.ctypes.data)
         self.result_bytes = sum(r.dtype.itemsize * math.prod(r.shape) for r in self.results)
         self.constants = sum(array.nbytes for array in self._keep)
         self.threads = target.threads
         self._isa = target.isa
-        self._bases = 2 + count + len(part.outputs)
+        self._bases = FIRST_INPUT + count + len(part.outputs)
         self._ns = sum(map(estimated_ns, self.launches))
         self._entered = self._ns <= _ENTRY_NS and prepared()  # nobody could end such a run before its time either
         self.program = self._native(self.launches)
@@ -226,4 +225,4 @@ def _place(realised: Realised) -> tuple[dict[Storage, Placement], MemoryPlan]:
         for s in storages
     ]
     plan = plan_memory(lifetimes)
-    return {s: Placement(_ARENA, offset) for s, offset in zip(storages, plan.offsets)}, plan
+    return {s: Placement(ARENA, offset) for s, offset in zip(storages, plan.offsets)}, plan

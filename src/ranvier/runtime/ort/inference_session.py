@@ -189,12 +189,13 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[Any]:
         """The outputs in the order asked for; None asks for all of them."""
-        session = self._session
-        if run_options is None and (not output_names or tuple(output_names) == session.output_names):
-            found = session.run_again(input_feed)
+        if output_names and tuple(output_names) == self._session.output_names:
+            output_names = None
+        if run_options is None and not output_names:
+            found = self._session.run_again(input_feed)
             if found is not None:
                 return list(found.values())
-        return self._run_once(output_names, input_feed, run_options)
+        return self._run(output_names, input_feed, run_options)
 
     @raises_ort
     def run_with_ort_values(
@@ -248,9 +249,6 @@ class InferenceSession:
         self._executor().submit(work)
 
     @raises_ort
-    def _run_once(self, names: Sequence[str] | None, feed: Mapping[str, Any], options: RunOptions | None) -> list[Any]:
-        return self._run(names, feed, options)
-
     def _run(
         self,
         names: Sequence[str] | None,
@@ -260,8 +258,8 @@ class InferenceSession:
     ) -> list[Any]:
         _checked(options)
         session = self._session
-        given = self._unwrapped(feed) if type(feed) is dict or isinstance(feed, Mapping) else feed
-        wanted = list(dict.fromkeys(names)) if names and tuple(names) != session.output_names else None
+        given = self._unwrapped(feed) if isinstance(feed, Mapping) else feed
+        wanted = list(dict.fromkeys(names)) if names else None
         results = session.run(given, wanted, options, into)
         if options is not None and options.get_run_config_entry(SHRINK_ENTRY):
             session.trim()
@@ -269,12 +267,6 @@ class InferenceSession:
 
     def _unwrapped(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """What the session takes: tensors of a GPU that none of its providers uses come by way of the host."""
-        if type(feed) is dict:
-            for x in feed.values():
-                if type(x) is not np.ndarray:
-                    break
-            else:
-                return feed
         providers = self._session.providers
         found: dict[str, Any] = {}
         for name, x in feed.items():
