@@ -322,9 +322,9 @@ def test_arenas_are_given_back_when_a_run_asks_for_it(model: bytes) -> None:
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     session.run(None, {"x": X})
     plans = session.session._compiled.plans()
-    assert any(plan._free for plan in plans)
+    assert any(plan._arenas.waiting for plan in plans)
     session.run(None, {"x": X}, options)
-    assert not any(plan._free for plan in plans)
+    assert not any(plan._arenas.waiting for plan in plans)
     with pytest.raises(errors.InvalidConfig, match="is not supported"):
         options.add_run_config_entry("nonsense", "1")
     with pytest.raises(errors.NotSupported, match="LoRA"):

@@ -119,8 +119,8 @@ def test_a_machine_with_little_left(part: str, monkeypatch: pytest.MonkeyPatch) 
         blocks.clear()
         arena = session.bind(n=len(x)).memory.arena
         if part.startswith("outputs"):
-            held = session.bind(n=len(x))._take()  # so that there is an arena, and only the output is to be had
-            session.bind(n=len(x))._give(held)
+            arenas = session.bind(n=len(x))._arenas
+            arenas.give(arenas.take())  # so that there is an arena, and only the output is to be had
         with monkeypatch.context() as patch:
             patch.setattr(room, "LARGE", 1_000_000)
             patch.setattr(room, "memory_left", lambda around: 0)

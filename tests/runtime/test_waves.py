@@ -124,11 +124,12 @@ def _no_thread_stays() -> Iterator[None]:
 
 def touched(plan: Plan, k: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """What a step writes and what it reads of the arena, as (start, end)."""
-    where = {p.slot: (p.offset, p.offset + p.nbytes) for p in plan.placed}
+    where = {p.slot: (p.offset, p.offset + p.nbytes) for p in plan.layout.placed}
     step, bound = plan.program.steps[k], plan._bound[k]
     writes = [where[slot] for slot in step.outputs if slot in where]
     if bound is not None and bound.workspace:
-        writes.append((plan._workspaces[k], plan._workspaces[k] + bound.workspace))
+        start = plan.layout.workspaces[k]
+        writes.append((start, start + bound.workspace))
     return writes, [where[slot] for slot in step.inputs if slot in where]
 
 

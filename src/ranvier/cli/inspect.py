@@ -188,7 +188,7 @@ def memory_facts(model: str, setup: Setup, output: Output) -> dict[str, Any]:
         names = {slot: value.name for value, slot in plan.program.slots.items()}
         memory, inside = plan.memory, plan.inside()
         # one partition is the whole run: then its own plan is the plan
-        whole = inside[0] if len(inside) == 1 and not plan.placed else memory
+        whole = inside[0] if len(inside) == 1 and not plan.layout.placed else memory
         return {
             "level": session.config.optimization,
             "sizes": sizes.sizes,
@@ -196,13 +196,13 @@ def memory_facts(model: str, setup: Setup, output: Output) -> dict[str, Any]:
             "arena_bytes": memory.arena,
             "all_tensors_bytes": whole.total,
             "lower_bound_bytes": whole.lower_bound,
-            "planned": len(plan.placed) + sum(len(each.offsets) for each in inside),
+            "planned": len(plan.layout.placed) + sum(len(each.offsets) for each in inside),
             "took_over": memory.shared + sum(each.shared for each in inside),
             "output_bytes": plan.output_bytes(),
             "weight_bytes": session.graph.constant_bytes(),
             "weight_bytes_used": plan.weight_bytes(),
             "run_bytes": plan.weight_bytes() + memory.arena + plan.output_bytes(),
-            "unplanned": [names[slot] for slot in plan.unplanned],
+            "unplanned": [names[slot] for slot in plan.layout.unplanned],
         }
 
 

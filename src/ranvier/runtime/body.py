@@ -146,18 +146,18 @@ class _BodyPlan(Plan):
             [self._where[slot] for slot in step.inputs if program.template[slot] is None],
             [fresh[slot] for slot in step.outputs],
             [sources[slot] for slot in program.output_slots],
-            self._workspaces.get(0, 0),
+            self.layout.workspaces.get(0, 0),
         )
 
     def run_at_once(self, whole: _Whole, values: Sequence[Any]) -> list[Any]:
         made: list[Any] = [np.empty(shape, dtype) for shape, dtype in whole.made]
         given = [values[k] for k in whole.operands]
         if whole.kernel.workspace:
-            held = self._take()
+            held = self._arenas.take()
             try:
-                whole.kernel.call(given, made, held[3] + whole.offset)
+                whole.kernel.call(given, made, held.start + whole.offset)
             finally:
-                self._give(held)
+                self._arenas.give(held)
         else:
             whole.kernel.call(given, made, 0)
         return [made[k] if k >= 0 else values[~k] for k in whole.results]
@@ -166,11 +166,11 @@ class _BodyPlan(Plan):
         env = list(self.program.template)
         for slot, value in zip(slots, values):
             env[slot] = value
-        held = self._take()
+        held = self._arenas.take()
         try:
-            buffers = dict(held[1])
+            buffers = dict(held.views)
             for slot, dtype, shape in self._fresh:
                 buffers[slot] = np.empty(shape, dtype)
-            return self.program.run(env, control, buffers, self.dims, profiler, held[2])
+            return self.program.run(env, control, buffers, self.dims, profiler, held.kernels)
         finally:
-            self._give(held)
+            self._arenas.give(held)

@@ -47,7 +47,7 @@ def estimate_model(model: Graph | Session, dims: Mapping[str, int] | None = None
             plan.weight_bytes(),
             plan.memory.arena,
             plan.output_bytes(),
-            tuple(names[slot] for slot in plan.unplanned),
+            tuple(names[slot] for slot in plan.layout.unplanned),
             exact=True,
         )
     for name in sizes:

@@ -18,8 +18,9 @@ from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.ops.infer_growing import grown_types
 from ranvier.providers.base import BoundKernel, Growable, SpanKernel, TensorAllocator
+from ranvier.runtime.arenas import Arena
 from ranvier.runtime.plan import Plan
-from ranvier.runtime.program import Program, Step, static_bytes
+from ranvier.runtime.program import Prepared, Program, Step, static_bytes
 from ranvier.varying import Span, content, follow, value_at, varies
 
 CALLS = 512  # of a span, at most
@@ -83,26 +84,14 @@ class _GrownPlan(Plan):
         self._fresh = [(slot, dtype, shape) for (slot, dtype, _), shape in zip(whole._fresh, shapes)]
         self._fresh_bytes = whole._fresh_bytes  # of the first: they serve to tell small from large
         if whole._direct is not None:
-            _, order, offset, making, theirs = whole._direct
-            self._direct = (
-                bound,
-                order,
-                offset,
-                [(make, shape, dtype) for (make, _, dtype), shape in zip(making, shapes)],
-                theirs,
-            )
+            self._direct = whole._direct.with_shapes(bound, shapes)
 
     @functools.cached_property
     def types(self) -> dict[int, Type | None]:  # type: ignore[override]
         return {slot: _type_at(found, self._call) for slot, found in self._whole.growing.items()}
 
-    def _take(self) -> Any:
-        arena, views, _, start = self._whole._take()
-        return arena, views, [(self.only, start + self._workspaces.get(0, 0))], start
-
-    def _give(self, held: Any) -> None:
-        arena, views, _, start = held
-        self._whole._give((arena, views, [(self._whole.only, start + self._workspaces.get(0, 0))], start))
+    def _prepared(self, held: Arena) -> list[Prepared | None]:
+        return [(self.only, held.start + self.layout.workspaces.get(0, 0))]
 
     def close(self) -> None:
         """Nothing is its own."""
