@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -107,7 +108,12 @@ def serving(tls: ssl.SSLContext | None = None, /, **files: bytes) -> Iterator[Se
             with contextlib.suppress(OSError):
                 self.wfile.write(data[start:stop])
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exc_info()[1], ConnectionError):  # those of clients who have heard enough
+                super().handle_error(request, client_address)
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

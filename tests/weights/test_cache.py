@@ -16,6 +16,7 @@ import pytest
 
 from ranvier.errors import CannotWrite, InvalidConfig, WeightError
 from ranvier.weights import UrlSource, WeightCache, WeightLoader, save_safetensors
+from ranvier.weights import cache as cache_module
 from ranvier.weights.cache import digest
 from ranvier.weights.sources import kept
 from tests.weights.server import serving
@@ -123,6 +124,64 @@ def test_a_cache_that_may_only_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "n").write_bytes((tmp_path / "m").read_bytes())
         server.files["/m.safetensors"] = (tmp_path / "n").read_bytes()[:-4] + b"\0\0\0\0"
         assert WeightLoader(cache=tmp_path / "cache").load(url).tolist() == [1, 1, 0], "by ranges, past the old copy"
+
+
+def test_all_tensors_without_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    save_safetensors(tmp_path / "m", {"a": np.ones(3, np.float32), "b": np.zeros(2, np.int8)})
+    with serving(m__safetensors=(tmp_path / "m").read_bytes()) as server:
+        found = WeightLoader(cache=tmp_path / "file").load_many(f"{server.url}/m.safetensors")
+    assert {name: array.tolist() for name, array in found.items()} == {"a": [1, 1, 1], "b": [0, 0]}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    ["", "null", "[" * 100_000, '{"address": "x", "etag": "1", "size": 1e999, "sha256": ""}', '{"address": "x"}'],
+)
+def test_damaged_facts(tmp_path: Path, facts: str) -> None:
+    cache = WeightCache(tmp_path)
+    folder = cache.get("x", filled(b"numbers")).path.parent
+    (folder / "facts.json").write_text(facts)
+    (folder / "part.json").write_text(facts)
+    assert cache.find("x") is None and not cache.entries()
+    assert cache.get("x", filled(b"numbers")).path.read_bytes() == b"numbers"
+    assert cache.find("x") is not None
+
+
+def test_a_part_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    """Where the folder of caches is one that others may write to, too."""
+    (tmp_path / "precious").write_bytes(b"precious")
+    cache = WeightCache(tmp_path / "cache")
+    with pytest.raises(WeightError):
+        cache.get("x", broken)
+    (part,) = tmp_path.glob("cache/*/part")
+    part.unlink()
+    part.symlink_to(tmp_path / "precious")
+    found = cache.get("x", filled(b"numbers")).path
+    assert found.read_bytes() == b"numbers" and not found.is_symlink()
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_two_at_a_time_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some shared disks: each has a part of its own, and whoever ends first leaves a whole file."""
+    monkeypatch.setattr(cache_module, "fcntl", None)
+    cache = WeightCache(tmp_path)
+
+    def slow(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        tell("1")
+        with part.open("wb") as file:
+            file.write(b"num")
+            file.flush()
+            first = cache.get("x", filled(b"numbers"))  # another one, meanwhile
+            assert first.path.read_bytes() == b"numbers" and first.sha256 == digest(first.path)
+            file.write(b"bers")
+        return "1", digest(part)
+
+    found = cache.get("x", slow)
+    assert found.path.read_bytes() == b"numbers" and found.sha256 == digest(found.path)
+    with pytest.raises(WeightError):
+        cache.get("y", broken)
+    assert not list(tmp_path.glob("*/*part*"))
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:

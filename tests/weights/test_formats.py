@@ -392,8 +392,38 @@ def test_which_tensor(tmp_path: Path) -> None:
     assert LOADER.load(FileSource(tmp_path / "m.safetensors", tensor="b")).shape == (3,)
     with pytest.raises(WeightError, match="holds 2 tensors, say which one: 'a', 'b'"):
         LOADER.load(tmp_path / "m.safetensors")
+    for name in ("c", 3, None):
+        with pytest.raises(WeightError, match="has no tensor"):
+            LOADER.load_many(tmp_path / "m.safetensors", [name])  # type: ignore[list-item]
     with pytest.raises(InvalidConfig, match="did you mean 'safetensors'"):
         LOADER.open(tmp_path / "m.safetensors", format="safetensor")
     buffer = io.BytesIO()
     np.save(buffer, np.arange(3))
     assert LOADER.load(buffer.getvalue()).tolist() == [0, 1, 2]
+
+
+def test_safetensors_without_notes_and_with_a_name_of_nothing(tmp_path: Path) -> None:
+    """Both are sound, and readers of the format take them."""
+    entries = {"": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    entries["b"] = {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}
+    header = json.dumps({"__metadata__": None, **entries}).encode()
+    data = MemorySource(len(header).to_bytes(8, "little") + header + b"\1\2", "safetensors")
+    assert not LOADER.metadata(data).notes
+    assert LOADER.load(data, "").tolist() == [1] and LOADER.load(data, "b").tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        (["a"], {"epoch": 3}),
+        (["a"], {"epoch": None}),
+        (["a"], {3: "epoch"}),
+        (["a", "__metadata__"], {}),
+        (["a", 1], {}),
+        (["\ud800"], {}),
+    ],
+)
+def test_safetensors_that_nobody_could_read_are_not_written(tmp_path: Path, names: list[Any], notes: Any) -> None:
+    with pytest.raises(WeightError):
+        save_safetensors(tmp_path / "x.safetensors", {name: np.ones(1) for name in names}, notes)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import os
@@ -19,7 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier.errors import DTypeMismatch, InvalidConfig, RanvierError, ResourceLimit, WeightError
-from ranvier.weights import Cast, FileSource, MemorySource, WeightLoader, save_safetensors
+from ranvier.weights import Cast, FileSource, MemorySource, Opening, WeightLoader, save_safetensors
+from ranvier.weights.blob import MemoryBlob
+from ranvier.weights.formats.numpy_files import Npz
 
 LOADER = WeightLoader(offline=True)
 DATA = Path(__file__).parent / "data"
@@ -182,7 +185,8 @@ PROGRAMS = {
     "an instance": b"(i__main__\nx\n.",
     "an object": b"(cos\nsystem\nV\nls\no.",
     "an extension": b"\x82\x01.",
-    "a bytearray": b"\x96" + struct.pack("<Q", 3) + b"abc.",
+    "a bytearray that is cut off": b"\x96" + struct.pack("<Q", 1 << 40) + b"abc.",
+    "a buffer from elsewhere": b"\x97.",
     "a call of data": b"(V1\n(tR.",
     "an empty stack": b"0.",
     "a memo that is not there": b"h\x05.",
@@ -290,6 +294,33 @@ def test_tensors_that_are_yet_to_be_changed(name: str) -> None:
         LOADER.metadata(MemorySource(torch_file(program, **{"0": bytes(4)}), "pytorch"))
 
 
+@pytest.mark.parametrize(
+    ("called", "what"),
+    [
+        (b"ctorch.serialization\n_get_layout\n(Vtorch.sparse_coo\ntR.", "a sparse tensor"),
+        (b"ctorch._utils\n_rebuild_sparse_tensor\n)R.", "a sparse tensor"),
+        (b"(Vstorage\nctorch\nQInt8Storage\nV0\nVcpu\nK\1tQ.", "a quantized tensor"),
+        (b"ctorch._utils\n_rebuild_qtensor\n)R.", "a quantized tensor"),
+        (b"ctorch._utils\n_rebuild_meta_tensor_no_storage\n)R.", "a tensor of the device 'meta'"),
+        (b"ctorch._utils\n_rebuild_nested_tensor\n)R.", "a nested tensor"),
+    ],
+)
+def test_tensors_of_other_kinds_are_named(called: bytes, what: str) -> None:
+    with pytest.raises(WeightError, match=f"holds {what}"):
+        LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + called), "pytorch"))
+
+
+def test_what_newer_pickles_have_beside_tensors() -> None:
+    """Sets that stay as they are, bytes that do not, dates with their zone, arrays of NumPy."""
+    zone = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    for protocol in (2, 3, 4, 5):
+        beside = {"set": frozenset([1]), "bytes": bytearray(b"x"), "when": zone, "array": np.arange(3)}
+        program = pickle.dumps(beside, protocol=protocol)
+        assert not LOADER.metadata(MemorySource(torch_file(program), "pytorch")).tensors
+    path = b"cpathlib._local\nPosixPath\n(Va\ntR."  # as Python 3.13 names it
+    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + path), "pytorch")).tensors
+
+
 def tensor_program(count: int, offset: int, shape: list[int], strides: list[int]) -> bytes:
     """What torch writes for one float32 tensor, put together by hand."""
 
@@ -334,6 +365,16 @@ def test_an_archive_that_unpacks_to_too_much() -> None:
     small = WeightLoader(offline=True, tensor_bytes=1 << 20)
     with pytest.raises(ResourceLimit, match="tensor_bytes"):
         small.metadata(MemorySource(buffer.getvalue(), "npz"))
+
+
+def test_an_archive_whose_directory_is_longer_than_a_header_may_be() -> None:
+    """Every entry of it takes ten times as much in memory."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **{f"a{k}": np.zeros(1) for k in range(100)})
+    blob = MemoryBlob("x.npz", buffer.getvalue())
+    assert len(Npz().open(blob, Opening())) == 100
+    with pytest.raises(WeightError, match=r"a directory of [0-9]+ bytes"):
+        Npz().open(blob, Opening(header_bytes=1000))
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

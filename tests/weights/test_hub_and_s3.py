@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.errors import IntegrityError, ResourceLimit, WeightError
+from ranvier.errors import CannotWrite, IntegrityError, ResourceLimit, WeightError
 from ranvier.weights import (
     Access,
     Context,
@@ -161,6 +161,36 @@ def test_hub_without_the_file(hub: str, tmp_path: Path) -> None:
         WeightLoader(cache=tmp_path / "cache", offline=True).metadata(source)
 
 
+def test_the_hubs_own_word_for_offline(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    source = HubSource("owner/name", "part-1.safetensors", cache_dir=str(tmp_path / "hub"), endpoint=hub, token=False)
+    assert not loader.available(source)
+    with pytest.raises(NotCached):
+        loader.metadata(source)
+
+
+def test_tokens_that_cannot_be_sent_are_not_shown(hub: str, tmp_path: Path) -> None:
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    for token in ("hf_secret\n", "hf_secret €"):
+        folder = str(tmp_path / "hub")
+        source = HubSource("owner/name", "part-1.safetensors", cache_dir=folder, endpoint=hub, token=token)
+        for ask in (loader.preload, loader.metadata, loader.available):
+            with pytest.raises(WeightError, match="the token cannot be sent") as caught:
+                ask(source)
+            assert "secret" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_hub_that_refuses_us(tmp_path: Path) -> None:
+    with standing_in(lambda *_: (403, {}, b"")) as url:
+        loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+        source = HubSource("owner/name", "x", cache_dir=str(tmp_path / "hub"), endpoint=url, token=False)
+        with pytest.raises(Missing, match="it refuses us"):
+            loader.preload(source)
+
+
 @pytest.mark.parametrize(
     "file", ["../../../../secret", "a/../../../../../secret", "{folder}/secret", "a\\..\\secret", "a\0", "", "a//b"]
 )
@@ -283,6 +313,31 @@ def test_s3_download_goes_on_only_with_the_same_version(
     assert reads[3] == 0, "what had come is of the version before"
 
 
+def test_s3_without_room_for_another_version(
+    s3: tuple[str, list[str]], shards: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ranvier.weights.sources import s3 as module
+
+    def full(*_: Any) -> None:
+        raise CannotWrite("the disk is full")
+
+    files, _ = shards
+    monkeypatch.setattr(module, "_CHUNK", 64)
+    source, loader = object_of(s3[0], "part-1.safetensors"), WeightLoader(cache=tmp_path / "cache", retries=0)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(module, "check_no_page", lambda *_: 1 / 0)  # as soon as something is there
+        loader.preload(source)
+    whole = files["part-1.safetensors"]
+    part = next((tmp_path / "cache").glob("*/part"))
+    part.write_bytes(whole[:128])
+    files["part-1.safetensors"] = b"\1\2\3\4" + whole[4:]
+    with monkeypatch.context() as patch, pytest.raises(CannotWrite):
+        patch.setattr(module, "check_room", full)
+        loader.preload(source)
+    (path,) = loader.preload(source)
+    assert path is not None and path.read_bytes() == files["part-1.safetensors"]
+
+
 def test_s3_trouble(s3: tuple[str, list[str]], tmp_path: Path) -> None:
     url, _ = s3
     loader = WeightLoader(cache=tmp_path / "cache", retries=0, timeout=1.0)
@@ -292,3 +347,30 @@ def test_s3_trouble(s3: tuple[str, list[str]], tmp_path: Path) -> None:
         loader.metadata(object_of(url, "part-1.safetensors", sha256="0" * 64))
     assert not list((tmp_path / "cache").glob("*/data"))
     assert "secret" not in object_of(url, "x").address
+
+
+@pytest.mark.parametrize("key", ["../x", "a//b", "a/./b", "a\0b", "a\nb"])
+def test_keys_that_s3_does_not_have(s3: tuple[str, list[str]], tmp_path: Path, key: str) -> None:
+    with pytest.raises(WeightError, match="is no address of an object"):
+        WeightLoader(cache=tmp_path / "cache", retries=0).metadata(object_of(s3[0], key))
+
+
+def test_settings_of_s3_that_are_none(s3: tuple[str, list[str]], tmp_path: Path) -> None:
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    for endpoint in ("nonsense", "localhost:9000", "http://me:secret@host"):
+        with pytest.raises(WeightError, match=r"is no address|takes no name and password") as caught:
+            S3Source("bucket", "key", endpoint=endpoint)
+        assert "secret" not in str(caught.value)
+    options = {"access_key_id": "id\n", "secret_access_key": "secret"}
+    with pytest.raises(WeightError, match="check region and credentials") as caught:
+        loader.metadata(S3Source("bucket", "key", "us-east-1", s3[0], options))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_page_in_place_of_an_object(s3: tuple[str, list[str]], shards: Any, tmp_path: Path) -> None:
+    files, _ = shards
+    files["part-1.safetensors"] = b"<!DOCTYPE html><title>Sign in</title>"
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    with pytest.raises(WeightError, match="a page of HTML"):
+        loader.preload(object_of(s3[0], "part-1.safetensors"))
+    assert not list((tmp_path / "cache").glob("*/data"))

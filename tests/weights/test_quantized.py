@@ -184,6 +184,33 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, tensors: dict[str, Array],
         layer_of(tmp_path, tensors, config)
 
 
+_FLOAT8 = {"weight": np.zeros((4, 8), ml_dtypes.float8_e4m3fn), "weight_scale": np.ones((4, 2), np.float32)}
+_CODES = {"weight_packed": np.zeros((4, 1), np.int32), "weight_scale": np.ones((4, 1), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config"),
+    [
+        (_FLOAT8, {"config_groups": 3}),
+        (_FLOAT8, {"config_groups": {"group": {"targets": [3]}}}),
+        (_FLOAT8, {"config_groups": {"group": {"targets": ["re:("]}}}),
+        (_FLOAT8, {"weight_block_size": [0, 0]}),
+        (_FLOAT8, {"weight_block_size": 128}),
+        (_CODES | {"weight_shape": np.array([4, 8])}, {"config_groups": {"group": {"weights": {"num_bits": None}}}}),
+        (_CODES | {"weight_global_scale": np.ones(0, np.float32)}, {}),
+        (
+            {"qweight": np.zeros((4, 8), np.int32), "qzeros": np.zeros((1, 1), np.int32), "scales": np.float16(1)},
+            {"quant_method": "gptq"},
+        ),
+    ],
+)
+def test_settings_and_tensors_that_a_layout_does_not_expect(
+    tmp_path: Path, tensors: dict[str, Array], config: dict[str, Any]
+) -> None:
+    with pytest.raises(WeightError, match="layer 'proj': its tensors and its settings do not fit"):
+        layer_of(tmp_path, tensors, config)
+
+
 # -- what configurations leave to the tensors, or say in other words --------------------------------------------------
 
 

@@ -15,7 +15,9 @@ from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.quantize import scheme
 from ranvier.weights import Cast, Quantize, Reshape, Scale, Slice, Transpose, apply
-from ranvier.weights.blob import Bytes, MemoryBlob, check_range
+from ranvier.weights import blob as blob_module
+from ranvier.weights import stored as stored_module
+from ranvier.weights.blob import Bytes, MemoryBlob, check_range, gathered
 from ranvier.weights.stored import Decoded, Stored, TensorInfo
 
 Array = np.ndarray[Any, Any]
@@ -137,6 +139,67 @@ def test_a_part_of_a_reshaped_one_costs_the_part() -> None:
     assert blob.asked == 2 * 64 * 4
 
 
+def test_a_part_of_what_is_reshaped_later_costs_its_rows() -> None:
+    array = np.arange(1000 * 64, dtype=np.float32).reshape(1000, 64)
+    weight, blob = stored(array)
+    got = apply(weight, Cast("float64"), Reshape((1, 2000, 32)), Slice((slice(None), slice(1001, 1005, 2)))).read()
+    np.testing.assert_array_equal(got, array.reshape(1, 2000, 32)[:, 1001:1005:2])
+    assert blob.asked == 2 * 64 * 4
+    assert apply(weight, Transpose(), Reshape((-1,)), Slice(slice(5, 5))).read().shape == (0,)
+    assert blob.asked == 2 * 64 * 4, "of nothing, nothing is read"
+
+
+def test_rows_far_apart_cost_the_rows() -> None:
+    array = np.arange(400 * 30_000, dtype=np.float32).reshape(400, 30_000)
+    weight, blob = stored(array)
+    np.testing.assert_array_equal(apply(weight, Slice(slice(7, None, 100))).read(), array[7::100])
+    assert blob.asked == 4 * 30_000 * 4
+
+
+def test_columns_of_what_lies_in_another_order_cost_the_columns() -> None:
+    """As those of a .npy in Fortran's order, or of a transposed tensor that PyTorch saved."""
+    array = np.arange(30_000 * 60, dtype=np.float32).reshape(30_000, 60)
+    blob = Counted("x", np.asfortranarray(array).tobytes("F"))
+    weight = Stored(TensorInfo("x", DType.float32, array.shape, array.nbytes), blob, 0, (1, 30_000))
+    part = (slice(10, 20), slice(0, None, 20))
+    np.testing.assert_array_equal(apply(weight, Slice(part)).read(), array[part])
+    assert blob.asked == 10 * 3 * 4
+
+
+def test_columns_of_packed_elements_cost_the_columns() -> None:
+    codes = np.random.default_rng(0).integers(0, 256, (30, 80_000)).astype(np.uint8)
+    blob = Counted("x", codes.tobytes())
+    weight = Stored(TensorInfo("x", DType.uint4, (30, 160_000), codes.nbytes), blob, 0)
+    whole = weight.read()
+    blob.asked = 0
+    part = (slice(2, 30, 9), slice(1001, 1010, 2))
+    np.testing.assert_array_equal(apply(weight, Slice(part)).read(), whole[part])
+    assert blob.asked == 4 * 5
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_parts_by_any_strides(data: st.DataObject) -> None:
+    """In order, transposed, with gaps, with elements that are seen many times; near and far, in few ranges and many."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
+    strides = tuple(data.draw(st.sampled_from([0, 1, 2, 6, 35])) for _ in shape)
+    reach = 1 + sum((d - 1) * step for d, step in zip(shape, strides))
+    flat = np.arange(reach, dtype=np.int16)
+    array = np.lib.stride_tricks.as_strided(flat, shape, [2 * step for step in strides])
+    part = tuple(
+        slice(*sorted((data.draw(st.integers(0, d)), data.draw(st.integers(0, d)))), data.draw(st.integers(1, 3)))
+        for d in shape
+    )
+    blob = data.draw(st.sampled_from([MemoryBlob, Counted]))("x", flat.tobytes())
+    weight = Stored(TensorInfo("x", DType.int16, shape, 2 * reach), blob, 0, strides)
+    gap = data.draw(st.sampled_from([0, 4, 1 << 16]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_module, "GAP", gap)
+        patch.setattr(blob_module, "gathered", lambda ranges: gathered(ranges, gap))
+        patch.setattr(stored_module, "_MOST_RANGES", data.draw(st.sampled_from([1, 4, 4096])))
+        np.testing.assert_array_equal(apply(weight, Slice(part)).read(), array[part])
+
+
 def test_a_cast_to_float8_keeps_to_its_range() -> None:
     weight, _ = stored(np.array([1.0, 1e6, -1e6], np.float32))
     got = apply(weight, Cast("float8_e4m3fn")).read()
@@ -162,6 +225,7 @@ def test_a_cast_between_whole_numbers_keeps_to_the_range() -> None:
     assert apply(weight, Cast("int4")).read().astype(int).tolist() == [7, -8, 7, -1, 0]
     assert apply(weight, Cast("uint64")).read().tolist() == [300, 0, 100, 0, 0]
     assert apply(weight, Cast("int4"), Cast("uint4")).read().astype(int).tolist() == [7, 0, 7, 0, 0]
+    assert apply(weight, Cast("uint2"), Cast("int4")).read().astype(int).tolist() == [3, 0, 3, 0, 0]
     large, _ = stored(np.array([2**64 - 1, 5], np.uint64))
     assert apply(large, Cast("int64")).read().tolist() == [2**63 - 1, 5]
 
@@ -247,6 +311,14 @@ def test_quantize_hands_on_what_the_scheme_makes() -> None:
         Slice((0, 1)),
         Slice((slice(None, None, -1),)),
         Scale(np.ones(3)),
+        Scale([[1], [1, 2]]),
+        Reshape(-1),  # type: ignore[arg-type]
+        Reshape((2.0, 5)),  # type: ignore[arg-type]
+        Transpose((1.0, 0)),  # type: ignore[arg-type]
+        Transpose("ab"),  # type: ignore[arg-type]
+        Transpose,
+        "transpose",
+        Quantize("int8"),  # type: ignore[arg-type]
     ],
 )
 def test_steps_that_do_not_fit(step: Any) -> None:

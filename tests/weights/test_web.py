@@ -264,3 +264,10 @@ def test_what_somebody_else_has_fetched_meanwhile_is_taken(tmp_path: Path) -> No
     assert cache.find("there") == first
     cache.drop(first)
     assert cache.find("there") is None
+
+
+def test_a_stream_of_before_1_6_costs_no_request_for_every_tensor(tmp_path: Path) -> None:
+    data = (Path(__file__).parent / "data" / "legacy.pth").read_bytes()
+    with serving(legacy__pth=data) as server:
+        found = loader(tmp_path).metadata(f"{server.url}/legacy.pth")
+        assert len(server.requests) < len(found.tensors)

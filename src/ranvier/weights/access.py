@@ -16,6 +16,7 @@ from ranvier.weights.together import Stop
 
 T = TypeVar("T")
 GOOD_PIECE = 1 << 20  # bytes; an attempt that brings fewer is one in vain, or a server could keep us for ever
+_DOUBLINGS = 64  # of the time between attempts; any wait is the longest one by then
 _LONGEST = 1e6  # seconds; what operating systems take as a timeout
 
 
@@ -89,5 +90,5 @@ class Access(Checked):
                 if in_vain > self.retries:
                     times = f"{count} attempts" if count > 1 else "one attempt"
                     raise Unreachable(f"{what}: {error} (after {times})") from error
-                wait = max(self.backoff * 2 ** (in_vain - 1) * random.uniform(0.7, 1.3), error.after)
+                wait = max(self.backoff * 2 ** min(in_vain - 1, _DOUBLINGS) * random.uniform(0.7, 1.3), error.after)
                 (self.sleep or self.stop.sleep)(min(wait, self.longest_wait))

@@ -21,7 +21,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop
 _AHEAD = 1 << 16  # bytes that a library's small reads are gathered to
 HEAD = 1 << 14  # bytes that hold the header of most files: of one far away they are fetched once, for all
-_GAP = 1 << 16  # bytes between two ranges that cost less to read along than another request
+GAP = 1 << 16  # bytes between two ranges that cost less to read along than another request
 
 
 class Blob(Protocol):
@@ -107,7 +107,7 @@ def check_range(blob: Blob, start: int, stop: int) -> None:
         raise WeightError(f"{blob.name!r}: bytes {start} to {stop} were asked for, it has {blob.size}")
 
 
-def gathered(ranges: Sequence[Range], gap: int = _GAP) -> list[tuple[Range, list[int]]]:
+def gathered(ranges: Sequence[Range], gap: int = GAP) -> list[tuple[Range, list[int]]]:
     """Ranges that lie near each other as one, with the positions of those each covers."""
     order = sorted(range(len(ranges)), key=lambda k: ranges[k])
     found: list[tuple[Range, list[int]]] = []
@@ -119,6 +119,19 @@ def gathered(ranges: Sequence[Range], gap: int = _GAP) -> list[tuple[Range, list
         else:
             found.append(((start, stop), [k]))
     return found
+
+
+def read_gathered(blob: Blob, ranges: Sequence[Range]) -> list[Bytes]:
+    """The bytes of each range; of a blob far away those near each other are read as one."""
+    if blob.near or len(ranges) == 1:
+        return [blob.read(*each) for each in ranges]
+    wholes = gathered(ranges)
+    found: dict[int, Bytes] = {}
+    for ((first, _), members), data in zip(wholes, blob.read_many([whole for whole, _ in wholes])):
+        for k in members:
+            start, stop = ranges[k]
+            found[k] = data[start - first : stop - first]
+    return [found[k] for k in range(len(ranges))]
 
 
 class BlobReader(io.BufferedReader):

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -37,6 +38,7 @@ except ImportError:  # without it two processes may download the same file; each
 VARIABLE = "RANVIER_WEIGHTS_CACHE"
 _POLL = 0.05
 _TRIES = 1000
+_DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # by what is no JSON, or not ours
 
 
 def default_folder() -> Path:
@@ -99,22 +101,28 @@ class WeightCache:
     ) -> Entry:
         """The file for an address, downloaded if it is not here. IntegrityError where the checksum is another."""
         place = self._place(address)
-        with _held(place / "lock", patience, address, stop or Stop()):
+        with _held(place / "lock", patience, address, stop or Stop()) as alone:
             found = self.find(address, verify=verify)
             if found is not None and sha256 in ("", found.sha256):
                 return found
-            entry = self._download(place, address, download, sha256)
+            # where there are no locks others may be at it too: what each has of it is its own
+            part = place / ("part" if alone else f".{secrets.token_hex(8)}.part")
+            try:
+                entry = self._download(place, part, address, download, sha256)
+            finally:
+                for file in () if alone else (part, _notes_of(part)):
+                    with contextlib.suppress(OSError):
+                        file.unlink(missing_ok=True)
         self.trim(keep=place)
         return entry
 
-    def _download(self, place: Path, address: str, download: Download, sha256: str) -> Entry:
-        part, notes = place / "part", place / "part.json"
-        etag = ""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    def _download(self, place: Path, part: Path, address: str, download: Download, sha256: str) -> Entry:
+        notes, etag = _notes_of(part), ""
+        with contextlib.suppress(OSError, *_DAMAGED):
             etag = str(json.loads(notes.read_text())["etag"])
         try:
-            if not etag:
-                part.unlink(missing_ok=True)  # nobody knows of which version it is the beginning
+            if not etag or part.is_symlink():
+                part.unlink(missing_ok=True)  # nobody knows of which version it is the beginning, or whose file it is
             etag, actual = download(part, etag, lambda found: _write(notes, {"etag": found}))
             if sha256 and actual != sha256:
                 part.unlink(missing_ok=True)
@@ -186,6 +194,11 @@ class WeightCache:
         return [(place, sizes.get(place, 0)) for place in sorted(used, key=used.__getitem__)]
 
 
+def _notes_of(part: Path) -> Path:
+    """Where it says of which version a part is the beginning."""
+    return part.with_name(f"{part.name}.json")
+
+
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -195,7 +208,7 @@ def _entry(place: Path) -> Entry | None:
     try:
         facts: Any = json.loads((place / "facts.json").read_text())
         return Entry(place / "data", facts["address"], facts["etag"], int(facts["size"]), facts["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *_DAMAGED):
         return None
 
 
@@ -212,7 +225,7 @@ def _removed(place: Path) -> bool:
 def _remove(place: Path) -> None:
     """Facts first: what has no facts is not there, even if the rest cannot be removed. The lock must be held."""
     # those in between are of a process that was killed before what it wrote took its name
-    for file in (place / "facts.json", place / "data", place / "part", *place.glob(".*.part"), place / "part.json"):
+    for file in (place / "facts.json", place / "data", place / "part", *place.glob(".*.part*"), place / "part.json"):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -226,8 +239,9 @@ def _write(path: Path, facts: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[None]:
-    """Only one process at a time; WeightError where another one takes longer than our patience."""
+def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[bool]:
+    """Only one process at a time; WeightError where another one takes longer than our patience. Gives whether that is
+    sure: not where the system or the disk has no locks."""
     until = time.monotonic() + patience
     handle = _opened(path)
     try:
@@ -242,7 +256,7 @@ def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[Non
             if time.monotonic() >= until:
                 raise WeightError(f"{address}: another process has been downloading it for {patience:g} seconds")
             stop.sleep(_POLL)
-        yield
+        yield _has_locks(handle)
     finally:
         os.close(handle)
 
@@ -268,6 +282,15 @@ def _locked(handle: int) -> bool:
         return False
     except OSError:  # a file system without locks, as on some shared disks: as where there is no fcntl
         return True
+    return True
+
+
+def _has_locks(handle: int) -> bool:
+    """Whether the one that is held already, it seems, can be taken at all."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, AttributeError):
+        return False
     return True
 
 

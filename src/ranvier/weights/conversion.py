@@ -63,6 +63,5 @@ def _cut(array: Array, source: DType, target: DType) -> Array:
 
     own, others = ml_dtypes.iinfo(source.numpy), ml_dtypes.iinfo(target.numpy)
     least, most = max(own.min, others.min), min(own.max, others.max)
-    if (least, most) == (own.min, own.max):
-        return array
-    return np.clip(array.astype(np.int8) if source.bits < 8 else array, least, most)
+    array = array.astype(np.int8) if source.bits < 8 else array  # not all of those become each other
+    return array if (least, most) == (own.min, own.max) else np.clip(array, least, most)

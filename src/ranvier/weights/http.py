@@ -32,10 +32,12 @@ _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _OURS = ("accept-encoding", "user-agent", "range", "if-range")  # headers any host may see
 _CHUNK = 1 << 20
 _REDIRECTS = 8
+UNPROVEN = "W/unproven"  # in place of the etag of what may have been cut off: no server tells that one
 _SHOWN = 200  # characters of what a server says
 _DIGITS = 18  # of a number of bytes; more is no size of a file
 _CONTENT_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}}|\*)", re.ASCII)
 _BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3})\b(.*)", re.ASCII | re.DOTALL)  # in the words of http.client
+_SENDABLE = re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")  # the value of a header
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html[\s>])", re.IGNORECASE)
 
 
@@ -65,6 +67,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         before, after = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
         if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme != "https"):
             raise WeightError(f"{shown(before)} leads to {shown(after)}, which is not followed")
+        fp.close()  # urllib would read all of what comes with it, and that may have no end
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
         if found is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
             # which of the caller's headers are secrets nobody knows: X-Api-Key, PRIVATE-TOKEN ...
@@ -80,9 +83,15 @@ def parsed(url: str) -> urllib.parse.SplitResult:
         if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0):
             return parts
         why = "it must begin with http:// or https:// and a host"
-    except ValueError as error:
-        why = str(error)
-    raise WeightError(f"{url!r} is no address of a file: {why}")
+    except ValueError:  # in whose words there may be a part of a password
+        why = "the host, or the number of its port, is none"
+    raise WeightError(f"{without_secrets(url)!r} is no address of a file: {why}")
+
+
+def without_secrets(address: str) -> str:
+    """What somebody wrote as an address, for people, whatever it is: where a name and a password may stand, dots."""
+    begin, mark, rest = address.partition("?")[0].rpartition("@")
+    return f"{begin.partition('//')[0]}//...@{rest}" if mark else rest
 
 
 def file_name(parts: urllib.parse.SplitResult) -> str:
@@ -125,7 +134,11 @@ class HttpFile:
         return self.access.attempts(self.shown, self._question)
 
     def _question(self) -> Remote:
-        with closing(self._send({"Range": "bytes=0-0"})) as reply:
+        try:
+            answer = self._send({"Range": "bytes=0-0"})
+        except _NoSuchRange:  # of an empty file
+            answer = self._send({})
+        with closing(answer) as reply:
             size = _range_of(reply)[2] if reply.status == 206 else self._length(reply)
             self._check_size(size)
             return Remote(size, _etag(reply), reply.status == 206 and size is not None)
@@ -179,6 +192,8 @@ class HttpFile:
             return self.stream(0, "")
         try:
             begin, size, found = 0, None if reply.status == 206 else self._length(reply), _etag(reply)
+            if size is None and reply.status == 200 and not reply.chunked:
+                found = UNPROVEN  # it ends where the connection does, for whatever reason that is
             if reply.status == 206:
                 begin, last, size = _range_of(reply)
                 # If-Range asks for the rest only of the same version, but not every server knows it
@@ -199,8 +214,8 @@ class HttpFile:
         with closing(reply):
             at = begin
             for piece in self._pieces(reply, None if size is None else size - begin):
-                if at == 0 and _PAGE.match(piece):
-                    raise WeightError(f"{self.shown} answered with a page of HTML, not with a file of weights")
+                if at == 0:
+                    check_no_page(piece, self.shown)
                 at += len(piece)
                 if limit is not None and at > limit:
                     raise ResourceLimit("file_bytes", limit, at, self.shown)
@@ -229,8 +244,8 @@ class HttpFile:
         except urllib.error.HTTPError as error:
             with closing(error):
                 raise self._refusal(error) from None
-        except (http.client.InvalidURL, ValueError) as error:  # nothing was sent
-            raise WeightError(f"{self.shown} cannot be asked: {error}") from None
+        except (http.client.InvalidURL, ValueError, TypeError) as error:  # nothing was sent
+            raise WeightError(f"{self.shown} cannot be asked: {self._unsendable(error)}") from None
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
@@ -249,6 +264,13 @@ class HttpFile:
             reply.close()
             raise
         return reply
+
+    def _unsendable(self, error: Exception) -> str:
+        """What is wrong with a request; of a header that cannot be sent the name alone, for its value may be secret."""
+        for name, value in self._headers.items():
+            if not isinstance(value, str | bytes | int) or (isinstance(value, str) and not _SENDABLE.fullmatch(value)):
+                return f"the header {name!r} has a value that cannot be sent, with the end of a line in it for example"
+        return _plain(str(error))
 
     def _refusal(self, error: urllib.error.HTTPError) -> WeightError:
         why = _plain(str(error.reason))
@@ -275,6 +297,9 @@ class HttpFile:
         kind = (reply.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if kind in ("text/html", "application/xhtml+xml"):
             raise WeightError(f"{self.shown} answered with a page ({kind}), not with a file of weights")
+        transfers = {each.strip().lower() for each in reply.headers.get_all("Transfer-Encoding", [])}
+        if transfers and transfers != {"chunked"}:  # the bytes would be those of the transfer, not of the file
+            raise WeightError(f"{self.shown} sends the file as {_plain(', '.join(sorted(transfers)))!r}, not plainly")
         coding = (reply.headers.get("Content-Encoding") or "identity").strip().lower()
         if coding != "identity":
             raise WeightError(
@@ -296,6 +321,12 @@ class HttpFile:
         limit = self.access.file_bytes
         if size is not None and limit is not None and size > limit:
             raise ResourceLimit("file_bytes", limit, size, self.shown)
+
+
+def check_no_page(beginning: bytes, what: str) -> None:
+    """WeightError where a file begins as a page does: to log in, or one that says what went wrong."""
+    if _PAGE.match(beginning):
+        raise WeightError(f"{what} answered with a page of HTML, not with a file of weights")
 
 
 def strong(etag: str) -> bool:

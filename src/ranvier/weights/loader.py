@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ranvier.errors import WeightError
+from ranvier.errors import CannotWrite, WeightError
+from ranvier.logs import warn_once
 from ranvier.plugged import plugged
 from ranvier.records import dataclass
 from ranvier.rules import Positive, Whole
@@ -152,7 +153,10 @@ class WeightLoader:
         stop = Stop(self._context.access.stop)
         own = self._until(stop)
         if names is None:
-            own.preload(source)  # all of it is wanted: one file instead of many ranges
+            try:
+                own.preload(source)  # all of it is wanted: one file instead of many ranges
+            except CannotWrite as error:
+                warn_once(f"weights {self._context.cache.folder}", f"{error}; tensors are read without the cache")
         checkpoint = own.open(source, format=format, **options)
         wanted = [names] if isinstance(names, str) else list(checkpoint if names is None else names)
         checkpoint.look_at(wanted)
@@ -218,7 +222,7 @@ class WeightLoader:
 
 
 def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
-    name = tensor or getattr(source, "tensor", None)
+    name = tensor if tensor is not None else getattr(source, "tensor", None)
     if name is not None:
         return str(name)
     if len(checkpoint) == 1:

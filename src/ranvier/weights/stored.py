@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -19,12 +19,12 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import ResourceLimit, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.blob import Blob, gathered
+from ranvier.weights.blob import GAP, Blob, read_gathered
 
 Array = np.ndarray[Any, Any]
 Selection = tuple[slice, ...]  # one per axis, with whole numbers and a positive step
 MOST_AXES = 64  # of a NumPy array
-_MOST_RANGES = 4096  # beyond, one covering range is read and cut in memory
+_MOST_RANGES = 4096  # beyond, what lies between is read too and cut in memory
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,7 @@ class Stored:
             return np.empty(target, dtype.numpy)
         if dtype.is_packed and self.packed:
             return self._unpacked(chosen)
-        if self.blob.near or not self.dense or all(s == f for s, f in zip(chosen, full(shape))):
-            return self._covered(chosen)
-        return self._by_ranges(chosen, target)
+        return self._covered(chosen) if self.blob.near else self._by_ranges(chosen, target)
 
     def _span(self, chosen: Selection) -> tuple[tuple[int, ...], int, int]:
         """Strides of the elements, and the first and the last one of the part."""
@@ -152,38 +150,53 @@ class Stored:
         return self._native(_view(data, dtype, chosen, strides))
 
     def _unpacked(self, chosen: Selection) -> Array:
-        """Elements of less than a byte: those from the first of the part to its last, each in a byte of its own."""
+        """Elements of less than a byte, each in a byte of its own; of every row those from the first to the last."""
+        shape, bits = self.info.shape, self.info.dtype.bits
+        if shape and shape[-1] * bits % 8 == 0:
+            return self._unpacked_rows(shape, chosen)
+        strides, first, last = self._span(chosen)  # rows begin inside of bytes: all are one
+        flat = self._unpacked_rows((self.info.size,), (slice(first, last + 1, 1),))
+        return _view(flat, self.info.dtype.numpy, chosen, strides)
+
+    def _unpacked_rows(self, shape: tuple[int, ...], chosen: Selection) -> Array:
         from onnx import TensorProto  # not for everybody: with all operators it takes longer than most files to open
 
         from ranvier.ops.proto import tensor_array
 
-        dtype = self.info.dtype
-        strides, first, last = self._span(chosen)
+        dtype, (*outer, inner) = self.info.dtype, chosen
         together = math.lcm(dtype.bits, 8) // dtype.bits  # elements that fill whole bytes
-        begin = first // together * together
-        start, stop = begin * dtype.bits // 8, ((last + 1) * dtype.bits + 7) // 8
-        data = bytes(self.blob.read(self.start + start, self.start + stop))
-        flat = tensor_array(TensorProto(data_type=dtype.onnx, dims=[last + 1 - begin], raw_data=data))
-        return _view(flat[first - begin :], dtype.numpy, chosen, strides)
+        row = (shape[-1] * dtype.bits + 7) // 8
+        begin = inner.start // together * together
+        last = inner.start + (extent(inner) - 1) * inner.step
+        end = min(row, (last // together + 1) * together * dtype.bits // 8)
+        info = TensorInfo(self.info.name, DType.uint8, (*shape[:-1], row), math.prod(shape[:-1]) * row)
+        data = Stored(info, self.blob, self.start).read((*outer, slice(begin * dtype.bits // 8, end, 1)))
+        count = data.size * 8 // dtype.bits
+        flat = tensor_array(TensorProto(data_type=dtype.onnx, dims=[count], raw_data=data.tobytes()))
+        rows = flat.reshape(*map(extent, outer), -1)
+        return rows[..., inner.start - begin : last - begin + 1 : inner.step]
 
     def _by_ranges(self, chosen: Selection, target: tuple[int, ...]) -> Array:
-        item = self.info.dtype.numpy.itemsize
-        ranges = list(itertools.islice(_ranges(chosen, self.info.shape, item), _MOST_RANGES + 1))
-        if len(ranges) > _MOST_RANGES:
-            return self._covered(chosen).copy()
-        moved = [(self.start + a, self.start + b) for a, b in ranges]
-        wholes = gathered(moved)
-        pieces: list[Any] = [None] * len(moved)
-        for ((first, _), members), data in zip(wholes, self.blob.read_many([whole for whole, _ in wholes])):
-            for k in members:
-                pieces[k] = data[moved[k][0] - first : moved[k][1] - first]
-        run = np.concatenate(pieces).view(self.info.dtype.numpy)
-        # each range is the covered run of the innermost cut axis: take its steps out of it
-        axis = _cut_axis(chosen, self.info.shape)
-        inner = chosen[axis]
-        length = (extent(inner) - 1) * inner.step + 1
-        rows = run.reshape(*target[:axis], length, *self.info.shape[axis + 1 :])
-        return self._native(rows[(slice(None),) * axis + (slice(None, None, inner.step),)])
+        """The part of a blob far away, by runs of bytes that are equally long. Axes, the innermost first, lie inside a
+        run as long as what is between two of their elements costs less than another request."""
+        dtype = self.info.dtype.numpy
+        strides, first, _ = self._span(chosen)
+        steps = [step * s.step * dtype.itemsize if d > 1 else 0 for s, step, d in zip(chosen, strides, target)]
+        outside = sorted(range(len(steps)), key=steps.__getitem__, reverse=True)
+        length, runs = dtype.itemsize, math.prod(target)
+        while outside and (steps[outside[-1]] - length <= GAP or runs > _MOST_RANGES):
+            axis = outside.pop()
+            length += (target[axis] - 1) * steps[axis]
+            runs //= target[axis]
+        begin = self.start + first * dtype.itemsize
+        places = itertools.product(*(range(0, target[axis] * steps[axis], steps[axis]) for axis in outside))
+        pieces = read_gathered(self.blob, [(begin + sum(place), begin + sum(place) + length) for place in places])
+        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        step = length  # one run lies behind another now
+        for axis in reversed(outside):
+            steps[axis], step = step, step * target[axis]
+        array: Array = np.ndarray(target, dtype, data, 0, steps)
+        return self._native(array.copy() if data.nbytes > array.nbytes else array)
 
     def _native(self, array: Array) -> Array:
         if self.big_endian != (sys.byteorder == "big") and self.info.dtype.numpy.itemsize > 1:
@@ -203,23 +216,6 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
         steps.append(step)
         step *= d
     return tuple(reversed(steps))
-
-
-def _cut_axis(chosen: Selection, shape: Sequence[int]) -> int:
-    """The innermost axis of which a part is chosen."""
-    return max(k for k, (s, d) in enumerate(zip(chosen, shape)) if (s.start, s.stop, s.step) != (0, d, 1))
-
-
-def _ranges(chosen: Selection, shape: Sequence[int], item: int) -> Iterator[tuple[int, int]]:
-    """Byte ranges of the part, in order: one for each position of the axes outside the innermost cut one."""
-    strides = row_major(shape)
-    axis = _cut_axis(chosen, shape)
-    inner, step = chosen[axis], strides[axis]
-    first = inner.start * step
-    last = (inner.start + (extent(inner) - 1) * inner.step + 1) * step
-    for place in itertools.product(*(range(s.start, s.stop, s.step) for s in chosen[:axis])):
-        base = sum(i * s for i, s in zip(place, strides))
-        yield (base + first) * item, (base + last) * item
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ that part of the file.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -38,11 +39,22 @@ class Quantizer(Protocol):
 def apply(weight: Weight, *steps: Transform) -> Weight:
     """``weight`` behind these steps, the first one nearest to the file."""
     for step in steps:
+        if isinstance(step, type) or not hasattr(step, "over"):
+            raise WeightError(f"tensor {weight.info.name!r}: {step!r} is no transformation such as Transpose()")
         # a part of the codes is the codes of that part; nothing else can be done to what a scheme makes
         if isinstance(weight, _Quantized) and not isinstance(step, Slice):
             raise WeightError(f"tensor {weight.info.name!r}: {type(step).__name__} comes after Quantize, the last step")
         weight = step.over(weight)
     return weight
+
+
+def _whole_numbers(weight: Weight, what: str, given: Any) -> list[int]:
+    try:
+        return [operator.index(each) for each in given]
+    except TypeError:
+        raise WeightError(
+            f"tensor {weight.info.name!r}: {what} are given as a tuple of whole numbers, not as {given!r}"
+        ) from None
 
 
 def _sized(info: TensorInfo, shape: Sequence[int], dtype: DType | None = None) -> TensorInfo:
@@ -79,7 +91,8 @@ class Transpose:
 
     def over(self, weight: Weight) -> Weight:
         rank = len(weight.info.shape)
-        axes = tuple(reversed(range(rank))) if self.axes is None else tuple(a + rank if a < 0 else a for a in self.axes)
+        given = range(rank)[::-1] if self.axes is None else _whole_numbers(weight, "axes", self.axes)
+        axes = tuple(a + rank if a < 0 else a for a in given)
         if sorted(axes) != list(range(rank)):
             raise WeightError(f"tensor {weight.info.name!r} of {rank} axes cannot be transposed by {self.axes}")
         return _Transposed(_sized(weight.info, [weight.info.shape[a] for a in axes]), weight, axes)
@@ -107,7 +120,7 @@ class Reshape:
     shape: tuple[int, ...]
 
     def over(self, weight: Weight) -> Weight:
-        count, sizes = weight.info.size, list(self.shape)
+        count, sizes = weight.info.size, _whole_numbers(weight, "sizes", self.shape)
         known = math.prod(d for d in sizes if d != -1)
         if sizes.count(-1) == 1 and known and count % known == 0:
             sizes[sizes.index(-1)] = count // known
@@ -127,8 +140,28 @@ class _Reshaped:
     inner: Weight
 
     def read(self, part: Selection | None = None) -> Array:
-        whole = self.inner.read().reshape(self.info.shape)
-        return whole if part is None else whole[part]
+        """Of a part, those rows of the other shape that hold its rows."""
+        shape, before = self.info.shape, self.inner.info.shape
+        if part is None or self.info.size == 1:
+            return self.inner.read().reshape(shape)[part or ()]
+        if 0 in map(extent, part):
+            return np.empty(tuple(map(extent, part)), self.info.dtype.numpy)
+        axis, row = _rows(shape)
+        inner_axis, inner_row = _rows(before)
+        chosen = part[axis]
+        first, last = chosen.start * row, (chosen.start + (extent(chosen) - 1) * chosen.step + 1) * row
+        begin = first // inner_row
+        rows = slice(begin, -(-last // inner_row), 1)
+        data = self.inner.read((*full(before[:inner_axis]), rows, *full(before[inner_axis + 1 :]))).reshape(-1)
+        data = data[first - begin * inner_row : last - begin * inner_row]
+        found = data.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+        return found[(*part[:axis], slice(None, None, chosen.step), *part[axis + 1 :])]
+
+
+def _rows(shape: Sequence[int]) -> tuple[int, int]:
+    """The outermost axis that has several entries, and the number of elements in each of them."""
+    axis = next(k for k, d in enumerate(shape) if d > 1)
+    return axis, math.prod(shape[axis + 1 :])
 
 
 @dataclass(frozen=True)
@@ -159,7 +192,11 @@ class Scale:
     factor: Any
 
     def over(self, weight: Weight) -> Weight:
-        info, factor = weight.info, np.asarray(self.factor)
+        info = weight.info
+        try:
+            factor = np.asarray(self.factor)
+        except ValueError as error:
+            raise WeightError(f"tensor {info.name!r} cannot be scaled by what is no array: {error}") from None
         try:
             check_convertible(info.name, dtypes.of(factor.dtype), _wide(info.dtype))
         except (DTypeMismatch, WeightError):
@@ -205,6 +242,8 @@ class Quantize:
     scheme: Quantizer
 
     def over(self, weight: Weight) -> Weight:
+        if not hasattr(self.scheme, "quantize"):
+            raise WeightError(f"tensor {weight.info.name!r}: {self.scheme!r} is no scheme with a method 'quantize'")
         return _Quantized(weight.info, weight, self.scheme)
 
 

@@ -48,7 +48,8 @@ class Checkpoint(Mapping[str, Weight]):
         try:
             return self._weights[name]
         except KeyError:
-            raise WeightError(f"{self.label or 'the checkpoint'} has no tensor {name!r}{nearest(name, self)}") from None
+            others = nearest(str(name), self)
+            raise WeightError(f"{self.label or 'the checkpoint'} has no tensor {name!r}{others}") from None
 
     def get(self, name: str, default: Any = None) -> Any:
         return self._weights.get(name, default)

@@ -104,7 +104,7 @@ class Npz:
         return head.startswith(b"PK\x03\x04") and (name.endswith(self.suffixes) or first.endswith(b".npy"))
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
-        archive = open_zip(blob)
+        archive = open_zip(blob, opening.header_bytes)
         members: dict[str, zipfile.ZipInfo] = {}
         for member in archive.infolist():
             if not member.filename.endswith(".npy"):

@@ -34,7 +34,7 @@ class Call:
 _VALUES = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINFLOAT", "FLOAT", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING",
-    "SHORT_BINSTRING", "STRING",
+    "SHORT_BINSTRING", "STRING", "BYTEARRAY8",
 }  # fmt: skip
 _LONGEST_INTEGER = 128  # bits; one of a million takes long to write
 _KEYS = (str, bytes, int, float, bool, type(None), Global)
@@ -108,7 +108,7 @@ class _Machine:
         stack = self.stack
         if name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "EMPTY_SET"):
             stack.append({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}[name]())
-        elif name in ("TUPLE", "LIST"):
+        elif name in ("TUPLE", "LIST", "FROZENSET"):
             stack.append((tuple if name == "TUPLE" else list)(self.above_mark()))
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
             count = int(name[-1])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ranvier.errors import WeightError
-from ranvier.weights.blob import Blob, BlobReader
+from ranvier.weights.blob import Blob, BlobReader, read_gathered
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.pickles import read_pickle
 from ranvier.weights.formats.torch_names import Storage, View, rebuilt, storage_of
@@ -43,7 +43,7 @@ class PyTorch:
 
 
 def _archive(blob: Blob, opening: Opening) -> Checkpoint:
-    archive = open_zip(blob)
+    archive = open_zip(blob, opening.header_bytes)
     members = {member.filename: member for member in archive.infolist()}
     programs = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(programs) != 1 or len(members) != len(archive.infolist()):
@@ -108,7 +108,7 @@ def _stream(blob: Blob, opening: Opening) -> Checkpoint:
         at += _COUNT + storages[key].count * storages[key].dtype.numpy.itemsize
     if at > blob.size:
         raise WeightError(f"{label} is cut off: {at} bytes needed, {blob.size} there")
-    counts = blob.read_many([(start - _COUNT, start) for start in places.values()])
+    counts = read_gathered(blob, [(start - _COUNT, start) for start in places.values()])
     for key, count in zip(places, counts):
         if int.from_bytes(bytes(count), "little") != storages[key].count:
             raise WeightError(f"{label}: storage {key!r} has another size than its tensors expect")

@@ -48,6 +48,7 @@ TYPES: dict[str, DType] = {
     "C64": DType.complex64,
 }
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
+_NOTES = "__metadata__"
 _LENGTH = 8  # bytes of the number that says how long the header is
 
 
@@ -61,9 +62,10 @@ class SafeTensors:
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
         header, start = _header(blob, opening.header_bytes)
-        notes = header.pop("__metadata__", {})
+        notes = header.pop(_NOTES, None)
+        notes = {} if notes is None else notes  # some write null where there are none
         if not isinstance(notes, dict) or not all(isinstance(v, str) for v in notes.values()):
-            raise WeightError(f"{blob.name!r}: __metadata__ must map text to text")
+            raise WeightError(f"{blob.name!r}: {_NOTES} must map text to text")
         weights: dict[str, Weight] = {}
         spans: list[tuple[int, int, str]] = []
         for name, entry in header.items():
@@ -125,9 +127,10 @@ def _check_cover(file: str, spans: list[tuple[int, int, str]], available: int) -
 
 def save(path: str | os.PathLike[str], tensors: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
     """Write tensors to a safetensors file, wholly or not at all. Larger elements come first, so all are aligned."""
+    _check_texts(tensors, notes or {})
     arrays = {name: np.asarray(array) for name, array in tensors.items()}
     order = sorted(arrays, key=lambda n: (-arrays[n].dtype.itemsize, n))
-    header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    header: dict[str, Any] = {_NOTES: dict(notes)} if notes else {}
     at = 0
     for name in order:
         dtype = dtypes.of(arrays[name])
@@ -142,6 +145,17 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Any], notes: Mappin
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     write_files({Path(path): _pieces(text, (arrays[name] for name in order))})
+
+
+def _check_texts(tensors: Mapping[str, Any], notes: Mapping[str, str]) -> None:
+    """WeightError where a file would come of it that nobody can read."""
+    if _NOTES in tensors:
+        raise WeightError(f"no tensor can have the name {_NOTES!r} in a safetensors file")
+    for text in (*tensors, *notes, *notes.values()):
+        try:
+            str.encode(text)
+        except (TypeError, UnicodeEncodeError):
+            raise WeightError(f"names and notes in a safetensors file are texts, not {text!r}") from None
 
 
 def _pieces(header: bytes, arrays: Iterable[np.ndarray[Any, Any]]) -> Iterator[bytes | memoryview]:

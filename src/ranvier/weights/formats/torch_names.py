@@ -51,13 +51,24 @@ _DTYPES = {
 }
 # what stands beside tensors in checkpoints; the values are of no use here, and nothing is made of them
 _ASIDE = {
-    "__builtin__.bytearray", "__builtin__.complex", "__builtin__.set", "_codecs.encode", "argparse.Namespace",
-    "builtins.bytearray", "builtins.complex", "builtins.set", "datetime.date", "datetime.datetime",
-    "datetime.timedelta", "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar",
-    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.dtype", "pathlib.PosixPath",
-    "pathlib.WindowsPath", "torch.Size", "torch.device",
+    "__builtin__.bytearray", "__builtin__.complex", "__builtin__.frozenset", "__builtin__.set", "_codecs.encode",
+    "argparse.Namespace", "builtins.bytearray", "builtins.complex", "builtins.frozenset", "builtins.set",
+    "datetime.date", "datetime.datetime", "datetime.timedelta", "datetime.timezone",
+    "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",
+    "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar", "numpy.core.numeric._frombuffer",
+    "numpy.dtype", "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
+    "pathlib._local.WindowsPath", "torch.Size", "torch.device",
 }  # fmt: skip
 _DICTIONARIES = {"collections.Counter", "collections.OrderedDict", "collections.defaultdict"}
+# tensors that are no views of plain elements, by what in their pickles tells them from others
+_OTHERS = {
+    "torch.serialization._get_layout": "a sparse tensor; save it after to_dense()",
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save it after to_dense()",
+    "torch._utils._rebuild_qtensor": "a quantized tensor; save it after dequantize(), or its int_repr() with scales",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor of the device 'meta', which has no data",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor; save its parts, which unbind() gives",
+}
+_QUANTIZED = {"QInt8Storage", "QUInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"}
 _REBUILD = "torch._utils._rebuild_tensor_v"
 _PARAMETERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
@@ -96,6 +107,8 @@ def storage_of(file: str) -> Callable[[Any], Storage]:
         if len(identity) > 5 and identity[5] is not None:
             raise WeightError(f"{file!r}: storage {shown(key)} is a view of another, as versions before 0.4 wrote them")
         name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else ""
+        if name in _QUANTIZED:
+            raise WeightError(f"{file!r} holds {_OTHERS['torch._utils._rebuild_qtensor']}")
         if name not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
             raise WeightError(f"{file!r}: storage {shown(key)} of the unknown kind {name or shown(kind)}")
         return Storage(_STORAGES[name], key, count)
@@ -129,6 +142,8 @@ def rebuilt(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
             ):
                 return call(inner.name, given)
             raise WeightError(f"{file!r}: the pickle has a tensor of the unknown class {shown(kind)}")
+        if function in _OTHERS:
+            raise WeightError(f"{file!r} holds {_OTHERS[function]}")
         raise WeightError(
             f"{file!r}: the pickle calls {function[:100]}, which a file of weights has no need of; "
             "save a state_dict, or tensors alone"

@@ -13,10 +13,24 @@ _LOCAL = 30  # bytes of a member's own header before its name
 _MAGIC = b"PK\x03\x04"
 
 
-def open_zip(blob: Blob) -> zipfile.ZipFile:
-    """The directory of an archive, checked against the bytes that are there."""
+class _Reader(BlobReader):
+    """An archive as a file, of which no more than ``most`` bytes are read at once: its directory is."""
+
+    most: int | None = None
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        if self.most is not None and count is not None and count > self.most:
+            raise ValueError(f"a directory of {count} bytes")
+        return super().read(count)
+
+
+def open_zip(blob: Blob, limit: int) -> zipfile.ZipFile:
+    """The directory of an archive, of so many bytes at most, checked against the bytes that are there."""
+    reader = _Reader(blob)
     try:
-        archive = zipfile.ZipFile(BlobReader(blob))
+        reader.most = limit
+        archive = zipfile.ZipFile(reader)
+        reader.most = None  # members may be larger
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise WeightError(f"{blob.name!r} is no sound zip archive: {error}") from None
     for member in archive.infolist():

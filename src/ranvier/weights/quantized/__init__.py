@@ -10,11 +10,12 @@ method or packing that is not known is refused by name, because a wrong guess wo
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 import numpy as np
 
-from ranvier.errors import WeightError, nearest
+from ranvier.errors import RanvierError, WeightError, nearest
 from ranvier.quantize.base import Quantized
 from ranvier.weights.quantized.bitnet import read_bitnet
 from ranvier.weights.quantized.bitsandbytes import read_levels, read_rows
@@ -39,8 +40,18 @@ def quantized_layers(tensors: Tensors, config: Config | None = None) -> dict[str
         layer, _, part = name.rpartition(".")
         read = _reader(layer, part, tensors)
         if read is not None:
-            found[layer] = functools.partial(read, layer, tensors, settings)
+            found[layer] = functools.partial(_read, read, layer, tensors, settings)
     return found
+
+
+def _read(read: _Read, layer: str, tensors: Tensors, config: Config) -> Quantized:
+    """A layer; where its tensors or settings lack what its layout takes for granted, an error that says so."""
+    try:
+        return read(layer, tensors, config)
+    except RanvierError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, re.error) as error:
+        raise WeightError(f"layer {layer!r}: its tensors and its settings do not fit: {error!r}") from error
 
 
 def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:

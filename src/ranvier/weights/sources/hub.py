@@ -45,7 +45,7 @@ class HubSource:
     def open(self, context: Context) -> Blob:
         path = self._cached()
         if path is None:
-            if context.access.offline:
+            if _offline(context):
                 raise NotCached(f"{self.address} is not in the cache, and the network is not to be used")
             return self._by_url().open(context)
         blob = MemoryBlob.of_file(path)
@@ -58,7 +58,7 @@ class HubSource:
         return HubSource(self.repo, place, self.revision, self.cache_dir, self.token, self.endpoint)
 
     def fetch(self, context: Context) -> Path | None:
-        self._check_name()
+        self._check()
         hub = _package()
         access = context.access
         bar = _bar(self.address, access)
@@ -85,16 +85,19 @@ class HubSource:
     def exists(self, context: Context) -> bool:
         if self._cached() is not None:
             return True
-        return not context.access.offline and self._by_url().exists(context)
+        return not _offline(context) and self._by_url().exists(context)
 
-    def _check_name(self) -> None:
-        """WeightError where the file would lie outside its repository: not every version of the client looks."""
+    def _check(self) -> None:
+        """WeightError where the file would lie outside its repository: not every version of the client looks. Nor at
+        the token, which it would put into the words of its error."""
         steps = self.file.split("/")
         if ".." in steps or not all(steps) or any(c in self.file for c in "\\\0"):
             raise WeightError(f"{self.address} is no name of a file on the hub: {self.file!r} is no path inside of one")
+        if isinstance(self.token, str) and not (self.token.isascii() and self.token.isprintable()):
+            raise WeightError(f"{self.address}: the token cannot be sent; is the end of a line in it?")  # not shown
 
     def _cached(self) -> Path | None:
-        self._check_name()
+        self._check()
         try:
             found = _package().try_to_load_from_cache(
                 self.repo, self.file, cache_dir=self.cache_dir, revision=self.revision
@@ -118,6 +121,9 @@ class HubSource:
     def _told(self, error: Exception) -> WeightError:
         errors = _package().errors
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        refused = getattr(getattr(error.__cause__ or error, "response", None), "status_code", None)
+        if refused in (401, 403) and not isinstance(error, errors.RepositoryNotFoundError):
+            return Missing(f"{self.address}: it refuses us ({refused})")
         if isinstance(error, errors.LocalEntryNotFoundError):
             return NotCached(f"{self.address} is neither in the cache nor within reach: {text}")
         for name, what in (
@@ -132,6 +138,11 @@ class HubSource:
         if isinstance(error, errors.HFValidationError):
             return WeightError(f"{self.address} is no name of a file on the hub: {text}")
         return Unreachable(f"{self.address}: {type(error).__name__}: {text}")
+
+
+def _offline(context: Context) -> bool:
+    """Whether the network is not to be used: also where the hub's own variable (HF_HUB_OFFLINE) says so."""
+    return context.access.offline or bool(_package().constants.HF_HUB_OFFLINE)
 
 
 def _bar(address: str, access: Access) -> type:

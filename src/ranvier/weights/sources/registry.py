@@ -71,4 +71,7 @@ def _of_scheme(scheme: str, rest: str, address: str) -> Source:
     if scheme in others:
         made: Source = others[scheme].load()(address)
         return made
-    raise WeightError(f"{address!r}: unknown kind of source {scheme!r}{nearest(scheme, [*SCHEMES, *others])}")
+    from ranvier.weights.http import without_secrets
+
+    shown = without_secrets(address)
+    raise WeightError(f"{shown!r}: unknown kind of source {scheme!r}{nearest(scheme, [*SCHEMES, *others])}")

@@ -16,12 +16,13 @@ from ranvier.records import dataclass
 from ranvier.weights.access import Access, Unreachable
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
 from ranvier.weights.cache import Download, Entry, check_room, digest
-from ranvier.weights.http import Missing
+from ranvier.weights.http import Missing, check_no_page, parsed, shown
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
 from ranvier.weights.together import AT_ONCE, Stop, together
 
 _CHUNK = 8 << 20
+_BEGINNING = 512  # bytes of a file by which a page is known
 _LONGEST_ANSWER = 600.0  # seconds for one chunk
 
 
@@ -48,6 +49,11 @@ class S3Source:
     sha256: str = ""
     format: str | None = None
     clients: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared with files beside it
+
+    def __post_init__(self) -> None:
+        parts = parsed(self.endpoint) if self.endpoint else None
+        if parts is not None and parts.username is not None:  # it would be shown wherever the address is
+            raise WeightError(f"the endpoint {shown(parts)!r} takes no name and password; options has credentials")
 
     @property
     def address(self) -> str:
@@ -88,6 +94,8 @@ class S3Source:
             found = _Object(self, context.access)
             have = part.stat().st_size if part.exists() and etag == found.etag else 0
             have = have if have <= found.size else 0
+            if not have:  # before its version is told: whatever comes in between, old bytes are not taken for new ones
+                part.unlink(missing_ok=True)
             remember(found.etag)
             check_room(self.address, part.parent, found.size - have)
             progress = context.access.progress
@@ -99,6 +107,8 @@ class S3Source:
                     for start in range(have, found.size, _CHUNK):
                         context.access.go_on(self.address)
                         piece = found.read(start, min(start + _CHUNK, found.size))
+                        if start == 0:
+                            check_no_page(bytes(piece[:_BEGINNING]), self.address)
                         target.write(piece.data)
                         progress.advance(self.address, len(piece))
             finally:
@@ -124,7 +134,7 @@ class S3Source:
             "connect_timeout": silence,
             "read_timeout": silence,
             "timeout": whole,
-            **options.pop("client_options", {}),
+            **(options.pop("client_options", None) or {}),
         }
         if self.endpoint:
             options["endpoint"] = self.endpoint
@@ -215,9 +225,16 @@ class _Object:
             if kind in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise Missing(f"{self._source.address}: access is refused ({text})") from error
             raise Unreachable(f"{self._source.address}: {kind}: {text}") from error
+        except ValueError as error:  # of a key with '..' or nothing between two slashes
+            raise WeightError(f"{self._source.address} is no address of an object: {_first_line(error)}") from error
+        except BaseException as error:
+            # the library panics, which is no Exception, over settings that it believed: a key with the end of a line
+            if type(error).__name__ != "PanicException":
+                raise
+            raise WeightError(f"{self._source.address} cannot be asked: check region and credentials") from None
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """What an error says, without what it tells those who mend the library."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__

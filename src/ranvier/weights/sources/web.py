@@ -86,6 +86,8 @@ def _downloads(file: HttpFile, context: Context) -> Download:
             nonlocal known, told
             have = part.stat().st_size if part.exists() and strong(known) else 0
             begin, size, found, pieces = file.stream(have, known)
+            if not begin:  # before its version is told: whatever comes in between, old bytes are not taken for new ones
+                part.unlink(missing_ok=True)
             if found != known:
                 known = found
                 remember(found)
@@ -110,6 +112,10 @@ def _downloads(file: HttpFile, context: Context) -> Download:
 
         try:
             access.attempts(file.shown, attempt)
+        except BaseException:
+            if not strong(known):  # nobody could go on with it, and where the disk is full it takes the last of it
+                part.unlink(missing_ok=True)
+            raise
         finally:
             if told is not None:
                 access.progress.end(file.shown)
