@@ -112,6 +112,23 @@ def test_two_bit_layers_that_are_ternary(zero, each):
     np.testing.assert_array_equal(node.inputs[2].const.numpy().reshape(-1), rows.reshape(-1))
 
 
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (6, 1)])
+def test_two_bit_layers_with_a_bias(shape):
+    """MatMulNBits takes a number for every column in whatever shape, BitLinear in a row."""
+    n, k, size = 6, 64, 32
+    operands, attrs = two_bits(ternary(n, k), np.full((n, k // size), 0.5, np.float32), size, zero=1)
+    bias = numbers(*shape)
+    graph, x, ops = start(k)
+    given = [x, *operands, None, bias]
+    graph.outputs = [ops.node("MatMulNBits", given, attrs, domain=MICROSOFT, version=1, name="a").output]
+    assert convert_to_bitnet(graph) == ["a"]
+    np.testing.assert_array_equal(only_node(graph).inputs[3].const.numpy(), bias.reshape(n))
+    graph, x, ops = start(k)
+    given[0], given[5] = x, graph.add_input("bias", TensorType(DType.float32, shape))
+    graph.outputs = [ops.node("MatMulNBits", given, attrs, domain=MICROSOFT, version=1, name="a").output]
+    assert convert_to_bitnet(graph) == (["a"] if len(shape) == 1 else [])
+
+
 @pytest.mark.parametrize("k", [64, 61, 30])
 def test_two_bit_layers_with_zero_points_of_every_block(k):
     """Any zero point, each block with its own; what stands behind the last column is not looked at."""
@@ -257,6 +274,9 @@ def test_bytes_that_do_not_fit():
     _, x, ops = start(16)
     with pytest.raises(InvalidValue, match="-1, 0 and 1"):
         ternary_linear(ops, x, Quantized("int8", np.full((2, 16), 3, np.int8), np.ones((1, 1)), (2, 16), 8))
+    for scales in (np.float32(1), np.ones(2, np.float32), np.ones((2, 2), np.float32)):
+        with pytest.raises(InvalidValue, match="scales"):
+            ternary_linear(ops, x, Quantized("ternary", ternary(2, 16), np.asarray(scales), (1, 16), 2))
 
 
 def test_models_of_blocks_agree_with_their_rows():

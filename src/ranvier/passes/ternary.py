@@ -21,7 +21,7 @@ from ranvier.ops.contrib.rules import MICROSOFT
 from ranvier.ops.contrib.weight_only import unpacked
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes
 from ranvier.passes.edit import builder, bypass
-from ranvier.passes.facts import dtype_of
+from ranvier.passes.facts import dtype_of, rank_of
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.ternary import Ternary
 from ranvier.records import dataclass
@@ -53,7 +53,7 @@ class Layer:
     sources: tuple[Array, ...]  # what they are made from …
     how: tuple[object, ...]  # … and what else they depend on
     coded: bool  # in 2 bits already
-    bias: Value | None = None
+    bias: Value | Array | None = None
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ def convert_to_bitnet(
     return done
 
 
-def _bitlinear(ops: GraphOps, x: Value, weights: Weights, depth: int, bias: Value | None) -> Value:
+def _bitlinear(ops: GraphOps, x: Value, weights: Weights, depth: int, bias: Value | Array | None) -> Value:
     operands = [x, weights.codes, weights.scale, *([bias] if bias is not None else [])]
     ops.graph.opsets.setdefault(DOMAIN, 1)
     attrs = {"K": depth, "N": len(weights.codes)}
@@ -113,6 +113,8 @@ def ternary_linear(ops: GraphOps, x: Value, weights: Quantized, bias: Value | No
         raise InvalidValue("a ternary layer has a matrix of -1, 0 and 1")
     n, k = codes.shape
     size = weights.block[-1]
+    if codes.size and scales.shape != (-(-n // weights.block[0]), -(-k // size)):
+        raise InvalidValue(f"ternary weights {n} x {k}, blocks of {list(weights.block)}: scales {list(scales.shape)}")
     wide = np.repeat(scales, weights.block[0], axis=0)[:n] if len(scales) != n else scales
     joined = _joined(wide, lambda: np.logical_or.reduceat(codes != 0, np.arange(0, k, size), axis=1))
     if joined is not None:
@@ -191,6 +193,11 @@ def two_bit_layer(node: Node) -> Layer | None:
     n, k, size = (int(node.attrs.get(name, 0)) for name in ("N", "K", "block_size"))
     if min(n, k, size) < 1 or size % 4:
         return None
+    flat: Value | Array | None = bias
+    if bias is not None and rank_of(bias) not in (None, 1):
+        if bias.const is None:
+            return None
+        flat = bias.const.numpy().reshape(-1)
     blocks = -(-k // size)
     if [x.size for x in sources] != [n * blocks * size // 4, n * blocks, n * -(-blocks // 4)][: len(sources)]:
         return None  # whoever runs it says what is wrong
@@ -198,7 +205,7 @@ def two_bit_layer(node: Node) -> Layer | None:
     def weights() -> Weights | None:
         return _two_bits(sources, n, k, size)
 
-    return Layer(node, k, weights, tuple(sources), ("two bits", n, k, size), True, bias)
+    return Layer(node, k, weights, tuple(sources), ("two bits", n, k, size), True, flat)
 
 
 def _two_bits(sources: Sequence[Array], n: int, k: int, size: int) -> Weights | None:

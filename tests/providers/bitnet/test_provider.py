@@ -70,6 +70,41 @@ def test_it_takes_whole_models_with_ternary_layers() -> None:
         np.testing.assert_array_equal(found, session.run({"x": x})["y"])
 
 
+def test_layers_in_bodies_count() -> None:
+    """A model with its ternary layers in branches has some, wherever in it that is asked."""
+    stored = {
+        "c": onnx.numpy_helper.from_array(np.full((8, 4), 0b01100001, np.uint8), "c"),
+        "s": onnx.numpy_helper.from_array(np.array(0.5, np.float32), "s"),
+    }
+    ternary = helper.make_node("BitLinear", ["h", "c", "s"], ["t"], domain="ranvier", K=16, N=8)
+    value = helper.make_tensor_value_info("t", 1, None)
+    branches = {
+        "then_branch": helper.make_graph([ternary], "then", [], [value]),
+        "else_branch": helper.make_graph([helper.make_node("Neg", ["l"], ["t"])], "else", [], [value]),
+    }
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"]),
+        helper.make_node("Slice", ["x", "first", "last", "axis"], ["l"]),
+        helper.make_node("If", ["p"], ["y"], **branches),
+    ]
+    ends = [onnx.numpy_helper.from_array(np.array([n]), k) for k, n in (("first", 0), ("last", 8), ("axis", 1))]
+    inputs = [helper.make_tensor_value_info("p", 9, []), helper.make_tensor_value_info("x", 1, ["rows", 16])]
+    outputs = [helper.make_tensor_value_info("y", 1, ["rows", 8])]
+    graph = helper.make_graph(nodes, "branches", inputs, outputs, [*stored.values(), *ends])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ranvier", 1)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    x = RNG.standard_normal((3, 16)).astype("f4")
+    found = []
+    for providers in (["bitnet", "cpu", "reference"], ["reference"]):
+        with rv.load(made, providers=providers, optimization="none") as session:
+            found.append([session.run({"p": np.array(p), "x": x})["y"] for p in (True, False)])
+            if "bitnet" in providers:
+                assert "no ternary layers" not in str(session.report)
+                assert {node.provider for node in session.report.nodes if node.op != "If"} == {"bitnet"}
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
 def test_it_leaves_other_models_alone() -> None:
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["y"])],

@@ -59,6 +59,25 @@ def test_weights_packed_for_far_caches(monkeypatch: pytest.MonkeyPatch, lead: tu
     agree(model(given, 200, 130), {"x0": given[0]}, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("depths", [(15, 16), (53, 56), (56, 53)])
+def test_layers_of_other_depths_that_share_codes(depths: tuple[int, int]) -> None:
+    """Where the last byte is not full, the same bytes are codes of several depths."""
+    codes = pack_codes(RNG.integers(-1, 2, (20, max(depths))).astype(np.int8))
+    feeds = {f"x{k}": RNG.standard_normal((5, k)).astype(np.float32) for k in depths}
+    nodes = [
+        helper.make_node("BitLinear", [f"x{k}", "codes", "scale"], [f"y{k}"], domain=DOMAIN, K=k, N=20) for k in depths
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "shared",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in feeds.items()],
+        [helper.make_tensor_value_info(f"y{k}", TensorProto.FLOAT, [5, 20]) for k in depths],
+        [onnx.numpy_helper.from_array(codes, "codes"), onnx.numpy_helper.from_array(np.array(0.5, "f4"), "scale")],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    agree(helper.make_model(graph, opset_imports=opsets, ir_version=10), feeds, rtol=0, atol=0)
+
+
 def test_with_a_bias() -> None:
     """Scaling and adding may be one rounding instead of two."""
     given = operands((3,), 90, 20, bias=True)

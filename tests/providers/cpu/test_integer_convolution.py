@@ -6,9 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
-from tests.providers.cpu.compare import Array, check
+from tests.providers.cpu.compare import Array, agree, check
 
 RNG = np.random.default_rng(17)
 KINDS = [np.uint8, np.int8]
@@ -55,6 +57,23 @@ def test_qlinear_conv(case: tuple[Any, ...], left: type) -> None:
         given = [x, scale(), codes(left), w, scale(*per), zero, scale() * 100, codes(left), bias]
         check("QLinearConv", given, attrs, constant=range(1, 9))
     check("QLinearConv", given[:8], attrs, constant=[3])
+
+
+@pytest.mark.parametrize("strides", [(3, 1), (1, 3)])
+@pytest.mark.parametrize("height", [2, 7])
+def test_layers_that_share_filters(strides: tuple[int, int], height: int) -> None:
+    """Filters of single channels are packed in another way where code is not unrolled for their windows."""
+    stored = {"w": codes(np.int8, 16, 1, 3, 3), "zero": codes(np.uint8)}
+    nodes = [
+        helper.make_node("ConvInteger", ["x", "w", "zero"], [f"y{k}"], group=16, pads=[1] * 4, strides=[1, stride])
+        for k, stride in enumerate(strides)
+    ]
+    x = codes(np.uint8, 1, 16, height, 12)
+    given = [helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, x.shape)]
+    results = [onnx.ValueInfoProto(name=f"y{k}") for k in range(2)]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "shared", given, results, constants)
+    agree(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), {"x": x})
 
 
 def test_channels_last() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from ranvier.errors import RanvierError, ShapeMismatch
 from tests.providers.cpu.compare import Array, check, one_node, run
 
 RNG = np.random.default_rng(13)
@@ -64,10 +65,71 @@ def test_depths_whose_sums_need_more_than_32_bits(constant: Sequence[int]) -> No
     one, step = np.array(1, np.float32), np.array(255 * depth, np.float32)
     zero, shift = np.array(0, np.uint8), np.array(1, np.uint8)
     model = one_node("QLinearMatMul", [a, one, zero, b, one, shift, step, zero], constant=constant)
-    (found,) = run(model, {"x0": a} if 3 in constant else {"x0": a, "x3": b}, "cpu")
     sums = a.astype(np.int64) @ (b.astype(np.int64) - 1)
     assert sums.max() > np.iinfo(np.int32).max
-    np.testing.assert_array_equal(found, np.rint(sums / (255 * depth)).astype(np.uint8))
+    for provider in ("cpu", "reference"):
+        (found,) = run(model, {"x0": a} if 3 in constant else {"x0": a, "x3": b}, provider)
+        np.testing.assert_array_equal(found, np.rint(sums / (255 * depth)).astype(np.uint8))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_depths_whose_sums_need_more_than_32_bits_and_become_floats(stored: bool) -> None:
+    depth = 70_000
+    a, b = np.full((3, depth), 255, np.uint8), np.full((depth, 5), 127, np.int8)
+    a[1, ::2], b[:, 2] = 3, RNG.integers(-128, 127, depth)
+    one, zero, shift = np.array(1, np.float32), np.array(0, np.uint8), np.array(-128, np.int8)
+    added = RNG.integers(-1000, 1000, 5).astype(np.int32)
+    sums = a.astype(np.int64) @ (b.astype(np.int64) + 128)
+    assert sums.max() > np.iinfo(np.int32).max
+    cases = {
+        "MatMulIntegerToFloat": ([a, b, one, one, zero, shift, added.astype(np.float32)], 1, sums + added),
+        "QGemm": ([a, one, zero, b, one, shift, added], 3, sums + added),
+        "DynamicQuantizeMatMul": ([a.astype(np.float32), b, one, shift], 1, sums),
+    }
+    for name, (given, weight, exact) in cases.items():
+        constant = [k for k in range(1, len(given)) if stored or k != weight]
+        for found in check(name, given, domain=MICROSOFT, constant=constant, rtol=1e-5):
+            np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+def test_zero_points_that_differ_along_the_sum() -> None:
+    """They cannot be taken out of it: what the reference makes of them, or refuses, is what comes out."""
+    for p, q, zeros in (
+        ((5,), (5, 5), ((5,), ())),
+        ((3, 5), (5,), ((), (5,))),
+        ((3, 5), (5, 5), ((3, 5), ())),
+        ((5, 5), (5, 5), ((), (5, 1))),
+        ((3, 8), (8, 5), ((1, 5), ())),
+        ((3, 8), (8, 5), ((), (3, 1))),
+    ):
+        given = [codes(np.uint8, *p), codes(np.int8, *q), scale(), scale()]
+        given += [codes(np.uint8, *zeros[0]), codes(np.int8, *zeros[1])]
+        model = one_node("MatMulIntegerToFloat", given, domain=MICROSOFT)
+        feeds = {f"x{k}": x for k, x in enumerate(given)}
+        try:
+            (expected,) = run(model, feeds, "reference")
+        except RanvierError:
+            with pytest.raises(RanvierError):
+                run(model, feeds, "cpu")
+        else:
+            np.testing.assert_allclose(run(model, feeds, "cpu")[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("depth", [7, 9, 64])
+def test_matrices_that_do_not_multiply(depth: int, stored: bool) -> None:
+    """Also where both depths come to the same once kernels have padded them."""
+    a, b, one = codes(np.uint8, 3, 8), codes(np.int8, depth, 5), np.array(1, np.float32)
+    for name, given, weight in (
+        ("MatMulIntegerToFloat", [a, b, one, one], 1),
+        ("QGemm", [a, one, np.array(3, np.uint8), b, one, np.array(2, np.int8)], 3),
+        ("DynamicQuantizeMatMul", [a.astype(np.float32), b, one], 1),
+    ):
+        constant = [k for k in range(1, len(given)) if stored or k != weight]
+        model = one_node(name, given, domain=MICROSOFT, constant=constant)
+        feeds = {f"x{k}": x for k, x in enumerate(given) if k not in constant}
+        with pytest.raises(ShapeMismatch, match=name):
+            run(model, feeds, "cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,3 +161,12 @@ def test_qgemm(trans: tuple[int, int]) -> None:
     for given in (base, [*base, c], [*base, c, scale() * 100, codes(np.uint8)], [*base, None, scale(), codes(np.int8)]):
         check("QGemm", given, attrs, domain=MICROSOFT)
         check("QGemm", given, attrs, domain=MICROSOFT, constant=[3, 4, 5, 6])
+    (found,) = check("QGemm", [*base, c, None, codes(np.uint8)], attrs, domain=MICROSOFT)
+    assert found.dtype == np.float32  # a zero point alone quantizes nothing
+    for k, sizes in ((1, (2,)), (2, (6,)), (7, (0,)), (8, (3,))):
+        given = [*base, c, scale(), codes(np.uint8)]
+        given[k] = codes(np.uint8, *sizes) if k in (2, 8) else scale(*sizes)
+        model = one_node("QGemm", given, attrs, domain=MICROSOFT, constant=[k])
+        feeds = {f"x{at}": x for at, x in enumerate(given) if at != k}
+        with pytest.raises(RanvierError, match="QGemm"):
+            run(model, feeds, "cpu")

@@ -13,9 +13,10 @@ from onnx import helper
 import ranvier as rv
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import host
+from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops import evaluate
 from ranvier.ops.contrib.weight_only import packed
-from tests.providers.cpu.compare import Array, agree, check, one_node
+from tests.providers.cpu.compare import Array, agree, check, one_node, run
 
 MICROSOFT = "com.microsoft"
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}
@@ -203,6 +204,40 @@ def test_float4() -> None:
     for m in (1, 4, 40):
         operands = [rows(m, 64), codes, steps, np.array([0.3], np.float32)]
         check("MatMulBlockQuantizedFp4Weight", operands, domain=MICROSOFT, constant=[1, 2, 3], **CLOSE)
+
+
+def test_a_bias_has_a_number_for_every_column_in_whatever_shape() -> None:
+    """A column of them is no number for every row, and a single one is not meant for all."""
+    n = 20
+    codes, scales, _ = nbits(64, n, 4, 32)
+    weight, steps = rows(n, 64).astype(ml_dtypes.float8_e4m3fn), np.ones((n, 2), np.float32)
+    pairs, sixteenths = codes.reshape(n, 32), np.full((n, 4), 0x38, np.uint8)
+    for name, operands, attrs in (
+        ("MatMulNBits", [codes, scales, None, None], attributes(64, n, 4, 32)),
+        ("MatMulBlockQuantizedFp8Weight", [weight, steps, None], {"block_size": 32}),
+        ("MatMulBlockQuantizedFp4Weight", [pairs, sixteenths, np.ones(1, np.float32), None], {"block_size": 16}),
+    ):
+        for shape in ((n, 1), (1, n)):
+            given = [rows(n, 64), *operands, rows(*shape)]
+            check(name, given, attrs, domain=MICROSOFT, constant=range(1, 5), **CLOSE)
+        model = one_node(name, [rows(3, 64), *operands, rows(1)], attrs, domain=MICROSOFT, constant=range(1, 6))
+        with pytest.raises(ShapeMismatch, match="bias"):
+            run(model, {"x0": rows(3, 64)}, "cpu")
+
+
+@pytest.mark.parametrize("missing", ["quant_type", "block_size"])
+def test_attributes_that_have_to_be_there(missing: str) -> None:
+    codes, largest = np.zeros(64 * 20 // 2, np.uint8), np.ones(20, np.float32)
+    attrs = {"K": 64, "N": 20, "block_size": 64, "quant_type": 0}
+    del attrs[missing]
+    model = one_node("MatMulBnb4", [rows(3, 64), codes, largest], attrs, domain=MICROSOFT, constant=[1, 2])
+    with pytest.raises(InvalidValue, match=missing):
+        run(model, {"x0": rows(3, 64)}, "cpu")
+    if missing == "block_size":
+        blocks = [np.zeros((20, 16, 2), np.uint8), np.ones((20, 16), np.float32)]
+        model = one_node("MatMulNBits", [rows(3, 64), *blocks], {"K": 64, "N": 20}, domain=MICROSOFT, constant=[1, 2])
+        with pytest.raises(InvalidValue, match=missing):
+            run(model, {"x0": rows(3, 64)}, "cpu")
 
 
 def test_weights_that_are_computed_are_left_to_the_reference() -> None:

@@ -38,6 +38,7 @@ from ranvier.ops.operands import common_shape, normal_axes
 from ranvier.ops.registry import Array, Call, Cost, TypeCall, op
 
 _INT32 = np.dtype(np.int32)
+_INT64 = np.dtype(np.int64)  # sums that become floats never wrap
 
 
 # -- QuantizeLinear, DequantizeLinear ---------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ def matmul_integer_to_float(
 ) -> Array:
     left = a if a_zero_point is None else shifted(a, by_row(a_zero_point, a.ndim))
     right = b if b_zero_point is None else shifted(b, by_column(b_zero_point))
-    product = integer_matmul(left, right, _INT32, "MatMulIntegerToFloat").astype(np.float32)
+    product = integer_matmul(left, right, _INT64, "MatMulIntegerToFloat").astype(np.float32)
     y = product * (by_row(widened(a_scale), a.ndim) * by_column(widened(b_scale)))
     return rounded(y if bias is None else y + widened(bias), a_scale.dtype)
 
@@ -129,7 +130,7 @@ def qgemm(
         raise ShapeMismatch(f"QGemm: A and B must be matrices, got {list(a.shape)} and {list(b.shape)}")
     left, right = a.T if transA else a, b.T if transB else b
     left, right = shifted(left, a_zero_point.reshape(())), shifted(right, by_column(b_zero_point))
-    total = integer_matmul(left, right, _INT32, "QGemm")
+    total = integer_matmul(left, right, _INT64, "QGemm")
     if c is not None:
         if common_shape("QGemm", total, c) != total.shape:
             raise ShapeMismatch(f"QGemm: C {list(c.shape)} does not broadcast to {list(total.shape)}")
@@ -338,7 +339,8 @@ def _(call: TypeCall) -> Cost:
 def _(call: TypeCall) -> Sequence[Type | None]:
     a, b = tensor(call, 0).shape, tensor(call, 3).shape
     shape: Shape = (at(a, 1 if call.attr("transA", 0) else 0), at(b, 0 if call.attr("transB", 0) else 1))
-    return [TensorType(DType.float32 if call.type(8) is None else tensor(call, 8).dtype, shape)]
+    quantizes = call.type(7) is not None and call.type(8) is not None
+    return [TensorType(tensor(call, 8).dtype if quantizes else DType.float32, shape)]
 
 
 @qgemm.cost

@@ -227,7 +227,7 @@ def qlinear_matmul(
     out_scale, out_zero = by_row(y_scale, a.ndim), by_row(y_zero_point, a.ndim)
     multiplier = row_scale.astype(np.float32) * column_scale.astype(np.float32) / out_scale.astype(np.float32)
     if of(a).is_integer:
-        total = integer_matmul(shifted(a, row_zero), shifted(b, column_zero), np.dtype(np.int32), "QLinearMatMul")
+        total = integer_matmul(shifted(a, row_zero), shifted(b, column_zero), np.dtype(np.int64), "QLinearMatMul")
         return saturate_to(total.astype(np.float32) * multiplier, out_zero, of(y_zero_point))
     real = [v.astype(np.float32) - z.astype(np.float32) for v, z in ((a, row_zero), (b, column_zero))]
     largest = np.float32(ml_dtypes.finfo(y_zero_point.dtype).max)

@@ -64,7 +64,7 @@ class BitNetProvider(CpuProvider):
         )
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
-        ternary = self._has_ternary_layers(view.graph)
+        ternary = self._has_ternary_layers(view.graph.root())
         for node in view:
             reason = reason_against(node) if ternary else "the model has no ternary layers"
             yield Claim((node,)) if reason is None else Decline(node, reason)
@@ -84,10 +84,11 @@ class BitNetProvider(CpuProvider):
         return StandIn(self, ctx, super().compile(standing, ctx))
 
     def _has_ternary_layers(self, graph: Graph) -> bool:
-        """Is there a BitLinear, or a layer that is one in another form?"""
-        if any((node.domain, node.op) == (DOMAIN, "BitLinear") for node in graph):
+        """Is there a BitLinear, or a layer that is one in another form, also in a body of control flow?"""
+        nodes = [node for each in graph.all_graphs() for node in each]
+        if any((node.domain, node.op) == (DOMAIN, "BitLinear") for node in nodes):
             return True
-        layers = map(two_bit_layer, graph)
+        layers = map(two_bit_layer, nodes)
         return any(layer is not None and self.cache.weights(layer) is not None for layer in layers)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from ranvier.codegen.llvm.integer.convolution import (
     pixels_hint,
     takes_triples,
 )
-from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, pack_depthwise
+from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, is_unrolled, pack_depthwise
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.matmul import integer_matmul
@@ -27,6 +27,7 @@ __all__ = [
     "integer_conv",
     "integer_depthwise",
     "integer_matmul",
+    "is_unrolled",
     "moved_right",
     "pack_at_run",
     "pack_codes",

@@ -40,7 +40,7 @@ from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-__all__ = ["integer_depthwise", "pack_depthwise"]
+__all__ = ["integer_depthwise", "is_unrolled", "pack_depthwise"]
 
 _X, _W, _OUT, _ZERO, _FINISH = range(5)
 _NAMES = (

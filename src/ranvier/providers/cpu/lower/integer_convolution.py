@@ -29,6 +29,7 @@ from ranvier.codegen.llvm.integer import (
     integer_conv,
     integer_depthwise,
     integer_matmul,
+    is_unrolled,
     moved_right,
     pack_at_run,
     pack_depthwise,
@@ -267,7 +268,8 @@ class _Convolution:
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
         if self.depthwise:
             centre = np.asarray(self.weights_zero)
-            key = ("depthwise codes", Same(filters.storage.array), filters.offset, centre.tobytes())
+            packed_for = (centre.tobytes(), shape.kernel, is_unrolled(shape))
+            key = ("depthwise codes", Same(filters.storage.array), filters.offset, *packed_for)
             kept = r.packs.get(key, lambda: _Kept(pack_depthwise(_array(filters), centre, isa, shape)))
             return integer_depthwise(image, zero, kept.storage, target, shape, isa, **how)
         before: list[Launch] = []

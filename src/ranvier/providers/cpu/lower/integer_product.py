@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.definitions.defs import RowBody, Use
+from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import add, cast, const, div, mul, sub
 from ranvier.codegen.definitions.lower.quantization import DERIVED, quantized_dynamically, saturated
 from ranvier.codegen.definitions.node_view import NodeView
@@ -191,12 +191,16 @@ def multiply(
     left = ZeroPoint(b, x_zero, 0, () if x_zero is None else by_row(b.shape(x_zero), rank))
     right = ZeroPoint(b, w_zero, moved_right(b.dtype(w)), () if w_zero is None else by_column(b.shape(w_zero)))
     p, q = b.shape(x), b.shape(w)
+    if left.shape[-1:] not in ((), (1,)) or right.shape[-2:-1] not in ((), (1,)) or (len(q) == 1 and right.shape):
+        raise Declined(f"zero points {list(left.shape)} and {list(right.shape)}, other ones along the sum")
     vectors = len(p) == 1 or len(q) == 1
     if len(p) == 1:
         x = b.reshape(x, (1, *p))
     if len(q) == 1:
         w = _reshaped(b, w, (*q, 1))
     p, q = b.shape(x), b.shape(w)
+    if p[-1] != q[-2]:  # kernels pad both with zeros, and would not notice
+        raise Declined(f"matrices of {list(p)} and {list(q)} do not multiply")
     shape = (*np.broadcast_shapes(p[:-2], q[:-2]), p[-2], q[-1])
     plain = left.is_zero and right.is_zero
     raw = raw_product(b, x, w, shape, out if plain and not vectors else None)
@@ -278,9 +282,7 @@ def product_of_scales(b: Definitions, *factors: tuple[Value, tuple[int, ...]], d
 @lowers("QLinearMatMul", dtypes=QUANTIZED, check=_bytes_at(0, 3, 7))
 def qlinear_matmul(n: NodeView, b: Definitions) -> None:
     rank = n.rank(0)
-    totals = [
-        multiply(b, x, w, n.input(2), n.input(5), None, n.out_shape()) for x, w in _pieces(b, n.input(0), n.input(3))
-    ]
+    totals = _totals(n, b, n.input(0), n.input(3), n.input(2), n.input(5))
     rows, columns = (n.input(1), by_row(n.shape(1), rank)), (n.input(4), by_column(n.shape(4)))
     out_scale = by_row(n.shape(6), rank)
     scale = product_of_scales(b, rows, columns, divisor=None if out_scale else n.input(6))
@@ -290,12 +292,21 @@ def qlinear_matmul(n: NodeView, b: Definitions) -> None:
         uses.append(Use(n.input(6), out_scale))
 
     def compute(e: list[Expr]) -> Expr:
-        factor, sums = e[1], [cast(each, FLOAT) for each in e[2 : 2 + len(totals)]]
-        if out_scale:
-            factor = div(factor, cast(e[-1], FLOAT))
-        return saturated(mul(functools.reduce(add, sums), factor), e[0], target)
+        factor = div(e[1], cast(e[-1], FLOAT)) if out_scale else e[1]
+        return saturated(mul(_joined(e[2 : 2 + len(totals)]), factor), e[0], target)
 
     b.pointwise(uses, compute, target, shape=n.out_shape(), out=n.outputs[0])
+
+
+def _totals(
+    n: NodeView, b: Definitions, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None
+) -> list[Value]:  # fmt: skip
+    """Sums that make up the product of two quantized tensors together, mostly one: int32 holds each of them."""
+    return [multiply(b, left, right, x_zero, w_zero, None, n.out_shape()) for left, right in _pieces(b, x, w)]
+
+
+def _joined(totals: list[Expr]) -> Expr:
+    return functools.reduce(add, [cast(each, FLOAT) for each in totals])
 
 
 def _pieces(b: Definitions, x: Value, w: Value) -> list[tuple[Value, Value]]:
@@ -320,13 +331,15 @@ def _part(b: Definitions, value: Value, axis: int, start: int, stop: int) -> Val
     return b.alias(value, seen, shape)
 
 
-def _scaled(n: NodeView, b: Definitions, total: Value, scale: Value, bias: Value | None, dtype: DType = FLOAT) -> None:
-    """``total * scale + bias`` as the result of a node."""
-    uses = [Use(total), Use(scale), *([Use(bias)] if bias is not None else [])]
+def _scaled(
+    n: NodeView, b: Definitions, totals: list[Value], scale: Value, bias: Value | None, dtype: DType = FLOAT
+) -> None:  # fmt: skip
+    """What ``totals`` add up to, times ``scale``, plus ``bias`` as the result of a node."""
+    uses = [Use(scale), *map(Use, totals), *([Use(bias)] if bias is not None else [])]
 
     def compute(e: list[Expr]) -> Expr:
-        value = mul(cast(e[0], FLOAT), e[1])
-        return cast(value if len(e) == 2 else add(value, cast(e[2], FLOAT)), dtype)
+        value = mul(_joined(e[1 : 1 + len(totals)]), e[0])
+        return cast(value if bias is None else add(value, cast(e[-1], FLOAT)), dtype)
 
     b.pointwise(uses, compute, dtype, shape=n.out_shape(), out=n.outputs[0])
 
@@ -338,40 +351,44 @@ def _dynamic(node: Node) -> str | None:
 @lowers("DynamicQuantizeMatMul", domain=MICROSOFT, dtypes=QUANTIZED, check=_dynamic)
 def dynamic_quantize_matmul(n: NodeView, b: Definitions) -> None:
     codes, step, shift = quantized_dynamically(b, n.input(0))
-    total = multiply(b, codes, n.input(1), shift, n.input(3) if n.has(3) else None, None, n.out_shape())
+    totals = _totals(n, b, codes, n.input(1), shift, n.input(3) if n.has(3) else None)
     scale = product_of_scales(b, (step, ()), (n.input(2), by_column(n.shape(2))))
-    _scaled(n, b, total, scale, n.input(4) if n.has(4) else None)
+    _scaled(n, b, totals, scale, n.input(4) if n.has(4) else None)
 
 
 @lowers("MatMulIntegerToFloat", domain=MICROSOFT, dtypes=QUANTIZED, check=_bytes_at(0, 1))
 def matmul_integer_to_float(n: NodeView, b: Definitions) -> None:
     zeros = [n.input(k) if n.has(k) else None for k in (4, 5)]
-    total = multiply(b, n.input(0), n.input(1), zeros[0], zeros[1], None, n.out_shape())
+    totals = _totals(n, b, n.input(0), n.input(1), zeros[0], zeros[1])
     rows, columns = (n.input(2), by_row(n.shape(2), n.rank(0))), (n.input(3), by_column(n.shape(3)))
-    _scaled(n, b, total, product_of_scales(b, rows, columns), n.input(6) if n.has(6) else None, n.out_dtype())
+    _scaled(n, b, totals, product_of_scales(b, rows, columns), n.input(6) if n.has(6) else None, n.out_dtype())
 
 
 @lowers("QGemm", domain=MICROSOFT, dtypes=QUANTIZED, check=_bytes_at(0, 3, 8))
 def qgemm(n: NodeView, b: Definitions) -> None:
+    if any(n.has(k) and math.prod(n.shape(k)) != 1 for k in (1, 2, 7, 8)):
+        raise Declined(f"{n.op}: scales and zero points of A and of the result are single numbers")
     x = b.transpose(n.input(0), (1, 0)) if n.attr("transA", 0) else n.input(0)
     w = n.input(3)
     if n.attr("transB", 0):
         array = known(b, w)
         w = b.transpose(w, (1, 0)) if array is None else b.constant(turned(array))
-    total = multiply(b, x, w, n.input(2), n.input(5))
+    totals = _totals(n, b, x, w, n.input(2), n.input(5))
     alpha = np.asarray(n.attr("alpha", 1.0), np.float32)
     rows, columns = (n.input(1), ()), (n.input(4), by_column(n.shape(4)))
     scale = product_of_scales(b, (b.constant(alpha), ()), rows, columns)
     target, quantizes = n.out_dtype(), n.has(7) and n.has(8)
-    uses = [Use(total), Use(scale)]
+    uses = [Use(scale), *map(Use, totals)]
     if n.has(6):
         uses.append(Use(n.input(6)))
     if quantizes:
         uses += [Use(n.input(7), ()), Use(n.input(8), ())]
 
     def compute(e: list[Expr]) -> Expr:
-        whole = add(e[0], e[2]) if n.has(6) else e[0]
-        value = mul(cast(whole, FLOAT), e[1])
+        sums = e[1 : 1 + len(totals)]
+        if n.has(6):
+            sums = [add(sums[0], e[1 + len(totals)]), *sums[1:]]
+        value = mul(_joined(sums), e[0])
         return saturated(div(value, cast(e[-2], FLOAT)), e[-1], target) if quantizes else value
 
     b.pointwise(uses, compute, target, shape=n.out_shape(), out=n.outputs[0])

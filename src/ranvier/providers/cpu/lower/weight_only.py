@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ranvier.codegen.definitions.defs import Declined
+from ranvier.codegen.definitions.defs import Declined, Use
 from ranvier.codegen.definitions.exprs import add, cast
 from ranvier.codegen.definitions.lower.contraction import matmul_of
 from ranvier.codegen.definitions.lower.quantization import DERIVED
@@ -57,7 +57,7 @@ def product(
     pack: Callable[[Realiser], CodedB],
     key: Hashable,
     accuracy: Accuracy,
-    bias: Value | None = None,
+    bias: Value | Use | None = None,
 ) -> None:
     """``pack`` makes the weights, once for every ``key``."""
     x, shape, dtype = n.input(0), n.out_shape(), n.out_dtype()
@@ -97,6 +97,15 @@ def product(
         b.reshape(value, shape, out=n.outputs[0])
 
 
+def _bias(n: NodeView, k: int, columns: int) -> Use | None:
+    """A number for every column, whatever the shape they come in."""
+    if not n.has(k):
+        return None
+    if math.prod(n.shape(k)) != columns:
+        raise Declined(f"a bias of {list(n.shape(k))} for {columns} columns")
+    return Use(n.input(k), (columns,))
+
+
 def _narrow(target: Target) -> str | None:
     if target.narrow is DType.bfloat16 and not multiplies_pairs(target.isa):
         return f"{target.isa.name} multiplies no bfloat16"
@@ -109,9 +118,10 @@ def _nbits(node: Node) -> str | None:
 
 @lowers("MatMulNBits", domain=MICROSOFT, dtypes=TAKEN, check=_nbits)
 def matmul_nbits(n: NodeView, b: Definitions) -> None:
-    k, columns, bits, block = (int(n.attr(name, 4)) for name in ("K", "N", "bits", "block_size"))
-    if bits not in (2, 4, 8) or block < 1 or (block * bits) % 8 or not k or n.shape(0)[-1:] != (k,):
-        raise Declined(f"{bits} bits in blocks of {block}, K = {k}")
+    k, columns, block = (int(n.attr(name, 0)) for name in ("K", "N", "block_size"))
+    bits = int(n.attr("bits", 4))
+    if bits not in (2, 4, 8) or min(k, columns, block) < 1 or (block * bits) % 8 or n.shape(0)[-1:] != (k,):
+        raise Declined(f"{bits} bits in blocks of {block}, K = {k}, N = {columns}")
     codes, scales, zeros, listed = n.need(1), n.need(2), _content(n, 3), _content(n, 4)
     blocks = -(-k // block)
     fits = codes.size == columns * blocks * (block * bits // 8) and scales.size == columns * blocks
@@ -141,15 +151,14 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
         )
 
     accuracy = _LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
-    bias = n.input(5) if n.has(5) else None
     key = (*map(Same, (codes, scales, zeros, listed)), bits, block, k)
-    product(n, b, columns, pack, key, accuracy, bias)
+    product(n, b, columns, pack, key, accuracy, _bias(n, 5, columns))
 
 
 @lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2)))
 def matmul_bnb4(n: NodeView, b: Definitions) -> None:
     """The weight is stored as N rows of K, block after block, and multiplied by turned or (transB = 0) as it is."""
-    k, rows, block, kind = (int(n.attr(name, 0)) for name in ("K", "N", "block_size", "quant_type"))
+    k, rows, block, kind = (int(n.attr(name, -1)) for name in ("K", "N", "block_size", "quant_type"))
     codes, largest, turned = n.need(1), n.need(2), bool(n.attr("transB", 1))
     fits = kind in (0, 1) and block >= 1 and k > 0 and rows > 0 and n.shape(0)[-1:] == (k if turned else rows,)
     if not fits or codes.size != -(-rows * k // 2) or largest.size != -(-rows * k // block):
@@ -228,7 +237,7 @@ def matmul_fp8(n: NodeView, b: Definitions) -> None:
         groups = Groups.even(k, block, coding)
         return pack_coded(lambda first, last: raw[first:last], coding, columns, groups, factors, None, r.isa)
 
-    product(n, b, columns, pack, (Same(codes), Same(scales), block), "float32", n.input(4) if n.has(4) else None)
+    product(n, b, columns, pack, (Same(codes), Same(scales), block), "float32", _bias(n, 4, columns))
 
 
 @lowers("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2, 3)))
@@ -248,4 +257,4 @@ def matmul_fp4(n: NodeView, b: Definitions) -> None:
         )
 
     key = (*map(Same, (codes, steps, whole)), block)
-    product(n, b, columns, pack, key, "float32", n.input(5) if n.has(5) else None)
+    product(n, b, columns, pack, key, "float32", _bias(n, 5, columns))
