@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from tests.providers.cpu.compare import Array, check
+import ranvier as rv
+from tests.providers.cpu.compare import Array, check, one_node, run
 
 RNG = np.random.default_rng(7)
 
@@ -33,6 +34,17 @@ def test_quantize(dtype: type, axis: int | None) -> None:
     attrs = {} if axis is None else {"axis": axis}
     check("QuantizeLinear", [x, scale(*size), zeros(dtype, *size)], attrs)
     check("QuantizeLinear", [x, scale(*size)], attrs)
+
+
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+def test_one_scale_and_many_zero_points(op: str) -> None:
+    """No zero point is left out: generated code takes one, so the reference runs it."""
+    x = numbers(3, 4) if op == "QuantizeLinear" else zeros(np.uint8, 3, 4)
+    made = one_node(op, [x, scale(), zeros(np.uint8, 4)], {}, constant=(1, 2))
+    (expected,) = run(made, {"x0": x}, "reference")
+    with rv.load(made, providers=["cpu", "reference"]) as session:
+        (found,) = session.run({"x0": x}).values()
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_ties_saturation_and_what_is_no_number() -> None:

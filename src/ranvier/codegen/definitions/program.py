@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ranvier import dtypes
 from ranvier.codegen.definitions.defs import (
     Alias,
     Contraction,
+    Declined,
     Def,
     Joined,
     Moved,
@@ -114,8 +116,12 @@ class Definitions:
         shape: Sequence[int] | None = None,
         out: Value | None = None,
     ) -> Value:
-        """An elementwise tensor; its shape is that of the broadcast operands unless given."""
+        """An elementwise tensor; its shape is that of the broadcast operands unless given. Declined where an operand
+        is to be taken in a shape that has not as many elements."""
         uses = tuple(o if isinstance(o, Use) else Use(o) for o in operands)
+        for use in uses:
+            if use.shape is not None and math.prod(use.shape) != math.prod(self.shape(use.value)):
+                raise Declined(f"{self.label}: an operand of {list(self.shape(use.value))} as {list(use.shape)}")
         if shape is None:
             shapes = [u.shape if u.shape is not None else self.shape(u.value) for u in uses]
             shape = broadcast(*shapes)
