@@ -32,6 +32,8 @@ def test_refused(call, tmp_path: Path) -> None:
     found = call("quantize", path, "-o", target, "--calib", tmp_path / "s.npz", "--slower", "1e-9")
     assert found.exit_code == 1 and "not written" in found.stderr and not target.exists()
     assert call("quantize", path, "-o", target).exit_code == 2  # int8 needs samples
+    forced = call("quantize", path, "-o", target, "--calib", tmp_path / "s.npz", "--slower", "1e-9", "--force")
+    assert forced.exit_code == 0 and target.exists() and "worse than asked" in forced.stdout
 
 
 def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:

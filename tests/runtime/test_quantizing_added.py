@@ -16,8 +16,9 @@ from onnx import helper
 
 from ranvier.errors import InvalidConfig
 from ranvier.ops.contrib.weight_only import NF4_LEVELS
-from ranvier.quantize import Float8, Quantized, register_scheme, schemes
+from ranvier.quantize import Float8, Integers, Nf4, Quantized, register_scheme, schemes
 from ranvier.runtime.quantizing import Quantization
+from ranvier.runtime.quantizing.grouped import in_groups
 from ranvier.runtime.session import Session
 from tests.runtime.test_quantizing_cases import model_of, numbers, quantized, results_elsewhere
 
@@ -85,6 +86,10 @@ def other_scales_of_nf4(weights: Array) -> Quantized:
     return Quantized("mine", codes, scales, (32,), 4, table=NF4_LEVELS, flat=True)
 
 
+def large_blocks_of_nf4(weights: Array) -> Quantized:
+    return Nf4(512).quantize(weights)
+
+
 def float8_of_a_tensor(weights: Array) -> Quantized:
     return Float8(granularity="tensor").quantize(weights)
 
@@ -96,6 +101,7 @@ MAKERS = [
     unsigned_without_zeros,
     runs_through_rows,
     other_scales_of_nf4,
+    large_blocks_of_nf4,
     float8_of_a_tensor,
 ]
 
@@ -121,6 +127,12 @@ def test_models_hold_exactly_what_a_scheme_makes(tmp_path: Path, make: Callable[
     with Session(tmp_path / "q.onnx") as session:
         ours = session.run(data)["y"]
     assert np.abs(ours - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_groups_are_no_larger_than_other_runtimes_read() -> None:
+    coded = Integers(4, granularity="group", group=512).quantize(numbers(3, 1100))
+    found = in_groups(coded, 32)
+    assert found.block == (1, 256) and np.array_equal(found.dequantize(), coded.dequantize())
 
 
 def table_of_its_own(weights: Array) -> Quantized:

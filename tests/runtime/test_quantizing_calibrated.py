@@ -48,6 +48,19 @@ def test_few_samples_do_no_harm(count: int) -> None:
     assert rounded < nearest * (1.03 if count < 96 else 0.9)
 
 
+def test_channels_that_samples_leave_out_keep_their_weights() -> None:
+    """Behind an activation many channels are zero in most samples: few samples may never see one."""
+    rng = np.random.default_rng(5)
+    seen, unseen = (np.where(rng.random((count, 96)) < 0.1, rng.random((count, 96)), 0) for count in (12, 256))
+    expected = [[row[None] @ model_weights()] for row in unseen.astype(np.float32)]
+    errors = {}
+    for scheme in ("uint4", "awq"):
+        made, _ = quantized(model(), {"x": seen.astype(np.float32)}, scheme=scheme)
+        found = list(results(made, [{"x": row[None]} for row in unseen.astype(np.float32)], CONFIG))
+        errors[scheme] = difference(found, expected).error
+    assert errors["awq"] < 1.2 * errors["uint4"]
+
+
 @pytest.mark.parametrize("scheme", ["gptq", "awq"])
 def test_the_report_is_of_samples_that_had_no_part(scheme: str) -> None:
     said, true = elsewhere(scheme, 96)

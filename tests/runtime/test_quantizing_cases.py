@@ -18,6 +18,7 @@ from ranvier.runtime.quantizing import Quantization, Quantizer, feeds_of, prepar
 from ranvier.runtime.quantizing import quantizer as quantizer_file
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
 from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.session import Session
 from tests.exact_peer import exact
 
 Array = np.ndarray[Any, Any]
@@ -144,7 +145,7 @@ def test_codes_are_found_once_for_all_trials(monkeypatch: pytest.MonkeyPatch) ->
     assert len(counted) > 2 and sum(counted) == 1
 
 
-@pytest.mark.parametrize("options", [{"group": 48}, {"group": 8}, {"cosine": 1.5}, {"cosine": 0.0}])
+@pytest.mark.parametrize("options", [{"group": 48}, {"group": 8}, {"group": 512}, {"cosine": 1.5}, {"cosine": 0.0}])
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         Quantization("int4", **options)
@@ -214,6 +215,14 @@ def test_results_that_are_zeros_are_near_if_they_are_zeros() -> None:
     assert difference(ones, zeros).cosine == 0 and difference(ones, zeros).error > 1e9
 
 
+@pytest.mark.parametrize("size", [1e-16, 1e-36])
+def test_results_that_are_small_have_a_cosine(size: float) -> None:
+    expected = [[(numbers(4, 8) * size).astype(np.float32)] for _ in range(3)]
+    found = difference([[1.5 * array for array in row] for row in expected], expected)
+    assert found.cosine == pytest.approx(1) and found.error == pytest.approx(0.5, rel=1e-4)
+    assert found.turn < 1e-3 and found.most_turn < 1e-3
+
+
 def test_results_that_are_sequences() -> None:
     """Of arrays that differ in size."""
     nodes = [
@@ -249,8 +258,8 @@ def test_an_input_that_begins_empty(tmp_path: Path, scheme: str) -> None:
 def test_groups_larger_than_layers() -> None:
     weights = {"w": numbers(20, 32)}
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "m")], {"x": [2, 20]}, ["y"], weights)
-    for scheme, size in (("int4", 32), ("gptq", 32), ("nf4", 1024), ("ternary", 32)):
-        made, _ = quantized(model, {"x": numbers(2, 20)}, scheme=scheme, group=1 << 60)
+    for scheme, size in (("int4", 32), ("gptq", 32), ("nf4", 256), ("ternary", 32)):
+        made, _ = quantized(model, {"x": numbers(2, 20)}, scheme=scheme, group=256)
         assert made.nodes[0].attrs["block_size"] == size
 
 
@@ -278,3 +287,117 @@ def test_a_cosine_is_at_most_one() -> None:
     for seed in range(20):
         large = (np.random.default_rng(seed).standard_normal((4, 33)) * 1e30).astype(np.float32)
         assert difference([[large]], [[large]]).cosine <= 1
+
+
+def test_layers_are_kept_by_names_that_look_like_patterns() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "dense[0]"),
+        helper.make_node("MatMul", ["a", "v"], ["y"], "dense[1]"),
+    ]
+    model = model_of(nodes, {"x": [4, 32]}, ["y"], {"w": numbers(32, 32), "v": numbers(32, 16)})
+    _, report = quantized(model, {"x": numbers(4, 32)}, scheme="int4", keep=("dense[0]",))
+    assert [layer.reason for layer in report.layers] == ["asked for", ""]
+    assert [layer.error == 0.0 for layer in report.layers] == [True, False]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_sums_of_few_terms_are_not_coded(scheme: str) -> None:
+    """With groups filled up and a scale for each, they would take more room than before."""
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"], "few"),
+        helper.make_node("Gemm", ["a", "v"], ["y"], "many", transB=1),
+    ]
+    model = model_of(nodes, {"x": [4, 2]}, ["y"], {"w": numbers(2, 256), "v": numbers(16, 256)})
+    made, report = quantized(model, {"x": numbers(4, 2)}, scheme=scheme)
+    assert [layer.name for layer in report.layers] == ["many"]
+    assert report.bytes_after == made.constant_bytes() < report.bytes_before
+
+
+def test_sizes_are_compared_with_the_model_as_it_was_given() -> None:
+    """Preparing it joins weights that are the same, and makes others of what it folds."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("MatMul", ["r", "same"], ["y"], "second"),
+    ]
+    weights = numbers(64, 64)
+    model = model_of(nodes, {"x": [4, 64]}, ["y"], {"w": weights, "same": weights})
+    _, report = quantized(model, {"x": numbers(4, 64)}, scheme="int4")
+    assert report.bytes_before == 2 * weights.nbytes
+
+
+@pytest.mark.parametrize("dead", [1, 24])
+def test_biases_of_channels_without_weights_are_kept(dead: int) -> None:
+    """Any step would do for such weights, but biases are rounded to it."""
+    weights, bias = numbers(32, 24), numbers(24)
+    weights[:, :dead] = 0.0
+    model = model_of(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "dense")], {"x": [4, 32]}, ["y"], {"w": weights, "b": bias}
+    )
+    x = numbers(4, 32) * 100
+    made, _ = quantized(model, {"x": x}, scheme="int8")
+    with Session(made, CONFIG) as session:
+        found = np.asarray(session.run({"x": x})["y"])
+    assert np.abs(found[:, :dead] - bias[:dead]).max() < 0.1 * np.abs(bias[:dead]).max()
+
+
+def test_means_leave_out_what_is_not_finite() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "dense"),
+        helper.make_node("Add", ["a", "b"], ["s"], "bias"),
+        helper.make_node("Clip", ["s", "low", "high"], ["y"], "clip"),
+    ]
+    weights = {"w": np.abs(numbers(32, 24)), "b": numbers(24), "low": np.float32(-1), "high": np.float32(1)}
+    model = model_of(nodes, {"x": [1, 4, 32]}, ["y"], weights)
+    x = numbers(4, 4, 32)
+    x[0, 0, 0] = np.inf
+    made, _ = quantized(model, {"x": x}, scheme="int8")
+    assert all(np.isfinite(value.const.numpy()).all() for value in made.constants.values())
+
+
+def test_layers_inside_of_branches_are_told_of() -> None:
+    def branch(name: str) -> Any:
+        node = helper.make_node("MatMul", ["x", "w"], [name], f"dense_{name}")
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, 1, None)])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["up"]),
+        helper.make_node("If", ["up"], ["y"], then_branch=branch("a"), else_branch=branch("b")),
+    ]
+    model = model_of(nodes, {"x": [4, 32]}, ["y"], {"w": numbers(32, 32), "zero": np.float32(0)})
+    with pytest.raises(InvalidConfig, match="bodies of If and Loop"):
+        quantized(model, {"x": numbers(4, 32)}, scheme="int4")
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+@pytest.mark.parametrize("layer", ["first", "second"])
+def test_convolutions_without_numbers_are_named(layer: str, wrong: float) -> None:
+    """Also where channels between them are brought to like ranges first."""
+    weights = {"first": numbers(16, 8, 3), "second": numbers(16, 16, 3)}
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "second"], ["y"], "second"),
+    ]
+    weights[layer][2, 3, 1] = wrong
+    model = model_of(nodes, {"x": ["n", 8, 8]}, ["y"], weights)
+    data = {"x": numbers(4, 8, 8)}
+    with pytest.raises(InvalidConfig, match="infinite") as refused:
+        quantized(model, data, scheme="int8")
+    assert repr(layer) in refused.value.__notes__[0]
+    _, report = quantized(model, data, scheme="int8", keep=(layer,))
+    assert [each.reason for each in report.layers if each.name == layer] == ["asked for"]
+
+
+def test_samples_that_are_infinite_do_not_stop_the_work() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "second"], ["y"], "second"),
+    ]
+    model = model_of(nodes, {"x": ["n", 8, 8]}, ["y"], {"first": numbers(16, 8, 3), "second": numbers(16, 16, 3)})
+    x = numbers(4, 8, 8)
+    x[1, 2, 3] = np.inf
+    _, report = quantized(model, {"x": x}, scheme="int8")
+    assert len(report.layers) == 2 and "not numbers" in report.problems[0]

@@ -311,6 +311,16 @@ def test_a_model_without_a_layer_that_can_be_coded_is_refused() -> None:
         Quantizer(graph, [{"x": X}], options, CONFIG).run()
 
 
+def test_where_codes_save_no_time_that_is_said() -> None:
+    quantizer = Quantizer(chain(), FEEDS, Quantization(slower=1e9, equalize=False, cosine=0.9), CONFIG)
+    every = frozenset(site.name for site in quantizer.sites)
+    graph = quantizer.made(every)
+    for codable, said in ((every, "no time"), (frozenset(), "as near as was asked")):
+        quantizer._codable = codable
+        (problem,) = quantizer._report(graph, every, Difference(0.0, 1.0, None)).problems
+        assert said in problem
+
+
 def test_layers_that_are_all_kept_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="asked to be kept"):
         Quantizer(chain(), FEEDS, Quantization(keep=("*",)), CONFIG)

@@ -10,8 +10,10 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+from ranvier.formats.onnx import read
+from ranvier.runtime.quantizing import prepared
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
-from tests.runtime.test_quantizing_cases import RNG, model_of, numbers, quantized, results_elsewhere
+from tests.runtime.test_quantizing_cases import CONFIG, RNG, model_of, numbers, quantized, results_elsewhere
 
 Array = np.ndarray[Any, Any]
 BOUNDS = {"ternary": 0.7, "int2": 0.6, "uint2": 0.5}
@@ -59,10 +61,11 @@ def test_whatever_a_gemm_does(
     operands = ["x", "w"] if bias is None else ["x", "w", "c"]
     nodes = [helper.make_node("Gemm", operands, ["a"], "dense", **attrs), helper.make_node("Tanh", ["a"], ["y"], "t")]
     inputs = {name: list(array.shape) for name, array in data.items()}
-    _, report = check(model_of(nodes, inputs, ["y"], weights), data, tmp_path / "q.onnx", scheme)
-    assert report.bytes_before == sum(array.nbytes for array in weights.values()) + (
-        4 if given and "beta" in attrs else 0
-    )
+    model = model_of(nodes, inputs, ["y"], weights)
+    _, report = check(model, data, tmp_path / "q.onnx", scheme)
+    assert report.bytes_before == sum(array.nbytes for array in weights.values())
+    factor = 4 if given and "beta" in attrs else 0
+    assert prepared(read(model), CONFIG).constant_bytes() == report.bytes_before + factor
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])

@@ -89,3 +89,30 @@ def test_layers_that_stay(tmp_path: Any) -> None:
     made, report = Quantizer(recurrent(tmp_path), FEEDS, near, CONFIG).run(force=True)
     assert next(layer.reason for layer in report.layers if layer.name == "lstm") == "it hurt the results"
     assert report.difference.error <= 0.003 and find_recurrent(made)
+
+
+def test_layers_that_share_weights_share_their_codes(tmp_path: Any) -> None:
+    weights = {
+        "w": RNG.standard_normal((1, 4 * HIDDEN, HIDDEN)) * 0.2,
+        "r": RNG.standard_normal((1, 4 * HIDDEN, HIDDEN)) * 0.2,
+    }
+    nodes = [
+        helper.make_node("LSTM", ["x", "w", "r"], ["a", ""], "first", hidden_size=HIDDEN),
+        helper.make_node("Squeeze", ["a", "directions"], ["s"]),
+        helper.make_node("LSTM", ["s", "w", "r"], ["y", ""], "second", hidden_size=HIDDEN),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [STEPS, 2, HIDDEN])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [
+            *(helper.make_tensor(n, 1, w.shape, w.astype(np.float32).tobytes(), raw=True) for n, w in weights.items()),
+            helper.make_tensor("directions", 7, [1], [1]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    feeds = [{"x": RNG.standard_normal((STEPS, 2, HIDDEN)).astype(np.float32)}]
+    _, report = Quantizer(read(model), feeds, Quantization(slower=1e9), CONFIG).run()
+    assert [layer.scheme for layer in report.layers] == ["int8", "int8"]
+    assert report.bytes_after < 0.3 * report.bytes_before

@@ -70,6 +70,7 @@ def test_errors_are_those_of_a_session_that_runs_it_so(pretending: pytest.Monkey
     found, report = made(graph, rest="bf16", cosine=None, keep=("conv_b",))
     assert report.precision == "bf16" and not report.keep_f32
     assert report.difference == difference(list(results(found, FEEDS, NARROW)), expected)
+    assert report.layers[-1].error == pytest.approx(report.difference.error)
 
 
 def test_weights_that_are_multiplied_in_float32_keep_their_bits(pretending: pytest.MonkeyPatch) -> None:

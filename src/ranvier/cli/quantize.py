@@ -68,7 +68,13 @@ _OF_RUNS = ("samples", "slower", "threads")  # runs are of samples
     show_default=True,
     help="How ranges of activations are found; best tries all and takes what results are nearest with (int8).",
 )
-@click.option("--group", type=int, default=32, show_default=True, help="Weights that share a scale (weights alone).")
+@click.option(
+    "--group",
+    type=int,
+    default=32,
+    show_default=True,
+    help="Weights that share a scale, a power of two from 16 to 256 (weights alone).",
+)
 @click.option("--signed", is_flag=True, help="Activations as signed codes, symmetric (int8).")
 @click.option(
     "--cosine",
@@ -256,6 +262,7 @@ def _show(output: Output, report: QuantizationReport, target: Path | None) -> No
         lines.append(("to be run with", f"precision {report.precision}{kept}"))
     if target is not None:
         lines.append(("written", str(target)))
+        lines += [("worse than asked", problem) for problem in report.problems]
     output.show(facts(lines))
     rows = [
         (

@@ -12,7 +12,7 @@ import numpy as np
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
 from ranvier.quantize.integers import Integers
-from ranvier.quantize.moments import GroupOrRow, InputMoments
+from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Flag, Rule, Whole
 
@@ -28,12 +28,14 @@ class Awq(Checked):
     group: int = 128
     symmetric: bool = False
     steps: int = 20
+    damping: float = 0.001  # of the mean of the diagonal; channels without inputs would have no weights left
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "bits": Whole(2, 8),
         "group": GroupOrRow(1),
         "symmetric": Flag(),
         "steps": Whole(1),
+        "damping": Damping(),
     }
     name: ClassVar[str] = "awq"
 
@@ -42,6 +44,7 @@ class Awq(Checked):
         original, dtype = moments.weights(weights)
         group = original.shape[1] if self.group == -1 else self.group
         plain = Integers(self.bits, self.symmetric, "group", group, signed=False)
+        moments = moments.damped(self.damping)
 
         def tried(scheme: Integers, exponent: float) -> _Tried:
             factors = self._factors(moments, exponent)

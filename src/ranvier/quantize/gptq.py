@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,18 +12,11 @@ from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
 from ranvier.quantize.feedback import feed_back, upper_factor
 from ranvier.quantize.integers import FITS, Integers
-from ranvier.quantize.moments import GroupOrRow, InputMoments
+from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
 _BLOCK = 128  # channels after which errors are spread over all that are still to come
-
-
-class _NotNegative(Rule):
-    def check(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise ValueError(f"must be a number of 0 or more, got {value!r}")
-        return float(value)
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class Gptq(Checked):
         "symmetric": Flag(),
         "reorder": Flag(),
         "static_groups": Flag(),
-        "damping": _NotNegative(),
+        "damping": Damping(),
         "fit": Choice(FITS),
     }
     name: ClassVar[str] = "gptq"

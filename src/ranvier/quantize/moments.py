@@ -7,6 +7,7 @@ Weights are [out, in] here, as in PyTorch's Linear.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, ShapeMismatch
 from ranvier.quantize.blocks import Array
 from ranvier.quantize.numbers import real_numbers
-from ranvier.rules import Whole
+from ranvier.rules import Rule, Whole
 
 
 class InputMoments:
@@ -52,6 +53,15 @@ class InputMoments:
             made.count += part.count
         return made
 
+    def damped(self, part: float) -> InputMoments:
+        """As if every channel were read a little everywhere, by itself: so much of what they have on average. Few
+        samples leave channels out that others have."""
+        made = type(self)(len(self.absolute))
+        made.count = self.count
+        made.absolute = self.absolute + part * self.absolute.mean()
+        made.second = self.second + part * float(np.mean(np.diag(self.second))) * np.eye(len(self.absolute))
+        return made
+
     @property
     def mean_absolute(self) -> Array:
         return self.absolute / max(1, self.count)
@@ -67,6 +77,15 @@ class InputMoments:
         if values.ndim != 2 or values.shape[1] != len(self.absolute):
             raise ShapeMismatch(f"weights [out, {len(self.absolute)}] were expected, got {list(values.shape)}")
         return values, dtype
+
+
+class Damping(Rule):
+    """A part of the mean of second moments' diagonal."""
+
+    def check(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"must be a number of 0 or more, got {value!r}")
+        return float(value)
 
 
 class GroupOrRow(Whole):

@@ -42,7 +42,7 @@ class MinMax:
 
 
 class ChannelMean:
-    """The mean of every channel along an axis."""
+    """The mean of every channel along an axis; places where a channel is infinite or NaN are left out."""
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
@@ -52,6 +52,8 @@ class ChannelMean:
     def update(self, array: Array) -> None:
         moved = np.moveaxis(np.asarray(array), self.axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
+        finite = np.isfinite(rows).all(axis=1)
+        rows = rows if finite.all() else rows[finite]
         self.count += len(rows)
         self.sum = self.sum + rows.sum(axis=0, dtype=np.float64)
 

@@ -96,7 +96,8 @@ def equalize(graph: Graph, feeds: Sequence[Feed], config: SessionConfig, *, with
     ranges: dict[str, Array] = {}
 
     def look(name: str, array: Array) -> None:
-        reach = np.abs(array).max(axis=(0, *range(2, array.ndim)), initial=0.0)
+        sizes = np.abs(np.where(np.isfinite(array), array, 0))
+        reach = sizes.max(axis=(0, *range(2, array.ndim)), initial=0.0)
         ranges[name] = np.maximum(ranges.get(name, 0.0), reach)
 
     visit(graph, list({_data(layer).name for layer in readers}), feeds, config, look)
@@ -220,6 +221,8 @@ def _factors(channels: _Channels, readers: Sequence[_Layer], ranges: dict[str, A
     fixed = channels.fixed
     for layer in readers:
         assert layer.reads is not None
+        if not np.isfinite(layer.weights).all():  # it will not be coded
+            continue
         reach = ranges[_data(layer).name].astype(np.float64)
         weights = np.abs(layer.weights).max(axis=3)
         parts = (weights / np.maximum(weights.max(axis=2, keepdims=True), 1e-30)).max(axis=1).reshape(-1)

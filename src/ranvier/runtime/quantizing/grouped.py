@@ -18,7 +18,7 @@ from ranvier.ops.contrib.weight_only import NF4_LEVELS
 from ranvier.quantize import Quantized
 
 Array = np.ndarray[Any, Any]
-LEAST_GROUP = 16
+LEAST_GROUP, MOST_GROUP = 16, 256  # powers of two: ONNX Runtime reads no others
 _BITS = (2, 4, 8)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
@@ -32,7 +32,9 @@ def storable(coded: Quantized, group: int) -> Quantized:
             raise _unfit(coded, "its codes are positions in a table that is not NF4's, or not in blocks as that has")
         if side < LEAST_GROUP or side & (side - 1):
             raise _unfit(coded, f"{side} weights share a scale, that must be a power of two of at least {LEAST_GROUP}")
-        return coded
+        size = min(side, MOST_GROUP)
+        scales = np.repeat(coded.scales, side // size)[: -(-coded.codes.size // size)]
+        return replace(coded, scales=scales, block=(size,))
     if coded.codes.ndim == 2 and dtypes.of(coded.codes) in _FLOAT8:
         if coded.zeros is not None or coded.order is not None or coded.flat or coded.block[1] < coded.shape[1]:
             raise _unfit(coded, "float8 needs one scale for a row, and no zeros")
@@ -89,7 +91,7 @@ def _size(coded: Quantized, group: int) -> int:
     size = shared & -shared
     if size < LEAST_GROUP:
         raise _unfit(coded, f"{shared} weights share a scale, that must be a multiple of {LEAST_GROUP}")
-    return size
+    return min(size, MOST_GROUP)
 
 
 def _unfit(coded: Quantized, why: str) -> InvalidConfig:

@@ -35,7 +35,7 @@ from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurr
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import Site, find_sites, named_in_errors
+from ranvier.runtime.quantizing.sites import Site, could_be_coded, find_sites, named_in_errors
 from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
 from ranvier.runtime.session import Session
@@ -46,6 +46,7 @@ _PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_sube
 
 OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
 LEAST_OPSET = 19  # has float8, and scales for channels
+GIVEN_BYTES = "given_bytes"  # of the weights of a model before it was prepared, which may fold or join them
 Range = tuple[float, float]
 Group = tuple[Sequence[Feed], Sequence[Sequence[np.ndarray[Any, Any]]]]
 _FEW = 8  # samples that ways to find ranges are chosen by
@@ -58,6 +59,7 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     """The graph with normalizations folded into layers, still of standard operators only; weights that a file lists
     among its inputs are constants."""
     graph = model if isinstance(model, Graph) else read(model, limits=config.limits)
+    graph.metadata[GIVEN_BYTES] = graph.constant_bytes()
     for value in list(graph.inputs):
         if can_settle(graph, value):
             settle(graph, value)
@@ -102,17 +104,21 @@ class Maker:
         every = find_sites(graph, products_only=not self.static)
         recurrent = [node.name for node in find_recurrent(graph)] if self.static else []
         names = [*(site.name for site in every), *recurrent]
-        named = [p for p in options.keep if not fnmatch.filter(names, p)]
-        if named:
-            raise InvalidConfig(f"no layer is called {named[0]!r}")
-        self.kept = frozenset(name for name in names if any(fnmatch.fnmatchcase(name, p) for p in options.keep))
+        called = {p: [name for name in names if name == p or fnmatch.fnmatchcase(name, p)] for p in options.keep}
+        nobody = next((p for p, found in called.items() if not found), None)
+        if nobody is not None:
+            raise InvalidConfig(f"no layer is called {nobody!r}")
+        self.kept = frozenset(name for found in called.values() for name in found)
         self.sites = [site for site in every if site.name not in self.kept]
         self.recurrent = frozenset(recurrent) - self.kept
         if names and not self.sites and not self.recurrent:
             raise InvalidConfig("every layer that could be quantized was asked to be kept")
         if not names:
+            bodies = (body for body in graph.all_graphs() if body is not graph)
+            inside = any(could_be_coded(node) for body in bodies for node in body)
+            left = "; those in bodies of If and Loop are left as they are" if inside else ""
             raise InvalidConfig(
-                "no layer of this model can be quantized: it needs float32 products with constant weights"
+                f"no layer of this model can be quantized: it needs float32 products with constant weights{left}"
             )
         self._joins = True
         self.ranges: dict[str, Range] = {}

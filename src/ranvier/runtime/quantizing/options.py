@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ranvier.quantize.observers import OBSERVERS
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
-from ranvier.runtime.quantizing.grouped import LEAST_GROUP
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP
 from ranvier.runtime.quantizing.weight_only import SCHEMES, scheme_names
 
 ALL_SCHEMES = ("int8", *SCHEMES)
@@ -66,7 +66,7 @@ class Quantization(Checked):
     RULES: ClassVar[Mapping[str, Rule]] = {
         "scheme": _Scheme(),
         "ranges": Choice((*OBSERVERS, BEST)),
-        "group": Whole(LEAST_GROUP, power_of_two=True),  # as MatMulNBits has it
+        "group": Whole(LEAST_GROUP, MOST_GROUP, power_of_two=True),  # as MatMulNBits has it
         "fit": Choice(("minmax", "mse")),
         "max_error": Positive(whole=False),
         "cosine": _Cosine(whole=False),

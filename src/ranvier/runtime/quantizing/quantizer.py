@@ -12,7 +12,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.quantizing.choosing import Choosing
 from ranvier.runtime.quantizing.forms import Form, Trials
-from ranvier.runtime.quantizing.maker import Maker, Range
+from ranvier.runtime.quantizing.maker import GIVEN_BYTES, Maker, Range
 from ranvier.runtime.quantizing.recurrent import coded_name, find_recurrent, recurrent_weights
 from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, chord, difference, timed
 from ranvier.runtime.quantizing.samples import results, visit
@@ -136,7 +136,8 @@ class Quantizer(Maker):
                 f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"
             )
         if len(kept) == len(self.sites) + len(self.recurrent) and self._running is self.config:
-            problems.append("no layer can be coded with results as near as was asked")
+            idle, far = "codes save no time in any layer", "no layer can be coded with results as near as was asked"
+            problems.append(idle if kept <= self._codable else far)
         if self.feeds and after > before * self.options.slower * (1 + _NOISE):
             problems.append(
                 f"a run takes {after * 1e3:.3g} ms instead of {before * 1e3:.3g}, "
@@ -147,7 +148,7 @@ class Quantizer(Maker):
             tuple(self._layers(graph, kept)),
             self.samples,
             found,
-            self.original.constant_bytes(),
+            self.original.metadata.get(GIVEN_BYTES, self.original.constant_bytes()),
             graph.constant_bytes(),
             before,
             after,
@@ -178,8 +179,8 @@ class Quantizer(Maker):
         """How far the result of each layer, after its activation, is from the original's."""
         if not self.feeds:
             return {}
-        names = {s.name: tail(s.node).value.name for s in self.sites}
-        recurrent = [node for node in find_recurrent(self.graph) if node.name in self.recurrent]
+        names = {s.name: tail(s.node).value.name for s in find_sites(self.graph, products_only=not self.static)}
+        recurrent = find_recurrent(self.graph) if self.static else []
         names |= {node.name: next(v.name for v in node.outputs if v.uses or v.is_graph_output) for node in recurrent}
         there = {value.name for value in graph.values()}
         names = {site: value for site, value in names.items() if value in there}
@@ -187,7 +188,7 @@ class Quantizer(Maker):
         original: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         visit(self.graph, list(names.values()), one, self.config, lambda n, x: original.update({n: x}))
-        visit(graph, list(names.values()), one, self.config, lambda n, x: changed.update({n: x}))
+        visit(graph, list(names.values()), one, self._running, lambda n, x: changed.update({n: x}))
         return {
             site: difference([[changed[value]]], [[original[value]]]).error
             for site, value in names.items()

@@ -13,7 +13,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.graph.rewrite import remove_dead, substitute
+from ranvier.graph.rewrite import GraphOps, remove_dead, substitute
 from ranvier.passes.edit import builder, sharpen
 from ranvier.passes.facts import dtype_of
 from ranvier.quantize import Integers
@@ -60,21 +60,18 @@ def coded_name(layer: str) -> str:
 
 
 def quantize_recurrent(nodes: Iterable[Node]) -> None:
-    """Put layers with codes in place of these."""
+    """Put layers with codes in place of these; those that share weights share their codes."""
+    shared: dict[Value, tuple[Value, Value, Value]] = {}
     for node in nodes:
         ops = builder(node, ORIGIN)
         codes, steps = [], []
         for value in recurrent_weights(node):
-            assert value.const is not None
-            matrix = value.const.numpy()
-            directions, gates, width = matrix.shape
-            with named_in_errors(node.name):
-                coded = Integers(8, True, "channel").quantize(matrix.reshape(-1, width))
-            turned = np.ascontiguousarray(coded.codes.reshape(matrix.shape).transpose(0, 2, 1))
-            codes.append(ops.constant(turned, f"{value.name}.codes"))
-            scale = coded.scales.reshape(directions, gates).astype(np.float32)
-            zero = ops.constant(np.zeros((directions, gates), np.int8), f"{value.name}.zero")
-            steps += [ops.constant(scale, f"{value.name}.scale"), zero]
+            if value not in shared:
+                with named_in_errors(node.name):
+                    shared[value] = _coded(value, ops)
+            whole, scale, zero = shared[value]
+            codes.append(whole)
+            steps += [scale, zero]
         others = [node.input(k) for k in range(3, 8)]
         operands = [node.inputs[0], *codes, *others, *steps]
         attrs = {name: value for name, value in node.attrs.items() if name != "layout"}
@@ -87,3 +84,18 @@ def quantize_recurrent(nodes: Iterable[Node]) -> None:
                 substitute(old, new, ops)
         assert node.graph is not None
         remove_dead(node.graph, [node])
+
+
+def _coded(value: Value, ops: GraphOps) -> tuple[Value, Value, Value]:
+    """Codes of a matrix of gates, turned as the operator has them, with scales and zeros."""
+    assert value.const is not None
+    matrix = value.const.numpy()
+    directions, gates, width = matrix.shape
+    coded = Integers(8, True, "channel").quantize(matrix.reshape(-1, width))
+    turned = np.ascontiguousarray(coded.codes.reshape(matrix.shape).transpose(0, 2, 1))
+    scale = coded.scales.reshape(directions, gates).astype(np.float32)
+    return (
+        ops.constant(turned, f"{value.name}.codes"),
+        ops.constant(scale, f"{value.name}.scale"),
+        ops.constant(np.zeros((directions, gates), np.int8), f"{value.name}.zero"),
+    )

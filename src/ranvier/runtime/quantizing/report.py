@@ -21,6 +21,7 @@ from ranvier.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
 _SECONDS = 1.5
+_NOTHING = 1e-50  # a size of results that is none: smaller than any number of float32
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,11 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
             b = tuple(np.where(np.isfinite(q), q, 0) for q in b)
             x, y = np.where(np.isfinite(y), x, 0), np.where(np.isfinite(y), y, 0)
             sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
-        errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], 1e-30))
+        errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], _NOTHING))
         nothing = sizes == (0.0, 0.0)  # zeros for zeros are as near as can be; anything else for them has no direction
-        cosine = 1.0 if nothing else float(x @ y) / max(sizes[0] * sizes[1], 1e-30)
+        cosine = 1.0 if nothing else float(x @ y) / max(sizes[0] * sizes[1], _NOTHING**2)
         cosines.append(max(-1.0, min(1.0, cosine)))  # rounding may lead beyond
-        factor = 1.0 if nothing else float(x @ y) / max(sizes[1] ** 2, 1e-30)
+        factor = 1.0 if nothing else float(x @ y) / max(sizes[1] ** 2, _NOTHING**2)
         most.append(_Parts.of(a, b).most)
         parts = _Parts.of(a, b, factor)
         even.append(parts.even if factor > 0 else 2.0)
@@ -179,12 +180,12 @@ class _Parts:
         """Of results of very different size the largest few are nearly all that counts, and of other samples it may be
         others: so large ones count for less here."""
         even = np.sqrt(self.size)
-        return self.off / np.maximum(even, 1e-30), even
+        return self.off / np.maximum(even, _NOTHING), even
 
     @property
     def even(self) -> float:
         off, size = self._even
-        return math.sqrt(float(off.sum()) / max(float(size.sum()), 1e-60))
+        return math.sqrt(float(off.sum()) / max(float(size.sum()), _NOTHING**2))
 
     @property
     def most(self) -> float:
@@ -194,7 +195,7 @@ class _Parts:
 
 def _upper(off: Array, size: Array) -> float:
     """Of the root of a quotient of sums, by how much parts differ: two standard deviations above it."""
-    count, total = len(off), max(float(size.sum()), 1e-60)
+    count, total = len(off), max(float(size.sum()), _NOTHING**2)
     part = float(off.sum()) / total
     if count < 2:
         return math.sqrt(part)

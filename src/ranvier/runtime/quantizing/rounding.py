@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.dtypes import DType
-from ranvier.quantize import Integers
+from ranvier.quantize import Integers, Quantized
 from ranvier.quantize.feedback import feed_back, upper_factor
 from ranvier.quantize.observers import ChannelMean
 from ranvier.runtime.quantizing.sites import Site, named_in_errors
@@ -27,6 +27,7 @@ _ROWS, _TIMES = 1024, 4  # sums that are looked at: at least, and for every term
 LOOKED = 16  # samples that serve
 _DAMPING = 0.01  # of the diagonal
 _BLOCK = 64
+_NO_WEIGHTS = 2.0**-16  # the step of weights that are all zero
 
 
 class SumMoments:
@@ -146,7 +147,7 @@ class Rounding:
             moved = np.moveaxis(site.numbers, site.outputs, 0)
             with named_in_errors(site.name):
                 coded = Integers(8, True, "channel", fit=self._fit).quantize(moved.reshape(len(moved), -1))
-            steps = coded.scales.reshape(-1).astype(np.float32)
+            steps = _steps(coded)
             fine = steps.astype(np.float64).reshape(groups_of(site), -1)
             codes = self._rounded(site, moved, lambda w: np.clip(np.rint(w / fine), -127, 127) * fine)
             wide = steps.reshape(-1, *[1] * (moved.ndim - 1))
@@ -172,6 +173,15 @@ class Rounding:
         weights = moved.astype(np.float64).reshape(groups, len(moved) // groups, -1)
         second = sum(each.second for each in parts[1:]) + parts[0].second
         return spread(weights, second / count, nearest).reshape(moved.shape)
+
+
+def _steps(coded: Quantized) -> Array:
+    """The step of each output channel. Any would do where all weights are zero, but biases are rounded to it too, times
+    that of the data: so it is like the others'."""
+    steps = coded.scales.reshape(-1).astype(np.float32)
+    something = coded.codes.any(axis=1)
+    usual = np.median(steps[something]) if something.any() else _NO_WEIGHTS
+    return np.where(something, steps, np.float32(usual))
 
 
 def moments_of(sites: Sequence[Site]) -> dict[str, SumMoments]:

@@ -14,6 +14,7 @@ from ranvier.passes.facts import dtype_of
 from ranvier.records import dataclass
 
 _LEAST = 256  # weights below which nothing is gained
+_LEAST_TERMS = 8  # of a product's sums: with fewer, scales and filled groups take what codes save
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _site(node: Node) -> Site | None:
         return None
     if node.op == "Conv":
         return Site(node, 0, None)
-    turned = node.op == "Gemm" and bool(node.attrs.get("transB", 0))
+    turned = _is_turned(node)
     return Site(node, 0 if turned else 1, 1 if turned else 0)
 
 
@@ -97,7 +98,15 @@ def could_be_coded(node: Node) -> bool:
         return False
     if dtype_of(data) is not DType.float32 or weight.const.dtype is not DType.float32 or weight.const.size < _LEAST:
         return False
-    return node.op == "Conv" or len(weight.const.shape) == 2
+    if node.op == "Conv":
+        return True
+    shape = weight.const.shape
+    return len(shape) == 2 and shape[1 if _is_turned(node) else 0] >= _LEAST_TERMS
+
+
+def _is_turned(product: Node) -> bool:
+    """Whether its weights are [out, in]."""
+    return product.op == "Gemm" and bool(product.attrs.get("transB", 0))
 
 
 def is_plain(node: Node) -> bool:

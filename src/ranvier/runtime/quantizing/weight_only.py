@@ -15,7 +15,7 @@ from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, schem
 from ranvier.quantize.packing import pack_nibbles
 from ranvier.quantize.schemes import added_names, takes
 from ranvier.records import dataclass
-from ranvier.runtime.quantizing.grouped import LEAST_GROUP, in_groups, storable
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, in_groups, storable
 from ranvier.runtime.quantizing.sites import Site, named_in_errors
 
 ORIGIN = "quantize"
@@ -23,6 +23,7 @@ MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
 _DAMPING = 0.01  # of second moments, with samples enough
+_OF_CHOICES = 0.1  # part of it for AWQ, which has but a few factors to choose from
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
 
 
@@ -55,8 +56,8 @@ def quantize_weights(
     made, and layers that share weights share them still."""
     if name not in scheme_names():
         raise InvalidConfig(f"{name!r} is no scheme for weights alone")
-    if group < LEAST_GROUP or group & (group - 1):
-        raise InvalidConfig(f"a group has a power of two of at least {LEAST_GROUP} weights, got {group}")
+    if not LEAST_GROUP <= group <= MOST_GROUP or group & (group - 1):
+        raise InvalidConfig(f"a group has a power of two from {LEAST_GROUP} to {MOST_GROUP} of weights, got {group}")
     known = {} if known is None else known
     sharing: dict[tuple[str, int], list[Site]] = {}
     for site in sites:
@@ -84,19 +85,20 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
         found = [each for each in moments if each is not None]
         if not found:
             raise InvalidConfig(f"{name} needs samples of the inputs")
+        joined = InputMoments.joined(found)
         if name == "gptq":
-            return Coded(_gptq(matrix, group, InputMoments.joined(found)))
-        return Coded(*Awq(4, group).quantize(matrix, InputMoments.joined(found)))
+            return Coded(Gptq(4, group, reorder=True, damping=_damping(joined)).quantize(matrix, joined))
+        return Coded(*Awq(4, group, damping=_damping(joined, _OF_CHOICES)).quantize(matrix, joined))
     bits = int("".join(c for c in name if c.isdigit()))
     symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
 
 
-def _gptq(matrix: Array, group: int, moments: InputMoments) -> Quantized:
+def _damping(moments: InputMoments, part: float = 1.0) -> float:
     """Moments of few samples say of many directions that nothing is there, and errors would all go there: on other
-    samples results were up to 1.6 times as far off as with the nearest codes. So they count for less then."""
-    damping = max(_DAMPING, matrix.shape[1] / max(1, moments.count))
-    return Gptq(4, group, reorder=True, damping=damping).quantize(matrix, moments)
+    samples results were up to 1.6 times as far off as with the nearest codes with GPTQ, and 3 times with AWQ, where
+    samples left channels out. So they count for less then."""
+    return max(_DAMPING, part * len(moments.absolute) / max(1, moments.count))
 
 
 def _at_most(group: int, weights: int) -> int:
