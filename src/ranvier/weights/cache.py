@@ -243,10 +243,10 @@ def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[boo
     """Only one process at a time; WeightError where another one takes longer than our patience. Gives whether that is
     sure: not where the system or the disk has no locks."""
     until = time.monotonic() + patience
-    handle = _opened(path)
+    handle, locked = _opened(path), None
     try:
         # another handle than the one of this path means that somebody emptied the place in between: once more
-        while fcntl is not None and not (_locked(handle) and _same(handle, path)):
+        while fcntl is not None and ((locked := _locked(handle)) is False or not _same(handle, path)):
             if not _same(handle, path):
                 stale, handle = handle, _opened(path)
                 os.close(stale)
@@ -256,7 +256,7 @@ def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[boo
             if time.monotonic() >= until:
                 raise WeightError(f"{address}: another process has been downloading it for {patience:g} seconds")
             stop.sleep(_POLL)
-        yield _has_locks(handle)
+        yield bool(locked)
     finally:
         os.close(handle)
 
@@ -275,22 +275,14 @@ def _opened(path: Path) -> int:
     raise CannotWrite(f"cannot write to the cache {str(path.parent.parent)!r}: somebody removes it again and again")
 
 
-def _locked(handle: int) -> bool:
+def _locked(handle: int) -> bool | None:
+    """False where somebody else has it; None where there are no locks, as on some shared disks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, as on some shared disks: as where there is no fcntl
-        return True
-    return True
-
-
-def _has_locks(handle: int) -> bool:
-    """Whether the one that is held already, it seems, can be taken at all."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (OSError, AttributeError):
-        return False
+    except OSError:
+        return None
     return True
 
 
