@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Fn, Val, vector
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, multiply_add, multiply_words
+from ranvier.codegen.llvm.integer.dots import BYTES, dot_of, multiplies_bytes, multiply_add, multiply_words
 from ranvier.codegen.llvm.isa import Isa
 
 LOW = 0x03030303
@@ -71,44 +71,24 @@ def dots_of(isa: Isa) -> type[Dots]:
 
 
 def adds_unshifted(isa: Isa) -> bool:
-    """Can codes be multiplied where they stand in their bytes, 4, 16 or 64 times as large?"""
-    return multiplies_bytes(isa)
+    """Can codes be multiplied where they stand in their bytes, 4, 16 or 64 times as large? Signed ones are no 128."""
+    return dot_of(isa) is BYTES
 
 
 class Fields:
-    """Takes the four codes of every byte apart by one instruction each, leaving them where they stand.
+    """Takes the four codes of every byte apart, by one instruction each where they may stay where they stand."""
 
-    ``chain``: which sum a code is added to; ``powers``: what power of two each sum is too large by. Signed bytes cannot
-    be 128, so the last code is shifted down there, bytes apart, which needs no mask, and joins the first.
-    """
-
-    def __init__(self, f: Fn, isa: Isa, kind: str) -> None:
+    def __init__(self, f: Fn, kind: str) -> None:
         self.f = f
-        signed = dot_of(isa) is SIGNED
-        self.shifted = 3 if signed else 4
-        self.chain = (0, 1, 2, 0) if signed else (0, 1, 2, 3)
-        self.powers = (0, 2, 4) if signed else (0, 2, 4, 6)
-        self.masks = [f.const(kind, _signed(LOW << 2 * k)) for k in range(self.shifted)]
-        if signed:
-            # in registers of their own: the compiler would make them again for every use
-            self.masks = [f.opaque(mask, "w") for mask in self.masks]
+        self.masks = [f.const(kind, _signed(LOW << 2 * k)) for k in range(4)]
 
     def part(self, codes: Val, k: int) -> Val:
-        f = self.f
-        if k < self.shifted:
-            return f.and_(codes, self.masks[k])
-        return self._moved(codes, k)
+        """Code ``k`` of every byte, 4 ** k times as large."""
+        return self.f.and_(codes, self.masks[k])
 
     def low(self, codes: Val, k: int) -> Val:
         """Code ``k`` of every byte as it is."""
-        f = self.f
-        if k == self.shifted:
-            return self._moved(codes, k)
-        return f.and_(f.lshr(codes, 2 * k) if k else codes, self.masks[0])
-
-    def _moved(self, codes: Val, k: int) -> Val:
-        moved = self.f.lshr(self.f.bitcast(codes, vector("i8", 4 * codes.lanes)), 2 * k)
-        return self.f.bitcast(moved, codes.type)
+        return self.f.and_(self.f.lshr(codes, 2 * k) if k else codes, self.masks[0])
 
 
 def _signed(mask: int) -> int:

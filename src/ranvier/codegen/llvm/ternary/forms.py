@@ -10,6 +10,7 @@ import numpy as np
 
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.fives import pack_fives, suits_fives
+from ranvier.codegen.llvm.ternary.fours import pack_fours, suits_fours
 from ranvier.codegen.llvm.ternary.pack import Packed, pack_ternary
 from ranvier.codegen.llvm.ternary.triples import pack_triples, suits_triples
 from ranvier.records import dataclass
@@ -28,12 +29,15 @@ class Form:
 
 
 _FIVES = Form("ternary fives", 8 / 5, pack_fives)
+_FOURS = Form("ternary fours", 2.0, pack_fours)
 _TRIPLES = Form("ternary triples", 16 / 9, pack_triples)
 
 
 def form_of(isa: Isa, rows: int, k: int, n: int) -> Form:
     if suits_fives(isa, rows, k, n):
         return _FIVES
+    if suits_fours(isa, k):
+        return _FOURS
     if suits_triples(isa):
         return _TRIPLES
     return Form("ternary", 2.0, partial(pack_ternary, isa=isa))

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Val, vector
-from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain
+from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.frame import Frame, in_order
 from ranvier.codegen.llvm.ternary.pack import STEP, Packed, padded
@@ -21,16 +21,27 @@ from ranvier.codegen.storage import View
 from ranvier.records import dataclass
 
 _X, _W, _OUT, FINISH = range(4)
-NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes")
+NAMES = ("m", "n", "steps", "row_bytes", "panels", "per_tile", "panel_bytes", "whole")
 _GBPS = 12.0  # of one core, roughly
 
 
 @dataclass(frozen=True)
 class Block:
-    """Sums that are in registers: of so many rows and panels."""
+    """Sums that are in registers: of so many rows and panels. ``uneven``: the last blocks have one row less."""
 
     rows: int
     at_once: int
+    uneven: bool = False
+
+    @classmethod
+    def of(cls, m: int, most: int) -> Block:
+        """All rows in blocks as even as can be."""
+        cut = Cut.of(m, most)
+        return cls(cut.size, 1, cut.large < cut.count)
+
+    def whole(self, m: int) -> int:
+        """Rows before those of the smaller blocks."""
+        return Cut.of(m, self.rows).large * self.rows if self.uneven else m
 
 
 def panel_launch(
@@ -53,6 +64,7 @@ def panel_launch(
         "panels": packed.panels,
         "per_tile": per_tile,
         "panel_bytes": packed.nbytes // packed.panels,
+        "whole": block.whole(m),
     }
     return Launch(
         spec,
@@ -74,7 +86,7 @@ class PanelDriver(ABC):
 
     def __init__(self, frame: Frame, block: Block, width: int) -> None:
         self.frame, self.f, self.at, self.isa = frame, frame.f, frame.at, frame.isa
-        self.rows, self.at_once, self.width = block.rows, block.at_once, width
+        self.block, self.rows, self.at_once, self.width = block, block.rows, block.at_once, width
         self.lanes = self.isa.lanes(4)
         self.words = vector("i32", self.lanes)
         self.size = self.isa.vector_bytes
@@ -101,21 +113,27 @@ class PanelDriver(ABC):
         """All rows times panels from this one on."""
         f, at = self.f, self.at
         starts = self.starts(panel)
-        with f.loop(0, at["m"], self.rows) as row:
-            self.sums(self.tokens(row), starts)
-            self.finish(row, panel)
+        with f.loop(0, at["whole"], self.rows) as row:
+            self.rows_from(row, self.rows, panel, starts)
+        if self.block.uneven:
+            with f.loop(at["whole"], at["m"], self.rows - 1) as row:
+                self.rows_from(row, self.rows - 1, panel, starts)
 
-    def tokens(self, row: Val) -> list[Val]:
+    def rows_from(self, row: Val, rows: int, panel: Val, starts: list[Val]) -> None:
+        self.sums(self.tokens(row, rows), starts)
+        self.finish(row, rows, panel)
+
+    def tokens(self, row: Val, rows: int) -> list[Val]:
         """Where the codes of a block of rows are."""
         f, at = self.f, self.at
-        return [f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"]) for r in range(self.rows)]
+        return [f.gep(self.frame.buf(_X), f.min_(row + r, at["m"] - 1) * at["row_bytes"]) for r in range(rows)]
 
-    def finish(self, row: Val, panel: Val) -> None:
+    def finish(self, row: Val, rows: int, panel: Val) -> None:
         """Hands on the sums of a block."""
         f, at = self.f, self.at
         column = panel * self.width
         columns = f.min_(at["n"] - column, self.at_once * self.width)
-        count = f.min_(at["m"] - row, self.rows)
+        count = f.min_(at["m"] - row, rows)
         place = (0, row, column, count, columns, self.at_once * self.width * 4)
         self.frame.finish(self.frame.buf(_OUT), f.args["scratch"], place)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.fives import PackedFives, by_fives
+from ranvier.codegen.llvm.ternary.fours import PackedFours, by_fours
 from ranvier.codegen.llvm.ternary.pack import Packed, PackedTernary
 from ranvier.codegen.llvm.ternary.tiles import by_tiles, suits_tiles
 from ranvier.codegen.llvm.ternary.triples import PackedTriples, by_triples
@@ -34,6 +35,10 @@ def ternary_matmul(
         return []
     if isinstance(packed, PackedFives):
         return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
+    if isinstance(packed, PackedFours):
+        if suits_unpacked(isa, m, packed.k):
+            return [by_unpacked(codes, m, packed, out, strides, epilogue, isa, threads)]
+        return [by_fours(codes, m, packed, out, strides, epilogue, threads)]
     if isinstance(packed, PackedTriples):
         return [by_triples(codes, m, packed, out, strides, epilogue, threads)]
     assert isinstance(packed, PackedTernary)

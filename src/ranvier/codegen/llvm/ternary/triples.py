@@ -135,12 +135,12 @@ class _Driver(PanelDriver):
     def panels(self, first: Val, last: Val) -> None:
         f = self.f
         with f.loop(0, self.at["m"], self.rows) as row:
-            tokens = self.tokens(row)
+            tokens = self.tokens(row, self.rows)
             for g in range(self.groups):
                 self.tabulate(tokens[g * self.shared : (g + 1) * self.shared], f.gep(self.tables, self.group_bytes * g))
             with f.loop(first, last, self.at_once) as panel:
                 self.sums(tokens, self.starts(panel))
-                self.finish(row, panel)
+                self.finish(row, self.rows, panel)
 
     def tabulate(self, rows: list[Val], tables: Val) -> None:
         """All sums of each three codes, to whose end zeros are added (``tokens.OVER``)."""

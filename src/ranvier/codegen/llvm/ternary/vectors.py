@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, Var
-from ranvier.codegen.llvm.gemm.blocks import Cut
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import multiply_add
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import UNSHIFTED_K, Fields, adds_unshifted, dots_of
@@ -22,7 +21,7 @@ from ranvier.codegen.storage import View
 
 _AHEAD = 4096  # bytes of weights asked for before they are used
 _GOPS = 150.0
-_PICKED_ROWS = 8  # with their sums of a panel, a register each, they leave enough for the weights
+_POWERS = (0, 2, 4, 6)  # of two, by which sums of codes that stay where they stand are too large
 
 
 def by_vectors(
@@ -30,21 +29,9 @@ def by_vectors(
     isa: Isa, threads: int,
 ) -> Launch:  # fmt: skip
     unshifted = m == 1 and adds_unshifted(isa) and packed.k <= UNSHIFTED_K
-    block = Block(1, 2) if m == 1 else Block(_rows(isa, m), 1)
+    block = Block(1, 2) if m == 1 else Block(4 if isa.registers >= 32 else 2, 1)
     spec = _spec(block, unshifted)
     return panel_launch(spec, block, codes, m, packed, out, strides, epilogue, threads, gops=_GOPS)
-
-
-def _picks(isa: Isa) -> bool:
-    """Whether products pick lanes of a register that holds all codes of a row that a word meets."""
-    return dot_of(isa) is SIGNED
-
-
-def _rows(isa: Isa, m: int) -> int:
-    """Rows of a block: the more there are, the less often weights are unpacked."""
-    if _picks(isa):
-        return Cut.of(m, _PICKED_ROWS).size
-    return 4 if isa.registers >= 32 else 2
 
 
 def _spec(block: Block, unshifted: bool) -> KernelSpec:
@@ -60,12 +47,11 @@ class _Driver(PanelDriver):
         super().__init__(frame, block, VECTORS * frame.isa.lanes(4))
         self.unshifted = unshifted
         self.line = VECTORS * self.size  # bytes of a panel for one word along K
-        self.picks = _picks(self.isa)
 
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
         f = self.f
-        self.fields = Fields(f, self.isa, self.words)
-        powers = self.fields.powers if self.unshifted else (0,)
+        self.fields = Fields(f, self.words)
+        powers = _POWERS if self.unshifted else (0,)
         acc = [
             [[f.var(self.words, f.zero(self.words)) for _ in powers] for _ in range(self.at_once * VECTORS)]
             for _ in rows
@@ -99,28 +85,22 @@ class _Driver(PanelDriver):
         f = self.f
         for word in range(STEP // DEPTH):
             found = [self.column(words, word, c) for c in range(len(acc))]
-            for k, quad in enumerate(self.quads(tokens, word * DEPTH)):
-                for c, codes in enumerate(found):
-                    total = acc[c][self.fields.chain[k]]
+            for k in range(4):
+                quad = self.quad(tokens, word * DEPTH + 4 * k)
+                for total, codes in zip((sums[k] for sums in acc), found, strict=True):
                     total.set(multiply_add(f, self.isa, total.get(), self.fields.part(codes, k), quad))
-
-    def quads(self, tokens: Val, at: int) -> list[Val]:
-        """The codes of a row that a word meets, four in every lane of each."""
-        return spread_groups(self.f, self.isa, self.f.gep(tokens, at), DEPTH // 4)
 
     def step(self, acc: list[list[list[Var]]], tokens: list[Val], words: list[Val]) -> None:
         f = self.f
         kind = dots_of(self.isa)
         dots = [[kind(f, self.isa, var[0].get()) for var in row] for row in acc]
         for word in range(STEP // DEPTH):
-            held = [self.quads(row, word * DEPTH) for row in tokens] if self.picks else None
             for c in range(len(acc[0])):
                 codes = self.column(words, word, c)
                 for k in range(4):
                     part = self.fields.low(codes, k)
                     for r in range(self.rows):
-                        quad = held[r][k] if held else self.quad(tokens[r], word * DEPTH + 4 * k)
-                        dots[r][c].add(part, quad)
+                        dots[r][c].add(part, self.quad(tokens[r], word * DEPTH + 4 * k))
         for row, made in zip(acc, dots):
             for var, dot in zip(row, made):
                 var[0].set(dot.total())
