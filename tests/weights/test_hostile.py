@@ -521,3 +521,35 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
     (tmp_path / "what").write_bytes(b"something else")
     with pytest.raises(WeightError, match="no known format"):
         LOADER.load(FileSource(tmp_path / "what"))
+
+
+@pytest.mark.parametrize("names", [3, [3], ["a", None], [["a"]], b"a"])
+def test_names_that_are_no_texts(tmp_path: Path, names: Any) -> None:
+    save_safetensors(tmp_path / "m.safetensors", {"a": np.zeros(3)})
+    with pytest.raises(WeightError, match="named by texts"):
+        WeightLoader(offline=True).load_many(tmp_path / "m.safetensors", names)
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+def test_a_file_that_is_written_over_while_it_is_open(tmp_path: Path, size: int) -> None:
+    """A look behind the end of what is mapped would end the program."""
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, {"a": np.arange(1000, dtype=np.float32)})
+    opened = WeightLoader(offline=True).open(path)
+    before = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises(WeightError, match=f"had {before} bytes when it was opened and now has {size}"):
+        opened["a"].read()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_replaced_while_it_is_open_stays_what_it_was(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "m.safetensors"
+    save_safetensors(path, {"a": np.arange(1000, dtype=np.float32)})
+    opened = WeightLoader(offline=True).open(path)
+    if replaced:
+        save_safetensors(path, {"a": np.zeros(7, np.float32)})
+    else:
+        path.unlink()
+    np.testing.assert_array_equal(opened["a"].read(), np.arange(1000))

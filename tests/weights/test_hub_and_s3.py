@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import threading
@@ -159,6 +160,29 @@ def test_hub_without_the_file(hub: str, tmp_path: Path) -> None:
         loader.preload(source)
     with pytest.raises(NotCached):
         WeightLoader(cache=tmp_path / "cache", offline=True).metadata(source)
+
+
+def test_a_cache_of_the_hub_that_cannot_be_written(hub: str, shards: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # where a folder should be
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0)
+    source = HubSource("owner/name", "model.safetensors.index.json", "main", str(tmp_path / "file"), False, hub)
+    with pytest.raises(CannotWrite, match="cannot keep hf://owner/name/model"):
+        loader.preload(source)
+    found = loader.load_many(source)
+    for name, array in shards[1].items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_full_disk_under_the_cache_of_the_hub(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    source = HubSource("owner/name", "part-1.safetensors", cache_dir=str(tmp_path / "hub"), endpoint=hub, token=False)
+    with pytest.raises(CannotWrite, match="No space left"):
+        WeightLoader(cache=tmp_path / "cache", retries=0).preload(source)
 
 
 def test_the_hubs_own_word_for_offline(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,6 @@ _CODES = {"weight_packed": np.zeros((4, 1), np.int32), "weight_scale": np.ones((
     [
         (_FLOAT8, {"config_groups": 3}),
         (_FLOAT8, {"config_groups": {"group": {"targets": [3]}}}),
-        (_FLOAT8, {"config_groups": {"group": {"targets": ["re:("]}}}),
         (_FLOAT8, {"weight_block_size": [0, 0]}),
         (_FLOAT8, {"weight_block_size": 128}),
         (_CODES | {"weight_shape": np.array([4, 8])}, {"config_groups": {"group": {"weights": {"num_bits": None}}}}),
@@ -209,6 +208,12 @@ def test_settings_and_tensors_that_a_layout_does_not_expect(
 ) -> None:
     with pytest.raises(WeightError, match="layer 'proj': its tensors and its settings do not fit"):
         layer_of(tmp_path, tensors, config)
+
+
+@pytest.mark.parametrize("pattern", ["(", r"(p)\1", "(?<=p)", "(?i)PROJ", "p++roj", "p" * 3000, "(" * 60 + ")" * 60])
+def test_patterns_that_are_not_followed(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(WeightError, match=r"the pattern of names .* cannot be used"):
+        layer_of(tmp_path, _FLOAT8, {"config_groups": {"group": {"targets": [f"re:{pattern}"]}}})
 
 
 # -- what configurations leave to the tensors, or say in other words --------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from ranvier.errors import WeightError
 from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights import together as together_module
 from ranvier.weights.together import Stop, together
 from tests.weights.server import Served, serving
 
@@ -113,9 +115,38 @@ def test_the_wait_for_another_process_is_stopped(slow: Served, tmp_path: Path) -
     assert time.monotonic() - began < SECONDS / 4
 
 
-def test_together() -> None:
+def test_a_loop_that_is_closed_stops_its_transfers(slow: Served, tmp_path: Path) -> None:
+    """Nobody cancels its tasks then, and their threads would keep the program from ending."""
+    loop, before = asyncio.new_event_loop(), set(threading.enumerate())
+    task: Any = loop.create_task(WeightLoader(cache=tmp_path / "cache").apreload(url(slow)))
+    loop.run_until_complete(asyncio.wait_for(asyncio.to_thread(wait_for, slow), SECONDS))
+    threads = [thread for thread in threading.enumerate() if thread not in before and "asyncio" in thread.name]
+    task._log_destroy_pending = False  # which is what is tried here
+    loop.close()
+    for thread in threads:
+        thread.join(SECONDS / 4)
+    assert threads and not any(thread.is_alive() for thread in threads)
+
+
+def failing(k: int) -> None:
+    raise ZeroDivisionError(k)
+
+
+def test_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert together(lambda x: x * x, range(5), 2, Stop()) == [0, 1, 4, 9, 16]
     assert together(lambda x: x, [], 2, Stop()) == []
+    threads: set[str] = set()
+    with monkeypatch.context() as patch:
+        submitted: list[Any] = []
+        submit = ThreadPoolExecutor.submit
+        patch.setattr(ThreadPoolExecutor, "submit", lambda *given: submitted.append(given) or submit(*given))
+        together(lambda _: threads.add(threading.current_thread().name), range(5000), 3, Stop())
+    assert len(threads) <= len(submitted) == 3, "nothing is set up for each of many small ones"
+    with monkeypatch.context() as patch:
+        patch.setattr(together_module, "wait", lambda futures, return_when: wait(futures))
+        for k in range(8):  # of several that fail at once the one that comes first is told
+            with pytest.raises(ZeroDivisionError, match=r"^0$"):
+                together(failing, range(8), k + 1, Stop())
     stop = Stop()
     done: list[int] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -147,6 +148,26 @@ def test_a_part_of_what_is_reshaped_later_costs_its_rows() -> None:
     assert blob.asked == 2 * 64 * 4
     assert apply(weight, Transpose(), Reshape((-1,)), Slice(slice(5, 5))).read().shape == (0,)
     assert blob.asked == 2 * 64 * 4, "of nothing, nothing is read"
+
+
+@pytest.mark.parametrize("kind", [MemoryBlob, Counted])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_bytes_that_are_neither_true_nor_false(kind: type[MemoryBlob], shape: tuple[int, ...]) -> None:
+    weight = Stored(TensorInfo("x", DType.bool, shape, 4), kind("x", b"\0\1\2\xff"), 0)
+    for found in (weight.read(), apply(weight, Transpose(), Transpose(), Slice(...)).read()):
+        assert found.dtype == np.bool_ and found.view(np.uint8).reshape(-1).tolist() == [0, 1, 1, 1]
+    one = Stored(TensorInfo("x", DType.bool, (), 1), kind("x", b"\2"), 0).read()
+    assert isinstance(one, np.ndarray) and one.view(np.uint8) == 1
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_steps_of_any_size(near: bool) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    weight = stored_unpacked(array) if near else stored(array)[0]
+    part = (slice(1, None, 10**30), slice(2, 10**30, 10**18))
+    assert apply(weight, Slice(part)).read().tolist() == [[6.0]]
+    assert apply(weight, Slice(part), Slice(part[::-1])).read().shape == (0, 0)
+    assert apply(weight, Transpose(), Slice(part)).read().tolist() == [[9.0]]
 
 
 def test_rows_far_apart_cost_the_rows() -> None:
@@ -324,3 +345,121 @@ def test_quantize_hands_on_what_the_scheme_makes() -> None:
 def test_steps_that_do_not_fit(step: Any) -> None:
     with pytest.raises(WeightError, match="'x'"):
         apply(stored(np.zeros((2, 4), np.float32))[0], step)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_whole_numbers_times_whole_ones_are_exact_or_an_error(dtype: str) -> None:
+    """Against Python's own numbers, near everything that could overflow on the way."""
+    kind = DType[dtype].numpy
+    limits = ml_dtypes.iinfo(kind)
+    edges = {0, 1, 3, limits.max, limits.max - 1, limits.max // 3, limits.max // 2 + 1, limits.min, limits.min // 3}
+    numbers = sorted(n for n in {*edges, 2**53 + 1, 2**31 + 1, -5} if limits.min <= n <= limits.max)
+    for factor in (1, 2, 3, -1, 0, 2**40 + 1, 2**63 - 1, 2**64 - 1, -(2**63)):
+        exact = [n * factor for n in numbers]
+        array = np.array(numbers, object).astype(np.uint64 if dtype == "uint64" else np.int64).astype(kind)
+        fit = np.array([limits.min <= n <= limits.max for n in exact])
+        got = apply(stored_unpacked(array[fit]), Scale(factor)).read()
+        assert got.dtype == kind and got.astype(object).tolist() == [n for n in exact if limits.min <= n <= limits.max]
+        for k in np.flatnonzero(~fit):
+            with pytest.raises(WeightError, match=f"tensor 'x': scaled, it has the number {exact[k]}"):
+                apply(stored_unpacked(array[k]), Scale(factor)).read()
+
+
+def stored_unpacked(array: Array) -> Stored:
+    info = TensorInfo("x", DType[array.dtype.name], array.shape, array.nbytes)
+    return Stored(info, MemoryBlob("x", array.tobytes()), 0, packed=False)
+
+
+def test_whole_numbers_times_several_whole_ones() -> None:
+    """The largest number need not meet the largest factor."""
+    array = np.array([[2**62, 1], [5, -(2**62)]], np.int64)
+    factor = np.array([[1, 2**62], [2**40, 2]], np.int64)
+    got = apply(stored(array)[0], Scale(factor)).read()
+    assert got.tolist() == (array.astype(object) * factor.astype(object)).tolist()
+    assert apply(stored(np.array(7, np.int64))[0], Scale(np.uint64(3))).read().tolist() == 21
+    assert apply(stored(np.zeros((0, 2), np.int64))[0], Scale(3)).read().shape == (0, 2)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.floats(-4.0, 4.0))
+@settings(max_examples=200, deadline=None)
+def test_large_whole_numbers_times_others_are_the_nearest(number: int, factor: float) -> None:
+    exact = round(number * Fraction(factor))
+    got = int(apply(stored(np.array([number], np.int64))[0], Scale(factor)).read()[0])
+    assert got == min(max(exact, -(2**63)), 2**63 - 1) or (abs(exact) < 2**53 and abs(got - exact) <= 1)
+
+
+def test_factors_that_are_no_numbers() -> None:
+    array = np.array([2**62 + 1, 3, 0, 2**60], np.int64)
+    got = apply(stored(array)[0], Scale(np.array([np.inf, -np.inf, np.inf, np.nan]))).read()
+    assert got.tolist()[1:] == [-(2**63), 0, 0] and got[0] >= 2**63 - 2**11
+
+
+SHORT = [d for d in DType if d.is_float and d.bits <= 16]
+
+
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+def test_a_cast_to_few_bits_rounds_once(dtype: DType) -> None:
+    """Between every two numbers of a type: the middle of them, and what float64 has beside it."""
+    width = f"u{dtype.numpy.itemsize}"
+    codes = np.arange(1 << dtype.bits, dtype=np.uint32).astype(width)
+    with np.errstate(invalid="ignore"):
+        values = codes.view(dtype.numpy).astype(np.float64)
+    codes, values = codes[np.isfinite(values)], values[np.isfinite(values)]
+    order = np.argsort(values, kind="stable")
+    codes, values = codes[order], values[order]
+    once = np.concatenate([[True], np.diff(values) > 0])  # of both zeros one
+    codes, values = codes[once], values[once]
+    if dtype is DType.float8_e8m0fnu:  # of which ml_dtypes makes the least number of no other
+        codes, values = codes[1:], values[1:]
+    low, high = values[:-1], values[1:]
+    middle = (low + high) / 2
+    # a type without a fraction has no even numbers: ml_dtypes takes the larger one
+    even = np.where((codes[:-1] & 1 == 0) & (dtype is not DType.float8_e8m0fnu), low, high)
+    for numbers, expected in (
+        (np.nextafter(middle, -np.inf), low),
+        (middle, even),
+        (np.nextafter(middle, np.inf), high),
+        (values, values),
+    ):
+        got = apply(stored(numbers)[0], Cast(dtype)).read()
+        assert got.dtype == dtype.numpy
+        np.testing.assert_array_equal(got.astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int32"])
+def test_a_cast_of_whole_numbers_to_few_bits_rounds_once(kind: str) -> None:
+    limits = np.iinfo(kind)
+    for exponent in range(10, limits.bits - 2):
+        low, step = 1 << exponent, 1 << (exponent - 7)
+        middles = [low + step * k + step // 2 for k in (0, 1, 126)]
+        sign = -1 if limits.min and exponent % 2 else 1
+        for middle, even in zip(middles, (low, low + 2 * step, low + 126 * step)):
+            for number, expected in ((middle - 1, even if even < middle else even - step), (middle, even)):
+                got = apply(stored(np.array([sign * number], kind))[0], Cast("bfloat16")).read()
+                assert int(got[0]) == sign * expected
+            above = even if even > middle else even + step
+            assert (
+                int(apply(stored(np.array([sign * (middle + 1)], kind))[0], Cast("bfloat16")).read()[0]) == sign * above
+            )
+
+
+def test_a_cast_to_few_bits_of_what_is_out_of_reach() -> None:
+    numbers = np.array([1e300, -1e300, 1e-300, -1e-300, np.inf, -np.inf, np.nan, 3.4e38, -0.0])
+    with warnings.catch_warnings(action="error"):
+        got = apply(stored(numbers)[0], Cast("bfloat16")).read().astype(np.float64)
+    np.testing.assert_array_equal(got, [np.inf, -np.inf, 0, 0, np.inf, -np.inf, np.nan, np.inf, 0])
+    assert np.signbit(got).tolist() == [False, True, False, True, False, True, False, False, True]
+
+
+def test_scaled_numbers_of_few_bits_round_once() -> None:
+    """Products near the middle of two numbers: float32 holds the middle of them, and not on which side they are."""
+    array = np.arange(128, 256).astype(ml_dtypes.bfloat16)
+    middles = (np.arange(128, 255) + 0.5) / 128
+    factor = (middles[None] / array.astype(np.float64)[:, None]).astype(np.float32)
+    exact = array.astype(np.float64)[:, None] * factor  # of 32 bits
+    below = np.arange(128, 255)[None] / 128
+    expected = np.where(exact < middles, below, below + 1 / 128)
+    odd = exact != middles
+    whole = np.broadcast_to(array[:, None], factor.shape).copy()
+    got = apply(stored(whole)[0], Scale(factor)).read().astype(np.float64)
+    np.testing.assert_array_equal(got[odd], expected[odd])

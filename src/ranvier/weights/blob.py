@@ -50,6 +50,7 @@ class MemoryBlob:
     def __init__(self, name: str, data: Any) -> None:
         self.name = name
         self.path: Path | None = None  # of the file it is, for readers that follow references in it
+        self._mapped: tuple[Path, os.stat_result] | None = None
         try:
             view = memoryview(data)
         except TypeError as error:
@@ -63,7 +64,9 @@ class MemoryBlob:
         try:
             if not path.is_file() and path.exists():  # opening a pipe waits for somebody who writes
                 raise WeightError(f"cannot open {str(path)!r}: it is no file")
-            return cls(path.name, mapped(path))
+            found = cls(path.name, mapped(path))
+            found._mapped = path.absolute(), path.stat()
+            return found
         except (OSError, ValueError) as error:
             raise WeightError(f"cannot open {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -73,7 +76,23 @@ class MemoryBlob:
 
     def read(self, start: int, stop: int) -> Bytes:
         check_range(self, start, stop)
+        if self._mapped is not None:
+            self._check_there()
         return self._data[start:stop]
+
+    def _check_there(self) -> None:
+        """WeightError where somebody wrote another file over the mapped one: where it is shorter, a look at what was
+        behind its end would end the program. One that was removed, or replaced as a whole, stays what it was."""
+        assert self._mapped is not None
+        path, before = self._mapped
+        try:
+            now = path.stat()
+        except OSError:
+            return
+        if os.path.samestat(now, before) and now.st_size != self.size:
+            raise WeightError(
+                f"{str(path)!r} had {self.size} bytes when it was opened and now has {now.st_size}; open it again"
+            )
 
     def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
         return [self.read(*each) for each in ranges]

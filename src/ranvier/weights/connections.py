@@ -160,6 +160,7 @@ class Connections:
             connection.close()
             raise
         reply.url, reply.msg = request.full_url, reply.reason  # as urllib wants them
+        reply.asked = request  # the last one, where redirections led elsewhere
 
         def done(again: bool) -> None:
             if again and len(waiting) < _KEPT:

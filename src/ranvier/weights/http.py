@@ -36,6 +36,8 @@ UNPROVEN = "W/unproven"  # in place of the etag of what may have been cut off: n
 _SHOWN = 200  # characters of what a server says
 _DIGITS = 18  # of a number of bytes; more is no size of a file
 _CONTENT_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}}|\*)", re.ASCII)
+_COMMIT = "X-Repo-Commit"
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3})\b(.*)", re.ASCII | re.DOTALL)  # in the words of http.client
 _SENDABLE = re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")  # the value of a header
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html[\s>])", re.IGNORECASE)
@@ -56,6 +58,7 @@ class Remote:
     size: int | None
     etag: str
     ranges: bool
+    commit: str = ""  # of the repository that the file is in, where it is one of a hub
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -69,6 +72,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             raise WeightError(f"{shown(before)} leads to {shown(after)}, which is not followed")
         fp.close()  # urllib would read all of what comes with it, and that may have no end
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if found is not None:  # a hub tells it there, and leads to where large files lie
+            vars(found)[_COMMIT] = vars(req).get(_COMMIT) or headers.get(_COMMIT)
         if found is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
             # which of the caller's headers are secrets nobody knows: X-Api-Key, PRIVATE-TOKEN ...
             for name in [n for n in found.headers if n.lower() not in _OURS]:
@@ -141,7 +146,7 @@ class HttpFile:
         with closing(answer) as reply:
             size = _range_of(reply)[2] if reply.status == 206 else self._length(reply)
             self._check_size(size)
-            return Remote(size, _etag(reply), reply.status == 206 and size is not None)
+            return Remote(size, _etag(reply), reply.status == 206 and size is not None, _commit(reply))
 
     def range(self, start: int, stop: int, of: Remote) -> Bytes:
         """The bytes from start to stop, all of them, of this version of the file."""
@@ -355,6 +360,17 @@ def _range_of(reply: Any) -> tuple[int, int, int | None]:
 def _etag(reply: Any) -> str:
     text: str = reply.headers.get("ETag", "") or reply.headers.get("Last-Modified", "")
     return text
+
+
+def _commit(reply: Any) -> str:
+    """It becomes a part of names, so it is none that does not look like one."""
+    text: str = vars(reply.asked).get(_COMMIT) or reply.headers.get(_COMMIT, "")
+    return text if is_commit(text) else ""
+
+
+def is_commit(text: str) -> bool:
+    """Whether it names a state of a repository that stays as it is, as no branch and no tag does."""
+    return _HASH.fullmatch(text) is not None
 
 
 def _after(text: str) -> float:

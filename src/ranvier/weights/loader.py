@@ -31,7 +31,7 @@ from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.index import SUFFIX, index_of
 from ranvier.weights.formats.registry import format_names, open_checkpoint
 from ranvier.weights.progress import Progress, Silent
-from ranvier.weights.sources.base import Context, Source
+from ranvier.weights.sources.base import Context, Source, pinned
 from ranvier.weights.sources.local import FileSource
 from ranvier.weights.sources.registry import ENTRY_POINTS, SCHEMES, source_of
 from ranvier.weights.stored import Array, TensorInfo, Weight
@@ -89,7 +89,7 @@ class WeightLoader:
 
     def open(self, source: Any, *, format: str | None = None, **options: Any) -> Checkpoint:
         """The tensors of a source by name, none of them read yet. ``options`` are those of the format."""
-        found = source_of(source)
+        found = pinned(source_of(source), self._context)
 
         def opened(source: Source) -> Blob:
             blob = source.open(self._context)
@@ -158,7 +158,7 @@ class WeightLoader:
             except CannotWrite as error:
                 warn_once(f"weights {self._context.cache.folder}", f"{error}; tensors are read without the cache")
         checkpoint = own.open(source, format=format, **options)
-        wanted = [names] if isinstance(names, str) else list(checkpoint if names is None else names)
+        wanted = list(checkpoint) if names is None else _texts(names)
         checkpoint.look_at(wanted)
         weights = [_through(checkpoint[name], steps, None) for name in wanted]
         progress, label = self._context.access.progress, f"reading {source_of(source).address}"
@@ -212,13 +212,13 @@ class WeightLoader:
         return await self._awaited(lambda own: own.preload(*sources))
 
     async def _awaited(self, work: Callable[[WeightLoader], R]) -> R:
-        """What a loader gives in a thread; when the task is cancelled its transfers end."""
-        stop = Stop(self._context.access.stop)
+        """What a loader gives in a thread; when the task is cancelled, or its loop is closed before it ends, its
+        transfers do."""
+        stop = Stop(self._context.access.stop, asyncio.get_running_loop().is_closed)
         try:
             return await asyncio.to_thread(work, self._until(stop))
-        except asyncio.CancelledError:
+        finally:
             stop.set()
-            raise
 
 
 def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
@@ -229,6 +229,15 @@ def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
         return next(iter(checkpoint))
     some = ", ".join(repr(n) for n in list(checkpoint)[:5])
     raise WeightError(f"{source.address} holds {len(checkpoint)} tensors, say which one: {some} …")
+
+
+def _texts(names: Any) -> list[str]:
+    several = isinstance(names, Iterable) and not isinstance(names, str)
+    found: list[str] = list(names) if several else [names]
+    for name in found:
+        if not isinstance(name, str):
+            raise WeightError(f"tensors are named by texts, not by {name!r}")
+    return found
 
 
 def _through(weight: Weight, steps: Sequence[Transform], part: Any) -> Weight:
@@ -242,6 +251,7 @@ def _shards(source: Source, context: Context) -> list[Source]:
     of_parts = ".gguf" in address and "-of-" in address
     if isinstance(source, FileSource) or not (SUFFIX in address or of_parts or ".onnx" in address):
         return []
+    source = pinned(source, context)
     blob, limit = source.open(context), Opening().header_bytes
     files: Iterable[str] = ()
     if blob.name.endswith(SUFFIX):

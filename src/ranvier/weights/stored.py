@@ -93,12 +93,19 @@ def normalised(part: Any, shape: Sequence[int], name: str) -> Selection:
             raise WeightError(f"tensor {name!r} cannot be cut by {each!r}: {error}") from None
         if step < 0:
             raise WeightError(f"tensor {name!r}: a slice must have a positive step, got {step}")
-        found.append(slice(start, max(start, stop), step))
+        found.append(slice(start, max(start, stop), min(step, max(1, extent))))  # as far as numbers of bytes go
     return tuple(found)
 
 
 def extent(part: slice) -> int:
     return len(range(part.start, part.stop, part.step))
+
+
+def cut(array: Array, part: Selection) -> Array:
+    """A part of an array, which is one also where it has no axes."""
+    where: tuple[Any, ...] = (*part, ...)
+    found: Array = array[where]
+    return found
 
 
 def combined(outer: Selection, inner: Selection) -> Selection:
@@ -199,6 +206,10 @@ class Stored:
         return self._native(array.copy() if data.nbytes > array.nbytes else array)
 
     def _native(self, array: Array) -> Array:
+        """Numbers as this machine has them. Of a byte that is neither true nor false NumPy makes anything, down to
+        masks that reach out of an array: what is not zero is true."""
+        if self.info.dtype is DType.bool and (codes := array.view(np.uint8)).max() > 1:
+            return np.asarray(codes != 0)
         if self.big_endian != (sys.byteorder == "big") and self.info.dtype.numpy.itemsize > 1:
             return array.byteswap()
         return array
@@ -229,4 +240,4 @@ class Decoded:
         array = self.make()
         if array.shape != self.info.shape:
             raise WeightError(f"tensor {self.info.name!r}: {list(self.info.shape)} expected, {list(array.shape)} found")
-        return array if part is None else array[part]
+        return array if part is None else cut(array, part)

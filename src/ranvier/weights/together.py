@@ -15,16 +15,19 @@ AT_ONCE = 4  # requests to one server
 
 
 class Stop:
-    """Set when the result of some work is wanted no more; ``outer`` is that of the work it is a part of."""
+    """Set when the result of some work is wanted no more; ``outer`` is that of the work it is a part of, and
+    ``forgotten`` tells where nobody is left to set it."""
 
-    def __init__(self, outer: Stop | None = None) -> None:
-        self._event, self._outer = threading.Event(), outer
+    def __init__(self, outer: Stop | None = None, forgotten: Callable[[], bool] | None = None) -> None:
+        self._event, self._outer, self._forgotten = threading.Event(), outer, forgotten
 
     def set(self) -> None:
         self._event.set()
 
     def is_set(self) -> bool:
-        return self._event.is_set() or (self._outer is not None and self._outer.is_set())
+        if self._event.is_set() or (self._outer is not None and self._outer.is_set()):
+            return True
+        return self._forgotten is not None and self._forgotten()
 
     def sleep(self, seconds: float) -> None:
         """Wait that long, or until it is set."""
@@ -40,17 +43,34 @@ def together(work: Callable[[T], R], items: Iterable[T], most: int, stop: Stop) 
     they are not waited for, because one may sit in a read that only its timeout ends.
     """
     waiting = list(items)
-    pool = ThreadPoolExecutor(max(1, min(most, len(waiting))))
-    whole = False
+    found: dict[int, R] = {}
+    failed: dict[int, BaseException] = {}
+    left, lock, whole = iter(range(len(waiting))), threading.Lock(), False
+
+    def worker() -> None:
+        # one after another: a checkpoint may have a hundred thousand tensors, and a future for each takes longer than
+        # most of them do
+        while True:
+            with lock:
+                k = next(left, None)
+            if k is None or over.is_set():
+                return
+            try:
+                found[k] = work(waiting[k])
+            except BaseException as error:
+                failed[k] = error
+                raise
+
+    over, count = threading.Event(), max(1, min(most, len(waiting)))
+    pool = ThreadPoolExecutor(count)
     try:
-        futures = [pool.submit(work, each) for each in waiting]
-        done = wait(futures, return_when=FIRST_EXCEPTION).done
-        for future in futures:
-            if future in done:
-                future.result()
+        wait([pool.submit(worker) for _ in range(count)], return_when=FIRST_EXCEPTION)
+        if failed:
+            raise failed[min(failed)]
         whole = True
-        return [future.result() for future in futures]
+        return [found[k] for k in range(len(waiting))]
     finally:
         if not whole:
+            over.set()
             stop.set()
         pool.shutdown(wait=whole, cancel_futures=True)

@@ -20,8 +20,8 @@ from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, WeightError
 from ranvier.records import dataclass
-from ranvier.weights.conversion import check_convertible, converted
-from ranvier.weights.stored import Array, Selection, Stored, TensorInfo, Weight, combined, extent, full, normalised
+from ranvier.weights.conversion import check_convertible, converted, product, rounded_product
+from ranvier.weights.stored import Array, Selection, Stored, TensorInfo, Weight, combined, cut, extent, full, normalised
 
 
 class Transform(Protocol):
@@ -143,7 +143,7 @@ class _Reshaped:
         """Of a part, those rows of the other shape that hold its rows."""
         shape, before = self.info.shape, self.inner.info.shape
         if part is None or self.info.size == 1:
-            return self.inner.read().reshape(shape)[part or ()]
+            return cut(self.inner.read().reshape(shape), part or ())
         if 0 in map(extent, part):
             return np.empty(tuple(map(extent, part)), self.info.dtype.numpy)
         axis, row = _rows(shape)
@@ -187,7 +187,8 @@ class _Cast:
 
 @dataclass(frozen=True)
 class Scale:
-    """Times a number, or an array that broadcasts against the tensor; the element type stays, as if cast to it."""
+    """Times a number, or an array that broadcasts against the tensor; the element type stays, as if cast to it. Whole
+    numbers times whole ones are exact, or an error where they do not fit."""
 
     factor: Any
 
@@ -224,15 +225,18 @@ class _Scaled:
     def read(self, part: Selection | None = None) -> Array:
         array = self.inner.read(part)
         factor = np.broadcast_to(self.factor, self.info.shape)[part or full(self.info.shape)]
-        wide = _wide(self.info.dtype)
-        return converted(array.astype(wide.numpy) * factor.astype(wide.numpy), wide, self.info.dtype)
+        dtype, wide = self.info.dtype, _wide(self.info.dtype)
+        if dtype.is_integer:
+            whole = dtypes.of(factor.dtype).is_integer
+            return product(self.info.name, array, factor, dtype) if whole else rounded_product(array, factor, dtype)
+        return converted(array.astype(wide.numpy) * factor.astype(wide.numpy), wide, dtype)
 
 
 def _wide(dtype: DType) -> DType:
     """In which a tensor of a type is multiplied."""
     if dtype.is_complex or dtype is DType.string:
         return dtype
-    return DType.float64 if dtype.bits > 32 or (dtype.is_integer and dtype.bits > 16) else DType.float32
+    return DType.float32 if dtype is DType.float32 else DType.float64
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ranvier.weights.together import AT_ONCE, Stop, together
 Array = np.ndarray[Any, Any]
 _MAGIC = b"\x93NUMPY"
 _HEADER = 1 << 16  # bytes within which a header ends
+_FLOAT8, _BYTE = b"'descr': '<f1'", b"'descr': '|V1'"  # what NumPy makes of float8_e5m2, and does not read again
 _USUAL = 1 << 10  # bytes within which most do
 _RATIO = 1200  # deflate cannot do better than about 1030 to 1; more is a lie
 
@@ -45,7 +46,7 @@ class Npy:
 def npy_weight(blob: Blob, name: str, opening: Opening) -> Stored:
     """The array whose file a blob is."""
     label = f"{blob.name!r}: array {name!r}"
-    head = io.BytesIO(_header(blob))
+    head = io.BytesIO(_header(blob).replace(_FLOAT8, _BYTE, 1))
     try:
         major, _ = version = np.lib.format.read_magic(head)
         read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0

@@ -10,7 +10,6 @@ method or packing that is not known is refused by name, because a wrong guess wo
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -50,7 +49,7 @@ def _read(read: _Read, layer: str, tensors: Tensors, config: Config) -> Quantize
         return read(layer, tensors, config)
     except RanvierError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, re.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise WeightError(f"layer {layer!r}: its tensors and its settings do not fit: {error!r}") from error
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from ranvier.dtypes import of
@@ -11,6 +9,7 @@ from ranvier.errors import WeightError
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.quantize.packing import unpack_bits
+from ranvier.weights.quantized.patterns import matches
 from ranvier.weights.quantized.tensors import Config, Tensors, check, numbers, powers_of_two, words
 
 METHOD = "compressed-tensors"
@@ -46,7 +45,7 @@ def group_of(layer: str, config: Config) -> Config:
     groups = [each for each in (config.get("config_groups") or {}).values() if isinstance(each, dict)]
     for group in groups:
         for target in group.get("targets") or ():
-            if target == layer or (target.startswith("re:") and re.match(target[3:], layer)):
+            if target == layer or (target.startswith("re:") and matches(target[3:], layer)):
                 return group
     by_class = [g for g in groups if any(not t.startswith("re:") for t in g.get("targets") or ("Linear",))]
     return by_class[0] if by_class else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Protocol
@@ -48,3 +49,10 @@ class Source(Protocol):
         ...
 
     def exists(self, context: Context) -> bool: ...
+
+
+def pinned(source: Source, context: Context) -> Source:
+    """A source at the state that it is in now, so that files beside it are of the same. A source whose files have a
+    state in common says so by a method of this name, which gives another source; those of others have none."""
+    own: Callable[[Context], Source] | None = getattr(source, "pinned", None)
+    return source if own is None else own(context)

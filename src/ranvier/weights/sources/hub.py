@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from ranvier.errors import NotSupported, RanvierError, ResourceLimit, WeightError
+from ranvier.errors import CannotWrite, NotSupported, RanvierError, ResourceLimit, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.access import Access, NotCached, Unreachable
 from ranvier.weights.blob import Blob, MemoryBlob
-from ranvier.weights.http import Missing
+from ranvier.weights.http import HttpFile, Missing, is_commit
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.web import UrlSource
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # told of what is written, without the name of the file
 
 
 def _package() -> Any:
@@ -52,6 +55,18 @@ class HubSource:
         blob.name, blob.path = self.file.rpartition("/")[2], path
         return blob
 
+    def pinned(self, context: Context) -> HubSource:
+        """This file at the commit that its branch is at: in the cache, where it is there, which may be an old one."""
+        path = None if is_commit(self.revision) else self._cached()
+        if path is not None:
+            commit = path.parents[self.file.count("/")].name
+        elif is_commit(self.revision) or _offline(context):
+            return self
+        else:
+            url = self._by_url()
+            commit = HttpFile(url.url, context.access, url.headers).question().commit
+        return replace(self, revision=commit) if is_commit(commit) else self
+
     def sibling(self, name: str) -> HubSource:
         folder = self.file.rpartition("/")[0]
         place = f"{folder}/{name}" if folder else name
@@ -79,6 +94,8 @@ class HubSource:
         except RanvierError:
             raise
         except Exception as error:
+            if isinstance(error, OSError) and (error.filename is not None or error.errno in _NO_ROOM):
+                raise CannotWrite(f"cannot keep {self.address} in the cache of the hub: {error}") from error
             raise self._told(error) from error
         return Path(found)
 

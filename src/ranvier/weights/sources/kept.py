@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 
-from ranvier.errors import CannotWrite, WeightError
+from ranvier.errors import CannotWrite, WeightError, printable
 from ranvier.logs import warn_once
 from ranvier.weights.access import NotCached, Unreachable
 from ranvier.weights.blob import MemoryBlob
@@ -15,10 +16,13 @@ from ranvier.weights.sources.base import Context
 
 Version = tuple[str, int | None]  # etag and size, as the other side tells them
 _TRIES = 100
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def cached(context: Context, address: str, sha256: str, current: Callable[[], Version]) -> Entry | None:
     """The file in the cache, if the other side has no newer one; one with a known checksum cannot be outdated."""
+    if sha256 and _SHA256.fullmatch(sha256) is None:  # told before all of the file is fetched for nothing
+        raise WeightError(f"{address}: {printable(sha256[:80])!r} is no sha256, which has 64 hexadecimal digits")
     entry = context.cache.find(address, verify=context.verify)
     if entry is not None and sha256.lower() not in ("", entry.sha256):
         entry = None
