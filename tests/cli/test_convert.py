@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -44,6 +46,14 @@ def test_nothing_is_overwritten_unasked(call, folding, tmp_path):
     onnx.checker.check_model(str(target))
 
 
+def test_what_is_no_file_is_not_replaced(call, folding, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for command in (("convert", folding, "-o", pipe, "--force"), ("inspect", folding, "--svg", pipe)):
+        result = call(*command)
+        assert result.exit_code != 0 and "no ordinary file" in result.stderr and pipe.is_fifo()
+
+
 def test_external_data(call_json, folding, tmp_path):
     target = tmp_path / "out.onnx"
     found = call_json("convert", folding, "-o", target, "--external-data", "--verify", "--level", "none")
@@ -70,6 +80,6 @@ def test_comparison_sees_differences(folding, tmp_path):
 
 def test_bad_targets_and_models(call, folding, tmp_path):
     assert call("convert", folding).exit_code == exit_codes.USAGE
-    assert call("convert", folding, "-o", tmp_path / "no" / "such" / "out.onnx").exit_code == exit_codes.RUN_FAILED
+    assert call("convert", folding, "-o", tmp_path / "no" / "such" / "out.onnx").exit_code == exit_codes.USAGE
     assert call("convert", tmp_path / "none.onnx", "-o", tmp_path / "o.onnx").exit_code == exit_codes.INVALID_MODEL
     assert not (tmp_path / "o.onnx").exists()

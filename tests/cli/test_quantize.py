@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,30 @@ def test_data_of_the_model_is_not_overwritten(call, tmp_path: Path) -> None:
         assert found.exit_code == 2 and "holds data of" in found.stderr
     assert call("quantize", path, "-o", path, "--scheme", "int4", "--force").exit_code == 0
     assert (tmp_path / "weights.data").read_bytes() == before and len(onnx.load(path).graph.node) > 3
+
+
+def test_what_is_no_file_is_not_replaced(call, tmp_path: Path) -> None:
+    path, pipe, link = model(tmp_path / "m.onnx"), tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "nowhere")
+    found = call("quantize", path, "-o", pipe, "--scheme", "int4", "--force")
+    assert found.exit_code == 2 and "no ordinary file" in found.stderr and pipe.is_fifo()
+    found = call("quantize", path, "-o", link, "--scheme", "int4")
+    assert found.exit_code == 2 and "--force" in found.stderr and link.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "option, given, meant", [("--scheme", "gptx", "gptq"), ("--scheme", "INT4W", "int4"), ("--ranges", "mean", None)]
+)
+def test_names_that_are_nearly_right(call, tmp_path: Path, option: str, given: str, meant: str | None) -> None:
+    found = call("quantize", tmp_path / "m.onnx", "-o", tmp_path / "q.onnx", option, given)
+    assert found.exit_code == 2 and ("did you mean" in found.stderr) is (meant is not None)
+    assert meant is None or f"did you mean '{meant}" in found.stderr
+
+
+@pytest.mark.parametrize("count, said", [(3, "none held back"), (8, "8, 2 held back")])
+def test_the_report_says_how_many_samples_had_no_part(call, tmp_path: Path, count: int, said: str) -> None:
+    path, samples = model(tmp_path / "m.onnx"), tmp_path / "s.npz"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((count, 3, 8, 8)).astype(np.float32))
+    given = ("quantize", path, "-o", tmp_path / "q.onnx", "--calib", samples, "--scheme", "gptq", "--slower", "1e9")
+    assert said in call(*given).stdout

@@ -74,6 +74,7 @@ def test_inputs_that_say_nothing() -> None:
     moments = moments_of(np.zeros((10, 32), np.float32))
     coded = Gptq(4, 16).quantize(weights, moments)
     assert np.abs(coded.dequantize() - weights).max() < 1.0
+    np.testing.assert_array_equal(Gptq(4, 16, damping=0.0).quantize(weights, moments).codes, coded.codes)
     with pytest.raises(InvalidConfig, match="infinite or NaN"):
         moments.update(np.full((1, 32), np.nan))
 
@@ -186,8 +187,63 @@ def test_groups_in_the_order_of_rounding(layers: Any, group: int) -> None:
     assert output_error(weights, coded.dequantize(), inputs) < 0.8 * output_error(weights, nearest, inputs)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_how_large_inputs_are_says_nothing(layers: Any, scale: float) -> None:
+    """Also where channels are never read, as the borders of pictures."""
+    weights, inputs = layers[0]
+    assert (inputs == 0).all(axis=0).any()
+    found, plain = (Gptq(4, 32, reorder=True).quantize(weights, moments_of(inputs * k)) for k in (scale, 1.0))
+    errors = [output_error(weights, each.dequantize(), inputs) for each in (found, plain)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_how_large_inputs_are_changes_no_factor(layers: Any, scale: float) -> None:
+    weights, inputs = layers[1]
+    found, plain = (Awq(4, 32).quantize(weights, moments_of(inputs * k))[1] for k in (scale, 1.0))
+    assert plain.max() > 1.5 * plain.min()
+    np.testing.assert_allclose(found, plain, rtol=1e-3)
+
+
+# -- how far moments are trusted --------------------------------------------------------------------------------------
+
+
+def test_doubt_is_how_samples_differ() -> None:
+    rng = np.random.default_rng(8)
+    sizes = (3, 8, 5, 1, 13)
+    draws = [rng.standard_normal((size, 6)) * np.geomspace(2, 0.1, 6) for size in sizes]
+    moments = InputMoments(6)
+    for draw in draws:
+        moments.update(draw)
+        moments.update(draw[:0])  # a run that reads nothing is no draw
+    count = sum(sizes)
+    mean = sum(draw.T @ draw for draw in draws) / count
+    spread = sum(size * np.square(draw.T @ draw / size - mean).sum() for size, draw in zip(sizes, draws)) / count
+    off = spread / (count**2 / sum(size**2 for size in sizes) - 1)
+    told = np.square(mean - np.eye(6) * np.trace(mean) / 6).sum()
+    assert moments.doubt == pytest.approx(2 * off / (told - off))
+
+
+def test_doubt_of_many_few_and_no_samples() -> None:
+    rng = np.random.default_rng(9)
+    channels = np.geomspace(2, 0.1, 32)
+
+    def doubt(count: int, factors: Array | float) -> float:
+        moments = InputMoments(32)
+        for _ in range(count):
+            moments.update(rng.standard_normal((4, 32)) * factors)
+        return moments.doubt
+
+    assert doubt(2000, channels) < 0.02 < doubt(100, channels) < doubt(4, channels)
+    assert doubt(20, 1.0) > 5  # channels that are alike: whatever else is seen is chance
+    assert doubt(1, channels) == 32 / 4
+    assert doubt(0, channels) == 32
+    assert doubt(3, 0.0) == 0.0  # nothing was ever read
+
+
 def test_moments_of_layers_that_share_weights_add_up(layers: Any) -> None:
     inputs = layers[1][1]
     joined = InputMoments.joined([moments_of(inputs[:500]), moments_of(inputs[500:])])
     np.testing.assert_allclose(joined.second, moments_of(inputs).second)
     assert joined.count == len(inputs)
+    assert joined.doubt == pytest.approx(moments_of(inputs).doubt, rel=0.2)

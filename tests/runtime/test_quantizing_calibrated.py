@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from ranvier.runtime.quantizing import quantizer as quantizer_file
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.samples import results
 from tests.runtime.test_quantizing_cases import CONFIG, model_of, quantized
 
 Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantizer_file, "timed", lambda *_: (1.0, 1.0))
 
 
 def samples(count: int, seed: int) -> Array:
@@ -40,12 +46,27 @@ def model_weights() -> Array:
     return np.random.default_rng(1).standard_normal((96, 64)).astype(np.float32)
 
 
-@pytest.mark.parametrize("count", [4, 16, 96, 400])
+@pytest.mark.parametrize("count", [2, 4, 16, 96, 400])
 def test_few_samples_do_no_harm(count: int) -> None:
     """As many samples as channels are the worst: moments can be inverted, and are far from those of others."""
-    _, nearest = elsewhere("int4", 4)
+    _, nearest = elsewhere("uint4", 4)
     _, rounded = elsewhere("gptq", count)
-    assert rounded < nearest * (1.03 if count < 96 else 0.9)
+    assert rounded < nearest * (1.0 if count < 16 else 0.95 if count < 96 else 0.85)
+    _, scaled = elsewhere("awq", count)
+    assert scaled < nearest * 1.01
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "awq"])
+def test_noise_teaches_nothing(scheme: str) -> None:
+    """Channels that have nothing to do with each other look as if they had, in few samples."""
+    rng = np.random.default_rng(6)
+    seen, unseen = (rng.standard_normal((count, 1, 96)).astype(np.float32) for count in (16, 256))
+    expected = [[row @ model_weights()] for row in unseen]
+    errors = {}
+    for name in ("uint4", scheme):
+        made, _ = quantized(model(), {"x": seen[:, 0]}, scheme=name)
+        errors[name] = difference(list(results(made, [{"x": row} for row in unseen], CONFIG)), expected).error
+    assert errors[scheme] < 1.005 * errors["uint4"]
 
 
 def test_channels_that_samples_leave_out_keep_their_weights() -> None:
@@ -59,6 +80,21 @@ def test_channels_that_samples_leave_out_keep_their_weights() -> None:
         found = list(results(made, [{"x": row[None]} for row in unseen.astype(np.float32)], CONFIG))
         errors[scheme] = difference(found, expected).error
     assert errors["awq"] < 1.2 * errors["uint4"]
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "awq"])
+@pytest.mark.parametrize("count, held", [(3, 0), (4, 1), (8, 2), (15, 4), (16, 4)])
+def test_samples_are_held_back_as_soon_as_there_are_enough(scheme: str, count: int, held: int) -> None:
+    _, report = quantized(model(), {"x": samples(count, 2)}, scheme=scheme)
+    assert (report.samples, report.held) == (count, held) and report.as_dict()["held"] == held
+
+
+def test_errors_of_layers_are_of_a_sample_that_had_no_part() -> None:
+    data = samples(16, 2)
+    made, report = quantized(model(), {"x": data}, scheme="gptq")
+    held = data[2][None]  # the first of those
+    found = list(results(made, [{"x": held}], CONFIG))
+    assert report.layers[0].error == pytest.approx(difference(found, [[held @ model_weights()]]).error, rel=1e-4)
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "awq"])

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ranvier.cli import exit_codes, values
+from ranvier.cli.files import check_target
 from ranvier.cli.inputs import InputRequest, collect
 from ranvier.cli.inspect import load_graph
 from ranvier.cli.options import Setup, session_options, with_output
@@ -50,9 +51,8 @@ def command(
     The file appears complete or not at all. With --verify it appears only when both models agree.
     """
     weights = target.with_name(f"{target.name}.data")
-    for path in (target, weights):
-        if path.exists() and not force and (path == target or external_data is not False):
-            raise click.UsageError(f"{str(path)!r} exists; --force overwrites it")
+    for path in (target, weights) if external_data is not False else (target,):
+        check_target(path, force)
     config = setup.config()
     with output.busy("optimizing"):
         before = len(load_graph(model, config, optimized=False))

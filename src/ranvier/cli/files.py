@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ranvier.errors import CannotWrite
 from ranvier.formats.files import write_files
 
@@ -24,3 +26,18 @@ def write_whole(path: Path, write: Callable[[Any], object]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
+
+
+def check_target(target: Path, force: bool) -> None:
+    """UsageError where a model cannot be written, before the work, which may take minutes, and not after it."""
+    try:
+        if target.is_dir():
+            raise click.UsageError(f"{str(target)!r} is a folder; -o takes the file to write")
+        if target.exists() and not target.is_file():  # as a device or a pipe, which a file would take the place of
+            raise click.UsageError(f"{str(target)!r} is no ordinary file; -o takes the file to write")
+        if (target.exists() or target.is_symlink()) and not force:
+            raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
+        if not target.parent.is_dir():
+            raise click.UsageError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
+    except OSError as error:  # as of names that are too long
+        raise click.UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None

@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from ranvier.cli import exit_codes
+from ranvier.cli.files import check_target
 from ranvier.cli.options import with_output
 from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
 from ranvier.config import SessionConfig
+from ranvier.errors import nearest
 from ranvier.formats import onnx as onnx_format
 from ranvier.runtime.quantizing import (
     NotWorthIt,
@@ -29,6 +31,11 @@ from ranvier.runtime.quantizing import (
 from ranvier.runtime.quantizing.options import RESTS, all_schemes
 from ranvier.runtime.quantizing.weight_only import CALIBRATED
 
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+else:  # click before 8.2 has one that is not generic
+    _Choice = click.Choice
+
 _MOST_ROWS = 40
 _COSINE = 0.999  # of results in 8 bits, unless asked otherwise
 _INT8_ALONE = ("ranges", "signed", "rest", "timed", "seconds")
@@ -37,12 +44,24 @@ _NEARNESS = ("cosine", "max_error")
 _OF_RUNS = ("samples", "slower", "threads")  # runs are of samples
 
 
+class _Named(_Choice):
+    """A choice that says which name was meant, where one is near."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return str(super().convert(value, param, ctx))
+        except click.BadParameter as error:
+            hint = nearest(str(value), self.choices)
+            meant = hint if "did you mean" in hint else ""
+            raise click.BadParameter(f"{error.message.rstrip('.')}{meant}.", ctx, param) from None
+
+
 @click.command()
 @click.argument("model", type=click.Path(), metavar="IN")
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="The file to write.")
 @click.option(
     "--scheme",
-    type=click.Choice(all_schemes(), case_sensitive=False),
+    type=_Named(all_schemes(), case_sensitive=False),
     default="int8",
     show_default=True,
     help="int8 codes weights and activations (as QuantizeLinear and DequantizeLinear); the others code weights of "
@@ -63,7 +82,7 @@ _OF_RUNS = ("samples", "slower", "threads")  # runs are of samples
 )
 @click.option(
     "--ranges",
-    type=click.Choice(["minmax", "percentile", "mse", "entropy", "best"]),
+    type=_Named(["minmax", "percentile", "mse", "entropy", "best"]),
     default="best",
     show_default=True,
     help="How ranges of activations are found; best tries all and takes what results are nearest with (int8).",
@@ -138,7 +157,7 @@ def command(
 
     A result that is slower than the original, or further from it than was asked, is not written unless forced.
     """
-    _check_target(target, force)
+    check_target(target, force)
     _check_data(Path(model), target)
     _check_options(context, scheme, calib is not None)
     if cosine and max_error is not None:
@@ -166,19 +185,6 @@ def command(
     if problem:
         click.echo("not written: " + "; ".join(report.problems) + " (--force writes it anyway)", err=True)
         raise click.exceptions.Exit(exit_codes.CHECK_FAILED)
-
-
-def _check_target(target: Path, force: bool) -> None:
-    """Before the work, which may take minutes, and not after it."""
-    try:
-        if target.is_dir():
-            raise click.UsageError(f"{str(target)!r} is a folder; -o takes the file to write")
-        if target.exists() and not force:
-            raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
-        if not target.parent.is_dir():
-            raise click.UsageError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
-    except OSError as error:  # as of names that are too long
-        raise click.UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None
 
 
 def _check_data(model: Path, target: Path) -> None:
@@ -251,6 +257,9 @@ def _show(output: Output, report: QuantizationReport, target: Path | None) -> No
         found = report.difference
         agreement = "" if found.agreement is None else f", largest entry the same in {found.agreement:.1%}"
         times = f"{seconds_text(report.seconds_before)} to {seconds_text(report.seconds_after)}"
+        if report.scheme == "int8" or report.scheme in CALIBRATED:
+            held = "none held back, so results are of what it was made by"
+            lines.append(("samples", f"{report.samples}, {f'{report.held} held back' if report.held else held}"))
         lines += [
             ("results", f"off by {found.error:.3g} of their size, cosine {found.cosine:.6f}{agreement}"),
             ("one run", f"{times} ({report.speedup:.2f} times as fast)"),

@@ -25,8 +25,7 @@ def write_files(files: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
     path = Path()
     try:
         for path, pieces in files.items():
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            check_replaceable(path)
             staged[path] = temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.part")
             _write(temporary, pieces)
         for path, temporary in staged.items():
@@ -37,6 +36,15 @@ def write_files(files: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
         for temporary in staged.values():
             with suppress(OSError, ValueError):
                 os.unlink(temporary)  # still there only where something failed
+
+
+def check_replaceable(path: Path) -> None:
+    """OSError where a file may not take the place of what is there: a folder, and a device or a pipe, which would be
+    gone."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no ordinary file")
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:

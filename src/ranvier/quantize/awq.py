@@ -52,13 +52,16 @@ class Awq(Checked):
             return moments.error(coded.dequantize() / factors - original), exponent, coded, factors
 
         found = sorted((tried(plain, step / self.steps) for step in range(self.steps)), key=itemgetter(0))
-        # to find how far ranges are cut takes long; what is best without is nearly always best with it
-        found += [tried(replace(plain, fit="mse"), exponent) for _, exponent, _, _ in found[:_CUT]]
+        # to find how far ranges are cut takes long; what is best without is nearly always best with it, and without
+        # factors these are the nearest codes, which nothing else may be worse than
+        exponents = dict.fromkeys([*(exponent for _, exponent, _, _ in found[:_CUT]), 0.0])
+        found += [tried(replace(plain, fit="mse"), exponent) for exponent in exponents]
         _, _, coded, factors = min(found, key=itemgetter(0))
         return replace(coded, scheme=self.name, dtype=dtype), factors.astype(np.float32)
 
     def _factors(self, moments: InputMoments, exponent: float) -> Array:
-        powers = np.maximum(moments.mean_absolute, 1e-8) ** exponent
+        means = moments.mean_absolute
+        powers = np.maximum(means, 1e-8 * float(means.max()) or 1.0) ** exponent
         factors = powers / np.sqrt(powers.max() * powers.min())
         bounded: Array = np.clip(factors, 1e-4, 1e4)
         return bounded

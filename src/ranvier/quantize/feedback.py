@@ -31,7 +31,7 @@ def feed_back(left: Array, factors: Array, nearest: Callable[[int], Array], bloc
 def upper_factor(second: Array) -> Array:
     """The upper Cholesky factor of the inverse; a matrix that is nearly singular gets more on its diagonal."""
     extra = 0.0
-    mean = float(np.mean(np.diag(second)))
+    mean = float(np.mean(np.diag(second))) or 1.0
     for _ in range(8):
         try:
             damped = second + extra * np.eye(len(second))

@@ -53,12 +53,9 @@ class Gptq(Checked):
         group = inputs if self.group == -1 else self.group
         scheme = Integers(self.bits, self.symmetric, "group", group, signed=False, fit=self.fit)
         plain = replace(scheme.quantize(original), scheme=self.name, dtype=dtype)
-        second = moments.second.copy()
-        dead = np.diag(second) == 0
-        second[dead, dead] = 1.0
-        second[np.diag_indices(inputs)] += self.damping * float(np.mean(np.diag(second)))
-        order = np.argsort(-np.diag(second), kind="stable") if self.reorder else np.arange(inputs)
-        sorted_second = second[np.ix_(order, order)]
+        moments = moments.damped(self.damping)
+        order = np.argsort(-np.diag(moments.second), kind="stable") if self.reorder else np.arange(inputs)
+        sorted_second = moments.second[np.ix_(order, order)]
         if self.reorder and self.static_groups:
             found = _rounded(original, sorted_second, order, scheme, order // group, plain)
         else:

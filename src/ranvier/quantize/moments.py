@@ -19,9 +19,15 @@ from ranvier.quantize.blocks import Array
 from ranvier.quantize.numbers import real_numbers
 from ranvier.rules import Rule, Whole
 
+_DOUBTS = 2.0  # times as much as moments by themselves are nearest with: a layer's results are, on other samples
+_MOST_DOUBT = 1000.0  # moments that say nothing
+
 
 class InputMoments:
-    """What is kept of the inputs of a layer: second moments, and mean absolute values of channels."""
+    """What is kept of the inputs of a layer: second moments, and mean absolute values of channels.
+
+    Each update is one draw of what the layer may read: how they differ says how far to trust them (``doubt``).
+    """
 
     def __init__(self, channels: int) -> None:
         if channels < 1:
@@ -29,6 +35,8 @@ class InputMoments:
         self.second = np.zeros((channels, channels))
         self.absolute = np.zeros(channels)
         self.count = 0
+        self._squares = 0  # of numbers of rows in draws
+        self._spread = 0.0  # squared distances of draws' mean moments from those of all, for each row
 
     def update(self, inputs: Array) -> None:
         given = np.asarray(inputs)
@@ -37,9 +45,16 @@ class InputMoments:
         rows = given.reshape(-1, len(self.absolute)).astype(np.float64)
         if not np.isfinite(rows).all():
             raise InvalidConfig("a sample holds numbers that are infinite or NaN")
-        self.second += rows.T @ rows
+        if not len(rows):
+            return
+        second = rows.T @ rows
+        if self.count:
+            apart = np.square(second / len(rows) - self.second / self.count).sum()
+            self._spread += float(apart) * len(rows) * self.count / (len(rows) + self.count)
+        self.second += second
         self.absolute += np.abs(rows).sum(axis=0)
         self.count += len(rows)
+        self._squares += len(rows) ** 2
 
     @classmethod
     def joined(cls, parts: Sequence[InputMoments]) -> InputMoments:
@@ -51,15 +66,34 @@ class InputMoments:
             made.second += part.second
             made.absolute += part.absolute
             made.count += part.count
+            made._squares += part._squares
+            made._spread += part._spread  # what layers differ by is no doubt
         return made
+
+    @property
+    def doubt(self) -> float:
+        """Damping by which moments are nearest to those of other samples, as far as these tell: so much as their mean
+        may be off, for what it has beside that of channels that are alike and have nothing to do with each other
+        (Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004). Of one draw
+        nobody knows what others are like: fewer rows than channels leave directions out, and that is all that counts.
+        """
+        channels = len(self.absolute)
+        draws = self.count**2 / max(1, self._squares)
+        if draws <= 1:
+            return channels / max(1, self.count)
+        mean = self.second / self.count
+        told = float(np.square(mean).sum()) - float(np.trace(mean)) ** 2 / channels
+        off = self._spread / self.count / (draws - 1)
+        return min(_MOST_DOUBT, _DOUBTS * off / max(told - off, off / _MOST_DOUBT, np.finfo(float).tiny))
 
     def damped(self, part: float) -> InputMoments:
         """As if every channel were read a little everywhere, by itself: so much of what they have on average. Few
-        samples leave channels out that others have."""
+        samples leave channels out that others have. Where nothing was read at all, channels are alike."""
         made = type(self)(len(self.absolute))
         made.count = self.count
         made.absolute = self.absolute + part * self.absolute.mean()
-        made.second = self.second + part * float(np.mean(np.diag(self.second))) * np.eye(len(self.absolute))
+        own = float(np.mean(np.diag(self.second))) or 1.0
+        made.second = self.second + part * own * np.eye(len(self.absolute))
         return made
 
     @property

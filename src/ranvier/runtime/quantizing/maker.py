@@ -52,6 +52,7 @@ Group = tuple[Sequence[Feed], Sequence[Sequence[np.ndarray[Any, Any]]]]
 _FEW = 8  # samples that ways to find ranges are chosen by
 _BEFORE = 0.25  # part of the time after which no more ways to prepare a model and its ranges are tried
 _ENOUGH = 16  # samples that are enough for parts of them to serve different ends
+_ENOUGH_FOR_TWO = 4  # ... for two ends: some are held back from what weights are made by
 _PARTS = {0: "ranges", 1: "choice", 2: "held", 3: "ranges", 4: "choice", 5: "held", 6: "ranges", 7: "choice"}
 
 
@@ -117,6 +118,8 @@ class Maker:
             bodies = (body for body in graph.all_graphs() if body is not graph)
             inside = any(could_be_coded(node) for body in bodies for node in body)
             left = "; those in bodies of If and Loop are left as they are" if inside else ""
+            if not self.static and find_sites(graph):
+                left += "; of convolutions only int8 codes weights"
             raise InvalidConfig(
                 f"no layer of this model can be quantized: it needs float32 products with constant weights{left}"
             )
@@ -132,7 +135,8 @@ class Maker:
         self._widened: set[str] = set()  # ways that have seen all samples but those held back
         self._averages: dict[str, ChannelMean] = {}
         self._looked, self.held = self.feeds, list[Feed]()
-        if (self.static or options.scheme in CALIBRATED) and len(self.feeds) >= _ENOUGH:
+        enough = _ENOUGH if self.static else _ENOUGH_FOR_TWO
+        if (self.static or options.scheme in CALIBRATED) and len(self.feeds) >= enough:
             # what ranges, or weights, were made for shows too little of their errors
             parts: dict[str, list[Feed]] = {"ranges": [], "choice": [], "held": []}
             for k, feed in enumerate(self.feeds):

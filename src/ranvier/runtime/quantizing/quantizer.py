@@ -73,7 +73,8 @@ class Quantizer(Maker):
         limit, wanted = self.options.max_error, self.options.cosine
         if (limit is not None or wanted is not None) and not self.feeds:
             raise InvalidConfig("how near results stay cannot be told without samples of the inputs")
-        return chord(wanted) if limit is None and wanted is not None else limit
+        bound = chord(wanted) if limit is None and wanted is not None else limit
+        return None if bound == math.inf else bound
 
     def _settled(self) -> tuple[Graph, frozenset[str], Difference]:
         """The fastest form that holds on samples which had no part in the choice; where none does, the nearest.
@@ -155,6 +156,7 @@ class Quantizer(Maker):
             tuple(problems),
             self._running.precision,
             self._running.keep_f32,
+            len(self.held),
         )
 
     def _layers(self, graph: Graph, kept: frozenset[str]) -> list[LayerReport]:
@@ -184,7 +186,7 @@ class Quantizer(Maker):
         names |= {node.name: next(v.name for v in node.outputs if v.uses or v.is_graph_output) for node in recurrent}
         there = {value.name for value in graph.values()}
         names = {site: value for site, value in names.items() if value in there}
-        one = self.feeds[:1]
+        one = (self.held or self.feeds)[:1]  # one that layers were made by shows too little of their errors
         original: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         visit(self.graph, list(names.values()), one, self.config, lambda n, x: original.update({n: x}))

@@ -72,6 +72,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class QuantizationReport:
+    """``held``: of the samples, how many had no part in what was made; results are those of both, whichever are worse.
+    Where there are none, results are of samples that ranges, or weights, were made by."""
+
     scheme: str
     layers: tuple[LayerReport, ...]
     samples: int
@@ -83,6 +86,7 @@ class QuantizationReport:
     problems: tuple[str, ...] = field(default=())
     precision: str = "float32"  # of sessions that run the result, for what is not coded
     keep_f32: tuple[str, ...] = ()  # what they leave in float32 all the same
+    held: int = 0
 
     @property
     def speedup(self) -> float:

@@ -22,8 +22,7 @@ ORIGIN = "quantize"
 MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
-_DAMPING = 0.01  # of second moments, with samples enough
-_OF_CHOICES = 0.1  # part of it for AWQ, which has but a few factors to choose from
+_DAMPING = 0.01  # of second moments, at least
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
 
 
@@ -86,19 +85,13 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
         if not found:
             raise InvalidConfig(f"{name} needs samples of the inputs")
         joined = InputMoments.joined(found)
+        damping = max(_DAMPING, joined.doubt)
         if name == "gptq":
-            return Coded(Gptq(4, group, reorder=True, damping=_damping(joined)).quantize(matrix, joined))
-        return Coded(*Awq(4, group, damping=_damping(joined, _OF_CHOICES)).quantize(matrix, joined))
+            return Coded(Gptq(4, group, symmetric=False, reorder=True, damping=damping).quantize(matrix, joined))
+        return Coded(*Awq(4, group, damping=damping).quantize(matrix, joined))
     bits = int("".join(c for c in name if c.isdigit()))
     symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
-
-
-def _damping(moments: InputMoments, part: float = 1.0) -> float:
-    """Moments of few samples say of many directions that nothing is there, and errors would all go there: on other
-    samples results were up to 1.6 times as far off as with the nearest codes with GPTQ, and 3 times with AWQ, where
-    samples left channels out. So they count for less then."""
-    return max(_DAMPING, part * len(moments.absolute) / max(1, moments.count))
 
 
 def _at_most(group: int, weights: int) -> int:
