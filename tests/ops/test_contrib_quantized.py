@@ -50,6 +50,35 @@ def test_qlinear_operators(dtype, zeros):
     check("NhwcMaxPool", [codes(2, 8, 9, 3)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.02, 0.3, 0.7])
+def test_means_that_lie_between_two_codes(scale):
+    """Equal scales cancel, so a half is a half and becomes the even code, as in ONNX Runtime."""
+    x = draw.codes(np.uint8, 2, 40, 2, 2)
+    scales = [scalar(scale), scalar(7, np.uint8), scalar(scale), scalar(3, np.uint8)]
+    exact = np.clip(np.rint((x.astype(np.int64) - 7).sum(axis=(2, 3), keepdims=True) / 4) + 3, 0, 255)
+    assert (x.astype(np.int64).sum(axis=(2, 3)) % 4 == 2).any()
+    for name, attrs in (("QLinearGlobalAveragePool", {}), ("QLinearAveragePool", {"kernel_shape": (2, 2)})):
+        check(name, [x, *scales], **attrs)
+        np.testing.assert_array_equal(run(name, x, *scales, **attrs), exact)
+    np.testing.assert_array_equal(run("QLinearReduceMean", x, *scales, axes=(2, 3)), exact)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.3, 0.013])
+def test_sums_and_products_that_lie_between_two_codes(scale):
+    a, b, zero = draw.codes(np.uint8, 200), draw.codes(np.uint8, 200), scalar(0, np.uint8)
+    step, double = scalar(scale), scalar(2 * np.float32(scale))
+    wide = a.astype(np.int64)
+    total = np.clip(np.rint((wide + b) / 2), 0, 255)
+    np.testing.assert_array_equal(run("QLinearAdd", a, step, zero, b, step, zero, double, zero), total)
+    product = np.clip(np.rint(wide * b / 256), 0, 255)
+    by_256 = scalar(256 * step * step)
+    np.testing.assert_array_equal(run("QLinearMul", a, step, zero, b, step, zero, by_256, zero), product)
+    halves = np.rint(wide / 2)
+    np.testing.assert_array_equal(run("QLinearConcat", double, zero, a, step, zero, axis=0), halves)
+    one = np.ones(200, bool)
+    np.testing.assert_array_equal(run("QLinearWhere", one, a, step, zero, b, step, zero, double, zero), halves)
+
+
 @pytest.mark.parametrize("last", [0, 1])
 def test_contrib_qlinear_conv(last):
     x = draw.codes(np.uint8, 2, 7, 6, 4) if last else draw.codes(np.uint8, 2, 4, 7, 6)

@@ -36,6 +36,16 @@ def test_matmul_integer(left: type, right: type) -> None:
     check("MatMulInteger", [a, b, None, codes(right, 20)], constant=[1, 3])
 
 
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(KINDS, KINDS)))
+def test_zero_points_of_a_batch(left: type, right: type) -> None:
+    """One for each row, or column, of every matrix."""
+    for p, q in (((3, 8), (8, 5)), ((2, 3, 8), (8, 5)), ((2, 3, 8), (2, 8, 5)), ((2, 1, 3, 8), (4, 8, 5))):
+        zeros = codes(left, *p[:-1], 1), codes(right, *q[:-2], 1, q[-1])
+        given = [codes(left, *p), codes(right, *q), *zeros]
+        check("MatMulInteger", given)
+        check("MatMulInteger", given, constant=[1, 3])
+
+
 def test_shapes() -> None:
     zero = codes(np.uint8), codes(np.int8)
     for p, q in (((24,), (24, 5)), ((3, 24), (24,)), ((24,), (24,)), ((2, 3, 4, 8), (3, 8, 6)), ((2, 5, 8), (8, 6))):

@@ -47,6 +47,34 @@ def test_one_scale_and_many_zero_points(op: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_narrow_codes_of_the_contrib_domain(kind: type) -> None:
+    codes = numbers(4, 6).astype(np.int8).astype(kind)
+    zero = np.asarray(0 if kind is ml_dtypes.float8_e5m2 else 3).astype(kind)
+    check("QuantizeLinear", [numbers(4, 6), scale(), zero], domain="com.microsoft")
+    check("DequantizeLinear", [codes, scale(), zero], domain="com.microsoft")
+    check("DequantizeLinear", [codes, scale(6)], {"axis": 1}, domain="com.microsoft")
+
+
+def test_scales_that_are_powers_of_two() -> None:
+    """Blocks with a shared exponent, as the microscaling formats have them."""
+    x, exponents = numbers(4, 64), np.exp2(RNG.integers(-3, 6, (4, 2))).astype(ml_dtypes.float8_e8m0fnu)
+    for kind, made in ((TensorProto.FLOAT4E2M1, ml_dtypes.float4_e2m1fn), (TensorProto.INT8, np.int8)):
+        attrs = {"axis": 1, "block_size": 32, "output_dtype": kind}
+        check("QuantizeLinear", [x, exponents], attrs)
+        check("QuantizeLinear", [x, exponents], {**attrs, "precision": TensorProto.FLOAT}, constant=[1])
+        attrs["output_dtype"] = TensorProto.FLOAT
+        check("DequantizeLinear", [(x / 40).astype(made), exponents], attrs)
+        check("DequantizeLinear", [(x / 40).astype(made), exponents], {**attrs, "output_dtype": TensorProto.BFLOAT16})
+
+
+def test_scales_that_are_whole_numbers() -> None:
+    x = RNG.integers(-(1 << 30), 1 << 30, (3, 50)).astype(np.int32)
+    for kind in (np.int8, np.uint16):
+        check("QuantizeLinear", [x, np.asarray(1 << 23, np.int32), zeros(kind)])
+        check("QuantizeLinear", [x, RNG.integers(1 << 16, 1 << 24, 50).astype(np.int32), zeros(kind, 50)])
+
+
 def test_ties_saturation_and_what_is_no_number() -> None:
     x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 1e9, -1e9, np.inf, -np.inf, np.nan, 300, -300], np.float32)
     one = np.ones((), np.float32)

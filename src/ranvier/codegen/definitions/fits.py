@@ -285,7 +285,8 @@ def _spread(n: NodeView, parameter: Shape) -> bool:
 def _matmul_integer(n: NodeView) -> bool:
     left, right = n.shape(0), n.shape(1)
     rows, columns = left[-2] if len(left) > 1 else 1, right[-1] if right else 1
-    return _per_filter(n, 2, rows) and _per_filter(n, 3, columns)
+    of_rows = _per_filter(n, 2, rows) or (len(left) > 1 and n.shape(2) == (*left[:-1], 1))
+    return of_rows and (_per_filter(n, 3, columns) or (len(right) > 1 and n.shape(3) == (*right[:-2], 1, columns)))
 
 
 # -- sequences ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """com.microsoft operators with quantized operands and a quantized result: QLinearAdd and its relatives.
 
-Each computes in float32 what the operator without ``QLinear`` computes, and quantizes the result once. Functions of
-one operand go through a table with an entry per code.
+Each computes in float32 what the operator without ``QLinear`` computes, and quantizes the result once. What is linear
+in the codes is multiplied by one factor, a scale by another, which makes a number between two codes one where the
+scales do. Functions of one operand go through a table with an entry per code.
 """
 
 from __future__ import annotations
@@ -41,7 +42,17 @@ def real(x: Array, scale: Array, zero_point: Array | None) -> Array:
 
 def coded(y: Array, scale: Array, zero_point: Array | None, dtype: np.dtype[Any]) -> Array:
     """Numbers as 8-bit codes."""
-    return saturate_to(y / scale.reshape(()), None if zero_point is None else zero_point.reshape(()), of(dtype))
+    return rounded(y / scale.reshape(()), zero_point, dtype)
+
+
+def steps(x: Array, scale: Array, zero_point: Array | None, step: Array) -> Array:
+    """The numbers that 8-bit codes stand for, in steps of another scale."""
+    return real(x, scale.reshape(()) / step.reshape(()), zero_point)
+
+
+def rounded(y: Array, zero_point: Array | None, dtype: np.dtype[Any]) -> Array:
+    """The nearest codes of numbers in steps of their scale."""
+    return saturate_to(y, None if zero_point is None else zero_point.reshape(()), of(dtype))
 
 
 # -- element by element -----------------------------------------------------------------------------------------------
@@ -59,8 +70,8 @@ def qlinear_add(
     c_zero_point: Array | None = None,
 ) -> Array:
     common_shape("QLinearAdd", a, b)
-    total = real(a, a_scale, a_zero_point) + real(b, b_scale, b_zero_point)
-    return coded(total, c_scale, c_zero_point, a.dtype)
+    total = steps(a, a_scale, a_zero_point, c_scale) + steps(b, b_scale, b_zero_point, c_scale)
+    return rounded(total, c_zero_point, a.dtype)
 
 
 @op("QLinearMul", domain=MICROSOFT)
@@ -75,8 +86,10 @@ def qlinear_mul(
     c_zero_point: Array | None = None,
 ) -> Array:
     common_shape("QLinearMul", a, b)
-    product = real(a, a_scale, a_zero_point) * real(b, b_scale, b_zero_point)
-    return coded(product, c_scale, c_zero_point, a.dtype)
+    one = np.ones((), np.float32)
+    product = real(a, one, a_zero_point) * real(b, one, b_zero_point)  # of whole numbers: exact
+    factor = a_scale.reshape(()) * b_scale.reshape(()) / c_scale.reshape(())
+    return rounded(product * factor, c_zero_point, a.dtype)
 
 
 def _by_table(
@@ -128,8 +141,8 @@ def qlinear_where(
     z_zero_point: Array,
 ) -> Array:
     common_shape("QLinearWhere", condition, x, y)
-    chosen = np.where(condition, real(x, x_scale, x_zero_point), real(y, y_scale, y_zero_point))
-    return coded(chosen, z_scale, z_zero_point, x.dtype)
+    chosen = np.where(condition, steps(x, x_scale, x_zero_point, z_scale), steps(y, y_scale, y_zero_point, z_scale))
+    return rounded(chosen, z_zero_point, x.dtype)
 
 
 # -- along axes -------------------------------------------------------------------------------------------------------
@@ -151,8 +164,8 @@ def qlinear_softmax(
     if x.size == 0:
         return x.copy()
     rows = x.reshape(*x.shape[:at_axis], math.prod(x.shape[at_axis:])) if opset < 13 else np.moveaxis(x, at_axis, -1)
-    scores = real(rows, x_scale, None)  # a zero point would cancel
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    below = np.subtract(rows, rows.max(axis=-1, keepdims=True), dtype=np.int16)  # a zero point would cancel
+    weights = np.exp(real(below, x_scale, None))
     weights = weights / weights.sum(axis=-1, keepdims=True)
     shares = weights.reshape(x.shape) if opset < 13 else np.moveaxis(weights, -1, at_axis)
     return coded(shares, y_scale, y_zero_point, x.dtype)
@@ -170,8 +183,13 @@ def qlinear_reduce_mean(
     keepdims: int = 1,
 ) -> Array:
     over = normal_axes("QLinearReduceMean", axes, data.ndim) if axes else None
-    mean = real(data, data_scale, data_zero_point).mean(axis=over, keepdims=bool(keepdims))
-    return coded(np.asarray(mean), reduced_scale, reduced_zero_point, data.dtype)
+    mean = _differences(data, data_zero_point).mean(axis=over, keepdims=bool(keepdims))
+    return rounded(steps(np.asarray(mean), data_scale, None, reduced_scale), reduced_zero_point, data.dtype)
+
+
+def _differences(x: Array, zero_point: Array | None) -> Array:
+    """Codes less their zero point in a type that rounds no sum of them."""
+    return (x if zero_point is None else shifted(x, zero_point.reshape(()))).astype(np.float64)
 
 
 @op("QLinearConcat", domain=MICROSOFT)
@@ -181,8 +199,7 @@ def qlinear_concat(y_scale: Array, y_zero_point: Array, *inputs: Array, axis: in
         raise InvalidValue(f"QLinearConcat: expected triples of tensor, scale, zero point, got {len(inputs)} inputs")
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3]):
-        same = scale.reshape(()) == y_scale.reshape(()) and zero.reshape(()) == y_zero_point.reshape(())
-        parts.append(x if same else coded(real(x, scale, zero), y_scale, y_zero_point, x.dtype))
+        parts.append(rounded(steps(x, scale, zero, y_scale), y_zero_point, x.dtype))
     at_axis = normal_axis("QLinearConcat", axis, parts[0].ndim)
     first = parts[0].shape
     for part in parts[1:]:
@@ -205,9 +222,9 @@ def qlinear_average_pool(
     channels_last: int = 0,
     **window: Any,  # the attributes of AveragePool
 ) -> Array:
-    numbers = real(x, x_scale, x_zero_point)
-    pooled = evaluate("AveragePool", to_channels_first(numbers) if channels_last else numbers, **window)
-    y = coded(pooled, y_scale, y_zero_point, x.dtype)
+    codes = _differences(x, x_zero_point)
+    mean: Array = evaluate("AveragePool", to_channels_first(codes) if channels_last else codes, **window)
+    y = rounded(steps(mean, x_scale, None, y_scale), y_zero_point, x.dtype)
     return to_channels_last(y) if channels_last else y
 
 
@@ -224,8 +241,8 @@ def qlinear_global_average_pool(
     if x.ndim < 3:
         raise ShapeMismatch(f"QLinearGlobalAveragePool: expected spatial axes, got {list(x.shape)}")
     spatial = tuple(range(1, x.ndim - 1) if channels_last else range(2, x.ndim))
-    mean = real(x, x_scale, x_zero_point).mean(axis=spatial, keepdims=True)
-    return coded(mean, y_scale, y_zero_point, x.dtype)
+    mean = _differences(x, x_zero_point).mean(axis=spatial, keepdims=True)
+    return rounded(steps(mean, x_scale, None, y_scale), y_zero_point, x.dtype)
 
 
 @op("NhwcMaxPool", domain=MICROSOFT)

@@ -120,7 +120,7 @@ def embed_layer_norm(n: NodeView, b: Definitions) -> None:
         others=[None, None, n.outputs[2] if n.wants(2) else None],
     )
     if n.wants(1):
-        _mask_lengths(n, b, batch)
+        mask_lengths(n, b, batch)
 
 
 def _rows(n: NodeView, b: Definitions, table: int, ids: Value) -> Value:
@@ -129,7 +129,7 @@ def _rows(n: NodeView, b: Definitions, table: int, ids: Value) -> Value:
     return rows_at(n, b, n.input(table), ids)
 
 
-def _mask_lengths(n: NodeView, b: Definitions, batch: int) -> None:
+def mask_lengths(n: NodeView, b: Definitions, batch: int) -> None:
     if not n.has(7):
         b.pointwise([], lambda e: const(0, DType.int32), DType.int32, shape=(batch,), out=n.outputs[1])
         return

@@ -50,16 +50,19 @@ _OPERATORS = {
     "optimizers": """
         ai.onnx.preview.training::Adagrad ai.onnx.preview.training::Adam ai.onnx.preview.training::Momentum
     """,
-    "pool": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
+    "pool": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool com.microsoft::NhwcMaxPool",
     "qlinear": """
         com.microsoft::MulInteger com.microsoft::QLinearAdd com.microsoft::QLinearConcat
         com.microsoft::QLinearGlobalAveragePool com.microsoft::QLinearLeakyRelu com.microsoft::QLinearMul
-        com.microsoft::QLinearReduceMean com.microsoft::QLinearSigmoid com.microsoft::QLinearWhere
+        com.microsoft::QLinearReduceMean com.microsoft::QLinearSigmoid com.microsoft::QLinearSoftmax
+        com.microsoft::QLinearWhere com.microsoft::ReduceSumInteger
     """,
     "quantization": """
         DequantizeLinear DynamicQuantizeLinear QuantizeLinear com.microsoft::DequantizeLinear
         com.microsoft::QuantizeLinear
     """,
+    "quantized_embedding": "com.microsoft::QEmbedLayerNormalization",
+    "quantized_pool": "com.microsoft::QLinearAveragePool",
     "randomness": "Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     "reduction": """
         ArgMax ArgMin Hardmax LogSoftmax ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ranvier.codegen.definitions.defs import RowBody
+from ranvier.codegen.definitions.defs import Declined, RowBody
 from ranvier.codegen.definitions.exprs import add, cast, const, div, mul, op, sub
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.movement import between
@@ -12,21 +12,29 @@ from ranvier.codegen.definitions.lower.reduction import wide_type
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
-from ranvier.codegen.definitions.registry import FLOATS
+from ranvier.codegen.definitions.registry import BYTES, FLOATS
 from ranvier.codegen.loops.fold import identity
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
-from ranvier.ops.nn.window import extents, per_axis, resolve_pads
+from ranvier.ops.nn.window import extents, output_sizes, per_axis, resolve_pads
+
+MICROSOFT = "com.microsoft"
 
 
 class Windows:
-    """The geometry of a pool over axes 2 … of its operand. Axes of the nest: the result's, then the window's."""
+    """The geometry of a pool over the spatial axes of its operand: 2 …, or with the channels ``last`` 1 …
 
-    def __init__(self, n: NodeView) -> None:
-        self.shape = n.shape(0)
-        rank = len(self.shape) - 2
-        self.rank = rank
+    Axes of the nest: the result's, then the window's.
+    """
+
+    def __init__(self, n: NodeView, *, last: bool = False) -> None:
+        shape = n.shape(0)
+        if len(shape) < 3:
+            raise Declined(f"{n.op}: no spatial axes in {list(shape)}")
+        rank = self.rank = len(shape) - 2
+        first = self.first = 1 if last else 2
+        self.spatial = shape[first : first + rank]
         self.kernel = per_axis(n.attr("kernel_shape"), rank, "kernel_shape", n.op)
         self.strides = per_axis(n.attr("strides"), rank, "strides", n.op)
         self.dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
@@ -34,51 +42,75 @@ class Windows:
         self.pads = resolve_pads(
             auto.decode() if isinstance(auto, bytes) else auto,
             n.attr("pads"),
-            self.shape[2:],
+            self.spatial,
             self.kernel,
             self.strides,
             self.dilations,
             op=n.op,
         )
         self.out = n.out_shape()
+        self.sizes = self.out[first : first + rank]
         self.domain = (*self.out, *self.kernel)
         self.row = tuple(range(2 + rank, 2 + 2 * rank))
 
-    def place(self, axis: int) -> Expr:
+    def place(self, axis: int, at: int, tap: int) -> Expr:
         """The position in the operand along spatial axis ``axis``; outside of it in the pads."""
-        step = mul(Index(2 + axis), Size(self.strides[axis]))
-        tap = mul(Index(2 + self.rank + axis), Size(self.dilations[axis]))
-        return sub(add(step, tap), Size(self.pads[axis]))
+        step = mul(Index(at + axis), Size(self.strides[axis]))
+        reach = mul(Index(tap + axis), Size(self.dilations[axis]))
+        return sub(add(step, reach), Size(self.pads[axis]))
 
-    def guard(self, *, with_pads: bool = False) -> Expr | None:
-        """Is this position inside the operand (or its pads)? None where it always is."""
+    def guard(self, *, with_pads: bool = False, alone: bool = False) -> Expr | None:
+        """Is this position inside the operand (or its pads)? None where it always is. ``alone``: in a nest of the
+        spatial axes and the window's only."""
+        at, tap = (0, self.rank) if alone else (self.first, 2 + self.rank)
         found: Expr | None = None
         spans = extents(self.kernel, self.dilations)
         for axis in range(self.rank):
-            size = self.shape[2 + axis]
+            size = self.spatial[axis]
             low, high = (self.pads[axis], self.pads[axis + self.rank]) if with_pads else (0, 0)
-            last = (self.out[2 + axis] - 1) * self.strides[axis] - self.pads[axis] + spans[axis]
+            last = (self.sizes[axis] - 1) * self.strides[axis] - self.pads[axis] + spans[axis]
             if self.pads[axis] <= low and last <= size + high:
                 continue
-            here = between(Size(-low), self.place(axis), Size(size + high))
+            here = between(Size(-low), self.place(axis, at, tap), Size(size + high))
             found = here if found is None else op("and", found, here, dtype=DType.bool)
         return found
 
-    def load(self, nest: NestBuilder, view: View, other: float | int) -> Expr:
-        spatial = view.strides[2:]
+    def load(self, nest: NestBuilder, view: View, other: float | int, *, padded: bool = False) -> Expr:
+        """The element of the operand at this position; ``padded``: the pads are part of it."""
+        spatial = view.strides[self.first : self.first + self.rank]
         steps = [s * t for s, t in zip(spatial, self.strides)]
         taps = [s * d for s, d in zip(spatial, self.dilations)]
-        offset = -sum(p * s for p, s in zip(self.pads, spatial))
-        strides = (*view.strides[:2], *steps, *taps)
-        return nest.load(view, strides, offset=offset, guard=self.guard(), other=other)
+        offset = 0 if padded else -sum(p * s for p, s in zip(self.pads, spatial))
+        strides = (*view.strides[: self.first], *steps, *view.strides[self.first + self.rank :], *taps)
+        return nest.load(view, strides, offset=offset, guard=None if padded else self.guard(), other=other)
 
 
 @lowers("MaxPool")
 def max_pool(n: NodeView, b: Definitions) -> None:
-    windows, dtype = Windows(n), n.dtype(0)
+    windows = Windows(n)
     if n.wants(1):
         _max_pool_with_positions(n, b, windows)
-        return
+    else:
+        _largest(n, b, windows)
+
+
+@lowers("NhwcMaxPool", domain=MICROSOFT, dtypes=BYTES)
+def nhwc_max_pool(n: NodeView, b: Definitions) -> None:
+    _largest(n, b, fitting(n, last=True))
+
+
+def fitting(n: NodeView, *, last: bool) -> Windows:
+    """The windows of an operator that nobody else looks at: raises what the reference would, where one does not fit."""
+    windows = Windows(n, last=last)
+    how = windows.kernel, windows.strides, windows.dilations, windows.pads
+    sizes = output_sizes(windows.spatial, *how, ceil_mode=bool(n.attr("ceil_mode", 0)), op=n.op)
+    if windows.sizes != sizes:
+        raise Declined(f"{n.op}: {list(sizes)} windows for a result of {list(windows.out)}")
+    return windows
+
+
+def _largest(n: NodeView, b: Definitions, windows: Windows) -> None:
+    dtype = n.dtype(0)
     b.rows(
         [],
         windows.row,
@@ -94,7 +126,7 @@ def max_pool(n: NodeView, b: Definitions) -> None:
 
 def _max_pool_with_positions(n: NodeView, b: Definitions, windows: Windows) -> None:
     """Also where each window's first maximum stands, counted through the whole operand."""
-    dtype, rank, spatial = n.dtype(0), windows.rank, windows.shape[2:]
+    dtype, rank, spatial = n.dtype(0), windows.rank, windows.spatial
 
     def build(e: list[Expr]) -> RowBody:
         left: Expr = Result(1, DType.int64)
@@ -109,7 +141,7 @@ def _max_pool_with_positions(n: NodeView, b: Definitions, windows: Windows) -> N
             # a window of nothing but the lowest value may have found it in the pads
             places.insert(0, op("max", op("min", place, Size(spatial[axis] - 1)), const(0, DType.int64)))
         order = range(rank)[::-1] if n.attr("storage_order", 0) else range(rank)
-        found: Expr = add(mul(Index(0), Size(windows.shape[1])), Index(1))
+        found: Expr = add(mul(Index(0), Size(n.shape(0)[1])), Index(1))
         for axis in order:
             found = add(mul(found, Size(spatial[axis])), places[axis])
         reduces = [Reduce("max", e[0], dtype), Reduce("argmax", e[0], DType.int64)]

@@ -31,6 +31,7 @@ Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 _CODES = BYTES | {DType.int16, DType.uint16}
 _SMALL = frozenset(NARROW_INTEGERS) | frozenset(FORMATS)  # read and written as bytes
+_EXPONENTS = DType.float8_e8m0fnu  # powers of two, as scales of blocks
 _EVERY = frozenset(DType) - {DType.string}
 
 
@@ -158,7 +159,7 @@ class Parameters:
 
 
 def _codes(b: Definitions, value: Value) -> Value:
-    return as_bytes(b, value) if b.dtype(value) in _SMALL else value
+    return as_bytes(b, value) if b.dtype(value) in _SMALL | {_EXPONENTS} else value
 
 
 def _all_zero(n: NodeView, k: int) -> bool:
@@ -178,25 +179,32 @@ def is_constant(node: Node) -> bool:
     return all(v is None or v.const is not None for v in node.inputs)
 
 
+def _division_type(scale: DType) -> DType:
+    """The type that numbers are divided by such a scale in."""
+    if scale in FLOATS:
+        return scale
+    return DType.float64 if scale.is_integer else DType.float32
+
+
 def _quantizes(node: Node) -> str | None:
     out = node.outputs[0].type
     target = out.dtype if isinstance(out, TensorType) else None
     if target not in _CODES | _SMALL:
         return f"quantization to {target}"
     source, scale = _dtype(node, 0), _dtype(node, 1)
-    if source not in FLOATS | {DType.int32} or scale not in FLOATS:
+    if source not in FLOATS | {DType.int32} or scale not in FLOATS | {DType.int32, _EXPONENTS}:
         return f"quantization of {source} by a scale of {scale}"
     if node.input(2) is not None and _dtype(node, 2) is not target:
         return "a zero point of another type than the result"
     return None
 
 
-@lowers("QuantizeLinear", dtypes=ALL | _SMALL, check=_quantizes)
-@lowers("QuantizeLinear", domain=MICROSOFT, check=_quantizes)
+@lowers("QuantizeLinear", dtypes=ALL | _SMALL | {_EXPONENTS}, check=_quantizes)
+@lowers("QuantizeLinear", domain=MICROSOFT, dtypes=ALL | _SMALL, check=_quantizes)
 def quantize_linear(n: NodeView, b: Definitions) -> None:
     target, scale = n.out_dtype(), n.dtype(1)
     precision = int(n.attr("precision", 0))
-    working = from_onnx(precision) if precision else scale
+    working = from_onnx(precision) if precision else _division_type(scale)
     if working not in FLOATS:
         raise Declined(f"QuantizeLinear: division in {working}")
     parameters = Parameters(n, b)
@@ -206,14 +214,15 @@ def quantize_linear(n: NodeView, b: Definitions) -> None:
     known = n.known(1)
 
     def compute(e: list[Expr]) -> Expr:
-        quotient = ratio(cast(e[0], working), cast(e[1], working), known if target in _CODES else None)
+        divisor = cast(from_code(e[1], scale), working)
+        quotient = ratio(cast(e[0], working), divisor, known if target in _CODES else None)
         zero = from_code(e[2], zero_type) if has_zero else None
         if target in FORMATS:
             number = cast(quotient, DType.float32)
             return to_code(number if zero is None else add(number, zero), target, saturate)
         return saturated(cast(quotient, exact), zero, target)
 
-    operands: list[Use | Value] = [n.input(0), parameters.use(n.input(1))]
+    operands: list[Use | Value] = [n.input(0), parameters.use(_codes(b, n.input(1)))]
     if has_zero:
         operands.append(parameters.use(_codes(b, n.input(2))))
     if target in _SMALL:
@@ -233,17 +242,17 @@ def _dequantizes(node: Node) -> str | None:
         return None
     if source not in _CODES | _SMALL | {DType.int32}:
         return f"dequantization of {source}"
-    if scale not in FLOATS:
+    if scale not in FLOATS | {_EXPONENTS}:
         return f"a scale of {scale}"
     return None if node.input(2) is None or _dtype(node, 2) is source else "a zero point of another type"
 
 
 @lowers("DequantizeLinear", dtypes=_EVERY, check=_dequantizes)
-@lowers("DequantizeLinear", domain=MICROSOFT, check=_dequantizes)
+@lowers("DequantizeLinear", domain=MICROSOFT, dtypes=ALL | _SMALL, check=_dequantizes)
 def dequantize_linear(n: NodeView, b: Definitions) -> None:
     if fold(n, b):
         return
-    target, source = n.out_dtype(), n.dtype(0)
+    target, source, scale = n.out_dtype(), n.dtype(0), n.dtype(1)
     parameters = Parameters(n, b)
     has_zero = n.has(2) and not _all_zero(n, 2)
     working = DType.float64 if target is DType.float64 else DType.float32
@@ -253,9 +262,9 @@ def dequantize_linear(n: NodeView, b: Definitions) -> None:
         if has_zero:
             wide = DType.int64 if source is DType.int32 else working
             codes = sub(cast(codes, wide), cast(from_code(e[2], source), wide))
-        return cast(mul(cast(codes, working), cast(e[1], working)), target)
+        return cast(mul(cast(codes, working), cast(from_code(e[1], scale), working)), target)
 
-    operands: list[Use | Value] = [_codes(b, n.input(0)), parameters.use(n.input(1))]
+    operands: list[Use | Value] = [_codes(b, n.input(0)), parameters.use(_codes(b, n.input(1)))]
     if has_zero:
         operands.append(parameters.use(_codes(b, n.input(2))))
     b.pointwise(operands, compute, target, shape=n.shape(0), out=n.outputs[0])

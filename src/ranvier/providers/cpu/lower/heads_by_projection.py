@@ -103,13 +103,18 @@ def _allowed(n: NodeView, b: Definitions, mask: Value, batch: int, time: int, ke
 # -- Attention --------------------------------------------------------------------------------------------------------
 
 
-def _attention_check(node: Node) -> str | None:
+def special(node: Node) -> str | None:
+    """What attention by a projection is asked for that is not done here."""
     if node.attrs.get("do_rotary", 0):
         return "rotary embedding without tables"
     if node.attrs.get("past_present_share_buffer", 0):
         return "a buffer shared by past and present"
-    if node.attrs.get("scale", 0.0) < 0:
-        return "a negative scale"
+    return "a negative scale" if node.attrs.get("scale", 0.0) < 0 else None
+
+
+def _attention_check(node: Node) -> str | None:
+    if reason := special(node):
+        return reason
     sizes = node.attrs.get("qkv_hidden_sizes")
     if sizes and (len(sizes) != 3 or sizes[0] != sizes[1]):
         return "queries and keys of different sizes"
@@ -131,14 +136,14 @@ def attention(n: NodeView, b: Definitions) -> None:
         projected = b.pointwise([projected, widened(b, n.input(2))], lambda e: add(*e), FLOAT)
     q = split_heads(b, part(b, projected, 2, 0, sizes[0]), heads)
     if sizes[1] == sizes[2]:
-        k, v = _keys_and_values(n, b, projected, sizes[0], heads)
+        k, v = keys_and_values(n, b, projected, sizes[0], heads)
     else:
         k = split_heads(b, part(b, projected, 2, sizes[0], sizes[1]), heads)
         v = split_heads(b, part(b, projected, 2, sizes[0] + sizes[1], sizes[2]), heads)
-    _attended(n, b, q, k, v, n.input(3) if n.has(3) else None, n.input(5) if n.has(5) else None, dtype)
+    attended(n, b, q, k, v, n.input(3) if n.has(3) else None, n.input(5) if n.has(5) else None, dtype)
 
 
-def _keys_and_values(n: NodeView, b: Definitions, projected: Value, start: int, heads: int) -> tuple[Value, Value]:
+def keys_and_values(n: NodeView, b: Definitions, projected: Value, start: int, heads: int) -> tuple[Value, Value]:
     """Keys and values after those of the past; both together are the present state."""
     batch, time, width = b.shape(projected)
     size = (width - start) // 2 // heads
@@ -162,7 +167,7 @@ def _keys_and_values(n: NodeView, b: Definitions, projected: Value, start: int, 
     return k, v
 
 
-def _attended(
+def attended(
     n: NodeView, b: Definitions, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, dtype: DType
 ) -> None:
     batch, heads, time, size = b.shape(q)
@@ -210,7 +215,7 @@ def multi_head_attention(n: NodeView, b: Definitions) -> None:
         k, v = (_wide_past(n, b, fresh, at, present) for fresh, at, present in ((k, 6, 1), (v, 7, 2)))
     else:
         k, v = with_past(b, n, k, 6, 1), with_past(b, n, v, 7, 2)
-    _attended(n, b, q, k, v, n.input(4) if n.has(4) else None, n.input(5) if n.has(5) else None, dtype)
+    attended(n, b, q, k, v, n.input(4) if n.has(4) else None, n.input(5) if n.has(5) else None, dtype)
 
 
 def _wide_past(n: NodeView, b: Definitions, fresh: Value, past: int, present: int) -> Value:

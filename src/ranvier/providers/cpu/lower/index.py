@@ -25,10 +25,12 @@ _OPERATORS = {
     "linear_attention": "LinearAttention",
     "lookup": "Gather",
     "multinomial": "Multinomial",
+    "quantized_heads": "com.microsoft::QAttention",
     "quantized_lstm": "com.microsoft::DynamicQuantizeLSTM",
     "ranking": "TopK",
     "recurrent": "DFT GRU LSTM RNN STFT ranvier::LSTMSlopes ranvier::LSTMTraining",
     "scatter": "Scatter ScatterElements ScatterND TensorScatter",
+    "short_product": "com.microsoft::MatMulInteger16",
     "trees": "ai.onnx.ml::TreeEnsemble ai.onnx.ml::TreeEnsembleClassifier ai.onnx.ml::TreeEnsembleRegressor",
     "unpool": "MaxUnpool",
     "weight_only": """
