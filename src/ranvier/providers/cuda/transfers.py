@@ -233,12 +233,12 @@ class GpuTransfers:
 
     def hand_out(self, tensors: Sequence[Any]) -> list[Any]:
         place = self._place
-        look_at(tensors)
         theirs = torch.cuda.current_stream(place.index)
         with place.computing():
             found = [_own(tensor, place.index) for tensor in tensors]
             done = place.compute.record_event()
         theirs.wait_event(done)
+        look_at(tensors)  # flags are read by the caller's stream: not before they are computed
         for tensor in found:
             tensor.record_stream(theirs)
         return found

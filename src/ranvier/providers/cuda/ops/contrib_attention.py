@@ -13,7 +13,9 @@ from ranvier.graph.ir import Node
 from ranvier.providers.base import Array
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.ops.attention import angles, in_one_kernel, in_steps, merge_heads, rotated, split_heads
+from ranvier.providers.cuda.ops.integer_products import by_column, exact_product
 from ranvier.providers.cuda.ops.products import product
+from ranvier.providers.cuda.ops.quantization import less
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 _TYPES = FLOATS | {DType.int32, DType.int64, DType.bool}
@@ -91,16 +93,20 @@ def attention(
     added: Any = None,
     past_length: Array | None = None,
 ) -> Any:
-    heads = call.attr("num_heads")
     projected = product(call, x, weights)
     if bias is not None:
         projected = projected + bias
-    width = projected.shape[-1]
-    sizes = list(call.attr("qkv_hidden_sizes") or [width // 3] * 3)
-    q, k, v = (split_heads(part, heads) for part in projected.split(sizes, dim=-1))
     filled = None
     if past is not None and call.flag("past_present_share_buffer") and past_length is not None:
         filled = int(past_length.reshape(-1)[0])
+    return _by_projection(call, projected, mask, past, added, filled)
+
+
+def _by_projection(call: Call, projected: Any, mask: Any, past: Any, added: Any, filled: int | None) -> Any:
+    """Attention over queries, keys and values beside each other; ``filled``: of a past with room, the rows in use."""
+    heads, width = call.attr("num_heads"), projected.shape[-1]
+    sizes = list(call.attr("qkv_hidden_sizes") or [width // 3] * 3)
+    q, k, v = (split_heads(part, heads) for part in projected.split(sizes, dim=-1))
     start = 0 if past is None else past.shape[3] if filled is None else filled
     if call.flag("do_rotary"):
         q, k = (_by_position(call, part, start, call.attr("rotary_embedding_dim", 0)) for part in (q, k))
@@ -110,6 +116,31 @@ def attention(
         v, present_value = _extended(past[1], v, filled)
     y, _ = _attended(call, q, k, v, mask, added, call.flag("unidirectional"))
     return merge_heads(y), torch.stack([present_key, present_value]) if call.wants(1) else None
+
+
+def _shared(node: Node) -> str | None:
+    shared = node.attrs.get("past_present_share_buffer", 0)
+    return "it has no input that says how much of a shared buffer is used" if shared else None
+
+
+@lowers("QAttention", domain=CONTRIB, types=_TYPES | {DType.int8, DType.uint8}, refuses=_shared)
+def quantized_attention(
+    call: Call,
+    x: Any,
+    weights: Any,
+    bias: Any,
+    x_scale: Any,
+    weight_scale: Any,
+    mask: Any = None,
+    x_zero: Any = None,
+    weight_zero: Any = None,
+    past: Any = None,
+) -> Any:
+    left = less(x, None if x_zero is None else x_zero.reshape(()))
+    total = exact_product(left, less(weights, None if weight_zero is None else by_column(weight_zero)))
+    scale = x_scale.float().reshape(()) * by_column(weight_scale.float())
+    projected = (total.float() * scale + bias.float()).to(bias.dtype)
+    return _by_projection(call, projected, mask, past, None, None)
 
 
 def _by_position(call: Call, x: Any, start: int, width: int) -> Any:

@@ -1,7 +1,8 @@
-"""Products and convolutions of codes: exact, whatever the device multiplies them in.
+"""Products, convolutions and sums of codes: exact, whatever the device multiplies them in.
 
 float32 holds every whole number up to 2²⁴ and float64 up to 2⁵³; products of two codes of eight bits stay below 2¹⁶, so
-sums of up to 256 of them are exact in float32, and all that occur in float64.
+sums of up to 256 of them are exact in float32, and all that occur in float64. Of products of sixteen bits float64 adds
+up 2²⁰; behind them sums are added as whole numbers.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from ranvier.dtypes import DType
+from ranvier.errors import ShapeMismatch
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.ops.convolution import convolved
-from ranvier.providers.cuda.ops.quantization import FLOAT8, dynamic_codes, saturated
+from ranvier.providers.cuda.ops.quantization import FLOAT8, dynamic_codes, less, saturated
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 _CODES = frozenset({DType.int8, DType.uint8, DType.int32})
 _MIXED = _CODES | FLOATS
+_SHORT = frozenset({DType.int16, DType.uint16, DType.int32, DType.uint32})
+_TERMS = 1 << 20
 
 
 def by_row(parameter: Any, rank: int) -> Any:
@@ -29,12 +33,6 @@ def by_column(parameter: Any) -> Any:
     return parameter.reshape(()) if parameter.numel() == 1 else parameter
 
 
-def less(x: Any, zero: Any) -> Any:
-    """``x - zero`` with room for every difference."""
-    x = x.to(torch.int32)
-    return x if zero is None else x - zero.to(torch.int32)
-
-
 def exact_product(a: Any, b: Any) -> Any:
     """The product of whole numbers, as int64."""
     exact = torch.float32 if a.shape[-1] <= 128 else torch.float64
@@ -45,6 +43,26 @@ def exact_product(a: Any, b: Any) -> Any:
 def matmul_integer(call: Call, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
     left = less(a, None if a_zero is None else by_row(a_zero, a.ndim))
     return exact_product(left, less(b, None if b_zero is None else by_column(b_zero)))
+
+
+@lowers("MatMulInteger16", domain=CONTRIB, types=_SHORT)
+def matmul_integer16(call: Call, a: Any, b: Any) -> Any:
+    inner, along = a.shape[-1], max(b.ndim - 2, 0)
+    if b.shape[along] != inner:
+        raise ShapeMismatch(f"MatMulInteger16: matrices {list(a.shape)} and {list(b.shape)} do not multiply")
+    left, right = a.to(torch.float64), b.to(torch.float64)
+    total: Any = 0
+    for start in range(0, max(inner, 1), _TERMS):
+        count = min(_TERMS, inner - start)
+        part = torch.matmul(left.narrow(-1, start, count), right.narrow(along, start, count))
+        total = total + part.to(torch.int64)
+    return total
+
+
+@lowers("ReduceSumInteger", domain=CONTRIB, types=_CODES | {DType.uint32})
+def reduce_sum_integer(call: Call, x: Any) -> Any:
+    axes = tuple(call.attr("axes") or range(x.ndim))
+    return x.sum(dim=axes, keepdim=call.flag("keepdims", 1), dtype=torch.int64)
 
 
 @lowers("QLinearMatMul", since=10, types=_MIXED | FLOAT8)

@@ -8,6 +8,7 @@ from typing import Any
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node
 from ranvier.providers.cuda.library import functional, torch
+from ranvier.providers.cuda.ops.quantization import real
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 _WITH_IDS = FLOATS | {DType.int32, DType.int64}
@@ -171,15 +172,49 @@ def embed_layer_normalization(
     mask: Any = None,
     position_ids: Any = None,
 ) -> Any:
-    def rows(table: Any, at: Any) -> Any:
-        at = at.to(torch.int64)
-        call.require(((at >= 0) & (at < table.shape[0])).all(), f"an index is outside [0, {table.shape[0]})")
-        return functional.embedding(at.clamp(0, table.shape[0] - 1), table)
-
-    where = torch.arange(ids.shape[1], device=ids.device)[None] if position_ids is None else position_ids
-    total = rows(words, ids) + rows(positions, where)
+    where = _places(ids) if position_ids is None else position_ids
+    total = embedded(call, words, ids) + embedded(call, positions, where)
     if segments is not None and segment_table is not None:
-        total = total + rows(segment_table, segments)
+        total = total + embedded(call, segment_table, segments)
     y = functional.layer_norm(total, total.shape[-1:], gamma, beta, call.attr("epsilon", 1e-12))
-    index = ids.new_zeros(ids.shape[0]) if mask is None else (mask == 1).sum(dim=1)
-    return (y, index, total)[: len(call.node.outputs)]
+    return (y, _lengths(ids, mask), total)[: len(call.node.outputs)]
+
+
+def embedded(call: Call, table: Any, at: Any) -> Any:
+    """The rows of a table that are asked for."""
+    at = at.to(torch.int64)
+    call.require(((at >= 0) & (at < table.shape[0])).all(), f"an index is outside [0, {table.shape[0]})")
+    return functional.embedding(at.clamp(0, table.shape[0] - 1), table)
+
+
+def _places(ids: Any) -> Any:
+    return torch.arange(ids.shape[1], device=ids.device)[None]
+
+
+def _lengths(ids: Any, mask: Any) -> Any:
+    """How many tokens of each sequence are not padding."""
+    return ids.new_zeros(ids.shape[0]) if mask is None else (mask == 1).sum(dim=1)
+
+
+@lowers("QEmbedLayerNormalization", domain=CONTRIB, types=_WITH_IDS | {DType.int8, DType.uint8})
+def quantized_embed_layer_normalization(
+    call: Call,
+    ids: Any,
+    segments: Any,
+    words: Any,
+    positions: Any,
+    segment_table: Any,
+    gamma: Any,
+    beta: Any,
+    mask: Any,
+    *parameters: Any,
+) -> Any:
+    """``parameters``: the scales of both tables, the segments', gamma and beta, then their zero points."""
+    scales, zeros = parameters[:5], parameters[5:]
+    total = real(embedded(call, words, ids), scales[0], zeros[0])
+    total = total + real(embedded(call, positions, _places(ids)), scales[1], zeros[1])
+    if segments is not None and segment_table is not None and scales[2] is not None:
+        total = total + real(embedded(call, segment_table, segments), scales[2], zeros[2])
+    scale, shift = real(gamma, scales[3], zeros[3]), real(beta, scales[4], zeros[4])
+    y = functional.layer_norm(total, total.shape[-1:], scale, shift, call.attr("epsilon", 1e-12))
+    return (y, _lengths(ids, mask))[: len(call.node.outputs)]

@@ -12,7 +12,7 @@ from ranvier.ops.nn.window import extents, output_sizes, per_axis, resolve_pads
 from ranvier.providers.base import Array
 from ranvier.providers.cuda.library import functional, torch
 from ranvier.providers.cuda.ops.convolution import padded
-from ranvier.providers.cuda.table import FLOATS, Call, lowers
+from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 
 class _Frame:
@@ -107,6 +107,11 @@ def max_pool(call: Call, x: Any) -> Any:
         function = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[frame.rank - 1]
         return function(x, frame.kernel, frame.strides, frame.begins, frame.dilations)
     return frame.reduced(x, torch.maximum, lowest)
+
+
+@lowers("NhwcMaxPool", domain=CONTRIB, types=FLOATS | {DType.int8, DType.uint8})
+def max_pool_channels_last(call: Call, x: Any) -> Any:
+    return max_pool(call, x.movedim(-1, 1)).movedim(1, -1)
 
 
 def _with_places(call: Call, frame: _Frame, x: Any, lowest: Any) -> Any:

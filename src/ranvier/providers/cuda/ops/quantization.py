@@ -37,6 +37,18 @@ def saturated(y: Any, zero: Any, dtype: DType) -> Any:
     )
 
 
+def less(x: Any, zero: Any) -> Any:
+    """``x - zero`` with room for every difference."""
+    x = x.to(torch.int32)
+    return x if zero is None else x - zero.to(torch.int32)
+
+
+def real(x: Any, scale: Any, zero: Any) -> Any:
+    """The numbers that codes with one scale and one zero point stand for."""
+    codes = x.float() if zero is None else x.float() - zero.reshape(()).float()
+    return codes * scale.reshape(())
+
+
 def spread(parameter: Any, x: Any, axis: int, block: int) -> Any:
     """A scale or zero point as it broadcasts against ``x``: for all, for each along an axis, or for blocks of it."""
     if parameter.numel() == 1 and parameter.ndim <= 1 and block == 0:

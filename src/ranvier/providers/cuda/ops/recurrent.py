@@ -8,7 +8,8 @@ from typing import Any
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node
 from ranvier.providers.cuda.library import functional, torch
-from ranvier.providers.cuda.ops.integer_products import by_column, less, quantized_product
+from ranvier.providers.cuda.ops.integer_products import by_column, quantized_product
+from ranvier.providers.cuda.ops.quantization import less
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 _TYPES = FLOATS | {DType.int32}

@@ -9,12 +9,15 @@ import ml_dtypes
 import numpy as np
 
 from ranvier.dtypes import DType
+from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.graph.ir import Node
+from ranvier.graph.types import TensorType
 from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 _TYPES = FLOATS | {DType.uint8, DType.int32, DType.int8, DType.float8_e4m3fn}
+_TABLES = FLOATS - {DType.float64} | {DType.uint8, DType.int4, DType.uint4, DType.int32, DType.int64}
 
 
 def unpacked(packed: Any, bits: int) -> Any:
@@ -103,6 +106,61 @@ def matmul_fp4(call: Call, a: Any, b: Any, scale: Any, whole: Any, given: Any = 
     numbers = levels[unpacked(b, 4).to(torch.int64)]
     steps = scale.view(torch.float8_e4m3fn).float().repeat_interleave(block, dim=1)[:, : numbers.shape[1]]
     return _times(call, a, numbers * steps * whole.float().reshape(()), bias)
+
+
+def _packing(node: Node) -> str | None:
+    """Codes that share bytes lie along the last axis, whole rows of them."""
+    value = node.inputs[0]
+    kind = value.type if value is not None else None
+    if not isinstance(kind, TensorType) or kind.dtype is not DType.uint8:
+        return None
+    bits = node.attrs.get("bits", 4)
+    if bits not in (2, 4, 8):
+        return f"{bits} bits are not lowered to torch"
+    if not kind.shape:
+        return "its table has no axes that are known"
+    rank = len(kind.shape)
+    at, along = (node.attrs.get(name, k) % rank for k, name in enumerate(("gather_axis", "quantize_axis")))
+    return None if at != along == rank - 1 else f"bytes of codes along axis {along}, gathered along axis {at}"
+
+
+@lowers("GatherBlockQuantized", domain=CONTRIB, types=_TABLES, refuses=_packing)
+def gather_block_quantized(call: Call, data: Any, indices: Any, scales: Any, zeros: Any = None) -> Any:
+    """Rows of a table of codes; an index outside of it gives zeros."""
+    at, along = call.attr("gather_axis", 0) % data.ndim, call.attr("quantize_axis", 1) % data.ndim
+    bits = call.attr("bits", 4) if call.operand_dtype(0) is DType.uint8 else 0  # 0: a code has an element of its own
+    size, width = data.shape[at], data.shape[along] * (8 // bits if bits else 1)
+    block = call.attr("block_size", 128) or width
+    wanted = [(-(-width // block),) if k == along else (1, n) for k, n in enumerate(data.shape)]
+    if scales.ndim != data.ndim or any(n not in some for n, some in zip(scales.shape, wanted)):
+        raise ShapeMismatch(f"{call.node.op}: {list(data.shape)} does not take scales of {list(scales.shape)}")
+    if not size and indices.numel():
+        raise InvalidValue(f"{call.node.op}: nothing can be taken from an empty axis", op=call.node.op)
+    rows = indices.to(torch.int64)
+    outside = (rows < -size) | (rows >= size)
+    rows = torch.where(outside, 0, torch.where(rows < 0, rows + size, rows))
+    behind = along if along < at else along + rows.ndim - 1  # where the axis of blocks is in the result
+
+    def picked(table: Any, packed: int = 0) -> Any:
+        shared = table.shape[at] != size  # one row is all rows'
+        taken = table.index_select(at, (torch.zeros_like(rows) if shared else rows).reshape(-1))
+        taken = taken.reshape(*table.shape[:at], *rows.shape, *table.shape[at + 1 :])
+        return (unpacked(taken, packed) if packed else taken).float()
+
+    def stretched(table: Any, axis: int) -> Any:
+        return table.repeat_interleave(block, dim=axis).narrow(axis, 0, width)
+
+    def of_each(table: Any, packed: int = 0) -> Any:
+        """What blocks have, for each of their codes; rows that lie across blocks are told before they are picked."""
+        return picked(stretched(table, at)) if at == along else stretched(picked(table, packed), behind)
+
+    y = picked(data, bits)
+    if zeros is not None:
+        y = y - of_each(zeros, bits)
+    elif bits:
+        y = y - (1 << (bits - 1))
+    y = y * of_each(scales)
+    return torch.where(outside.reshape(*outside.shape, *[1] * (data.ndim - at - 1)), 0.0, y)
 
 
 @lowers("BitLinear", domain="ranvier", types=_TYPES)
