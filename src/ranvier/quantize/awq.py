@@ -28,7 +28,7 @@ class Awq(Checked):
     group: int = 128
     symmetric: bool = False
     steps: int = 20
-    damping: float = 0.001  # of the mean of the diagonal; channels without inputs would have no weights left
+    damping: float | None = None  # of the mean of the diagonal; None: what samples leave in doubt, 0.01 at least
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "bits": Whole(2, 8),

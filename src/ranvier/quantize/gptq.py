@@ -33,7 +33,7 @@ class Gptq(Checked):
     symmetric: bool = True
     reorder: bool = False
     static_groups: bool = True
-    damping: float = 0.01  # of the mean of the diagonal
+    damping: float | None = None  # of the mean of the diagonal; None: what samples leave in doubt, 0.01 at least
     fit: str = "mse"
 
     RULES: ClassVar[Mapping[str, Rule]] = {

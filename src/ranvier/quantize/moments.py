@@ -21,6 +21,7 @@ from ranvier.rules import Rule, Whole
 
 _DOUBTS = 2.0  # times as much as moments by themselves are nearest with: a layer's results are, on other samples
 _MOST_DOUBT = 1000.0  # moments that say nothing
+_LEAST_DAMPING = 0.01  # however sure they are
 
 
 class InputMoments:
@@ -86,9 +87,11 @@ class InputMoments:
         off = self._spread / self.count / (draws - 1)
         return min(_MOST_DOUBT, _DOUBTS * off / max(told - off, off / _MOST_DOUBT, np.finfo(float).tiny))
 
-    def damped(self, part: float) -> InputMoments:
-        """As if every channel were read a little everywhere, by itself: so much of what they have on average. Few
-        samples leave channels out that others have. Where nothing was read at all, channels are alike."""
+    def damped(self, part: float | None) -> InputMoments:
+        """As if every channel were read a little everywhere, by itself: so much of what they have on average, by
+        default what samples leave in doubt. Few of them leave channels out that others have. Where nothing was read
+        at all, channels are alike."""
+        part = max(_LEAST_DAMPING, self.doubt) if part is None else part
         made = type(self)(len(self.absolute))
         made.count = self.count
         made.absolute = self.absolute + part * self.absolute.mean()
@@ -114,9 +117,11 @@ class InputMoments:
 
 
 class Damping(Rule):
-    """A part of the mean of second moments' diagonal."""
+    """A part of the mean of second moments' diagonal; None: what samples leave in doubt."""
 
-    def check(self, value: Any) -> float:
+    def check(self, value: Any) -> float | None:
+        if value is None:
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ValueError(f"must be a number of 0 or more, got {value!r}")
         return float(value)

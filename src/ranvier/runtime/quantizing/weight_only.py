@@ -22,7 +22,6 @@ ORIGIN = "quantize"
 MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
-_DAMPING = 0.01  # of second moments, at least
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
 
 
@@ -85,10 +84,9 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
         if not found:
             raise InvalidConfig(f"{name} needs samples of the inputs")
         joined = InputMoments.joined(found)
-        damping = max(_DAMPING, joined.doubt)
         if name == "gptq":
-            return Coded(Gptq(4, group, symmetric=False, reorder=True, damping=damping).quantize(matrix, joined))
-        return Coded(*Awq(4, group, damping=damping).quantize(matrix, joined))
+            return Coded(Gptq(4, group, symmetric=False, reorder=True).quantize(matrix, joined))
+        return Coded(*Awq(4, group).quantize(matrix, joined))
     bits = int("".join(c for c in name if c.isdigit()))
     symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
