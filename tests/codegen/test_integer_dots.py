@@ -27,9 +27,11 @@ from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.library import source
+from ranvier.codegen.llvm.ternary.fours import ROWS
+from ranvier.codegen.llvm.ternary.fours import _spec as ternary_spec
 from ranvier.codegen.llvm.ternary.panels import Block
+from ranvier.codegen.llvm.ternary.unpacked import _Fours
 from ranvier.codegen.llvm.ternary.unpacked import _spec as unpacked_spec
-from ranvier.codegen.llvm.ternary.vectors import _spec as ternary_spec
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -90,18 +92,19 @@ def test_words_are_long_products() -> None:
     assert "addp" in text
 
 
-def test_ternary_codes_take_one_instruction_each() -> None:
-    """A word of four columns: four masks or shifts, four dot products, no constants made anew."""
-    longest = max(loops(text_of(ternary_spec(Block(1, 2), True), NEON)), key=len)
-    count = len(re.findall(r"\bsdot\b", longest))
-    assert count == 64
-    assert len(re.findall(r"\b(?:and|ushr)\s+v", longest)) == count
-    assert "movi" not in longest
+@pytest.mark.parametrize("rows", range(1, ROWS + 1))
+def test_four_ternary_columns_take_three_masks(rows: int) -> None:
+    """Sixteen lines: three masks and, for each row, four dot products; no constants made anew, little put aside."""
+    longest = max(loops(text_of(ternary_spec(Block(rows, 1)), NEON)), key=len)
+    assert len(re.findall(r"\bsdot\b", longest)) == 64 * rows
+    assert len(re.findall(r"\band\s+v", longest)) == 48
+    assert not re.search(r"\b(?:ushr|sshr|movi|dup)\s+v", longest)
+    assert len(re.findall(r"\bst[rp]\b|\bmov\s+v", longest)) <= (0 if rows < ROWS else 12)
 
 
 def test_many_tokens_meet_ternary_bytes() -> None:
     """Four times four k of eight tokens and eight columns: loads and products, and nothing that is put aside."""
-    longest = max(loops(text_of(unpacked_spec(Block(8, 1)), NEON)), key=len)
+    longest = max(loops(text_of(unpacked_spec(Block(8, 1), _Fours), NEON)), key=len)
     assert len(re.findall(r"\bsdot\b", longest)) == 64
     assert not re.search(r"\b(?:and|ushr|mov|movi|dup)\s+v|\bst[rp]\b", longest)
 
