@@ -7,11 +7,11 @@ thread on its core, so that neighbours who take the core away do not count. Ever
 are held against integers worked out by NumPy: ours must be equal to them after the last rounding; ONNX Runtime scales
 tokens by block and is only close. Calls follow each other, as in a loop over one layer; then, in columns of their own,
 with as much other memory read before each as a layer of a large model finds its weights behind: what is read again and
-again is partly found in the second-level cache, and our calls go back and forth for that. For one token, what a plain
-loop takes that only reads as many bytes as our kernel, the same ones every time, stands beside. litespark-inference is
-left out where it is not installed (its wheel is built with g++; with LITESPARK_BUILD_AMX=1 its matrix-unit kernel,
-which is off by default, is measured too; on x86 without AVX-512 VBMI and VNNI it runs its kernels for AVX2, which it
-must have been built for: LITESPARK_KERNEL_TIER=avx2 when it is installed).
+again is partly found in the second-level cache. For one token, what a plain loop takes that only reads as many bytes
+as our kernel, the same ones every time, stands beside. litespark-inference is left out where it is not installed (its
+wheel is built with g++; with LITESPARK_BUILD_AMX=1 its matrix-unit kernel, which is off by default, is measured too; on
+x86 without AVX-512 VBMI and VNNI it runs its kernels for AVX2, which it must have been built for:
+LITESPARK_KERNEL_TIER=avx2 when it is installed).
 
 The model: random weights, 128 tokens of prompt and steps of one token behind them; wall time.
 """
