@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import ranvier as rv  # noqa: E402
 from ranvier.errors import InvalidValue, KernelError, ShapeMismatch  # noqa: E402
-from ranvier.providers.cuda.ops import integer_products  # noqa: E402
+from ranvier.providers.cuda.ops import products  # noqa: E402
 from tests.providers.cpu import (  # noqa: E402
     test_coded_table,
     test_qlinear,
@@ -132,14 +132,26 @@ def test_means_of_many_codes_are_not_rounded_on_the_way() -> None:
     check("QLinearReduceMean", [x[:, :, :0], *given[1:]], {"axes": [2]}, **MICROSOFT)
 
 
-def test_products_of_16_bits_longer_than_a_float_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer_products, "_TERMS", 4)
-    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((2, 3, 11), (11, 5)), ((11,), (2, 11, 3)), ((2, 8), (8,))]
-    for p, q in shapes:
-        a, b = codes(np.int16, *p), codes(np.uint16, *q)
-        (found,) = check("MatMulInteger16", [a, b], **MICROSOFT)
-        np.testing.assert_array_equal(found, np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.int32))
+@pytest.mark.parametrize(("p", "q"), [((3, 5), (5, 4)), ((5,), (5, 4)), ((2, 3, 5), (5,)), ((2, 1, 3, 7), (4, 7, 2))])
+@pytest.mark.parametrize("room", [1, 10, 1 << 24])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.int64])
+def test_products_of_whole_numbers_wrap_and_do_not_round(
+    dtype: type, room: int, p: tuple[int, ...], q: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU makes them: by float64 where that holds the sums, else a few at a time."""
+    monkeypatch.setattr(products, "_ROOM", room)
+    rng, limits = np.random.default_rng(8), np.iinfo(dtype)
+    a, b = (rng.integers(limits.min, limits.max, shape, endpoint=True, dtype=dtype) for shape in (p, q))
+    found = products.whole_product(torch.from_numpy(a), torch.from_numpy(b), native=False)
+    with np.errstate(over="ignore"):
+        expected = a.astype(np.int64) @ b.astype(np.int64)
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_products_of_whole_numbers_that_do_not_fit() -> None:
     refused("MatMulInteger16", [codes(np.int16, 2, 3), codes(np.int16, 4, 5)], None, ShapeMismatch, "do not multiply")
+    with pytest.raises(ShapeMismatch, match="do not multiply"):
+        products.whole_product(torch.ones(2, 1).long(), torch.ones(3, 2).long(), native=False)
 
 
 def test_attention_over_codes_with_positions() -> None:

@@ -1,8 +1,7 @@
 """Products, convolutions and sums of codes: exact, whatever the device multiplies them in.
 
 float32 holds every whole number up to 2²⁴ and float64 up to 2⁵³; products of two codes of eight bits stay below 2¹⁶, so
-sums of up to 256 of them are exact in float32, and all that occur in float64. Of products of sixteen bits float64 adds
-up 2²⁰; behind them sums are added as whole numbers.
+sums of up to 256 of them are exact in float32, and all that occur in float64.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from ranvier.dtypes import DType
 from ranvier.errors import ShapeMismatch
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.ops.convolution import convolved
+from ranvier.providers.cuda.ops.products import whole_product
 from ranvier.providers.cuda.ops.quantization import FLOAT8, dynamic_codes, less, saturated
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 _CODES = frozenset({DType.int8, DType.uint8, DType.int32})
 _MIXED = _CODES | FLOATS
 _SHORT = frozenset({DType.int16, DType.uint16, DType.int32, DType.uint32})
-_TERMS = 1 << 20
 
 
 def by_row(parameter: Any, rank: int) -> Any:
@@ -50,13 +49,7 @@ def matmul_integer16(call: Call, a: Any, b: Any) -> Any:
     inner, along = a.shape[-1], max(b.ndim - 2, 0)
     if b.shape[along] != inner:
         raise ShapeMismatch(f"MatMulInteger16: matrices {list(a.shape)} and {list(b.shape)} do not multiply")
-    left, right = a.to(torch.float64), b.to(torch.float64)
-    total: Any = 0
-    for start in range(0, max(inner, 1), _TERMS):
-        count = min(_TERMS, inner - start)
-        part = torch.matmul(left.narrow(-1, start, count), right.narrow(along, start, count))
-        total = total + part.to(torch.int64)
-    return total
+    return whole_product(a, b)
 
 
 @lowers("ReduceSumInteger", domain=CONTRIB, types=_CODES | {DType.uint32})

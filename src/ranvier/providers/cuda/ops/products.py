@@ -5,20 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from ranvier.dtypes import DType
+from ranvier.errors import ShapeMismatch
 from ranvier.graph.ir import Node
 from ranvier.providers.cuda.library import functional, torch
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, INTEGERS, Call, lowers
 
 TYPES = FLOATS | INTEGERS | {DType.uint64}
+_WHOLE_BITS = 53  # of numbers that float64 holds
+_ROOM = 1 << 24  # products of whole numbers at a time
+
+
+def whole_product(a: Any, b: Any, *, native: bool | None = None) -> Any:
+    """``a @ b`` of whole numbers, exact modulo 2⁶⁴, as int64. GPUs have no such product (``native``): there float64
+    multiplies where it holds every sum, and else columns times rows are added up, some at a time."""
+    native = a.device.type == "cpu" if native is None else native
+    wide = a.to(torch.int64), b.to(torch.int64)
+    if native:
+        return torch.matmul(*wide)
+    if 8 * (a.element_size() + b.element_size()) + max(1, a.shape[-1]).bit_length() <= _WHOLE_BITS:
+        return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64)
+    left, right = wide[0] if a.ndim > 1 else wide[0][None], wide[1] if b.ndim > 1 else wide[1][:, None]
+    if left.shape[-1] != right.shape[-2]:
+        raise ShapeMismatch(f"matrices {list(a.shape)} and {list(b.shape)} do not multiply")
+    total = left.new_zeros(*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    step = max(1, _ROOM // max(1, total.numel()))
+    for start in range(0, left.shape[-1], step):
+        stop = min(start + step, left.shape[-1])
+        total = total + (left[..., start:stop, None] * right[..., None, start:stop, :]).sum(dim=-2)
+    total = total if a.ndim > 1 else total[..., 0, :]
+    return total if b.ndim > 1 else total[..., 0]
 
 
 def product(call: Call, a: Any, b: Any, bias: Any = None) -> Any:
-    """``a @ b`` with an optional row added; in fewer bits where the session allows it. Whole numbers are exact: GPUs
-    have no product of theirs, and float64 holds sums of products up to 2⁵³."""
+    """``a @ b`` with an optional row added; in fewer bits where the session allows it."""
     if not a.dtype.is_floating_point:
-        if a.device.type != "cpu":
-            a, b = a.to(torch.float64), b.to(torch.float64)
-        y = torch.matmul(a.to(torch.int64), b.to(torch.int64)) if a.device.type == "cpu" else torch.matmul(a, b)
+        y = whole_product(a, b)
         return y if bias is None else y + bias
     if call.low is not None and a.dtype == torch.float32:
         a, b = a.to(call.low), b.to(call.low)
@@ -126,4 +147,4 @@ def einsum(call: Call, *operands: Any) -> Any:
     equation = call.attr("equation").replace(" ", "")
     if operands[0].dtype.is_floating_point or operands[0].device.type == "cpu":
         return torch.einsum(equation, *operands)
-    return torch.einsum(equation, *[x.to(torch.float64) for x in operands])
+    return torch.einsum(equation, *[x.to(torch.float64) for x in operands]).to(torch.int64)  # which wraps, as sums do
