@@ -1,4 +1,4 @@
-"""Max pooling of channels that lie together, against a plain definition."""
+"""Max pooling of channels that lie together, and of such that do not, against a plain definition."""
 
 from __future__ import annotations
 
@@ -64,6 +64,24 @@ def pooled(x: Array, shape: ConvShape, isa: Isa, gap: int = 0, split: int = 1) -
     return found[..., :c]
 
 
+def pooled_apart(x: Array, shape: ConvShape, isa: Isa, gap: int = 0, split: int = 1) -> Array | None:
+    """The same of channels that lie one behind the other, into ones whose rows lie ``gap`` elements apart."""
+    n, h, w, c = x.shape
+    (_, oh, ow), wide = shape.out, shape.out[2] + gap
+    held, target = aligned(x.nbytes), aligned(n * c * oh * wide * x.itemsize)
+    held.view(x.dtype)[:] = x.transpose(0, 3, 1, 2).reshape(-1)
+    stores = [Storage("input", held.nbytes, index=k) for k in range(2)]
+    view = View(stores[0], of(x), (n, c, h, w), (c * h * w, h * w, w, 1))
+    out = View(stores[1], of(x), (n, c, oh, ow), (c * oh * wide, oh * wide, wide, 1))
+    launch = maxima(view, out, shape, isa)
+    if launch is None:
+        return None
+    Runner([launch], isa, dict(zip(stores, (held, target))), split=split)()
+    found = target.view(x.dtype).reshape(n, c, oh, wide)
+    assert (found[..., ow:].view(np.uint8) == POISON).all()
+    return found[..., :ow].transpose(0, 2, 3, 1)
+
+
 def shaped(n: int, c: int, size: Any, kernel: Any, strides: Any, begin: Any, out: Any) -> ConvShape:
     return ConvShape(
         n=n,
@@ -97,8 +115,13 @@ def test_pools(isa: Isa, dtype: np.dtype[Any], data: st.DataObject) -> None:
     assume(all(r >= 0 for r in rest) and all((o - 1) * s - b < a for o, s, b, a in zip(out, strides, begin, size)))
     shape = shaped(n, c, size, kernel, strides, begin, out)
     x = image((n, *size, c), dtype, data.draw(st.integers(0, 99)))
-    got = pooled(x, shape, isa, data.draw(st.sampled_from([0, 5])), data.draw(st.sampled_from([1, 3])))
-    assert got is not None
+    how = isa, data.draw(st.sampled_from([0, 5])), data.draw(st.sampled_from([1, 3]))
+    together = data.draw(st.booleans())
+    got = (pooled if together else pooled_apart)(x, shape, *how)
+    if got is None:  # every second pixel of lines, all inside
+        inside = all((o - 1) * s + k <= a for o, s, k, a in zip(out, strides, kernel, size))
+        assert not together and strides[1] > 1 and inside and not any(begin)
+        return
     with np.errstate(invalid="ignore"):
         want = defined(x, shape)
     np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
@@ -111,6 +134,9 @@ def test_others_are_left_to_loops() -> None:
     assert maxima(x, out, usual, ISAS[0]) is not None
     planes = View(x.storage, DType.float32, x.shape, (256, 64, 8, 1))
     assert maxima(planes, out, usual, ISAS[0]) is None
+    assert maxima(planes, planes, usual, ISAS[0]) is not None
+    steps = View(x.storage, DType.float32, (1, 4, 4, 4), (64, 16, 4, 1))
+    assert maxima(planes, steps, shaped(1, 4, (8, 8), (2, 2), (2, 2), (0, 0), (4, 4)), ISAS[0]) is None
     wide = View(x.storage, DType.float64, x.shape, x.strides)
     assert maxima(wide, wide, usual, ISAS[0]) is None
     beside = shaped(1, 4, (8, 8), (3, 3), (1, 1), (3, 1), (8, 8))  # first windows lie above the image

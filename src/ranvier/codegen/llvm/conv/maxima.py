@@ -1,4 +1,5 @@
-"""Max pooling of pictures whose channels lie together: largest of rows first, all along a line, then of columns.
+"""Max pooling of pictures whose channels lie together, or each by itself: largest of rows first, all along a line, then
+of columns.
 
 Lines are as contiguous as memory gets, so the first half works on whole vectors however few channels there are, and a
 window of three by three takes six steps instead of nine. A row outside the image is replaced by the nearest inside,
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
@@ -58,6 +60,8 @@ class _Form:
 
 def maxima(x: View, out: View, shape: ConvShape, isa: Isa, threads: int = 1) -> Launch | None:
     """The launch of a pool; None where it is of another kind."""
+    planes = _planes(x, out, shape)
+    x, out, shape = planes or (x, out, shape)
     (_, height, width), (_, rows, columns) = shape.size, shape.kernel
     (_, sh, sw), (_, up, left) = shape.strides, shape.begin
     channels, dtype = shape.cout, x.dtype
@@ -69,6 +73,8 @@ def maxima(x: View, out: View, shape: ConvShape, isa: Isa, threads: int = 1) -> 
     if not 0 <= up < rows or not 0 <= left < columns or ends[0] >= height or ends[1] >= width:
         return None
     leaves = up or left or ends[0] + rows > height or ends[1] + columns > width
+    if planes and not leaves and sw > 1:  # every second pixel of a line, without a channel beside it: loops do better
+        return None
     in_place = not leaves and rows * columns <= _IN_PLACE
     flat = sw == 1 and out.strides[3] == channels
     lanes = isa.vector_bytes // dtype.numpy.itemsize
@@ -110,6 +116,21 @@ def maxima(x: View, out: View, shape: ConvShape, isa: Isa, threads: int = 1) -> 
         traffic=traffic,
         label="pool",
     )
+
+
+def _planes(x: View, out: View, shape: ConvShape) -> tuple[View, View, ConvShape] | None:
+    """Channels that lie one behind the other as pictures of one channel each; None where they do not."""
+    n, channels = shape.n, shape.cout
+    if (x.strides[1], x.strides[3]) == (1, channels):
+        return None
+    steps = [v.strides[1] if channels > 1 else v.strides[0] for v in (x, out)]  # from one picture to the next
+    if any(v.strides[3] != 1 or (n > 1 and v.strides[0] != channels * step) for v, step in zip((x, out), steps)):
+        return None
+    planes = [
+        View(v.storage, v.dtype, (n * channels, 1, *v.shape[2:]), (step, 1, *v.strides[2:]), v.offset)
+        for v, step in zip((x, out), steps)
+    ]
+    return planes[0], planes[1], replace(shape, n=n * channels, group=1, cin=1, cout=1)
 
 
 def _power(n: int) -> int:
