@@ -220,7 +220,7 @@ def _two_bits(sources: Sequence[Array], n: int, k: int, size: int) -> Weights | 
         stored = stored.copy()
         stored[:, -1] = (stored[:, -1] & own) | (zero[:, -1] * _ZEROS & ~own)
     by_byte = np.repeat(zero, size // 4, axis=1)[:, :width]
-    codes = _raised()[(by_byte.astype(np.uint16) << 8) | stored]
+    codes = _raised().take((by_byte.astype(np.uint16) << 8) | stored)  # in half the time of an index
     if (codes == _NONE).any():
         return None
 

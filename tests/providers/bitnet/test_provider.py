@@ -185,6 +185,22 @@ def test_the_cache_knows_content() -> None:
     assert never == [1]
 
 
+def test_weights_that_are_not_ternary_are_looked_at_once() -> None:
+    cache = TernaryCache(limit=1200)
+    calls: list[int] = []
+
+    def none(content: int) -> Layer:
+        node, source = Graph().add("MatMul", []), np.full(4, content, np.float32)
+        return Layer(node, 256, lambda: calls.append(content), (source,), ("two bits",), True)
+
+    assert cache.weights(none(1)) is None and cache.weights(none(1)) is None and cache.weights(none(2)) is None
+    assert calls == [1, 2] and (cache.hits, cache.misses) == (1, 2)
+    for content in range(3, 9):  # they are no more than others
+        cache.weights(none(content))
+    cache.weights(none(1))
+    assert calls[-1] == 1 and cache.nbytes <= 1200
+
+
 def test_the_cache_is_bounded() -> None:
     cache = TernaryCache(limit=3 * 68)
     layers = [layer(k) for k in range(5)]

@@ -217,6 +217,21 @@ def test_tokens_are_quantized_once_for_layers_side_by_side() -> None:
     assert len(calls) == 2  # of the three layers, two read the same
 
 
+def test_all_numbers_of_tokens_share_the_packed_weights() -> None:
+    """Kernels change with the number of tokens, also back to one that was there before; what they read does not."""
+    k, n = 200, 70
+    given = operands((40,), k, n, each=True)
+    made = model(given, k, n)
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "tokens"
+    expected = run(made, {"x0": given[0]}, "reference")[0]
+    with rv.load(made, providers=["cpu"]) as session:
+        held = set()
+        for tokens in (40, 1, 15, 16, 5, 17, 1, 4, 3, 39):
+            np.testing.assert_array_equal(session.run({"x0": given[0][-tokens:]})["y0"], expected[-tokens:])
+            held.add(session.memory().packed)
+    assert len(held) == 1
+
+
 def test_models_with_it_survive_a_file(tmp_path: Any) -> None:
     made, x = block(64, 32, 48)
     save(read(made), tmp_path / "b.onnx")

@@ -30,7 +30,7 @@ from ranvier.codegen.llvm.integer.dots import multiply_add
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K
-from ranvier.codegen.llvm.ternary.pack import STEP, Packed, in_parts, padded, spread_codes
+from ranvier.codegen.llvm.ternary.pack import STEP, Packed, in_parts, padded
 from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.pages import packed_empty
@@ -67,9 +67,16 @@ def pack_fives(codes: Array, k: int) -> PackedFives:
     n, quads = len(codes), padded(k) // _QUAD
     packed = packed_empty((-(-n // _WIDTH), quads, _LANES), np.dtype(np.uint32))
     for those, rows in in_parts(codes, _WIDTH, quads, quads):
-        joined = _joined(spread_codes()[rows].reshape(-1, _FIELDS, _LANES, quads))
+        joined = _joined(_spread_codes().take(rows).reshape(-1, _FIELDS, _LANES, quads))
         packed[those] = joined.swapaxes(1, 2)
     return PackedFives(Storage.packed(packed), k, n, _WIDTH)
+
+
+@functools.cache
+def _spread_codes() -> Array:
+    """The four codes of a byte as the bytes of a word."""
+    every = np.arange(256, dtype=np.uint8)[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+    return every.view("<u4")[:, 0]
 
 
 def _joined(words: Array) -> Array:

@@ -18,11 +18,12 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K
-from ranvier.codegen.llvm.ternary.pack import STEP, Packed, in_parts, padded, spread_codes
+from ranvier.codegen.llvm.ternary.pack import STEP, Packed, in_parts, padded
 from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.pages import packed_empty
@@ -56,18 +57,19 @@ def pack_fours(codes: Array, k: int) -> PackedFours:
     n, quads = len(codes), padded(k) // QUAD
     packed = packed_empty((-(-n // WIDTH), quads, _LANES), np.dtype(np.uint32))
     for those, rows in in_parts(codes, WIDTH, quads, quads):
-        joined = _joined(spread_codes()[rows].reshape(-1, FIELDS, _LANES, quads))
-        packed[those] = joined.swapaxes(1, 2)
+        packed[those] = _joined(rows.reshape(-1, FIELDS, _LANES, quads))
     return PackedFours(Storage.packed(packed), k, n, WIDTH)
 
 
-def _joined(words: Array) -> Array:
-    """Codes of four columns, [panels, 4, lanes, quads], as one byte for each k: four bytes of a word at a time."""
-    number = np.uint32
-    last = words[:, 3]
-    negative = last ^ ((last & number(LOW // 3)) << number(1))  # 0, 1, 2 to 0, 3, 2: what -0, -1, -2 end with
-    joined: Array = words[:, 0] | words[:, 1] << number(2) | words[:, 2] << number(4) | negative << number(6)
-    return joined
+def _joined(columns: Array) -> Array:
+    """Codes of a panel's columns, [panels, 4, lanes, quads] of bytes, as words [panels, quads, lanes]."""
+    last = columns[:, -1]
+    last ^= (last & np.uint8(0x55)) << np.uint8(1)  # 0, 1, 2 to 0, 3, 2: what -0, -1, -2 end with
+    beside = np.empty((len(columns), columns.shape[-1], _LANES, FIELDS), np.uint8)
+    for field in range(FIELDS):  # column by column: NumPy is slow where the innermost of its loops is short
+        for lane in range(_LANES):
+            beside[..., lane, field] = columns[:, field, lane]
+    return turned(beside.view("<u4")[..., 0], 2)  # a byte has four k of a column, and then a k of four columns
 
 
 def by_fours(

@@ -9,7 +9,6 @@ meet of the tokens is 0, and columns past the end are never stored.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,13 +68,6 @@ def in_parts(codes: Array, width: int, room: int, words: int) -> Iterator[tuple[
         rows = np.zeros((count * width, room), np.uint8)
         rows[: len(part), : part.shape[1]] = part
         yield slice(first, first + count), rows
-
-
-@functools.cache
-def spread_codes() -> Array:
-    """The four codes of a byte as the bytes of a word."""
-    every = np.arange(256, dtype=np.uint8)[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
-    return every.view("<u4")[:, 0]
 
 
 def pack_ternary(codes: Array, k: int, isa: Isa) -> PackedTernary:
