@@ -73,7 +73,8 @@ def maxima(x: View, out: View, shape: ConvShape, isa: Isa, threads: int = 1) -> 
     if not 0 <= up < rows or not 0 <= left < columns or ends[0] >= height or ends[1] >= width:
         return None
     leaves = up or left or ends[0] + rows > height or ends[1] + columns > width
-    if planes and not leaves and sw > 1:  # every second pixel of a line, without a channel beside it: loops do better
+    # every second pixel of a line, without a channel beside it: loops do better, but for bytes with masks
+    if planes and not leaves and sw > 1 and not (isa.masks and dtype.bits == 8):
         return None
     in_place = not leaves and rows * columns <= _IN_PLACE
     flat = sw == 1 and out.strides[3] == channels
