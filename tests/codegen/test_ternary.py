@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary import row_bytes, ternary_matmul, token_codes
+from ranvier.codegen.llvm.ternary import Packed, row_bytes, ternary_matmul, token_codes
 from ranvier.codegen.llvm.ternary.dots import PairDots, dots_of
 from ranvier.codegen.llvm.ternary.pack import pack_ternary
 from ranvier.codegen.llvm.ternary.tiles import suits_tiles
@@ -39,9 +41,19 @@ def rows(codes: Array) -> Array:
     return padded
 
 
-def product(codes: Array, w: Array, isa: Isa, *, split: int = 1, threads: int = 1, out: Array | None = None) -> Array:
+def product(
+    codes: Array,
+    w: Array,
+    isa: Isa,
+    *,
+    pack: Callable[[Array, int], Packed] | None = None,
+    split: int = 1,
+    threads: int = 1,
+    out: Array | None = None,
+) -> Array:
+    """By weights in words of 16 k, unless another form is given."""
     m, (n, k) = codes.shape[0], w.shape
-    packed = pack_ternary(pack_codes(w), k, isa)
+    packed = (pack or partial(pack_ternary, isa=isa))(pack_codes(w), k)
     given = rows(codes)
     out = np.full((m, n), -1, np.int32) if out is None else out
     a, y = view_of(given), view_of(out, "output")
@@ -50,14 +62,19 @@ def product(codes: Array, w: Array, isa: Isa, *, split: int = 1, threads: int = 
     return out
 
 
-@pytest.mark.parametrize("isa", PATHS, ids=path_name)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_products_are_exact(isa: Isa, size: tuple[int, int, int]) -> None:
+def is_exact(isa: Isa, size: tuple[int, int, int], pack: Callable[[Array, int], Packed] | None = None) -> None:
+    """A product of random codes and weights, whole and in tiles, against NumPy's."""
     m, k, n = size
     w, codes = weights(n, k), RNG.integers(-128, 128, (m, k)).astype(np.int8)
     expected = codes.astype(np.int64) @ (w.T.astype(np.int64) + 1)
-    np.testing.assert_array_equal(product(codes, w, isa), expected)
-    np.testing.assert_array_equal(product(codes, w, isa, split=3, threads=2), expected)
+    np.testing.assert_array_equal(product(codes, w, isa, pack=pack), expected)
+    np.testing.assert_array_equal(product(codes, w, isa, pack=pack, split=3, threads=2), expected)
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_are_exact(isa: Isa, size: tuple[int, int, int]) -> None:
+    is_exact(isa, size)
 
 
 @pytest.mark.parametrize("isa", PATHS, ids=path_name)

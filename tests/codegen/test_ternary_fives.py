@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary import fives, ternary_matmul
+from ranvier.codegen.llvm.ternary import fives
 from ranvier.codegen.llvm.ternary.fives import pack_fives, suits_fives
 from ranvier.ops.own.bitlinear import pack_codes
-from tests.codegen.harness import Runner, view_of
 from tests.codegen.test_integer import PATHS, path_name
-from tests.codegen.test_ternary import rows
+from tests.codegen.test_ternary import is_exact, product
 
 Array = np.ndarray[Any, Any]
-RNG = np.random.default_rng(23)
 LARGE = (4096, 4096)
 HAVING = [isa for isa in PATHS if suits_fives(isa, 1, *LARGE)]
 # remainders of K, panels alone and in threes with columns left over, all numbers of rows and one more
@@ -25,15 +23,6 @@ SIZES = (
     *((1, 1, 1), (1, 16, 80), (1, 63, 81), (1, 200, 161), (1, 1030, 240), (1, 64, 245), (1, 130, 1000)),
     *((2, 65, 40), (3, 128, 161), (3, 300, 79), (4, 70, 85)),
 )
-
-
-def product(codes: Array, w: Array, isa: Isa, split: int = 1, threads: int = 1) -> Array:
-    (n, k), given = w.shape, rows(codes)
-    out = np.full((codes.shape[0], n), -1, np.int32)
-    a, y = view_of(given), view_of(out, "output")
-    launches = ternary_matmul(a, pack_fives(pack_codes(w), k), y, isa, threads=threads)
-    Runner(launches, isa, {a.storage: given, y.storage: out}, split=split)()
-    return out
 
 
 def test_bytes() -> None:
@@ -53,11 +42,7 @@ def test_bytes() -> None:
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_are_exact(isa: Isa, size: tuple[int, int, int]) -> None:
-    m, k, n = size
-    w, codes = RNG.integers(-1, 2, (n, k)).astype(np.int8), RNG.integers(-128, 128, (m, k)).astype(np.int8)
-    expected = codes.astype(np.int64) @ (w.T.astype(np.int64) + 1)
-    np.testing.assert_array_equal(product(codes, w, isa), expected)
-    np.testing.assert_array_equal(product(codes, w, isa, split=3, threads=2), expected)
+    is_exact(isa, size, pack_fives)
 
 
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
@@ -70,7 +55,7 @@ def test_every_combination_over_a_long_k(isa: Isa, value: int) -> None:
     columns[::16] = w
     codes = np.full((1, k), value, np.int8)
     expected = value * (columns.sum(axis=1, dtype=np.int64) + k)
-    np.testing.assert_array_equal(product(codes, columns, isa)[0], expected)
+    np.testing.assert_array_equal(product(codes, columns, isa, pack=pack_fives)[0], expected)
 
 
 def test_only_large_weights_and_few_rows() -> None:

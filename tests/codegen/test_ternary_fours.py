@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary import form_of, ternary_matmul
+from ranvier.codegen.llvm.ternary import form_of
 from ranvier.codegen.llvm.ternary.fours import pack_fours, suits_fours
 from ranvier.codegen.llvm.ternary.panels import Block
 from ranvier.ops.own.bitlinear import pack_codes
-from tests.codegen.harness import Runner, view_of
 from tests.codegen.test_integer import PATHS, path_name
-from tests.codegen.test_ternary import rows
+from tests.codegen.test_ternary import is_exact, product
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(25)
@@ -27,15 +26,6 @@ SIZES = (
     *((2, 65, 40), (3, 128, 31), (4, 70, 65), (5, 1, 3), (6, 64, 20), (7, 130, 64), (9, 65, 24), (11, 70, 17)),
     *((15, 64, 8), (16, 64, 32), (17, 65, 8), (31, 1100, 33), (33, 192, 17), (70, 65, 65), (260, 64, 40)),
 )
-
-
-def product(codes: Array, w: Array, isa: Isa, split: int = 1, threads: int = 1) -> Array:
-    (n, k), given = w.shape, rows(codes)
-    out = np.full((codes.shape[0], n), -1, np.int32)
-    a, y = view_of(given), view_of(out, "output")
-    launches = ternary_matmul(a, pack_fours(pack_codes(w), k), y, isa, threads=threads)
-    Runner(launches, isa, {a.storage: given, y.storage: out}, split=split)()
-    return out
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 4), (17, 35), (33, 64), (300, 100), (16, 4100)])
@@ -56,11 +46,7 @@ def test_bytes(n: int, k: int) -> None:
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_are_exact(isa: Isa, size: tuple[int, int, int]) -> None:
-    m, k, n = size
-    w, codes = RNG.integers(-1, 2, (n, k)).astype(np.int8), RNG.integers(-128, 128, (m, k)).astype(np.int8)
-    expected = codes.astype(np.int64) @ (w.T.astype(np.int64) + 1)
-    np.testing.assert_array_equal(product(codes, w, isa), expected)
-    np.testing.assert_array_equal(product(codes, w, isa, split=3, threads=2), expected)
+    is_exact(isa, size, pack_fours)
 
 
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
@@ -70,11 +56,8 @@ def test_the_longest_sums(isa: Isa, m: int, k: int) -> None:
     """Of four columns together they pass what int32 holds, and each of them does not; beyond, weights lie otherwise."""
     codes, w = np.full((m, k), 127, np.int8), np.ones((17, k), np.int8)
     w[::3] = -1
-    packed = form_of(isa, m, k, 17).pack(pack_codes(w), k)
-    given, out = rows(codes), np.full((m, 17), -1, np.int32)
-    a, y = view_of(given), view_of(out, "output")
-    Runner(ternary_matmul(a, packed, y, isa), isa, {a.storage: given, y.storage: out})()
-    np.testing.assert_array_equal(out, codes.astype(np.int64) @ (w.T.astype(np.int64) + 1))
+    found = product(codes, w, isa, pack=form_of(isa, m, k, 17).pack)
+    np.testing.assert_array_equal(found, codes.astype(np.int64) @ (w.T.astype(np.int64) + 1))
 
 
 def test_where_signed_bytes_are_multiplied() -> None:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary import form_of, ternary_matmul
+from ranvier.codegen.llvm.ternary import form_of
 from ranvier.codegen.llvm.ternary.triples import pack_triples, suits_triples
 from ranvier.ops.own.bitlinear import pack_codes
-from tests.codegen.harness import Runner, view_of
 from tests.codegen.test_integer import PATHS, path_name
-from tests.codegen.test_ternary import rows
+from tests.codegen.test_ternary import is_exact, product
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(24)
@@ -24,15 +23,6 @@ SIZES = (
     *((1, 1, 1), (1, 9, 128), (1, 64, 129), (1, 126, 33), (1, 127, 256), (1, 200, 257), (1, 1030, 385), (1, 2048, 40)),
     *((2, 65, 40), (3, 128, 161), (4, 300, 79), (5, 70, 300), (31, 1100, 33), (130, 64, 140)),
 )
-
-
-def product(codes: Array, w: Array, isa: Isa, split: int = 1, threads: int = 1) -> Array:
-    (n, k), given = w.shape, rows(codes)
-    out = np.full((codes.shape[0], n), -1, np.int32)
-    a, y = view_of(given), view_of(out, "output")
-    launches = ternary_matmul(a, pack_triples(pack_codes(w), k), y, isa, threads=threads)
-    Runner(launches, isa, {a.storage: given, y.storage: out}, split=split)()
-    return out
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (128, 9), (130, 35), (257, 36), (300, 100), (128, 4100)])
@@ -54,11 +44,7 @@ def test_words(n: int, k: int) -> None:
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_are_exact(isa: Isa, size: tuple[int, int, int]) -> None:
-    m, k, n = size
-    w, codes = RNG.integers(-1, 2, (n, k)).astype(np.int8), RNG.integers(-128, 128, (m, k)).astype(np.int8)
-    expected = codes.astype(np.int64) @ (w.T.astype(np.int64) + 1)
-    np.testing.assert_array_equal(product(codes, w, isa), expected)
-    np.testing.assert_array_equal(product(codes, w, isa, split=3, threads=2), expected)
+    is_exact(isa, size, pack_triples)
 
 
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
@@ -68,7 +54,7 @@ def test_no_sum_leaves_its_bits(isa: Isa, value: int, m: int) -> None:
     """All products have the same sign and the largest size: where 16 bits would be too few, it shows."""
     k, n = 4096, 40
     codes, w = np.full((m, k), value, np.int8), np.ones((n, k), np.int8)
-    np.testing.assert_array_equal(product(codes, w, isa), np.full((m, n), 2 * value * k))
+    np.testing.assert_array_equal(product(codes, w, isa, pack=pack_triples), np.full((m, n), 2 * value * k))
 
 
 @pytest.mark.parametrize("isa", HAVING, ids=path_name)
@@ -77,7 +63,7 @@ def test_a_long_k(isa: Isa) -> None:
     k, n = 100_003, 33
     codes, w = RNG.integers(-128, 128, (3, k)).astype(np.int8), RNG.integers(-1, 2, (n, k)).astype(np.int8)
     expected = codes.astype(np.int64) @ (w.T.astype(np.int64) + 1)
-    np.testing.assert_array_equal(product(codes, w, isa), expected)
+    np.testing.assert_array_equal(product(codes, w, isa, pack=pack_triples), expected)
 
 
 def test_where_bytes_are_not_multiplied() -> None:
