@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ranvier.errors import CannotWrite
-from ranvier.formats.files import write_files
+from ranvier.formats.files import check_replaceable, write_files
 
 
 def write_whole(path: Path, write: Callable[[Any], object]) -> None:
@@ -33,8 +33,7 @@ def check_target(target: Path, force: bool) -> None:
     try:
         if target.is_dir():
             raise click.UsageError(f"{str(target)!r} is a folder; -o takes the file to write")
-        if target.exists() and not target.is_file():  # as a device or a pipe, which a file would take the place of
-            raise click.UsageError(f"{str(target)!r} is no ordinary file; -o takes the file to write")
+        check_replaceable(target)
         if (target.exists() or target.is_symlink()) and not force:
             raise click.UsageError(f"{str(target)!r} exists; --force overwrites it")
         if not target.parent.is_dir():

@@ -208,17 +208,19 @@ def _unpool(n: NodeView) -> bool:
 
 
 @_rule("MaxPool", "AveragePool", "LpPool")
+@_rule("NhwcMaxPool", "QLinearAveragePool", domain="com.microsoft")
 def _pool(n: NodeView) -> bool:
     """Raises what the reference would, where a window does not fit."""
     rank = n.rank(0) - 2
+    first = 1 if n.op == "NhwcMaxPool" or n.attr("channels_last", 0) else 2
     kernel = per_axis(n.attr("kernel_shape"), rank, "kernel_shape", n.op)
     strides = per_axis(n.attr("strides"), rank, "strides", n.op)
     dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
-    spatial = n.shape(0)[2:]
+    spatial = n.shape(0)[first : first + rank]
     auto = _text(n.attr("auto_pad", "NOTSET"))
     pads = resolve_pads(auto, n.attr("pads"), spatial, kernel, strides, dilations, op=n.op)
-    output_sizes(spatial, kernel, strides, dilations, pads, ceil_mode=bool(n.attr("ceil_mode", 0)), op=n.op)
-    return True
+    sizes = output_sizes(spatial, kernel, strides, dilations, pads, ceil_mode=bool(n.attr("ceil_mode", 0)), op=n.op)
+    return n.out_shape()[first : first + rank] == sizes
 
 
 # -- normalization, losses, updates ---------------------------------------------------------------------------------

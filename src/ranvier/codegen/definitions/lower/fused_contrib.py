@@ -11,7 +11,7 @@ from ranvier.codegen.definitions.lower.activation import gelu, gelu_tanh, silu
 from ranvier.codegen.definitions.lower.contraction import ACTIVATIONS, MICROSOFT, matmul_of, multiply
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.normalization import normalized
-from ranvier.codegen.definitions.lower.tables import no_other, part, rows_at, widened
+from ranvier.codegen.definitions.lower.tables import looked_up, part, widened
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.products import Window
 from ranvier.codegen.definitions.program import Definitions
@@ -96,15 +96,15 @@ def bias_softmax(n: NodeView, b: Definitions) -> None:
 def embed_layer_norm(n: NodeView, b: Definitions) -> None:
     batch, time = n.shape(0)
     dtype = n.dtype(2)
-    terms = [_rows(n, b, 2, n.input(0))]
+    terms = [looked_up(n, b, 2, n.input(0))]
     if n.has(8):
-        terms.append(_rows(n, b, 3, n.input(8)))
+        terms.append(looked_up(n, b, 3, n.input(8)))
     else:
         if n.shape(3)[0] < time:
             raise Declined(f"{n.op}: {time} tokens, {n.shape(3)[0]} positions")
         terms.append(part(b, n.input(3), 0, 0, time))
     if n.has(1) and n.has(4):
-        terms.append(_rows(n, b, 4, n.input(1)))
+        terms.append(looked_up(n, b, 4, n.input(1)))
     hidden = n.shape(2)[1]
     normalized(
         b,
@@ -121,12 +121,6 @@ def embed_layer_norm(n: NodeView, b: Definitions) -> None:
     )
     if n.wants(1):
         mask_lengths(n, b, batch)
-
-
-def _rows(n: NodeView, b: Definitions, table: int, ids: Value) -> Value:
-    rows = n.shape(table)[0]
-    no_other(b, ids, 0, rows, f"{n.op}: an index is outside [0, {rows})")
-    return rows_at(n, b, n.input(table), ids)
 
 
 def mask_lengths(n: NodeView, b: Definitions, batch: int) -> None:

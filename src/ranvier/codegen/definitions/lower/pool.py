@@ -17,7 +17,7 @@ from ranvier.codegen.loops.fold import identity
 from ranvier.codegen.loops.ir import Expr, Fold, Index, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
-from ranvier.ops.nn.window import extents, output_sizes, per_axis, resolve_pads
+from ranvier.ops.nn.window import extents, per_axis, resolve_pads
 
 MICROSOFT = "com.microsoft"
 
@@ -96,17 +96,7 @@ def max_pool(n: NodeView, b: Definitions) -> None:
 
 @lowers("NhwcMaxPool", domain=MICROSOFT, dtypes=BYTES)
 def nhwc_max_pool(n: NodeView, b: Definitions) -> None:
-    _largest(n, b, fitting(n, last=True))
-
-
-def fitting(n: NodeView, *, last: bool) -> Windows:
-    """The windows of an operator that nobody else looks at: raises what the reference would, where one does not fit."""
-    windows = Windows(n, last=last)
-    how = windows.kernel, windows.strides, windows.dilations, windows.pads
-    sizes = output_sizes(windows.spatial, *how, ceil_mode=bool(n.attr("ceil_mode", 0)), op=n.op)
-    if windows.sizes != sizes:
-        raise Declined(f"{n.op}: {list(sizes)} windows for a result of {list(windows.out)}")
-    return windows
+    _largest(n, b, Windows(n, last=True))
 
 
 def _largest(n: NodeView, b: Definitions, windows: Windows) -> None:

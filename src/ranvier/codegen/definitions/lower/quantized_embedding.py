@@ -9,7 +9,7 @@ from ranvier.codegen.definitions.lower.fused_contrib import mask_lengths
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.normalization import MICROSOFT, normalized
 from ranvier.codegen.definitions.lower.quantization import real
-from ranvier.codegen.definitions.lower.tables import no_other, part, rows_at
+from ranvier.codegen.definitions.lower.tables import looked_up, part
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES
@@ -27,11 +27,11 @@ _GAMMA, _BETA = (5, 11, 16), (6, 12, 17)
 def qembed_layer_norm(n: NodeView, b: Definitions) -> None:
     batch, time, hidden = _sizes(n)
     terms = [
-        _decoded(n, b, _rows(n, b, _WORDS[0], n.input(0)), _WORDS),
+        _decoded(n, b, looked_up(n, b, _WORDS[0], n.input(0)), _WORDS),
         _decoded(n, b, part(b, n.input(_POSITIONS[0]), 0, 0, time), _POSITIONS),
     ]
     if _has_segments(n):
-        terms.append(_decoded(n, b, _rows(n, b, _SEGMENTS[0], n.input(1)), _SEGMENTS))
+        terms.append(_decoded(n, b, looked_up(n, b, _SEGMENTS[0], n.input(1)), _SEGMENTS))
     gamma, beta = (_decoded(n, b, n.input(which[0]), which) for which in (_GAMMA, _BETA))
     normalized(
         b,
@@ -64,12 +64,6 @@ def _sizes(n: NodeView) -> tuple[int, int, int]:
     if (_has_segments(n) and n.shape(1) != (batch, time)) or n.shape(5) != (hidden,) or n.shape(6) != (hidden,):
         raise Declined(f"{n.op}: operands that do not fit {time} tokens of {hidden}")
     return batch, time, hidden
-
-
-def _rows(n: NodeView, b: Definitions, table: int, ids: Value) -> Value:
-    rows = n.shape(table)[0]
-    no_other(b, ids, 0, rows, f"{n.op}: an index is outside [0, {rows})")
-    return rows_at(n, b, n.input(table), ids)
 
 
 def _decoded(n: NodeView, b: Definitions, codes: Value, which: tuple[int, int, int]) -> Value:

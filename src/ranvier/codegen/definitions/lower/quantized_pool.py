@@ -9,7 +9,7 @@ from ranvier.codegen.definitions.defs import RowBody, Use
 from ranvier.codegen.definitions.exprs import cast, div, mul, op, sub, where
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.movement import between
-from ranvier.codegen.definitions.lower.pool import MICROSOFT, Windows, fitting
+from ranvier.codegen.definitions.lower.pool import MICROSOFT, Windows
 from ranvier.codegen.definitions.lower.qlinear import FLOAT, INT, QUANTIZED, Operands, bytes_first, sum_type
 from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
@@ -23,7 +23,7 @@ from ranvier.ops.nn.window import extents
 
 @lowers("QLinearAveragePool", domain=MICROSOFT, dtypes=QUANTIZED, check=bytes_first)
 def qlinear_average_pool(n: NodeView, b: Definitions) -> None:
-    windows, target = fitting(n, last=bool(n.attr("channels_last", 0))), n.out_dtype()
+    windows, target = Windows(n, last=bool(n.attr("channels_last", 0))), n.out_dtype()
     given = Operands(n, b)
     zero, factor, rounded = given.add(2, single=True), given.factor(1, step=3), given.rounded(4, target)
     size = math.prod(windows.kernel)

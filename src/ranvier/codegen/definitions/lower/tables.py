@@ -45,6 +45,13 @@ def rows_at(n: NodeView, b: Definitions, table: Value, positions: Value) -> Valu
     return b.moved([table, positions], compute, b.dtype(table), (*b.shape(positions), width))
 
 
+def looked_up(n: NodeView, b: Definitions, table: int, ids: Value) -> Value:
+    """Rows of the table that is operand ``table``, by ids [batch, time]; one outside of it ends the run."""
+    rows = n.shape(table)[0]
+    no_other(b, ids, 0, rows, f"{n.op}: an index is outside [0, {rows})")
+    return rows_at(n, b, n.input(table), ids)
+
+
 def widened(b: Definitions, value: Value) -> Value:
     """Half precision is computed in float32."""
     if b.dtype(value) not in HALVES:

@@ -35,15 +35,13 @@ def ternary_matmul(
         return []
     if isinstance(packed, PackedFives):
         return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
-    if isinstance(packed, PackedFours):
-        if suits_unpacked(isa, m, packed.k):
-            return [by_unpacked(codes, m, packed, out, strides, epilogue, isa, threads)]
-        return [by_fours(codes, m, packed, out, strides, epilogue, threads)]
     if isinstance(packed, PackedTriples):
         return [by_triples(codes, m, packed, out, strides, epilogue, threads)]
-    assert isinstance(packed, PackedTernary)
-    if m >= TILE_ROWS and suits_tiles(isa):
+    assert isinstance(packed, PackedTernary | PackedFours)
+    if isinstance(packed, PackedTernary) and m >= TILE_ROWS and suits_tiles(isa):
         return [by_tiles(codes, m, packed, out, strides, epilogue, threads)]
     if suits_unpacked(isa, m, packed.k):
         return [by_unpacked(codes, m, packed, out, strides, epilogue, isa, threads)]
+    if isinstance(packed, PackedFours):
+        return [by_fours(codes, m, packed, out, strides, epilogue, threads)]
     return [by_vectors(codes, m, packed, out, strides, epilogue, isa, threads)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from ranvier.dtypes import DType
-from ranvier.errors import ShapeMismatch
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.ops.convolution import convolved
 from ranvier.providers.cuda.ops.products import whole_product
@@ -46,9 +45,6 @@ def matmul_integer(call: Call, a: Any, b: Any, a_zero: Any = None, b_zero: Any =
 
 @lowers("MatMulInteger16", domain=CONTRIB, types=_SHORT)
 def matmul_integer16(call: Call, a: Any, b: Any) -> Any:
-    inner, along = a.shape[-1], max(b.ndim - 2, 0)
-    if b.shape[along] != inner:
-        raise ShapeMismatch(f"MatMulInteger16: matrices {list(a.shape)} and {list(b.shape)} do not multiply")
     return whole_product(a, b)
 
 

@@ -18,15 +18,13 @@ _ROOM = 1 << 24  # products of whole numbers at a time
 def whole_product(a: Any, b: Any, *, native: bool | None = None) -> Any:
     """``a @ b`` of whole numbers, exact modulo 2⁶⁴, as int64. GPUs have no such product (``native``): there float64
     multiplies where it holds every sum, and else columns times rows are added up, some at a time."""
-    native = a.device.type == "cpu" if native is None else native
-    wide = a.to(torch.int64), b.to(torch.int64)
-    if native:
-        return torch.matmul(*wide)
+    if a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
+        raise ShapeMismatch(f"matrices {list(a.shape)} and {list(b.shape)} do not multiply")
+    if a.device.type == "cpu" if native is None else native:
+        return torch.matmul(a.to(torch.int64), b.to(torch.int64))
     if 8 * (a.element_size() + b.element_size()) + max(1, a.shape[-1]).bit_length() <= _WHOLE_BITS:
         return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64)
-    left, right = wide[0] if a.ndim > 1 else wide[0][None], wide[1] if b.ndim > 1 else wide[1][:, None]
-    if left.shape[-1] != right.shape[-2]:
-        raise ShapeMismatch(f"matrices {list(a.shape)} and {list(b.shape)} do not multiply")
+    left, right = (a if a.ndim > 1 else a[None]).to(torch.int64), (b if b.ndim > 1 else b[:, None]).to(torch.int64)
     total = left.new_zeros(*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     step = max(1, _ROOM // max(1, total.numel()))
     for start in range(0, left.shape[-1], step):
