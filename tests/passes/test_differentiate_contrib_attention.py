@@ -10,6 +10,7 @@ import pytest
 from ranvier.errors import NotSupported
 from tests.passes.gradient_tools import Array, Case, check, r
 from tests.passes.test_differentiate_contrib import fused
+from tests.passes.test_differentiate_few_bits import codes
 
 I32, I64 = np.int32, np.int64
 COS, SIN = r(8, 2, seed=1), r(8, 2, seed=2)
@@ -156,6 +157,22 @@ CASES = {
         )
         for fusion in (1, 2)
     },
+    **{
+        f"QMoE of {bits} bits": Case(
+            fused("QMoE", k=2, expert_weight_bits=bits, activation_type="silu", order=(0, 1, 4, 5, 2, 6, 7, 3)),
+            [r(4, 4), r(4, 3, seed=9), r(3, 8, seed=5), r(3, 4, seed=6)],
+            [
+                codes(3, 8, bits // 2), r(3, 8, low=0.2, seed=3) / (1 << bits),
+                codes(3, 4, bits, seed=1), r(3, 4, low=0.2, seed=4) / (1 << bits),
+            ],
+        )
+        for bits in (4, 8)
+    },
+    "QMoE weighed apart": Case(
+        fused("QMoE", k=2, expert_weight_bits=8, order=(0, 1, 3, 4, None, 5, 6, *[None] * 7, 2)),
+        [r(4, 4), r(4, 3, seed=9), r(4, 3, low=0.2, seed=2)],
+        [codes(3, 8, 4), r(3, 8, low=0.2, seed=3) / 256, codes(3, 4, 8, seed=1), r(3, 4, low=0.2, seed=4) / 256],
+    ),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ FAMILIES = {
     "text": "strings",
     "ml": "features labels linear maps trees",
     "contrib": "activation attention fused grouped_attention moe normalization packed_attention position qlinear"
-    " quantization tensor weight_only",
+    " quantization quantized_moe tensor weight_only",
     "own": "after bitlinear lstm",
 }
 for _folder, _modules in FAMILIES.items():

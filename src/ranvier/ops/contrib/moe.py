@@ -1,9 +1,10 @@
-"""com.microsoft MoE: a layer of experts, of which each token visits the few that its router likes best."""
+"""A layer of experts, of which each token visits the few that its router likes best: com.microsoft MoE."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +16,77 @@ from ranvier.ops.contrib.attention import softmax
 from ranvier.ops.contrib.rules import MICROSOFT, rounded
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Array, Cost, TypeCall, op
+from ranvier.records import dataclass
+
+
+class Linear(Protocol):
+    """A linear layer for each expert."""
+
+    outputs: int
+
+    def __call__(self, rows: Array, expert: int) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What happens between the first layers of an expert and its last."""
+
+    name: str  # of the operator
+    activation: str
+    fusion: int  # how swiglu's two parts come: as two layers (0), one after the other in pairs (1), in halves (2)
+    alpha: float
+    beta: float
+    limit: float
+
+    def __call__(self, first: Array, third: Array | None) -> Array:
+        if self.activation != "swiglu":
+            y = _activated(self.name, first, self.activation)
+            return y if third is None else y * third
+        if self.fusion == 1:
+            gate, linear = first[:, 0::2], first[:, 1::2]
+        elif self.fusion == 2:
+            gate, linear = np.split(first, 2, axis=1)
+        elif third is None:
+            raise InvalidValue(f"{self.name}: swiglu needs fc3, or swiglu_fusion 1 or 2", op=self.name)
+        else:
+            gate, linear = first, third
+        gate, linear = np.minimum(gate, self.limit), np.clip(linear, -self.limit, self.limit)
+        return np.asarray(gate * sigmoid(gate * self.alpha) * (linear + self.beta))
+
+
+def mixed(
+    x: Array, router: Array, hidden: Hidden, layers: tuple[Linear, Linear, Linear | None], k: int, normalize: bool,
+    weigher: Array | None = None,
+) -> Array:  # fmt: skip
+    """Each token's best ``k`` experts by its row of ``router``, added up by their shares there, or by what ``weigher``
+    has in their places."""
+    name = hidden.name
+    fc1, fc2, fc3 = layers
+    tokens = widened(x).reshape(-1, x.shape[-1])
+    experts = router.shape[-1] if router.ndim == 2 else 0
+    if router.shape != (len(tokens), experts) or not 1 <= k <= experts:
+        raise ShapeMismatch(f"{name}: top {k} of a router {list(router.shape)} does not fit {len(tokens)} tokens")
+    if weigher is not None and weigher.shape != router.shape:
+        raise ShapeMismatch(f"{name}: router_weights {list(weigher.shape)} for a router {list(router.shape)}")
+    likes = widened(router)
+    best = np.argsort(-likes, axis=1, kind="stable")[:, :k]
+    weights = np.take_along_axis(softmax(likes) if weigher is None else widened(weigher), best, axis=1)
+    if normalize:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    y = np.zeros((len(tokens), fc2.outputs), tokens.dtype)
+    for expert in map(int, np.unique(best)):
+        row, choice = np.nonzero(best == expert)
+        rows = tokens[row]
+        inner = hidden(fc1(rows, expert), None if fc3 is None else fc3(rows, expert))
+        y[row] += weights[row, choice, None] * fc2(inner, expert)
+    if y.shape[1] != x.shape[-1]:
+        raise ShapeMismatch(f"{name}: experts make {y.shape[1]} features of {x.shape[-1]}")
+    return rounded(y.reshape(x.shape), x.dtype)
+
+
+def no_sparse_mixer(name: str, use_sparse_mixer: int) -> None:
+    if use_sparse_mixer:
+        raise NotSupported(f"{name}: use_sparse_mixer=1; only plain top-k routing is defined here")
 
 
 @op("MoE", domain=MICROSOFT)
@@ -38,43 +110,15 @@ def mixture_of_experts(
     use_sparse_mixer: int = 0,
 ) -> Array:
     name = "MoE"
-    if use_sparse_mixer:
-        raise NotSupported(f"{name}: use_sparse_mixer=1; only plain top-k routing is defined here")
-    tokens = widened(x).reshape(-1, x.shape[-1])
-    experts = router_probs.shape[-1] if router_probs.ndim == 2 else 0
-    if router_probs.shape != (len(tokens), experts) or not 1 <= k <= experts:
-        raise ShapeMismatch(f"{name}: top {k} of a router {list(router_probs.shape)} does not fit {len(tokens)} tokens")
-    fc1 = _Linear(name, "fc1", experts, fc1_experts_weights, fc1_experts_bias)
-    fc2 = _Linear(name, "fc2", experts, fc2_experts_weights, fc2_experts_bias)
-    fc3 = None if fc3_experts_weights is None else _Linear(name, "fc3", experts, fc3_experts_weights, fc3_experts_bias)
-    if activation_type == "swiglu" and swiglu_fusion == 0 and fc3 is None:
-        raise InvalidValue(f"{name}: swiglu needs fc3, or swiglu_fusion 1 or 2", op=name)
-
-    def hidden(rows: Array, expert: int) -> Array:
-        first = fc1(rows, expert)
-        if activation_type != "swiglu":
-            y = _activated(name, first, activation_type)
-            return y if fc3 is None else y * fc3(rows, expert)
-        if swiglu_fusion == 1:
-            gate, linear = first[:, 0::2], first[:, 1::2]
-        elif swiglu_fusion == 2:
-            gate, linear = np.split(first, 2, axis=1)
-        else:
-            assert fc3 is not None
-            gate, linear = first, fc3(rows, expert)
-        gate, linear = np.minimum(gate, swiglu_limit), np.clip(linear, -swiglu_limit, swiglu_limit)
-        return np.asarray(gate * sigmoid(gate * float(activation_alpha)) * (linear + float(activation_beta)))
-
-    shares = softmax(widened(router_probs))
-    best = np.argsort(-shares, axis=1, kind="stable")[:, :k]
-    weights = np.take_along_axis(shares, best, axis=1)
-    if normalize_routing_weights:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    y = np.zeros((len(tokens), fc2.outputs), tokens.dtype)
-    for expert in np.unique(best):
-        row, choice = np.nonzero(best == expert)
-        y[row] += weights[row, choice, None] * fc2(hidden(tokens[row], int(expert)), int(expert))
-    return rounded(y.reshape(x.shape), x.dtype)
+    no_sparse_mixer(name, use_sparse_mixer)
+    hidden = Hidden(name, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit)
+    experts = router_probs.shape[-1] if router_probs.ndim else 0
+    layers = (
+        _Linear(name, "fc1", experts, fc1_experts_weights, fc1_experts_bias),
+        _Linear(name, "fc2", experts, fc2_experts_weights, fc2_experts_bias),
+        None if fc3_experts_weights is None else _Linear(name, "fc3", experts, fc3_experts_weights, fc3_experts_bias),
+    )
+    return mixed(x, router_probs, hidden, layers, k, bool(normalize_routing_weights))
 
 
 class _Linear:

@@ -9,36 +9,85 @@ import numpy as np
 
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, attribute, first, operand
+from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Stored, shares_add_up
+from ranvier.ops.gradients.base import Backward, attribute, constant_array, first, operand
 from ranvier.ops.gradients.contrib import MICROSOFT, text
 from ranvier.ops.gradients.parts import made_of
+
+# a layer for each expert: weights [experts, outputs, inputs] and bias
+Linear = tuple[Value, Value | None]
 
 
 @made_of("MoE", domain=MICROSOFT)
 def _mixture(b: Backward, node: Node) -> Sequence[Value]:
+    layers: list[Linear | None] = []
+    for place in (2, 4, 6):
+        weight = operand(node, place)
+        layers.append(None if weight is None else (weight, operand(node, place + 1)))
+    return _mixed(b, node, layers, bool(attribute(node, "normalize_routing_weights", 0)), None)
+
+
+@made_of("QMoE", domain=MICROSOFT)
+def _quantized(b: Backward, node: Node) -> Sequence[Value]:
+    """Codes and scales stay what they are: the weights are those that constants stand for."""
+    if any(given is not None for given in node.inputs[ROUTER_WEIGHTS + 3 :]):
+        raise NotSupported("the gradient of QMoE with activations in float8 is not known")
+    if attribute(node, "weights_prepacked", -1) == 1:
+        raise NotSupported("the gradient of QMoE with weights_prepacked is not known")
+    router = node.inputs[1]
+    assert router is not None
+    experts = b.sizes(router)[1]
+    stored = Stored(
+        text(node, "quant_type") or "int",
+        int(attribute(node, "expert_weight_bits", 4)),
+        int(attribute(node, "block_size", 0)),
+    )
+
+    def content(place: int | None) -> np.ndarray | None:
+        value = None if place is None else operand(node, place)
+        return None if value is None else constant_array(value, "the weights of QMoE")
+
+    layers: list[Linear | None] = []
+    for name, (weights, scales, bias, zeros, whole) in PLACES.items():
+        codes = content(weights)
+        if codes is None:
+            layers.append(None)
+            continue
+        own = stored.of_bits(int(attribute(node, f"{name}_expert_weight_bits", 0)))
+        layer = own.layer(name, experts, codes, content(scales), None, content(zeros), content(whole))
+        decoded = np.stack([layer.decoded(expert) for expert in range(experts)])
+        layers.append((b.cast(b.constant(decoded), b.dtype(first(node))), operand(node, bias)))
+    weigher = operand(node, ROUTER_WEIGHTS)
+    normalize = shares_add_up(int(attribute(node, "normalize_routing_weights", 0)), weigher is not None)
+    return _mixed(b, node, layers, normalize, weigher)
+
+
+def _mixed(
+    b: Backward, node: Node, layers: Sequence[Linear | None], normalize: bool, weigher: Value | None
+) -> Sequence[Value]:  # fmt: skip
     x, router = first(node), node.inputs[1]
     assert router is not None
     if attribute(node, "use_sparse_mixer", 0):
-        raise NotSupported("the gradient of MoE with use_sparse_mixer is not known")
+        raise NotSupported(f"the gradient of {node.op} with use_sparse_mixer is not known")
     tokens = b.Unsqueeze(b.Reshape(x, b.whole(-1, b.sizes(x)[-1])), b.whole(0))
 
-    def linear(rows: Value, place: int) -> Value:
-        weight, bias = operand(node, place), operand(node, place + 1)
+    def linear(rows: Value, layer: Linear) -> Value:
+        weight, bias = layer
         made = b.MatMul(rows, b.Transpose(weight, perm=[0, 2, 1]))  # [experts, tokens, outputs]
         return made if bias is None else b.Add(made, b.Unsqueeze(bias, b.whole(1)))
 
-    def third() -> Value | None:
-        return None if operand(node, 6) is None else linear(tokens, 6)
-
-    hidden = _activated(b, node, linear(tokens, 2), third())
+    fc1, fc2, fc3 = layers
+    assert fc1 is not None and fc2 is not None
+    hidden = _activated(b, node, linear(tokens, fc1), None if fc3 is None else linear(tokens, fc3))
     shares = b.Softmax(router, axis=-1)
     count = b.whole(int(attribute(node, "k", 1)))
-    chosen, places = b.node("TopK", [shares, count], {"axis": 1}, outputs=2).outputs
-    if attribute(node, "normalize_routing_weights", 0):
+    _, places = b.node("TopK", [router, count], {"axis": 1}, outputs=2).outputs
+    chosen = b.GatherElements(shares if weigher is None else weigher, places, axis=1)
+    if normalize:
         chosen = b.Div(chosen, b.ReduceSum(chosen, b.whole(1), keepdims=1))
     weights = b.ScatterElements(b.zeros(shares), places, chosen, axis=1)
     each = b.Unsqueeze(b.Transpose(weights, perm=[1, 0]), b.whole(2))
-    return [b.like(b.ReduceSum(b.Mul(each, linear(hidden, 4)), b.whole(0), keepdims=0), x)]
+    return [b.like(b.ReduceSum(b.Mul(each, linear(hidden, fc2)), b.whole(0), keepdims=0), x)]
 
 
 def _activated(b: Backward, node: Node, hidden: Value, third: Value | None) -> Value:

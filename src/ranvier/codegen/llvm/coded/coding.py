@@ -6,15 +6,16 @@ from typing import Literal
 
 from ranvier.records import dataclass
 
-Kind = Literal["integers", "levels", "e4m3", "e5m2"]
+Kind = Literal["integers", "levels", "e4m3", "e5m2", "float16", "bfloat16", "float32"]
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Codes of 2, 4 or 8 bits.
+    """Codes of 2, 4 or 8 bits; or floats of 16 or 32 as they are.
 
     "integers" stand for themselves less half their range, so that the middle is zero; "levels" for entries of a table
-    (up to 4 bits), "e4m3" and "e5m2" for the float8 with those bits, all of which have to be finite.
+    (up to 4 bits), "e4m3" and "e5m2" for the float8 with those bits, all of which have to be finite. "float16",
+    "bfloat16" and "float32" are no codes: kernels that pick weights while they run read them like others.
     """
 
     bits: int

@@ -54,6 +54,8 @@ class Decoder:
         word, shift = words[0], 8 * (k % 4) + bits * (k // 4)
         if self.coding.kind in _FLOATS:
             return self._float8(word, shift)
+        if bits > 8:
+            return self._float(word, k)
         moved = f.lshr(word, shift) if shift else word
         if self.tables:
             return self._permuted(moved)
@@ -79,6 +81,16 @@ class Decoder:
         top = f.shl(word, 24 - shift) if shift < 24 else word
         placed = f.and_(f.ashr(top, down), own - (1 << 32))
         return f.bitcast(placed, self.kind) * float(2**lacking)
+
+    def _float(self, word: Val, k: int) -> Val:
+        """One of the floats that a word is made of."""
+        f = self.fn
+        if self.coding.kind == "float32":
+            return f.bitcast(word, self.kind)
+        if self.coding.kind == "bfloat16":
+            return f.bitcast(f.and_(word, -1 << 16) if k else f.shl(word, 16), self.kind)
+        half = f.cast(f.lshr(word, 16) if k else word, "i16")
+        return vmath.half_to_float(f, half, self.isa)
 
     def hold_masks(self) -> None:
         """Before a loop: what :meth:`quads` needs in registers, which the compiler would fill anew for every use."""

@@ -105,7 +105,9 @@ class CodedB:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + (self.zeros.nbytes if self.zeros else 0)
+        """What a product reads."""
+        about = sum(dtype.numpy.itemsize for dtype in (self.scale_type, self.zero_type) if dtype is not None)
+        return self.vectors * self.lanes * self.groups * (4 * self.words + about)
 
 
 def pack_coded(
@@ -119,9 +121,9 @@ def pack_coded(
     *,
     filled: bool = False,
 ) -> CodedB:
-    """``codes(first, last)`` gives those of some columns, [columns, K] of uint8, or ``filled`` bytes: as many codes in
-    each as fit, the low bits first, anything behind the last of K. ``scales`` and ``zeros``, what is subtracted from
-    the values of codes, are [N, groups] as they were given."""
+    """``codes(first, last)`` gives those of some columns, [columns, K] of uint8 (of floats, where those are stored), or
+    ``filled`` bytes: as many codes in each as fit, the low bits first, anything behind the last of K. ``scales`` and
+    ``zeros``, what is subtracted from the values of codes, are [N, groups] as they were given."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -162,6 +164,11 @@ def pack_coded(
 
 def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int) -> Array:
     """[columns, K] as words [columns, words]; columns past the last have codes of zero."""
+    if coding.bits > 8:
+        floats = np.zeros((columns, len(order)), f"<u{coding.bits // 8}")
+        raw = codes.view(floats.dtype)
+        floats[: len(codes)] = raw if plain else np.where(order < 0, 0, raw[:, np.maximum(order, 0)])
+        return floats.view("<i4")
     spread = np.full((columns, len(order)), coding.nothing, np.uint8)
     spread[: len(codes)] = codes if plain else np.where(order < 0, coding.nothing, codes[:, np.maximum(order, 0)])
     parts = 8 // coding.bits

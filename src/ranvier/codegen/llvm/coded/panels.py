@@ -66,13 +66,14 @@ def stand_in(b: CodedB, m: int, isa: Isa, *, pairs: bool) -> PackedB:
     return PackedB(b.codes, DType.bfloat16 if pairs else DType.float32, (), b.deep, b.n, panels, deep, pairs)
 
 
-def many_rows(p: Problem, b: CodedB, isa: Isa, threads: int) -> list[Launch]:
-    """``p`` has the weights as :func:`stand_in` gives them, and rows in their order."""
+def many_rows(p: Problem, b: CodedB, isa: Isa, threads: int, floats: type[Plan] = Plan) -> list[Launch]:
+    """``p`` has the weights as :func:`stand_in` gives them, and rows in their order; ``floats`` plans products of those
+    that are decoded to float32."""
     assert isinstance(p.b, PackedB)
     panels, pairs = p.b.panels, p.b.pairs
     plan: Plan
     if not pairs:
-        plan = Plan(p, isa, threads)
+        plan = floats(p, isa, threads)
     elif amx.suits(isa, DType.bfloat16, DType.bfloat16):
         plan = TilePlan(p, isa, threads, packs=False)  # tiles are single panels here: too little for it
     else:

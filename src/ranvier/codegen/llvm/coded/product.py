@@ -28,6 +28,11 @@ _MANY_SHORT = 9  # the same of float32 with vectors of 16 bytes: more than a pas
 _DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 
 
+def many_from(isa: Isa, accuracy: Accuracy) -> int:
+    """Rows from which on panels are decoded once for all of them."""
+    return _MANY_SHORT if isa.vector_bytes == 16 and accuracy != "int8" else _MANY[accuracy]
+
+
 def coded_matmul(
     a: View,
     b: CodedB,
@@ -52,9 +57,7 @@ def coded_matmul(
     assert integers or not b.coupled
     # products of bytes outdo those of floats at any number of rows, but for what the matrix unit multiplies
     stays = integers and not suits(isa, DType.bfloat16, DType.bfloat16)
-    many = _MANY["int8" if integers else "bfloat16" if pairs else "float32"]
-    if isa.vector_bytes == 16 and not integers:
-        many = _MANY_SHORT
+    many = many_from(isa, "int8" if integers else "bfloat16" if pairs else "float32")
     if b.n > 1 and not stays and p.m >= many:
         return _many(p, b, isa, threads, pairs)
     if integers:

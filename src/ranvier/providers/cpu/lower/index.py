@@ -14,6 +14,7 @@ _OPERATORS = {
         DequantizeLinear Gemm MatMul com.microsoft::DequantizeLinear com.microsoft::FusedGemm
     """,
     "determinant": "Det",
+    "experts": "com.microsoft::MoE com.microsoft::QMoE",
     "flexible": "ai.onnx.preview::FlexAttention",
     "grouped_heads": "com.microsoft::GroupQueryAttention",
     "heads_by_projection": "com.microsoft::Attention com.microsoft::MultiHeadAttention",

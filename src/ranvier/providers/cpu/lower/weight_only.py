@@ -32,12 +32,12 @@ Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 FLOAT8 = frozenset({DType.float8_e4m3fn, DType.float8_e5m2})
 TAKEN = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.uint8, DType.int32}) | FLOAT8
-_E2M1 = tuple(float(x) for x in np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+E2M1 = tuple(float(x) for x in np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
 # MatMulNBits' accuracy_level: what activations may be rounded to
-_LEVELS: dict[int, Accuracy] = {3: "bfloat16", 4: "int8"}
+LEVELS: dict[int, Accuracy] = {3: "bfloat16", 4: "int8"}
 
 
-def _computed(node: Node, operands: Sequence[int]) -> str | None:
+def computed(node: Node, operands: Sequence[int]) -> str | None:
     """Weights are packed once: they have to be there before anything runs."""
     for k in operands:
         given = node.inputs[k] if k < len(node.inputs) else None
@@ -109,7 +109,7 @@ def _narrow(target: Target) -> str | None:
 
 
 def _nbits(node: Node) -> str | None:
-    return "weight_prepacked" if node.attrs.get("weight_prepacked") else _computed(node, (1, 2, 3, 4))
+    return "weight_prepacked" if node.attrs.get("weight_prepacked") else computed(node, (1, 2, 3, 4))
 
 
 @lowers("MatMulNBits", domain=MICROSOFT, dtypes=TAKEN, check=_nbits)
@@ -146,12 +146,12 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
             lambda first, last: rows[first:last], coding, columns, groups, factors, less, r.isa, filled=True
         )
 
-    accuracy = _LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
+    accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
     key = (*map(Same, (codes, scales, zeros, listed)), bits, block, k)
     product(n, b, columns, pack, key, accuracy, _bias(n, 5, columns))
 
 
-@lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2)))
+@lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: computed(node, (1, 2)))
 def matmul_bnb4(n: NodeView, b: Definitions) -> None:
     """The weight is stored as N rows of K, block after block, and multiplied by turned or (transB = 0) as it is."""
     k, rows, block, kind = (int(n.attr(name, -1)) for name in ("K", "N", "block_size", "quant_type"))
@@ -214,7 +214,7 @@ def _blocks(codes_k: int, columns: int, scales: Array, block: int) -> None:
 def _fp8(node: Node) -> str | None:
     if len(node.inputs) > 3 and node.inputs[3] is not None:
         return "activations in float8"
-    return _computed(node, (1, 2))
+    return computed(node, (1, 2))
 
 
 @lowers("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, dtypes=TAKEN, check=_fp8)
@@ -236,7 +236,7 @@ def matmul_fp8(n: NodeView, b: Definitions) -> None:
     product(n, b, columns, pack, (Same(codes), Same(scales), block), "float32", _bias(n, 4, columns))
 
 
-@lowers("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: _computed(node, (1, 2, 3)))
+@lowers("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: computed(node, (1, 2, 3)))
 def matmul_fp4(n: NodeView, b: Definitions) -> None:
     codes, steps, whole, block = n.need(1), n.need(2), n.need(3), int(n.attr("block_size", 16))
     if codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != (2 * codes.shape[1],) or whole.size != 1:
@@ -246,7 +246,7 @@ def matmul_fp4(n: NodeView, b: Definitions) -> None:
     _blocks(k, columns, factors, block)
 
     def pack(r: Realiser) -> CodedB:
-        coding = Coding(4, "levels", _E2M1)
+        coding = Coding(4, "levels", E2M1)
         groups = Groups.even(k, block, coding)
         return pack_coded(
             lambda first, last: codes[first:last], coding, columns, groups, factors, None, r.isa, filled=True

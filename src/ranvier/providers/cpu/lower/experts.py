@@ -1,0 +1,353 @@
+"""Layers of experts: MoE and QMoE. Rows are sorted by the expert they visit, so each one's weights are read once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.exprs import add, cast, clamp, const, div, mul, op
+from ranvier.codegen.definitions.lower.activation import gelu_tanh, silu
+from ranvier.codegen.definitions.lower.reduction import softmax
+from ranvier.codegen.definitions.lower.tables import part
+from ranvier.codegen.definitions.lower.views import sliced
+from ranvier.codegen.definitions.nest_builder import NestBuilder
+from ranvier.codegen.definitions.node_view import NodeView
+from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.launch import Launch
+from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, coupled, couples
+from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
+from ranvier.codegen.llvm.coded.visiting import ALIGNED
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.topk import top_k
+from ranvier.codegen.llvm.visits import VISIT, most_visits, sort_visits, sorted_rows
+from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
+from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
+from ranvier.errors import RanvierError
+from ranvier.graph.ir import Node, Value
+from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
+from ranvier.providers.cpu.lower.index import lowers
+from ranvier.providers.cpu.lower.weight_only import E2M1, FLOAT8, LEVELS, computed
+from ranvier.providers.cpu.realise import Realiser
+from ranvier.providers.cpu.target import Same
+from ranvier.records import dataclass
+
+Array = np.ndarray[Any, Any]
+MICROSOFT = "com.microsoft"
+FLOAT, INT, INT64 = DType.float32, DType.int32, DType.int64
+_FLOATS = frozenset({FLOAT, DType.float16, DType.bfloat16})
+_MOST_CHOICES = 32  # experts of a token: the sum over them is written out
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A layer that is packed: ``pack`` makes the weights of all experts, once for every ``key``."""
+
+    inputs: int
+    outputs: int
+    pack: Callable[[Isa], Experts]
+    key: Hashable
+    bias: Value | None
+
+
+class _Visits:
+    """The rows of the work: token and choice, sorted by expert."""
+
+    def __init__(self, b: Definitions, router: Value, k: int) -> None:
+        self.b, self.k = b, k
+        self.tokens, self.experts = b.shape(router)
+        self.usual = usual_rows(self.tokens, k, self.experts)
+        self.align = ALIGNED if self.usual >= ALIGNED else 1
+        count = self.tokens * k
+        self.rows = sorted_rows(count, self.experts, self.align)
+        likes = b.pointwise([router], lambda e: cast(e[0], FLOAT), FLOAT)
+
+        def best(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+            return top_k(views[0], outs[0], outs[1], largest=True, in_order=True)
+
+        shape = (self.tokens, k)
+        self.likes = likes
+        self.best, self.chosen = b.opaque([likes], best, [(FLOAT, shape), (INT64, shape)])
+
+        def sort(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+            order, places, owners, visits = outs
+            return sort_visits(views[0], order, places, owners, visits, self.experts, self.align)
+
+        flat = b.reshape(self.chosen, (count,))
+        row, visit = (INT, (self.rows,)), (INT, (most_visits(count, self.experts), VISIT))
+        self.order, self.places, self.owners, self.visits = b.opaque([flat], sort, [row, (INT, (count,)), row, visit])
+
+    def shares(self, normalize: bool, weigher: Value | None) -> Value:
+        """How much of each choice a token takes, [tokens, k] of float32."""
+        b = self.b
+        if weigher is None and normalize:
+            return softmax(b, self.best, 1)
+
+        def pick(nest: NestBuilder, views: list[View]) -> Expr:
+            table, chosen = views
+            at = mul(nest.load(chosen), Size(table.strides[1]))
+            return cast(nest.load(table, (table.strides[0], 0), at=at), FLOAT)
+
+        table = softmax(b, self.likes, 1) if weigher is None else weigher
+        picked = b.moved([table, self.chosen], pick, FLOAT, (self.tokens, self.k))
+        if not normalize:
+            return picked
+
+        def build(e: list[Expr]) -> RowBody:
+            return RowBody([Reduce("sum", e[0], FLOAT)], maps={0: div(e[0], Result(0, FLOAT))})
+
+        return b.rows([picked], [1], build, [(FLOAT, True)])[0]
+
+    def gathered(self, x: Value) -> Value:
+        """The token of each row, [rows, features] of float32."""
+
+        def pick(nest: NestBuilder, views: list[View]) -> Expr:
+            table, order = views
+            token = op("floordiv", cast(nest.load(order, (order.strides[0], 0)), INT64), Size(self.k))
+            return cast(nest.load(table, (0, table.strides[1]), at=mul(token, Size(table.strides[0]))), FLOAT)
+
+        return self.b.moved([x, self.order], pick, FLOAT, (self.rows, self.b.shape(x)[1]))
+
+    def product(self, rows: Value, layer: _Linear, accuracy: Accuracy) -> Value:
+        """Each row by the layer of the expert that it visits, with its bias, of float32."""
+        b = self.b
+
+        def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
+            asked: Accuracy = "int8" if r.target.int8_activations else accuracy
+            couple = asked == "int8" and couples(r.isa)
+            packed = r.packs.get(("experts", couple, layer.key), lambda: _packed(layer, r.isa, couple))
+            return visited_matmul(
+                *(views[0], views[1], packed, outs[0], self.usual, r.isa),
+                aligned=self.align == ALIGNED,
+                single=self.tokens == 1,
+                threads=r.threads,
+                accuracy=asked,
+            )
+
+        flops = 2.0 * self.rows * layer.inputs * layer.outputs
+        shape = (self.rows, layer.outputs)
+        (made,) = b.opaque([rows, self.visits], realise, [(FLOAT, shape)], flops=flops)
+        if layer.bias is None:
+            return made
+
+        def own(nest: NestBuilder, views: list[View]) -> Expr:
+            table, owners = views
+            at = mul(cast(nest.load(owners, (owners.strides[0], 0)), INT64), Size(table.strides[0]))
+            return cast(nest.load(table, (0, table.strides[1]), at=at), FLOAT)
+
+        bias = b.moved([layer.bias, self.owners], own, FLOAT, shape)
+        return b.pointwise([made, bias], lambda e: add(e[0], e[1]), FLOAT)
+
+    def added(self, made: Value, shares: Value, dtype: DType, out: Value | None = None) -> Value:
+        """Of each token its choices, as much of each as its share."""
+        k = self.k
+
+        def total(nest: NestBuilder, views: list[View]) -> Expr:
+            rows, places, shares = views
+            found: Expr | None = None
+            for choice in range(k):
+                place = nest.load(places, (k * places.strides[0], 0), offset=choice * places.strides[0])
+                at = mul(cast(place, INT64), Size(rows.strides[0]))
+                value = nest.load(rows, (0, rows.strides[1]), at=at)
+                share = nest.load(shares, (shares.strides[0], 0), offset=choice * shares.strides[1])
+                term = mul(share, value)
+                found = term if found is None else add(found, term)
+            assert found is not None
+            return cast(found, dtype)
+
+        return self.b.moved([made, self.places, shares], total, dtype, (self.tokens, self.b.shape(made)[1]), out)
+
+
+def _packed(layer: _Linear, isa: Isa, couple: bool) -> Experts:
+    made = layer.pack(isa)
+    return Experts(coupled(made.all, isa), made.count, made.n) if couple else made
+
+
+def _hidden(n: NodeView, b: Definitions, first: Value, third: Value | None) -> Value:
+    """What happens between the first layers of an expert and its last."""
+    activation = n.attr("activation_type", "relu")
+    name = activation.decode() if isinstance(activation, bytes) else str(activation)
+    if name != "swiglu":
+        formulas: dict[str, Callable[[Expr], Expr]] = {
+            "relu": lambda x: op("max", x, const(0.0, x)),
+            "gelu": gelu_tanh,
+            "silu": silu,
+            "identity": lambda x: x,
+        }
+        if name not in formulas:
+            raise Declined(f"activation_type {name!r}")
+        formula = formulas[name]
+        if third is None:
+            return b.pointwise([first], lambda e: formula(e[0]), FLOAT)
+        return b.pointwise([first, third], lambda e: mul(formula(e[0]), e[1]), FLOAT)
+    fusion = int(n.attr("swiglu_fusion", 0))
+    rows, width = b.shape(first)
+    if fusion in (1, 2) and width % 2:
+        raise Declined(f"swiglu of {width} features")
+    if fusion == 1:
+        half = (rows, width // 2)
+
+        def every_second(k: int) -> Value:
+            return b.alias(first, lambda view: sliced(view, (0, k), (1, 2), half), half)
+
+        gate, line = every_second(0), every_second(1)
+    elif fusion == 2:
+        gate, line = (part(b, first, 1, k * (width // 2), width // 2) for k in range(2))
+    elif third is None:
+        raise Declined("swiglu without fc3")
+    else:
+        gate, line = first, third
+    limit = float(n.attr("swiglu_limit", math.inf))
+    alpha, beta = float(n.attr("activation_alpha", 1.0)), float(n.attr("activation_beta", 0.0))
+
+    def opened(e: list[Expr]) -> Expr:
+        gate, line = e
+        if math.isfinite(limit):
+            top = const(limit, gate)
+            gate, line = op("min", gate, top), clamp(line, const(-limit, line), top)
+        return mul(silu(gate, alpha), add(line, const(beta, line)))
+
+    return b.pointwise([gate, line], opened, FLOAT)
+
+
+def _mixture(
+    n: NodeView, b: Definitions, layers: dict[str, _Linear], normalize: bool, weigher: Value | None, accuracy: Accuracy
+) -> None:  # fmt: skip
+    x, k = n.input(0), int(n.attr("k", 1))
+    shape, router = n.shape(0), n.shape(1)
+    if len(shape) not in (2, 3) or len(router) != 2 or math.prod(shape[:-1]) != router[0]:
+        raise Declined(f"a router of {list(router)} for tokens of {list(shape)}")
+    if not 1 <= k <= min(router[1], _MOST_CHOICES) or 0 in shape:
+        raise Declined(f"{k} of {router[1]} experts, tokens of {list(shape)}")
+    if weigher is not None and b.shape(weigher) != router:
+        raise Declined(f"router_weights of {list(b.shape(weigher))}")
+    fc1, fc2, fc3 = layers["fc1"], layers["fc2"], layers.get("fc3")
+    features = shape[-1]
+    visits = _Visits(b, n.input(1), k)
+    shares = visits.shares(normalize, weigher)
+    rows = visits.gathered(b.reshape(x, (visits.tokens, features)))
+    for layer in (fc1, fc3):
+        if layer is not None and layer.inputs != features:
+            raise Declined(f"a layer of {layer.inputs} features for tokens of {features}")
+    third = None if fc3 is None else visits.product(rows, fc3, accuracy)
+    inner = _hidden(n, b, visits.product(rows, fc1, accuracy), third)
+    if b.shape(inner)[1] != fc2.inputs or fc2.outputs != features:
+        raise Declined(f"a layer of {fc2.inputs} to {fc2.outputs} features for {b.shape(inner)[1]} and {features}")
+    made = visits.product(inner, fc2, accuracy)
+    flat = visits.added(made, shares, n.out_dtype())
+    b.reshape(flat, shape, out=n.outputs[0])
+
+
+# -- weights as they are ----------------------------------------------------------------------------------------------
+
+_MOE = {"fc1": (2, 3), "fc2": (4, 5), "fc3": (6, 7)}
+_STORED = {FLOAT: Coding(32, "float32"), DType.float16: Coding(16, "float16"), DType.bfloat16: Coding(16, "bfloat16")}
+
+
+def _plain(node: Node) -> str | None:
+    if node.attrs.get("use_sparse_mixer"):
+        return "use_sparse_mixer"
+    return computed(node, [weights for weights, _ in _MOE.values()])
+
+
+@lowers("MoE", domain=MICROSOFT, dtypes=_FLOATS, check=_plain)
+def moe(n: NodeView, b: Definitions) -> None:
+    experts = n.shape(1)[-1] if n.rank(1) else 0
+    layers = {}
+    for name, (weights, bias) in _MOE.items():
+        if n.has(weights):
+            layers[name] = _floats(n, b, experts, weights, bias)
+    _mixture(n, b, layers, bool(n.attr("normalize_routing_weights", 0)), None, "float32")
+
+
+def _floats(n: NodeView, b: Definitions, experts: int, weights: int, bias: int) -> _Linear:
+    content, dtype = n.need(weights), n.dtype(weights)
+    if content.ndim != 3 or len(content) != experts or not content.size:
+        raise Declined(f"weights of {list(content.shape)} for {experts} experts")
+    count, outputs, inputs = content.shape
+    coding = _STORED[dtype]
+
+    def pack(isa: Isa) -> Experts:
+        groups = Groups.even(inputs, inputs, coding)
+        return pack_experts(content, coding, groups, np.ones((count, outputs, 1), np.float32), None, isa, filled=False)
+
+    return _Linear(inputs, outputs, pack, Same(content), _bias(n, bias, count, outputs))
+
+
+def _bias(n: NodeView, k: int, experts: int, outputs: int) -> Value | None:
+    if n.has(k) and n.shape(k) != (experts, outputs):
+        raise Declined(f"a bias of {list(n.shape(k))} for {experts} experts of {outputs} features")
+    return n.input(k) if n.has(k) else None
+
+
+# -- weights in a few bits --------------------------------------------------------------------------------------------
+
+
+def _coded(node: Node) -> str | None:
+    if node.attrs.get("use_sparse_mixer"):
+        return "use_sparse_mixer"
+    if node.attrs.get("weights_prepacked", -1) == 1:
+        return "weights_prepacked"
+    if any(given is not None for given in node.inputs[ROUTER_WEIGHTS + 3 :]):
+        return "activations in float8"
+    places = [k for weights, scales, _, *others in PLACES.values() for k in (weights, scales, *others) if k is not None]
+    return computed(node, places)
+
+
+_TAKEN = _FLOATS | FLOAT8 | {DType.uint8, DType.float8_e8m0fnu}
+
+
+@lowers("QMoE", domain=MICROSOFT, dtypes=_TAKEN, check=_coded)
+def qmoe(n: NodeView, b: Definitions) -> None:
+    experts = n.shape(1)[-1] if n.rank(1) else 0
+    kind = n.attr("quant_type", "int")
+    stored = Stored(
+        kind.decode() if isinstance(kind, bytes) else str(kind),
+        int(n.attr("expert_weight_bits", 4)),
+        int(n.attr("block_size", 0)),
+    )
+    layers = {}
+    for name, (weights, scales, bias, zeros, whole) in PLACES.items():
+        if not n.has(weights):
+            continue
+        own = stored.of_bits(int(n.attr(f"{name}_expert_weight_bits", 0)))
+        contents = [n.need(k) if k is not None and n.has(k) else None for k in (weights, scales, zeros, whole)]
+        layers[name] = _few_bits(own, name, experts, contents, _bias(n, bias, experts, n.shape(weights)[1]))
+    weigher = n.input(ROUTER_WEIGHTS) if n.has(ROUTER_WEIGHTS) else None
+    normalize = shares_add_up(int(n.attr("normalize_routing_weights", 0)), weigher is not None)
+    accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
+    _mixture(n, b, layers, normalize, weigher, accuracy)
+
+
+def _few_bits(
+    stored: Stored, name: str, experts: int, contents: list[Array | None], bias: Value | None
+) -> _Linear:  # fmt: skip
+    weights, scales, zeros, whole = contents
+    assert weights is not None
+    try:
+        layer = Layer(stored, name, experts, weights, scales, None, zeros, whole)
+    except RanvierError as error:
+        raise Declined(str(error)) from error
+    coding = {
+        "int": Coding(stored.bits),
+        "fp8": Coding(8, "e4m3"),
+        "fp4": Coding(4, "levels", E2M1),
+        "nvfp4": Coding(4, "levels", E2M1),
+    }[stored.kind]
+
+    def pack(isa: Isa) -> Experts:
+        groups = Groups.even(layer.inputs, layer.block, coding)
+        every = range(experts)
+        less = None
+        if zeros is not None:
+            less = np.stack([layer.zero_points(e) for e in every]) - np.float32(coding.middle)
+        factors = np.stack([layer.factors(e) for e in every])
+        raw = weights.view(np.uint8)
+        return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8")
+
+    key = (*map(Same, contents), stored.kind, stored.bits, stored.block)
+    return _Linear(layer.inputs, layer.outputs, pack, key, bias)
