@@ -52,7 +52,7 @@ class Layer:
 
     def model(self, exact: bool) -> bytes:
         names = ["fc1", "fc1_scales", "fc1_bias", "fc2", "fc2_scales", "fc2_bias"]
-        attrs = {
+        attrs: dict[str, Any] = {
             "k": self.choices,
             "activation_type": "swiglu",
             "swiglu_fusion": 1,
@@ -62,8 +62,9 @@ class Layer:
             "normalize_routing_weights": 1,
             "expert_weight_bits": self.bits,
             "block_size": BLOCK,
-            "accuracy_level": 0 if exact else 4,
         }
+        if not exact:  # older releases do not know the attribute
+            attrs["accuracy_level"] = 4
         node = helper.make_node("QMoE", ["x", "router", *names], ["y"], domain=MICROSOFT, **attrs)
         kind = onnx.TensorProto.FLOAT
         graph = helper.make_graph(
