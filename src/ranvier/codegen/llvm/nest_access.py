@@ -71,6 +71,7 @@ class Access:
         }
         self.base = [f.load("ptr", f.gep(f.args["bufs"], k, "ptr"), invariant=True) for k in range(len(s.args))]
         self.all = [e for stage in s.stages for e in self.evaluated(stage)]
+        self.bounds = () if isa.masks or s.cover.lanes == 1 else self.lane_bounds()
 
     def bind(self, point: Point, axis: int, index: Val) -> Point:
         offsets = dict(point.offsets)
@@ -152,6 +153,47 @@ class Access:
             return None
         emitter = self.scalars if block is None else block.emitter
         return emitter.value(guard, self.leaf(point, block))
+
+    def lane_bounds(self) -> tuple[Op, ...]:
+        """Comparisons of positions along the lanes that decide where operands are touched, if they are the same for all
+        that are not touched everywhere: between those bounds vectors need no mask."""
+        found: dict[frozenset[int], tuple[Op, ...]] = {}
+        for arg in self.s.args:
+            parts = [] if arg.guard is None else _conjuncts(arg.guard)
+            parts = [e for e in parts if self.s.lane in self.depends(e)]
+            bounds = tuple(e for e in parts if isinstance(e, Op) and self.is_bound(e))
+            if len(bounds) < len(parts):
+                return ()
+            if bounds:
+                found[frozenset(map(id, bounds))] = bounds
+        return next(iter(found.values())) if len(found) == 1 else ()
+
+    def is_bound(self, expr: Op) -> bool:
+        """Whether this compares the position along the lanes with what is known before they are walked along."""
+        if expr.name not in ("ge", "lt") or not isinstance(expr.args[0], Index) or expr.args[0].axis != self.s.lane:
+            return False
+        later = {self.s.lane, *self.s.row}
+        return all(axis >= 0 and axis not in later for axis in self.depends(expr.args[1]))
+
+    def between(self, point: Point, start: Val, stop: Val) -> tuple[Val, Val]:
+        """The part of a range along the lanes that lies between the bounds."""
+        f = self.f
+        first, last = start, stop
+        for bound in self.bounds:
+            value = f.cast(self.scalars.value(bound.args[1], self.leaf(point, None)), "i64")
+            if bound.name == "ge":
+                first = f.max_(first, value)
+            else:
+                last = f.min_(last, value)
+        first = f.min_(first, stop)
+        return first, f.max_(first, last)
+
+    def lies(self, block: Block, *, between: bool) -> None:
+        """Tell a block that it lies between the bounds as a whole, or that no point of it does."""
+        settled = self.bounds if between else [arg.guard for arg in self.s.args if arg.guard is not None]
+        for expr in settled:
+            if self.s.lane in self.depends(expr):
+                block.emitter.preset(expr, self.f.const("i1", between))
 
     def masked(self, on: Val | None, block: Block | None) -> tuple[Val | None, Val | None]:
         """The mask of lanes to touch, and a condition to branch on where there is no mask for it."""
@@ -284,3 +326,10 @@ class Access:
                 store_product(f, self.isa, arg.dtype, value, base, mask)
             else:
                 store_vector(f, self.isa, arg.dtype, value, base, mask=mask)
+
+
+def _conjuncts(guard: Expr) -> list[Expr]:
+    """What has to be true, all of it, for a guard to be."""
+    if isinstance(guard, Op) and guard.name == "and":
+        return [e for arg in guard.args for e in _conjuncts(arg)]
+    return [guard]

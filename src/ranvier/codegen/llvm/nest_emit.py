@@ -101,6 +101,9 @@ class _NestEmitter(Access):
     def along_lanes(self, point: Point, start: Val, stop: Val, unroll: int, body: Body) -> None:
         """Run the body over blocks that cover a range of the lane axis: groups of vectors, then what remains."""
         f, cover = self.f, self.s.cover
+        if self.bounds:
+            self.along_bounded(point, start, stop, unroll, body)
+            return
         lanes = cover.lanes
         at = start
         for group in [unroll, 1] if unroll > 1 and cover.single else [unroll]:
@@ -121,6 +124,34 @@ class _NestEmitter(Access):
         else:
             with f.loop(at, stop) as i, self.scalars.scope():
                 body(point, [self.block(i, 1, None, 0)])
+
+    def along_bounded(self, point: Point, start: Val, stop: Val, unroll: int, body: Body) -> None:
+        """The same where operands are touched between bounds and there are no masks: vectors between them, vectors
+        beyond them, which touch nothing, and one by one the points left at either side of a bound."""
+        f, lanes = self.f, self.s.cover.lanes
+        first, last = self.between(point, start, stop)
+        at = first
+        for group in dict.fromkeys((unroll, 1)):
+            step = lanes * group
+            upto = f.add(at, f.and_(f.sub(last, at), -step))
+            with f.loop(at, upto, step) as i, self.scalars.scope():
+                blocks = [self.block(f.add(i, u * lanes), lanes, None, u) for u in range(group)]
+                for block in blocks:
+                    self.lies(block, between=True)
+                body(point, blocks)
+            at = upto
+        before, after = (f.and_(f.sub(end, begin), -lanes) for begin, end in ((start, first), (last, stop)))
+        with f.loop(0, f.add(before, after), lanes) as k, self.scalars.scope():
+            begin = f.select(f.cmp("slt", k, before), start, f.sub(last, before))
+            block = self.block(f.add(begin, k), lanes, None, 0)
+            self.lies(block, between=False)
+            body(point, [block])
+        start, after = f.add(start, before), f.add(last, after)
+        few, more = f.sub(first, start), f.sub(f.add(f.sub(first, start), last), at)
+        with f.loop(0, f.add(more, f.sub(stop, after))) as k, self.scalars.scope():
+            begin = f.select(f.cmp("slt", k, more), f.sub(at, few), f.sub(after, more))
+            begin = f.select(f.cmp("slt", k, few), start, begin)
+            body(point, [self.block(f.add(begin, k), 1, None, 0)])
 
     def mask_below(self, count: Val) -> Val:
         f, lanes = self.f, self.s.cover.lanes

@@ -115,13 +115,14 @@ class Realiser(BaseRealiser):
         if (len(nest.row), len(nest.extents)) != (2, 6) or following():  # a pool of pictures is nothing else
             self.add(nests.launches(nest, self.isa, self.threads))
             return
-        from ranvier.codegen.llvm.conv.maxima import maxima  # convolutions mostly have been here
-        from ranvier.codegen.llvm.conv.pooling import pooling
+        from ranvier.codegen.llvm.conv.pooling import pooling  # convolutions mostly have been here
+        from ranvier.codegen.llvm.conv.pools import pooled
 
         pool = pooling(nest)
-        quick = None if pool is None else maxima(pool.x, pool.out, pool.shape, self.isa, self.threads)
+        quick = None if pool is None else pooled(pool.x, pool.out, pool.shape, self.isa, self.threads, pool.counts)
         made = nests.launches(nest, self.isa, self.threads) if quick is None else [quick]
-        if len(made) == 1 and self.done.launches and self.done.launches[-1].origin is not None:
+        largest = pool is not None and pool.counts is None
+        if largest and len(made) == 1 and self.done.launches and self.done.launches[-1].origin is not None:
             made[0].origin = pool
         self.add(made)
 

@@ -1,14 +1,16 @@
-"""Max pooling as a layer among convolutions: the loops that make it, for any rows of its result."""
+"""Loops that are a pool, and back: the largest of windows as a layer among convolutions, for any rows of its result."""
 
 from __future__ import annotations
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
-from ranvier.codegen.llvm.conv.maxima import DTYPES, maxima
+from ranvier.codegen.llvm.conv.pool_bounds import bounds
+from ranvier.codegen.llvm.conv.pool_values import LARGEST, MEANS, held_in
+from ranvier.codegen.llvm.conv.pools import Counts, pooled
 from ranvier.codegen.llvm.conv.shape import ConvShape, triple
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.fold import identity
-from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Nest, Op, Operand, Reduce, Result, Size
+from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Nest, Op, Operand, Reduce, Result, Size, Stage
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -19,37 +21,62 @@ _WINDOW = frozenset({4, 5})
 
 @dataclass(frozen=True)
 class Pooling:
-    """What a launch that pools was made from. ``shape`` is that of a depthwise convolution with the same windows."""
+    """What a launch that pools was made from. ``shape`` is that of a depthwise convolution with the same windows;
+    ``counts`` of means, none of the largest."""
 
     x: View
     out: View
     shape: ConvShape
+    counts: Counts | None = None
 
 
 def pooling(nest: Nest) -> Pooling | None:
     """The pool that a nest is, where it is one."""
-    if len(nest.extents) != _AXES or nest.row != _WINDOW or len(nest.operands) != 2 or len(nest.stages) != 2:
+    if len(nest.extents) != _AXES or nest.row != _WINDOW or len(nest.operands) != 2 or len(nest.stages) < 2:
         return None
-    fold, final = nest.stages
-    if not isinstance(fold, Reduce) or fold.fold != "max" or not isinstance(fold.value, Load):
+    fold, *counts, final = nest.stages
+    if not isinstance(fold, Reduce) or not isinstance(final, Final) or len(final.stores) != 1:
         return None
-    if not isinstance(final, Final) or len(final.stores) != 1 or not isinstance(final.stores[0][1], Result):
+    value, (k, result) = _uncast(fold.value) if fold.fold == "sum" else fold.value, final.stores[0]
+    if fold.fold not in ("max", "sum") or not isinstance(value, Load):
         return None
-    source, target = nest.operands[fold.value.operand], nest.operands[final.stores[0][0]]
+    source, target = nest.operands[value.operand], nest.operands[k]
+    shape = _shape(source, target, nest.extents[4:])
+    if shape is None:
+        return None
     x, out = source.view, target.view
-    plain = x.rank == out.rank == 4 and x.dtype is out.dtype and x.dtype in DTYPES
-    if not plain or source.at is not None or target.strides != (*out.strides, 0, 0) or target.offset:
+    if fold.fold == "max":
+        plain = not counts and isinstance(result, Result) and x.dtype is out.dtype and x.dtype in LARGEST
+        return Pooling(x, out, shape) if plain else None
+    if not {x.dtype, out.dtype} <= MEANS or fold.dtype is not held_in(x.dtype) or source.other != 0:
+        return None
+    counted = _counted(_uncast(result), counts, fold.dtype, shape)
+    return None if counted is None else Pooling(x, out, shape, counted)
+
+
+def _uncast(expr: Expr) -> Expr:
+    return expr.args[0] if isinstance(expr, Op) and expr.name == "cast" else expr
+
+
+def _shape(source: Operand, target: Operand, kernel: tuple[int, ...]) -> ConvShape | None:
+    """The windows that are read, if they are some of an image."""
+    x, out = source.view, target.view
+    if x.rank != 4 or out.rank != 4 or source.at is not None or target.at is not None or target.guard is not None:
         return None
     high, wide = x.strides[2:]
-    if not high > wide > 0 or source.strides[:2] != x.strides[:2] or source.offset > 0:
+    if not high > wide > 0 or source.strides[:2] != x.strides[:2]:
         return None
-    down, rest = divmod(-source.offset, high)
-    across, left = divmod(rest, wide)
+    if target.strides != (*out.strides, 0, 0) or target.offset:
+        return None
     steps = [divmod(given, own) for given, own in zip(source.strides[2:], (high, wide, high, wide))]
-    if left or any(odd for _, odd in steps):
+    if any(odd for _, odd in steps):
         return None
     (sh, _), (sw, _), (dh, _), (dw, _) = steps
-    channels, (kh, kw) = x.shape[1], nest.extents[4:]
+    inside = bounds(source.guard, [(sh, dh), (sw, dw)])
+    if inside is None:
+        return None
+    up, left = (inside.get(k, (0, 0))[0] for k in (0, 1))
+    channels = x.shape[1]
     shape = ConvShape(
         n=x.shape[0],
         group=channels,
@@ -57,17 +84,38 @@ def pooling(nest: Nest) -> Pooling | None:
         cout=channels,
         size=triple(x.shape[2:], 1),
         out=triple(out.shape[2:], 1),
-        kernel=(1, kh, kw),
+        kernel=triple(kernel, 1),
         strides=(1, sh, sw),
-        dilations=(1, max(1, dh), max(1, dw)),
-        begin=(0, down, across),
+        dilations=(1, dh, dw),
+        begin=(0, up, left),
     )
-    return Pooling(x, out, shape) if (source.guard is None) == (_guard(shape) is None) else None
+    whole = all(last - first == shape.size[1 + k] for k, (first, last) in inside.items())
+    missing = any(_leaves(shape, 1 + k) for k in (0, 1) if k not in inside)
+    return shape if whole and not missing and source.offset == -(up * high + left * wide) else None
+
+
+def _counted(mean: Expr, counts: list[Stage], dtype: DType, shape: ConvShape) -> Counts | None:
+    """What the sum is divided by to give the mean."""
+    if not isinstance(mean, Op) or mean.name != "div" or mean.dtype is not dtype or mean.args[0] != Result(0, dtype):
+        return None
+    number = mean.args[1]
+    if not counts:
+        size = _uncast(number)
+        return Counts(size.value) if isinstance(size, Size) else None
+    each = counts[0]
+    if len(counts) > 1 or number != Result(1, dtype) or not isinstance(each, Reduce) or each.fold != "sum":
+        return None
+    found = bounds(_uncast(each.value), list(zip(shape.strides, shape.dilations))[1:])
+    if found is None:
+        return None
+    places = {k: (first - shape.begin[1 + k], last - shape.begin[1 + k]) for k, (first, last) in found.items()}
+    everything = Counts(None)
+    return Counts(None, places.get(0, everything.rows), places.get(1, everything.columns))
 
 
 def pool(x: View, out: View, shape: ConvShape, isa: Isa) -> list[Launch]:
-    """The launches of a pool."""
-    quick = maxima(x, out, shape, isa)
+    """The launches of a pool of the largest."""
+    quick = pooled(x, out, shape, isa)
     if quick is not None:
         return [quick]
     high, wide = x.strides[2:]
@@ -79,14 +127,19 @@ def pool(x: View, out: View, shape: ConvShape, isa: Isa) -> list[Launch]:
     return nests.launches(Nest(extents, (source, Operand(out, (*out.strides, 0, 0))), stages, _WINDOW), isa)
 
 
+def _leaves(shape: ConvShape, axis: int) -> bool:
+    """Whether windows leave the image along an axis."""
+    last = (shape.out[axis] - 1) * shape.strides[axis] + (shape.kernel[axis] - 1) * shape.dilations[axis]
+    return shape.begin[axis] > 0 or last - shape.begin[axis] >= shape.size[axis]
+
+
 def _guard(shape: ConvShape) -> Expr | None:
     """Is a place of the window inside the image? None where every one is."""
     found: Expr | None = None
     for axis in (1, 2):
-        step, tap, before = shape.strides[axis], shape.dilations[axis], shape.begin[axis]
-        last = (shape.out[axis] - 1) * step - before + (shape.kernel[axis] - 1) * tap
-        if before <= 0 and last < shape.size[axis]:
+        if not _leaves(shape, axis):
             continue
+        step, tap, before = shape.strides[axis], shape.dilations[axis], shape.begin[axis]
         reached = _whole("add", _whole("mul", Index(1 + axis), Size(step)), _whole("mul", Index(3 + axis), Size(tap)))
         place = _whole("sub", reached, Size(before))
         low = Op("ge", (place, Size(0)), DType.bool)
