@@ -128,3 +128,24 @@ def test_the_report_says_how_many_samples_had_no_part(call, tmp_path: Path, coun
     np.savez(samples, x=np.random.default_rng(0).standard_normal((count, 3, 8, 8)).astype(np.float32))
     given = ("quantize", path, "-o", tmp_path / "q.onnx", "--calib", samples, "--scheme", "gptq", "--slower", "1e9")
     assert said in call(*given).stdout
+
+
+@pytest.mark.parametrize(
+    "first, again, said",
+    [
+        ("int8", "int8", "4 layers in codes (2 Conv behind DequantizeLinear, 1 "),
+        ("int8", "int4", "none left in float"),
+        ("int4", "int4", "2 layers in codes (2 MatMulNBits), 2 left in float"),
+        ("nf4", "fp8", "2 layers in codes (2 MatMulBnb4), 2 left in float"),
+        ("fp8", "int4", "left in float"),
+    ],
+)
+def test_a_model_that_is_quantized_already(call, tmp_path: Path, first: str, again: str, said: str) -> None:
+    path, samples, made = model(tmp_path / "m.onnx"), tmp_path / "s.npz", tmp_path / "q.onnx"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    given = ("--calib", samples, "--slower", "1e9", "--cosine", "0")
+    assert call("quantize", path, "-o", made, "--scheme", first, *given, "--force").exit_code == 0
+    found = call("quantize", made, "-o", tmp_path / "r.onnx", "--scheme", again, *given)
+    assert found.exit_code == 2 and not (tmp_path / "r.onnx").exists()
+    assert "no layer of this model can be quantized" in found.stderr
+    assert "it is quantized already" in found.stderr and said in found.stderr

@@ -187,8 +187,8 @@ def test_addresses_that_are_none(tmp_path: Path, url: str) -> None:
         loader(tmp_path).metadata(url)
 
 
-@pytest.mark.parametrize("value", ["secret\n", "secret\r\nX-Other: 1", "secret €", None])
-def test_headers_that_cannot_be_sent(served: Served, tmp_path: Path, value: Any) -> None:
+@pytest.mark.parametrize("value", ["secret\n", "secret\r\nX-Other: 1", "secret €"])
+def test_headers_that_cannot_be_sent(served: Served, tmp_path: Path, value: str) -> None:
     """The end of a line is in many a token that was read from a file: the header is named, its value is not."""
     with pytest.raises(WeightError, match="cannot be asked: the header 'X-Key'") as caught:
         loader(tmp_path).metadata(UrlSource(served.url + PATH, {"X-Other": "1", "X-Key": value}))

@@ -17,8 +17,10 @@ from ranvier.cli.files import check_target
 from ranvier.cli.options import with_output
 from ranvier.cli.render import Output, bytes_text, facts, seconds_text, table
 from ranvier.config import SessionConfig
-from ranvier.errors import nearest
+from ranvier.errors import InvalidConfig, nearest
 from ranvier.formats import onnx as onnx_format
+from ranvier.graph.ir import Graph
+from ranvier.quantize import already
 from ranvier.runtime.quantizing import (
     NotWorthIt,
     Quantization,
@@ -173,7 +175,9 @@ def command(
     problem = False
     with _bar(output, seconds) as (told, stepped):
         try:
-            made, report = Quantizer(graph, feeds, options, config, told, stepped).run(force=force)
+            with _saying_so_where_quantized(graph):
+                quantizer = Quantizer(graph, feeds, options, config, told, stepped)
+            made, report = quantizer.run(force=force)
             onnx_format.save(made, target)
         except NotWorthIt as refused:
             report, problem = refused.report, True
@@ -219,6 +223,17 @@ def _check_options(context: click.Context, scheme: str, sampled: bool) -> None:
         raise click.UsageError(f"{option} does nothing without --calib: only samples are run")
     if not sampled and (option := asked(_NEARNESS)):
         raise click.UsageError(f"{option} needs --calib: how near results stay is seen on samples")
+
+
+@contextlib.contextmanager
+def _saying_so_where_quantized(graph: Graph) -> Iterator[None]:
+    """A model that nothing is to be done with may have been through this, or through another tool, before."""
+    try:
+        yield
+    except InvalidConfig as error:
+        if found := already.told(graph):
+            error.add_note(found)
+        raise
 
 
 @contextlib.contextmanager

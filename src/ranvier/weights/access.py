@@ -9,8 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
-from ranvier.rules import Checked, Positive, Rule, Whole
+from ranvier.rules import Checked, Flag, Positive, Rule, Whole
 from ranvier.weights.connections import Connections
+from ranvier.weights.given import Able, Kind
 from ranvier.weights.progress import Progress, Silent
 from ranvier.weights.together import Stop
 
@@ -70,6 +71,11 @@ class Access(Checked):
         "backoff": Seconds(),
         "longest_wait": Seconds(),
         "file_bytes": Positive(),
+        "offline": Flag(),
+        "progress": Able(("begin", "advance", "end")),
+        "sleep": Kind("a function of seconds", (Callable,), optional=True),  # type: ignore[arg-type]
+        "stop": Kind("a Stop", (Stop,)),
+        "connections": Kind("Connections", (Connections,)),
     }
 
     def go_on(self, what: str) -> None:

@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ranvier.errors import CannotWrite, IntegrityError, WeightError
+from ranvier.errors import CannotWrite, IntegrityError, InvalidConfig, WeightError
 from ranvier.formats.files import write_files
 from ranvier.places import cache_folder
 from ranvier.records import dataclass
 from ranvier.rules import Whole
 from ranvier.weights.access import Stopped
+from ranvier.weights.given import PATH_OR_NONE
 from ranvier.weights.together import Stop
 
 try:
@@ -43,8 +44,16 @@ _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # b
 
 def default_folder() -> Path:
     if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
+        return _home(Path(named))
     return (cache_folder() or Path(tempfile.gettempdir()) / "ranvier") / "weights"
+
+
+def _home(folder: Path) -> Path:
+    """A folder whose name may begin with somebody's home."""
+    try:
+        return folder.expanduser()
+    except RuntimeError as error:  # nobody knows where that is
+        raise InvalidConfig(f"WeightCache: folder {str(folder)!r} cannot be found: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,8 @@ class WeightCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int | None = None) -> None:
-        self.folder = Path(folder).expanduser() if folder is not None else default_folder()
+        PATH_OR_NONE("WeightCache", "folder", folder)
+        self.folder = _home(Path(folder)) if folder is not None else default_folder()
         self.limit: int | None = Whole(0, optional=True)("WeightCache", "limit", limit)
 
     def find(self, address: str, *, verify: bool = False) -> Entry | None:

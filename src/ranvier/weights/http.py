@@ -273,7 +273,7 @@ class HttpFile:
     def _unsendable(self, error: Exception) -> str:
         """What is wrong with a request; of a header that cannot be sent the name alone, for its value may be secret."""
         for name, value in self._headers.items():
-            if not isinstance(value, str | bytes | int) or (isinstance(value, str) and not _SENDABLE.fullmatch(value)):
+            if isinstance(value, str) and not _SENDABLE.fullmatch(value):
                 return f"the header {name!r} has a value that cannot be sent, with the end of a line in it for example"
         return _plain(str(error))
 

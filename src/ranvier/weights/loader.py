@@ -15,21 +15,22 @@ import asyncio
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ranvier.errors import CannotWrite, WeightError
+from ranvier.errors import CannotWrite, InvalidConfig, WeightError, nearest
 from ranvier.logs import warn_once
 from ranvier.plugged import plugged
 from ranvier.records import dataclass
-from ranvier.rules import Positive, Whole
+from ranvier.rules import Flag, Positive, Whole
 from ranvier.weights.access import Access
 from ranvier.weights.blob import Ahead, Blob
 from ranvier.weights.cache import WeightCache
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.index import SUFFIX, index_of
 from ranvier.weights.formats.registry import format_names, open_checkpoint
+from ranvier.weights.given import TEXT_OR_NONE, Place
 from ranvier.weights.progress import Progress, Silent
 from ranvier.weights.sources.base import Context, Source, pinned
 from ranvier.weights.sources.local import FileSource
@@ -39,6 +40,8 @@ from ranvier.weights.together import Stop, together
 from ranvier.weights.transforms import Slice, Transform, apply
 
 R = TypeVar("R")
+_OWN = ("cache", "cache_limit", "verify", "concurrency", "tensor_bytes")  # options that are not of the network
+_CACHE = Place("a path, a WeightCache", (str, os.PathLike, WeightCache), optional=True)
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,22 @@ class WeightLoader:
         tensor_bytes: int | None = 1 << 36,
         **access: Any,
     ) -> None:
+        owner = type(self).__name__
+        names = [*_OWN, *(each.name for each in fields(Access))]
+        for name in access:
+            if name not in names:
+                raise InvalidConfig(f"{owner}: unknown option {name!r}{nearest(name, names)}")
+        _CACHE(owner, "cache", cache)
+        if isinstance(cache, WeightCache) and cache_limit is not None:
+            raise InvalidConfig(
+                f"{owner}: cache_limit does nothing where cache is a WeightCache, which has its own limit"
+            )
+        Whole(0, optional=True)(owner, "cache_limit", cache_limit)
         folder = cache if isinstance(cache, WeightCache) else WeightCache(cache, cache_limit)
-        options = Access(offline=offline, progress=progress or Silent(), **access)
-        self._context = Context(folder, options, verify)
-        self._concurrency: int = Whole(1)("WeightLoader", "concurrency", concurrency)
-        self._tensor_bytes: int | None = Positive()("WeightLoader", "tensor_bytes", tensor_bytes)
+        options = Access(offline=offline, progress=Silent() if progress is None else progress, **access)
+        self._context = Context(folder, options, Flag()(owner, "verify", verify))
+        self._concurrency: int = Whole(1)(owner, "concurrency", concurrency)
+        self._tensor_bytes: int | None = Positive()(owner, "tensor_bytes", tensor_bytes)
 
     def _until(self, stop: Stop) -> WeightLoader:
         """The same loader, whose transfers end when this is set."""
@@ -89,6 +103,7 @@ class WeightLoader:
 
     def open(self, source: Any, *, format: str | None = None, **options: Any) -> Checkpoint:
         """The tensors of a source by name, none of them read yet. ``options`` are those of the format."""
+        TEXT_OR_NONE(type(self).__name__, "format", format)
         found = pinned(source_of(source), self._context)
 
         def opened(source: Source) -> Blob:

@@ -3,6 +3,10 @@
 The header is read here, because it comes from anywhere and is read by ranges; what the codes of a block mean is left
 to the package ``gguf``. A tensor of blocks reads as float32; its bytes are had by ``raw``. One file is read here; where
 a checkpoint has several, ``gguf_parts`` finds the others.
+
+In files of machines that write the highest byte first, tensors of plain types are read. Of blocks and of bfloat16,
+which are bytes to the package's writer, nobody knows the order there: it leaves that of the machine it runs on, and its
+converter turns them.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,10 +41,16 @@ _PLAIN = {
 }
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-_LENGTH = struct.Struct("<Q")
+_LENGTH = 8  # bytes of the length of a text
 _DIMENSIONS = 8
 _CHUNK = 1 << 20
 _DEEPEST = 4  # lists in lists
+# What takes a few bytes in a file takes many more and a while here, and headers may be long. Real files have about a
+# hundred keys, half a million texts in a list, no lists in lists, and a hundred thousand tensors at most.
+_MOST_ENTRIES = 1 << 22  # of all lists
+_MOST_LISTS = 1 << 16  # in lists
+_MOST_KEYS = 1 << 16
+_MOST_TENSORS = 1 << 18
 
 
 class _Header:
@@ -48,6 +59,8 @@ class _Header:
     def __init__(self, blob: Blob, limit: int) -> None:
         self.blob, self.limit = blob, min(limit, blob.size)
         self.at = 0
+        self.order = "<"  # of bytes, as ``struct`` writes it
+        self._entries = self._lists = 0  # of all lists, and those of them that are lists
         self._start, self._data = 0, b""
 
     def take(self, count: int) -> bytes:
@@ -61,8 +74,12 @@ class _Header:
         self.at += count
         return self._data[begin : begin + count]
 
+    def numbers(self, kinds: str) -> tuple[Any, ...]:
+        form = _form(self.order + kinds)
+        return form.unpack(self.take(form.size))
+
     def number(self, kind: str) -> Any:
-        return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind)))[0]
+        return self.numbers(kind)[0]
 
     def text(self) -> str:
         return self.take(self.number("Q")).decode("utf-8", "replace")
@@ -70,14 +87,15 @@ class _Header:
     def texts(self, count: int) -> list[str]:
         """A vocabulary has hundreds of thousands: those in the piece at hand are taken without a call for each."""
         found: list[str] = []
+        length = _form(self.order + "Q").unpack_from
         while len(found) < count:
             data, at = self._data, self.at - self._start
-            last = len(data) - _LENGTH.size
+            last = len(data) - _LENGTH
             while at <= last and len(found) < count:
-                end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+                end = at + _LENGTH + length(data, at)[0]
                 if end > len(data):
                     break
-                found.append(data[at + _LENGTH.size : end].decode("utf-8", "replace"))
+                found.append(data[at + _LENGTH : end].decode("utf-8", "replace"))
                 at = end
             self.at = self._start + at
             if len(found) < count:
@@ -89,16 +107,27 @@ class _Header:
             return self.number(_SCALARS[kind])
         if kind == _TEXT:
             return self.text()
-        if kind != _LIST or depth > _DEEPEST:
+        if kind != _LIST:
             raise WeightError(f"{self.blob.name!r}: a value of the unknown kind {kind}")
-        inner, count = self.number("I"), self.number("Q")
+        if depth > _DEEPEST:
+            raise WeightError(f"{self.blob.name!r}: lists in lists, more than {_DEEPEST} deep")
+        inner, count = self.numbers("IQ")
+        self._entries += count
+        _check_count(self.blob, "entries of lists", self._entries, _MOST_ENTRIES)
         if inner in _SCALARS:
             form = _SCALARS[inner]
             data = self.take(count * struct.calcsize("<" + form))
-            return list(struct.unpack(f"<{count}{form}", data))
-        if count > self.limit:
-            raise WeightError(f"{self.blob.name!r}: a list of {count} entries")
-        return self.texts(count) if inner == _TEXT else [self.value(inner, depth + 1) for _ in range(count)]
+            return list(struct.unpack(f"{self.order}{count}{form}", data))
+        if inner == _TEXT:
+            return self.texts(count)
+        self._lists += count
+        _check_count(self.blob, "lists in lists", self._lists, _MOST_LISTS)
+        return [self.value(inner, depth + 1) for _ in range(count)]
+
+
+@lru_cache(maxsize=256)
+def _form(text: str) -> struct.Struct:
+    return struct.Struct(text)
 
 
 @dataclass(frozen=True)
@@ -131,6 +160,7 @@ def parts_of(blob: Blob, limit: int) -> list[str]:
 def _part(blob: Blob, opening: Opening) -> Part:
     header = _Header(blob, opening.header_bytes)
     tensors, notes = _notes(header)
+    _check_count(blob, "tensors", tensors, _MOST_TENSORS)
     entries = [_entry(header) for _ in range(tensors)]
     end = header.at
 
@@ -140,7 +170,7 @@ def _part(blob: Blob, opening: Opening) -> Part:
         for entry in entries:
             if entry.name in weights:
                 raise WeightError(f"{blob.name!r}: tensor {entry.name!r} occurs twice")
-            weights[entry.name] = _weight(blob, entry, start, opening)
+            weights[entry.name] = _weight(blob, entry, start, opening, header.order == ">")
         return weights
 
     return Part(blob.name, notes, placed)
@@ -180,11 +210,12 @@ def _notes(header: _Header) -> tuple[int, dict[str, Any]]:
     if magic != _MAGIC:
         raise WeightError(f"{name!r} is no GGUF file: it begins {magic!r}")
     version = header.number("I")
-    if version >= 1 << 16:
-        raise WeightError(f"{name!r} is a GGUF file of machines that write the highest byte first")
+    if version >= 1 << 16:  # the highest byte comes first
+        header.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
     if version not in (2, 3):
         raise WeightError(f"{name!r} is a GGUF file of version {version}, not of 2 or 3")
-    tensors, keys = header.number("Q"), header.number("Q")
+    tensors, keys = header.numbers("QQ")
+    _check_count(header.blob, "keys", keys, _MOST_KEYS)
     notes = {}
     for _ in range(keys):
         key = header.text()
@@ -198,8 +229,8 @@ def _entry(header: _Header) -> _Entry:
     name, rank = header.text(), header.number("I")
     if rank > _DIMENSIONS:
         raise WeightError(f"{header.blob.name!r}: tensor {name!r} has {rank} dimensions")
-    sizes = [header.number("Q") for _ in range(rank)]
-    return _Entry(name, tuple(reversed(sizes)), header.number("I"), header.number("Q"))
+    *sizes, kind, offset = header.numbers(f"{rank}QIQ")
+    return _Entry(name, tuple(reversed(sizes)), kind, offset)
 
 
 def _stored(entry: _Entry) -> int:
@@ -211,22 +242,27 @@ def _stored(entry: _Entry) -> int:
     return math.prod(entry.shape) // block * size
 
 
-def _weight(blob: Blob, entry: _Entry, start: int, opening: Opening) -> Weight:
+def _weight(blob: Blob, entry: _Entry, start: int, opening: Opening, big_endian: bool) -> Weight:
     dtype = _PLAIN.get(entry.kind)
     if dtype is not None:
         nbytes = checked_size(entry.name, entry.shape, dtype.bits, opening.tensor_bytes)
         _check(blob, entry, start, nbytes)
         info = TensorInfo(entry.name, dtype, entry.shape, nbytes, source=blob.name)
-        return Stored(info, blob, start + entry.offset)
+        if big_endian and dtype is DType.bfloat16:
+            return _Unordered(info)
+        return Stored(info, blob, start + entry.offset, big_endian=big_endian)
     name, block, size = _blocks(entry.kind, entry.name)
     checked_size(entry.name, entry.shape, 32, opening.tensor_bytes)
     if not entry.shape or entry.shape[-1] % block:
         raise WeightError(f"{blob.name!r}: tensor {entry.name!r} {list(entry.shape)} has no whole blocks of {block}")
     nbytes = math.prod(entry.shape) // block * size
     _check(blob, entry, start, nbytes)
+    info = TensorInfo(entry.name, DType.float32, entry.shape, nbytes, name, blob.name)
+    if big_endian:
+        return _Unordered(info)
     packed = (*entry.shape[:-1], entry.shape[-1] // block * size)
     raw = Stored(TensorInfo(entry.name, DType.uint8, packed, nbytes, name, blob.name), blob, start + entry.offset)
-    return Blocks(TensorInfo(entry.name, DType.float32, entry.shape, nbytes, name, blob.name), raw, block, size)
+    return Blocks(info, raw, block, size)
 
 
 @dataclass(frozen=True)
@@ -250,6 +286,29 @@ class Blocks:
         numbers = _decoded(np.ascontiguousarray(data), self.raw.info)
         begin = inner.start - first * self.block
         return numbers.reshape(*target[:-1], -1)[..., begin :: inner.step][..., : target[-1]]
+
+
+@dataclass(frozen=True)
+class _Unordered:
+    """A tensor in a file whose numbers have the highest byte first, where it is not told which order its own have."""
+
+    info: TensorInfo
+
+    @property
+    def raw(self) -> _Unordered:
+        return self
+
+    def read(self, part: Selection | None = None) -> np.ndarray[Any, Any]:
+        raise NotSupported(
+            f"tensor {self.info.name!r}: {self.info.source!r} is a GGUF file of machines that write the highest byte "
+            f"first, of which {self.info.encoding or self.info.dtype} is not read; make one with the lowest byte first "
+            "of it ('gguf-convert-endian FILE little' does that)"
+        )
+
+
+def _check_count(blob: Blob, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise WeightError(f"{blob.name!r} has {count} {what}, more than {most}")
 
 
 def _check(blob: Blob, entry: _Entry, start: int, nbytes: int) -> None:

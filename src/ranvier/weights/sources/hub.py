@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
+from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ranvier.errors import CannotWrite, NotSupported, RanvierError, ResourceLimit, WeightError
 from ranvier.records import dataclass
+from ranvier.rules import Checked, Rule
 from ranvier.weights.access import Access, NotCached, Unreachable
 from ranvier.weights.blob import Blob, MemoryBlob
+from ranvier.weights.given import PATH_OR_NONE, TEXT, TEXT_OR_NONE, Kind
 from ranvier.weights.http import HttpFile, Missing, is_commit
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.web import UrlSource
@@ -30,16 +34,26 @@ def _package() -> Any:
 
 
 @dataclass(frozen=True)
-class HubSource:
+class HubSource(Checked):
     """``file`` of ``repo`` (``owner/name``) at a revision; ``cache_dir`` is the hub's cache, shared by other tools."""
 
     repo: str
     file: str
     revision: str = "main"
-    cache_dir: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
     token: str | bool | None = field(default=None, repr=False)
     endpoint: str | None = None  # None: HF_ENDPOINT, or the public one
     format: str | None = None
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "repo": TEXT,
+        "file": TEXT,
+        "revision": TEXT,
+        "cache_dir": PATH_OR_NONE,
+        "token": Kind("text, True, False", (str, bool), optional=True),
+        "endpoint": TEXT_OR_NONE,
+        "format": TEXT_OR_NONE,
+    }
 
     @property
     def address(self) -> str:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
+from ranvier.rules import Checked, Rule
 from ranvier.weights.blob import Blob, MemoryBlob
+from ranvier.weights.given import PATH, TEXT, TEXT_OR_NONE, Buffer
 from ranvier.weights.sources.base import Context
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(Checked):
     """A file. ``tensor`` names the one that is meant where a checkpoint holds several."""
 
     path: str | os.PathLike[str]
     tensor: str | None = None
     format: str | None = None
+
+    RULES: ClassVar[Mapping[str, Rule]] = {"path": PATH, "tensor": TEXT_OR_NONE, "format": TEXT_OR_NONE}
 
     @property
     def address(self) -> str:
@@ -56,12 +61,14 @@ class FileSource:
 
 
 @dataclass(frozen=True)
-class MemorySource:
+class MemorySource(Checked):
     """Bytes that somebody has, with the format they are in."""
 
     data: Any
     format: str | None = None
     name: str = "memory"
+
+    RULES: ClassVar[Mapping[str, Rule]] = {"data": Buffer(), "format": TEXT_OR_NONE, "name": TEXT}
 
     @property
     def address(self) -> str:

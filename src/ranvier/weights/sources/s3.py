@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ranvier.errors import NotSupported, ResourceLimit, WeightError
 from ranvier.records import dataclass
+from ranvier.rules import Checked, Rule
 from ranvier.weights.access import Access, Unreachable
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
 from ranvier.weights.cache import Download, Entry, check_room, digest
+from ranvier.weights.given import TEXT, TEXT_OR_NONE, Named
 from ranvier.weights.http import Missing, check_no_page, parsed, shown
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
@@ -37,7 +39,7 @@ def _package() -> Any:
 
 
 @dataclass(frozen=True)
-class S3Source:
+class S3Source(Checked):
     """An object by bucket and key. Credentials come from the environment unless ``options`` has them, by the names
     that obstore's ``S3Store`` gives them (``access_key_id``, ``secret_access_key``, ``skip_signature`` …)."""
 
@@ -50,7 +52,18 @@ class S3Source:
     format: str | None = None
     clients: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared with files beside it
 
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "bucket": TEXT,
+        "key": TEXT,
+        "region": TEXT_OR_NONE,
+        "endpoint": TEXT_OR_NONE,
+        "options": Named("a mapping from names of options to what they are"),
+        "sha256": TEXT,
+        "format": TEXT_OR_NONE,
+    }
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         parts = parsed(self.endpoint) if self.endpoint else None
         if parts is not None and parts.username is not None:  # it would be shown wherever the address is
             raise WeightError(f"the endpoint {shown(parts)!r} takes no name and password; options has credentials")

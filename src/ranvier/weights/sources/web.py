@@ -7,12 +7,15 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from typing import ClassVar
 
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
+from ranvier.rules import Checked, Rule
 from ranvier.weights.access import GOOD_PIECE, Transient
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
 from ranvier.weights.cache import Download, Entry, check_room, digest
+from ranvier.weights.given import TEXT, TEXT_OR_NONE, Named
 from ranvier.weights.http import HttpFile, Remote, parsed, shown, strong
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
@@ -20,13 +23,20 @@ from ranvier.weights.together import AT_ONCE, Stop, together
 
 
 @dataclass(frozen=True)
-class UrlSource:
+class UrlSource(Checked):
     """A file by its URL, with headers such as credentials; ``sha256`` is compared when it is downloaded."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     sha256: str = ""
     format: str | None = None
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "url": TEXT,
+        "headers": Named("a mapping from names to texts", (str, bytes, int)),  # of which all are sent
+        "sha256": TEXT,
+        "format": TEXT_OR_NONE,
+    }
 
     def __repr__(self) -> str:
         try:
