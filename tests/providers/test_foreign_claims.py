@@ -112,6 +112,70 @@ def test_openvino_is_given_what_is_known_to_be_well(op: str, text: str) -> None:
     assert same(found, wanted)
 
 
+RESIZE = 's = Constant <value = int64[2] {%s}> () y = Resize <mode = "%s"> (x, , , s)'
+CAUSAL = "(float[1,1,4,2] q, int64[1] n) => (float[1,1,4,2] y) { y = Attention <is_causal = 1> (q, q, q, , , , n) }"
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "right"),
+    [
+        ("Softplus", "y = Softplus(x)", [[2.061154e-9, 8.315287e-7, 0.04858735, 0.6931472]]),
+        ("Log", "e = Exp(x) y = Log(e)", [[-20, -14, -3, 0]]),
+        ("Tanh", "y = Tanh(x)", [[-1, -1, -0.9950548, 0]]),
+        ("Erf", "y = Erf(x)", [[-1, -1, -0.9999779, 0]]),
+        ("Resize", RESIZE % ("1, 3", "nearest"), [[-20, -14, 0]]),
+    ],
+)
+def test_openvino_is_coarser_on_arm(op: str, text: str, right: Any) -> None:
+    x = np.float32([[-20, -14, -3, 0]])
+    reason, found = outcome("openvino", f"g (float[1,4] x) => (float[1,n] y) {{ {text} }}", {"x": x}, op)
+    assert ("on this processor" in reason) == (architecture() == "aarch64")
+    np.testing.assert_allclose(found, np.float32(right), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [("Exp", "y = Exp(x)"), ("Resize", RESIZE % ("2, 6", "nearest")), ("Resize", RESIZE % ("2, 5", "linear"))],
+)
+def test_openvino_is_given_the_rest_of_them(op: str, text: str) -> None:
+    x = np.float32([[1, 2, 4]])
+    reason, _ = outcome("openvino", f"g (float[1,3] x) => (float[m,n] y) {{ {text} }}", {"x": x}, op)
+    assert not reason
+
+
+def test_openvino_is_not_asked_about_queries_that_see_nothing() -> None:
+    q = np.float32([[[[1, 0], [0, 1], [2, 0], [0, 2]]]])
+    reason, found = outcome("openvino", f"g {CAUSAL}", {"q": q, "n": wide(2)}, "Attention", 24)
+    assert "may see anything" in reason
+    assert not found[0, 0, :2].any()  # of four queries the last two have keys
+
+
+def test_openvino_compiles_without_its_generator_what_that_fails_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    from ranvier.providers.openvino import provider
+
+    asked: list[dict[str, Any]] = []
+
+    class Failing:
+        """Its generator fails, and on another device everything."""
+
+        def read_model(self, data: bytes) -> bytes:
+            return data
+
+        def compile_model(self, model: bytes, plugin: str, choices: dict[str, Any]) -> str:
+            asked.append(choices)
+            if "SNIPPETS_MODE" not in choices or plugin == "GPU":
+                raise RuntimeError("cannot be merged")
+            return "made"
+
+    monkeypatch.setattr(provider, "_core", Failing)
+    assert provider._compiled(b"", "CPU", {"A": 1}) == "made"
+    assert asked == [{"A": 1}, {"A": 1, "SNIPPETS_MODE": "DISABLE"}]
+    with pytest.raises(RuntimeError, match="merged"):
+        provider._compiled(b"", "GPU", {})
+    assert len(asked) == 3
+
+
 LSTM = "(float[1,2,3] x, float[1,4,3] w, float[1,4,1] r) => (float[1,2,1,1] y) { y = LSTM <%s> (x, w, r) }"
 ROI = "(float[1,1,4,4] x, float[1,4] r, int64[1] b) => (float[1,1,1,1] y) { y = RoiAlign(x, r, b) }"
 CONV = "(uint8[1,1,1,1] x, uint8[2,1,1,1] w, uint8 a, uint8%s z) => (int32[1,2,1,1] y) { y = ConvInteger(x, w, a, z) }"

@@ -370,8 +370,7 @@ def write_a_profile(ort: Any, folder: Path) -> Any:
     session.run(None, {"x": X})
     name = session.end_profiling()
     recorded = json.loads(Path(name).read_text())
-    events = recorded["traceEvents"] if isinstance(recorded, dict) else recorded
-    kinds = {event.get("args", {}).get("op_name") or event.get("args", {}).get("op") for event in events}
+    kinds = {event.get("args", {}).get("op_name") for event in recorded}
     started = session.get_profiling_start_time_ns() > 0
     off = ort.InferenceSession(linear().SerializeToString())
     beginning = os.path.basename(name).startswith("profile"), name.endswith(".json")
@@ -382,6 +381,80 @@ def write_a_profile(ort: Any, folder: Path) -> Any:
         off.end_profiling(),
         off.get_profiling_start_time_ns(),
     )
+
+
+@script
+def read_a_profile(ort: Any, folder: Path) -> Any:
+    """As scripts do that sum up the times of operators."""
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.profile_file_prefix = str(folder / "profile")
+    session = ort.InferenceSession(linear().SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for _ in range(3):
+        session.run(None, {"x": X})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    nodes = [event for event in events if event["cat"] == "Node"]
+    runs = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
+    kinds = {kind for event in nodes for kind in event["args"]["op_name"].split(" + ")}
+    return (
+        len(runs),
+        "MatMul" in kinds,
+        {event["args"]["provider"] for event in nodes},
+        all(event["name"].endswith("_kernel_time") and event["ts"] >= 0 for event in nodes),
+        0 <= sum(event["dur"] for event in nodes) <= sum(runs),
+    )
+
+
+@script
+def catch_errors_of_python(ort: Any, folder: Path) -> Any:
+    session = ort.InferenceSession(linear().SerializeToString(), providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+
+    def unheard_of() -> None:
+        ort.SessionOptions().use_the_other_cores = True
+
+    calls: list[tuple[type[Exception], Callable[[], Any]]] = [
+        (AttributeError, unheard_of),
+        (RuntimeError, lambda: ort.SessionOptions().get_session_config_entry("session.nothing")),
+        (RuntimeError, lambda: binding.bind_cpu_input("nobody", X)),
+        (RuntimeError, lambda: session.run_with_iobinding(binding)),
+        (RuntimeError, lambda: ort.OrtValue.ortvalue_from_numpy(X.copy()).update_inplace(np.ones((9, 9), np.float32))),
+        (RuntimeError, lambda: ort.set_default_logger_severity(9)),
+    ]
+    found = []
+    for kind, call in calls:
+        try:
+            call()
+        except kind:
+            found.append(kind.__name__)
+    return found, session.run(None, {"x": X})
+
+
+@script
+def bind_values_of_the_session(ort: Any, folder: Path) -> Any:
+    session = ort.InferenceSession(linear().SerializeToString(), providers=["CPUExecutionProvider"])
+    value = session.create_ortvalue_from_shape_and_type([2, 3], np.float32, "cpu")
+    value.update_inplace(X)
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    return [(v.shape(), v.data_type(), v.numpy()) for v in binding.get_outputs_as_ortvaluevector()], value.shape()
+
+
+@script
+def settings_that_change_nothing(ort: Any, folder: Path) -> Any:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    session = ort.InferenceSession(
+        linear().SerializeToString(),
+        options,
+        providers=[("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested", "use_arena": "1"})],
+        disabled_optimizers=["ConstantFolding", "MatMulAddFusion", "NchwcTransformer"],
+    )
+    shown = f"{options.graph_optimization_level} {options.execution_mode}"
+    return session.get_providers(), session.run(None, {"x": X}), shown
 
 
 @script

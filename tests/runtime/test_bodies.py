@@ -11,7 +11,8 @@ import onnx.parser
 import pytest
 
 import ranvier as rv
-from ranvier.runtime.body import Body
+from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.body import Body, _BodyPlan
 
 RNG = np.random.default_rng(3)
 
@@ -126,3 +127,58 @@ def test_a_run_with_limits_gives_the_same() -> None:
         plain = session.run(feeds)["last"]
         limited = session.run(feeds, options=rv.RunOptions(timeout=60.0))["last"]
     np.testing.assert_array_equal(plain, limited)
+
+
+TWICE = """
+twice (int64 count, float[B, 5] start, float[5, 5] w) => (float[B, 5] last, float[B, 5] same, float[5, 5] kept)
+{
+    yes = Constant <value = bool {1}> ()
+    last, same, kept = Loop <body = one (int64 i, bool t, float[B, 5] h, float[B, 5] g, float[5, 5] v) => (t, h2, h2, v)
+    {
+        m = MatMul (g, v)
+        h2 = Add (m, start)
+    }> (count, yes, start, start, w)
+}
+"""
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_body_of_one_kernel_is_called_at_once(secure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With captures among its operands, and operands among its results; not in memory that must be cleared."""
+    ways: list[str] = []
+
+    def noting(name: str) -> Any:
+        real = getattr(_BodyPlan, name)
+
+        def noted(self: Any, *given: Any) -> Any:
+            found = real(self, *given)
+            ways.extend([name] if found is not None else [])
+            return found
+
+        return noted
+
+    for name in ("run_directly", "run_steps"):
+        monkeypatch.setattr(_BodyPlan, name, noting(name))
+    feeds = cell(3, 4)
+    memory = rv.MemoryConfig(secure=secure)
+    with rv.load(parsed(TWICE), providers=["cpu", "reference"], memory=memory) as session:
+        found = session.run(feeds)
+    assert ways == ["run_steps" if secure else "run_directly"] * 4
+    h = feeds["start"].astype(np.float64)
+    for _ in range(4):
+        h = h @ feeds["w"] + feeds["start"]
+    np.testing.assert_allclose(found["last"], h, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found["same"], found["last"])
+    assert not np.shares_memory(found["same"], found["last"])
+    np.testing.assert_array_equal(found["kept"], feeds["w"])
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_nodes_of_bodies_count_as_run(secure: bool) -> None:
+    def counted(steps: int) -> int:
+        before = REGISTRY.ledger.operations().get("cpu", 0)
+        session.run(cell(3, steps))
+        return REGISTRY.ledger.operations()["cpu"] - before
+
+    with rv.load(parsed(TWICE), providers=["cpu", "reference"], memory=rv.MemoryConfig(secure=secure)) as session:
+        assert counted(6) - counted(4) == counted(4) - counted(2) >= 2 * 2  # MatMul and Add, of two steps

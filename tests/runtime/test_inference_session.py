@@ -6,6 +6,7 @@ import ast
 import gc
 import inspect
 import logging
+import pickle
 import subprocess
 import sys
 import threading
@@ -20,8 +21,13 @@ from onnx import helper
 
 import ranvier as rv
 from ranvier import errors
+from ranvier.passes import default_passes
+from ranvier.providers.openvino import OpenVinoOptions
 from ranvier.providers.reference import ReferenceProvider
 from ranvier.providers.registry import REGISTRY
+from ranvier.runtime.ort.errors import InvalidArgument, OrtError, _combined
+from ranvier.runtime.ort.optimizers import _IDLE, _PASSES
+from ranvier.runtime.ort.providers import _translated
 from tests.runtime.ort_scripts import SCRIPTS, Script, X
 from tests.runtime.small_models import endless, gather, linear, model_of, tensor, written
 
@@ -190,6 +196,63 @@ def test_deadlines_and_limits_are_failures() -> None:
     with pytest.raises(errors.ResourceLimit) as large:
         rv.InferenceSession(linear().SerializeToString(), options)
     assert isinstance(large.value, rv.Fail)
+
+
+def test_errors_that_are_also_pythons_own_cross_a_process(model: bytes) -> None:
+    """Also those that were given ONNX Runtime's classes before: a run inside a run with a binding."""
+    session = rv.InferenceSession(model)
+    binding = session.io_binding()
+    binding.bind_output("y")
+    with pytest.raises(RuntimeError) as caught:
+        session.run_with_iobinding(binding)
+    assert isinstance(caught.value, rv.InvalidArgument) and type(caught.value).__name__ == "InvalidInput"
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is errors.InvalidInput and str(again) == str(caught.value)
+    with pytest.raises(errors.InvalidConfig) as unknown:
+        rv.SessionOptions().nonsense = 1
+    assert isinstance(pickle.loads(pickle.dumps(unknown.value)), AttributeError)
+
+
+def _kinds(kind: type[errors.RanvierError]) -> Iterator[type[errors.RanvierError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+
+
+def test_every_error_can_be_pythons_own_as_well() -> None:
+    own = [kind for kind in _kinds(errors.RanvierError) if getattr(errors, kind.__name__, None) is kind]
+    assert len(own) > 10
+    for kind in own:
+        combined = _combined(kind, (InvalidArgument, RuntimeError))
+        assert issubclass(combined, kind) and issubclass(combined, RuntimeError) and issubclass(combined, OrtError)
+
+
+def test_a_session_outlives_a_change_of_providers_that_fails(model: bytes) -> None:
+    session = rv.InferenceSession(model)
+    before = session.run(None, {"x": X})
+    with pytest.raises(RuntimeError, match="unknown provider 'Nope'") as caught:
+        session.set_providers(["Nope"])
+    assert isinstance(caught.value, errors.InvalidConfig)
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], before[0])
+
+
+def test_optimizers_by_onnxruntimes_names(model: bytes) -> None:
+    def off(*names: str) -> tuple[str, ...]:
+        return rv.InferenceSession(model, disabled_optimizers=list(names)).session.config.disabled_passes
+
+    known = {each.name for each in default_passes()}
+    assert set(_PASSES.values()) <= known and not _PASSES.keys() & _IDLE
+    assert off("ConstantFolding", "GeluFusion", "FastGeluFusion") == ("fold_constants", "fuse_activations")
+    assert off("NchwcTransformer", "cancel") == ("cancel",)
+
+
+def test_options_of_openvino_by_onnxruntimes_names() -> None:
+    given = {"device_type": "CPU", "precision": "FP16", "num_of_threads": 2, "cache_dir": "x"}
+    found = _translated("OpenVINOExecutionProvider", given)
+    assert found == {"plugin": "CPU", "precision": "f16"}
+    OpenVinoOptions(**found)
+    assert _translated("OpenVINOExecutionProvider", {"precision": "ACCURACY"}) == {"precision": "f32"}
+    assert _translated("openvino", {"load_config": "{}"}) == {"load_config": "{}"}  # and is refused there
 
 
 def test_classes_of_errors_can_be_raised_by_scripts() -> None:

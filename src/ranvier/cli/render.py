@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ranvier.cli.sheets import Sheet
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -59,7 +61,7 @@ class Output:
         """Text or a table on stdout, for people."""
         with self.console.capture() as captured:
             for thing in things:
-                self.console.print(thing)
+                self.console.print(thing, crop=False)
         click.echo("\n".join(line.rstrip() for line in captured.get().split("\n")), nl=False)
 
     def heading(self, text: str) -> None:
@@ -129,22 +131,9 @@ def plain(data: Any) -> Any:
     return str(data)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> Table:
-    """A table for people. A heading that starts with ``>`` makes its column right-aligned, ``!`` keeps cells whole."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
-    for heading in columns:
-        made.add_column(
-            heading.lstrip(">!"),
-            justify="right" if heading.startswith(">") else "left",
-            overflow="fold",
-            no_wrap=heading.startswith((">", "!")),
-        )
-    for row in rows:
-        made.add_row(*("" if cell is None else str(cell) for cell in row))
-    return made
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> Sheet:
+    """A table for people. A heading that starts with ``>`` makes its column one of figures, ``!`` keeps cells whole."""
+    return Sheet(columns, rows, title)
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> Table:

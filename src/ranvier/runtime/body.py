@@ -14,11 +14,11 @@ from ranvier.config import SessionConfig
 from ranvier.errors import InvalidValue, RanvierError
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
-from ranvier.providers.base import BoundKernel, TensorAllocator
-from ranvier.records import dataclass
+from ranvier.providers.base import TensorAllocator
 from ranvier.runtime.control import RunControl, current
+from ranvier.runtime.direct import Direct, direct_call
 from ranvier.runtime.plan import Plan
-from ranvier.runtime.program import Buffers, Program
+from ranvier.runtime.program import Buffers, Program, static_bytes
 
 Array = np.ndarray[Any, Any]
 _UNPLANNED: Buffers = {}
@@ -53,8 +53,8 @@ class Body:
         if control is None or not control.watched:
             plan = self._plan(values)
             if plan is not None:
-                if profiler is None and plan.direct is not None:
-                    return plan.run_at_once(plan.direct, values)
+                if profiler is None and (made := plan.run_directly(values)) is not None:
+                    return [made[k] if k >= 0 else values[~k] for k in plan.results]
                 return plan.run_steps(values, self._slots, control or RunControl(None, self._config.limits), profiler)
         env = list(program.template)
         for slot, value in zip(self._slots, values):
@@ -107,60 +107,28 @@ class Body:
             return None  # the run itself meets the same, and says so
 
 
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """A body that is one kernel."""
-
-    kernel: BoundKernel
-    operands: list[int]  # where they stand among the values of a call
-    made: list[tuple[Any, np.dtype[Any]]]  # shape and type of what it makes
-    results: list[int]  # where the results of the body come from: what was made, or ~k for value k
-    offset: int  # of its workspace in the arena
-
-
 class _BodyPlan(Plan):
     """A plan whose results may be its operands: whoever runs a loop does not write into them."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        captured: Mapping[Value, Any] = given[5]
-        program = self.program
-        self._where = {slot: k for k, slot in enumerate((*program.input_slots, *(program.slots[v] for v in captured)))}
-        self.direct = self._whole()
+    def __init__(self, program: Program, *given: Any) -> None:
+        captured: Mapping[Value, Any] = given[4]
+        self._operands = (*program.input_slots, *(program.slots[v] for v in captured))
+        self.results: list[int] = []  # of the body, from a direct run: what that made, or ~k for value k
+        super().__init__(program, *given)
 
-    def _whole(self) -> _Whole | None:
-        """How to call the only kernel, where there is no other."""
-        program = self.program
-        if len(program.steps) != 1 or self._bound[0] is None:
+    def _direct_call(self) -> Direct | None:
+        """Also where captures are operands, and results are operands or come twice."""
+        kernel = self._bound[0] if len(self._bound) == 1 else None
+        if kernel is None or self._secure:
             return None
-        (step,) = program.steps
-        fresh = {slot: (shape, dtype) for slot, dtype, shape in self._fresh}
-        if set(fresh) != set(step.outputs):
+        sources = {slot: ~k for k, slot in enumerate(self._operands)}
+        sources.update((slot, k) for k, (slot, _, _) in enumerate(self._fresh))
+        if any(slot not in sources for slot in self.program.output_slots):
             return None
-        sources = {slot: ~k for slot, k in self._where.items()}
-        sources.update((slot, k) for k, slot in enumerate(step.outputs))
-        if any(slot not in sources for slot in program.output_slots):
-            return None
-        return _Whole(
-            self._bound[0],
-            [self._where[slot] for slot in step.inputs if program.template[slot] is None],
-            [fresh[slot] for slot in step.outputs],
-            [sources[slot] for slot in program.output_slots],
-            self.layout.workspaces.get(0, 0),
-        )
-
-    def run_at_once(self, whole: _Whole, values: Sequence[Any]) -> list[Any]:
-        made: list[Any] = [np.empty(shape, dtype) for shape, dtype in whole.made]
-        given = [values[k] for k in whole.operands]
-        if whole.kernel.workspace:
-            held = self._arenas.take()
-            try:
-                whole.kernel.call(given, made, held.start + whole.offset)
-            finally:
-                self._arenas.give(held)
-        else:
-            whole.kernel.call(given, made, 0)
-        return [made[k] if k >= 0 else values[~k] for k in whole.results]
+        self.results = [sources[slot] for slot in self.program.output_slots]
+        sizes = [static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh]
+        offset = self.layout.workspaces.get(0, 0)
+        return direct_call(self.program, kernel, self._fresh, sizes, offset, self._operands)
 
     def run_steps(self, values: Sequence[Any], slots: Sequence[int], control: RunControl, profiler: Any) -> list[Any]:
         env = list(self.program.template)
@@ -171,6 +139,8 @@ class _BodyPlan(Plan):
             buffers = dict(held.views)
             for slot, dtype, shape in self._fresh:
                 buffers[slot] = np.empty(shape, dtype)
-            return self.program.run(env, control, buffers, self.dims, profiler, held.kernels)
+            results = self.program.run(env, control, buffers, self.dims, profiler, held.kernels)
         finally:
             self._arenas.give(held)
+        self._tally.runs += 1
+        return results

@@ -24,7 +24,7 @@ class Direct:
     """``made`` are the outputs that are no constants of the model."""
 
     kernel: BoundKernel
-    given: list[int]  # where the kernel's inputs stand among those of the program
+    given: list[int]  # where the kernel's inputs stand among the values of a call
     made: list[Making]
     theirs: list[int]  # which of ``made`` each of the kernel's outputs is; empty where they are the same
     offset: int  # of its workspace in the arena
@@ -72,13 +72,19 @@ class Direct:
 
 
 def direct_call(
-    program: Program, kernel: BoundKernel, fresh: Sequence[Fresh], sizes: Sequence[int], offset: int
+    program: Program,
+    kernel: BoundKernel,
+    fresh: Sequence[Fresh],
+    sizes: Sequence[int],
+    offset: int,
+    operands: Sequence[int] | None = None,
 ) -> Direct | None:
     """Where ``fresh``, with their ``sizes`` in bytes, are all that the only step makes and it needs nothing but inputs
-    and constants; None elsewhere."""
+    and constants; None elsewhere. ``operands``: slots of the values that a call gives, where those are not the inputs
+    alone."""
     (step,) = program.steps
     outputs = [slot for slot, _, _ in fresh]
-    where = {slot: k for k, slot in enumerate(program.input_slots)}
+    where = {slot: k for k, slot in enumerate(program.input_slots if operands is None else operands)}
     needed = [slot for slot in step.inputs if program.template[slot] is None]
     if sorted(step.outputs) != sorted(outputs) or any(slot not in where for slot in needed):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import ranvier as rv
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.graph.ir import Graph
 from ranvier.passes.ternary import Layer, Weights
+from ranvier.providers.base import ProviderCapability
 from ranvier.providers.bitnet.cache import TernaryCache
 from ranvier.providers.bitnet.provider import BitNetOptions, BitNetProvider
+from ranvier.providers.cpu.provider import CpuProvider
 from ranvier.providers.registry import REGISTRY
 from tests.providers.cpu.test_bitlinear import block
 
@@ -48,6 +51,16 @@ def two_bit_model(n: int, k: int, *, ternary: bool = True) -> tuple[onnx.ModelPr
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10), w, RNG.standard_normal((3, k)).astype("f4")
+
+
+def test_it_can_what_the_cpu_provider_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever that says about itself, by whatever field: nothing is told by hand."""
+    other = {bool: True, str: "told", tuple: ("told",), frozenset: frozenset({"told"})}
+    usual = {each.name: getattr(ProviderCapability(), each.name) for each in fields(ProviderCapability)}
+    said: dict[str, Any] = {name: other.get(type(x), 7) if x is not True else False for name, x in usual.items()}
+    monkeypatch.setattr(CpuProvider, "capability", lambda self: ProviderCapability(**said))
+    found = BitNetProvider().capability()
+    assert found == ProviderCapability(**{**said, "notes": "ternary weights in 2 bits, told"})
 
 
 def test_it_is_there_and_asked_for_by_name() -> None:

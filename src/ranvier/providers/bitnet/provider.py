@@ -8,6 +8,7 @@ its options say so. In a model without ternary layers it takes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,15 +54,7 @@ class BitNetProvider(CpuProvider):
 
     def capability(self) -> ProviderCapability:
         found = super().capability()
-        return ProviderCapability(
-            ops=found.ops,
-            dtypes=found.dtypes,
-            notes=f"ternary weights in 2 bits, {found.notes}",
-            asks_for_bodies=found.asks_for_bodies,
-            threads=found.threads,
-            flash_attention=found.flash_attention,
-            custom_kernels=found.custom_kernels,
-        )
+        return replace(found, notes=f"ternary weights in 2 bits, {found.notes}")
 
     def claim(self, view: GraphView) -> Iterable[Claim | Decline]:
         ternary = self._has_ternary_layers(view.graph.root())

@@ -7,20 +7,21 @@ processors all arithmetic of integers is that of floats.
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 import numpy as np
 
 from ranvier.graph.ir import Node, Value
-from ranvier.graph.types import TensorType
-from ranvier.providers.claims import SMALL
+from ranvier.graph.types import Shape, TensorType
+from ranvier.providers.openvino.operands import element_type, on_arm, small_content
+from ranvier.providers.openvino.quantized import quantizes_otherwise
 
 _RESIZE = {"antialias": 0, "exclude_outside": 0, "keep_aspect_ratio_policy": "stretch"}
 _LENGTHS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})  # results that are no larger than a tensor
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _WRAPPING = frozenset({"Abs", "Add", "Div", "Mod", "Mul", "Neg", "Pow", "Sub", "Sum"})
 _OF_FLOATS = _WRAPPING | {"Clip", "Max", "Mean", "Min", "Relu"}  # on ARM
+_COARSE = frozenset({"Erf", "Log", "Softplus", "Tanh"})  # on ARM
 _SUMS = frozenset(
     {"Einsum", "Gemm", "MatMul", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
     | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
@@ -29,18 +30,18 @@ _SUMS = frozenset(
 
 def computes_otherwise(node: Node) -> str | None:
     """Why its answer would be another one than the standard's; None where nobody has seen that."""
-    return _integers(node) or _operator(node)
+    return _integers(node) or quantizes_otherwise(node) or _operator(node)
 
 
 def _integers(node: Node) -> str | None:
-    results = [_dtype(v) for v in node.outputs if v.uses or v.is_graph_output]
+    results = [element_type(v) for v in node.outputs if v.uses or v.is_graph_output]
     wide = [d for d in results if d is not None and d.kind in "iu" and d.itemsize == 8]
     if wide and node.op not in _LENGTHS:
         return f"OpenVINO keeps {wide[0]} in 32 bits"
-    operands = [_dtype(v) for v in node.inputs if v is not None]
+    operands = [element_type(v) for v in node.inputs if v is not None]
     if node.op in _COMPARISONS and any(d is not None and d.kind in "iu" and d.itemsize == 8 for d in operands):
         return "OpenVINO compares 64-bit integers by 32 of their bits"
-    made = _dtype(node.outputs[0]) if node.outputs else None
+    made = element_type(node.outputs[0]) if node.outputs else None
     if made is None or made.kind not in "iu":
         return None
     if node.op in _WRAPPING and made.itemsize < 4:
@@ -48,10 +49,10 @@ def _integers(node: Node) -> str | None:
     if node.op in _SUMS:
         return f"OpenVINO adds {made} as floats"
     if node.op in ("Div", "Mod"):
-        by = _content(node.input(1))
+        by = small_content(node.input(1))
         if by is None or not by.all():
             return "OpenVINO divides by zero without a word"
-    if node.op in _OF_FLOATS and platform.machine().lower() in ("aarch64", "arm64"):
+    if node.op in _OF_FLOATS and on_arm():
         return f"OpenVINO computes {made} as floats on this processor"
     return None
 
@@ -63,13 +64,13 @@ def _operator(node: Node) -> str | None:
             return "OpenVINO does not look at the windows"
         if len(node.outputs) > 3:
             return "OpenVINO shows other scores"
+        if attrs.get("is_causal", 0) and node.input(6) is not None:
+            return "OpenVINO does not look whether a query may see anything"
     elif node.op == "BitShift":
         if _is(node, "i"):
             return "OpenVINO shifts signed numbers otherwise"
     elif node.op == "DFT":
         return "OpenVINO's transform is less precise, and has other shapes"
-    elif node.op == "DynamicQuantizeLinear":
-        return "OpenVINO rounds otherwise"
     elif node.op in ("Gather", "GatherND"):
         if not _within(node):
             return "OpenVINO does not look whether an index is within range"
@@ -87,8 +88,12 @@ def _operator(node: Node) -> str | None:
         for name, plain in _RESIZE.items():
             if attrs.get(name, plain) != plain:
                 return f"OpenVINO does something else for {name} = {attrs[name]}"
+        if attrs.get("mode", "nearest") == "nearest" and on_arm() and not _repeats(node):
+            return "OpenVINO takes other neighbours on this processor"
     elif node.op == "RoiAlign" and attrs.get("mode", "avg") == "max":
         return "OpenVINO takes the greatest of other points"
+    elif node.op in _COARSE and on_arm():
+        return f"OpenVINO's {node.op} is less precise where it is near zero, on this processor"
     elif node.op == "SpaceToDepth" and attrs.get("mode", "DCR") != "DCR":
         return "OpenVINO does not look at the mode"
     elif node.op == "TopK" and (node.outputs[-1].uses or node.outputs[-1].is_graph_output):
@@ -102,20 +107,26 @@ def _operator(node: Node) -> str | None:
 
 def _only_adds(node: Node) -> bool:
     """Is it known that nothing is cut off, and that there is enough to be mirrored?"""
-    pads = np.array(node.attrs["pads"]) if "pads" in node.attrs else _content(node.input(1))
+    pads = np.array(node.attrs["pads"]) if "pads" in node.attrs else small_content(node.input(1))
     if pads is None or bool((pads < 0).any()):
         return False
     if node.attrs.get("mode", "constant") in ("constant", "edge"):
         return True
-    data = node.inputs[0]
-    shape = data.type.shape if data is not None and isinstance(data.type, TensorType) else None
+    shape = _shape(node.inputs[0])
     return shape is not None and all(isinstance(size, int) and size > pads.max(initial=0) for size in shape)
+
+
+def _repeats(node: Node) -> bool:
+    """Is it known that every element only comes several times?"""
+    before, after = _shape(node.inputs[0]), _shape(node.output)
+    if before is None or after is None:
+        return False
+    return all(isinstance(a, int) and isinstance(b, int) and a and b % a == 0 for a, b in zip(before, after))
 
 
 def _within(node: Node) -> bool:
     """Is every index known, and is there such an element? Only small constants are looked at."""
-    indices, data = _content(node.input(1)), node.inputs[0]
-    shape = data.type.shape if data is not None and isinstance(data.type, TensorType) else None
+    indices, shape = small_content(node.input(1)), _shape(node.inputs[0])
     if indices is None or shape is None or not indices.size:
         return False
     if node.op == "Gather":
@@ -131,19 +142,13 @@ def _within(node: Node) -> bool:
     return bool(np.all((indices >= -np.array(sizes)) & (indices < np.array(sizes))))
 
 
-def _content(value: Value | None) -> np.ndarray[Any, Any] | None:
-    """What a small constant holds."""
-    const = value.const if value is not None else None
-    return const.numpy() if const is not None and const.size <= SMALL else None
-
-
-def _dtype(value: Value) -> np.dtype[Any] | None:
-    return value.type.dtype.numpy if isinstance(value.type, TensorType) and value.type.dtype is not None else None
+def _shape(value: Value | None) -> Shape | None:
+    return value.type.shape if value is not None and isinstance(value.type, TensorType) else None
 
 
 def _is(node: Node, kind: str) -> bool:
     """Is its result of this kind, as NumPy names them?"""
-    found = _dtype(node.output)
+    found = element_type(node.output)
     return found is not None and found.kind == kind
 
 

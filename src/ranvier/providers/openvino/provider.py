@@ -96,7 +96,7 @@ class OpenVinoKernel(ForeignKernel):
         if ctx.config.threads is not None and options.plugin == "CPU":
             choices["INFERENCE_NUM_THREADS"] = ctx.config.threads
         try:
-            self._compiled = _core().compile_model(_core().read_model(model.data), options.plugin, choices)
+            self._compiled = _compiled(model.data, options.plugin, choices)
         except RuntimeError as error:
             raise KernelError(f"OpenVINO cannot load it: {_short(error)}", provider="openvino") from error
         super().__init__(model.constant_bytes)
@@ -130,6 +130,19 @@ class OpenVinoKernel(ForeignKernel):
         check_results(self._model.types, found, dims, "openvino")
         outputs[:] = found
         self._count(started)
+
+
+def _compiled(model: bytes, plugin: str, choices: Mapping[str, Any]) -> Any:
+    """With code made for chains of operators where that can be made: for some it fails, which its kernels can run."""
+    try:
+        return _core().compile_model(_core().read_model(model), plugin, dict(choices))
+    except RuntimeError as error:
+        if plugin != "CPU":
+            raise
+        try:
+            return _core().compile_model(_core().read_model(model), plugin, {**choices, "SNIPPETS_MODE": "DISABLE"})
+        except RuntimeError:
+            raise error from None
 
 
 def _taken(array: Array) -> Array:

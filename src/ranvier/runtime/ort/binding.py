@@ -12,7 +12,7 @@ from ranvier.devices import CPU, Device
 from ranvier.errors import InvalidInput, NotSupported, nearest
 from ranvier.interop import to_array
 from ranvier.providers.own_memory import LendsMemory
-from ranvier.runtime.ort.errors import raises_ort
+from ranvier.runtime.ort.errors import raises_runtime_error
 from ranvier.runtime.ort.places import device_of, memory_among
 from ranvier.runtime.ort.value import OrtValue, array_at, described_at, unwrap
 
@@ -35,12 +35,12 @@ class IOBinding:
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 
-    @raises_ort
+    @raises_runtime_error
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Read an input from an array, at every run anew: changes to the array count."""
         self._bind_input(name, to_array(unwrap(arr_on_cpu)))
 
-    @raises_ort
+    @raises_runtime_error
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
@@ -48,7 +48,7 @@ class IOBinding:
         device = device_of(device_type, device_id)
         self._bind_input(name, self._at(device, buffer_ptr, element_type, shape, f"input {name!r}").value)
 
-    @raises_ort
+    @raises_runtime_error
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         memory = ortvalue.memory if isinstance(ortvalue, OrtValue) else None
         if memory is not None and memory_among(ortvalue.device, self._memories()) is None:
@@ -63,7 +63,7 @@ class IOBinding:
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
-    @raises_ort
+    @raises_runtime_error
     def bind_output(
         self,
         name: str,
@@ -84,7 +84,7 @@ class IOBinding:
             raise InvalidInput(f"output {name!r}: a buffer needs its element_type and shape")
         self._bind_output(name, self._at(device, buffer_ptr, element_type, shape, f"output {name!r}"))
 
-    @raises_ort
+    @raises_runtime_error
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Write an output into the tensor of a value."""
         ortvalue.shape()  # raises where it holds no tensor
@@ -165,6 +165,10 @@ class IOBinding:
     def get_outputs(self) -> list[OrtValue]:
         """The outputs of the last run, in the order they were bound."""
         return list(self._results.values())
+
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """The same: a list is all the vector there is."""
+        return self.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """The outputs of the last run as copies."""

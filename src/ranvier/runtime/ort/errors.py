@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ranvier import errors
-from ranvier.errors import NotSupported, RanvierError
+from ranvier.errors import InvalidConfig, NotSupported, RanvierError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,10 +119,11 @@ def _in_kernel(error: RanvierError) -> bool:
     return any(note.startswith("while running") for note in getattr(error, "__notes__", ()))
 
 
-_COMBINED: dict[tuple[type[RanvierError], tuple[type[OrtError], ...]], type[RanvierError]] = {}
+_COMBINED: dict[tuple[type[RanvierError], tuple[type[Exception], ...]], type[RanvierError]] = {}
+_MADE_OF: dict[type[RanvierError], tuple[type[RanvierError], tuple[type[Exception], ...]]] = {}
 
 
-def _combined(ours: type[RanvierError], theirs: tuple[type[OrtError], ...]) -> type[RanvierError]:
+def _combined(ours: type[RanvierError], theirs: tuple[type[Exception], ...]) -> type[RanvierError]:
     found = _COMBINED.get((ours, theirs))
     if found is None:
 
@@ -131,30 +132,47 @@ def _combined(ours: type[RanvierError], theirs: tuple[type[OrtError], ...]) -> t
             return ours, error.args, error.__dict__
 
         body = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__reduce__": reduce}
-        found = _COMBINED.setdefault((ours, theirs), type(ours.__name__, (ours, *theirs), body))
+        bases = theirs if any(issubclass(kind, ours) for kind in theirs) else (ours, *theirs)  # of all errors, the root
+        found = _COMBINED.setdefault((ours, theirs), type(ours.__name__, bases, body))
+        _MADE_OF[found] = ours, theirs
     return found
 
 
-def adopt(error: RanvierError) -> RanvierError:
-    """The same error, now also of ONNX Runtime's classes for it."""
-    if not isinstance(error, OrtError):
+def adopt(error: RanvierError, *plain: type[Exception]) -> RanvierError:
+    """The same error, now also of ONNX Runtime's classes for it, and of Python's own where it raises those."""
+    ours, already = _MADE_OF.get(type(error), (type(error), ()))
+    theirs = already if isinstance(error, OrtError) else _meaning(error)
+    theirs = (*theirs, *(kind for kind in plain if not isinstance(error, kind)))
+    if theirs != already:
         # the class changes, not the object: notes, cause, fields and traceback stay
-        error.__class__ = _combined(type(error), _meaning(error))
+        error.__class__ = _combined(ours, theirs)
     return error
 
 
 def raises_ort(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a part of ONNX Runtime's interface: its errors carry ONNX Runtime's names too."""
+    return _raising(function)
 
+
+def raises_runtime_error(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for a part whose errors are Python's RuntimeError there."""
+    return _raising(function, RuntimeError)
+
+
+def _raising(function: Callable[P, R], *plain: type[Exception]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except RanvierError as error:
-            adopt(error)
+            adopt(error, *plain)
             raise
 
     return call
+
+
+class UnknownOption(InvalidConfig, AttributeError):
+    """An option that is none of ``SessionOptions``, where scripts see by AttributeError what a version has."""
 
 
 class Lacking(NotSupported, AttributeError):
@@ -187,7 +205,9 @@ __all__ = [
     "NotImplemented",
     "OrtError",
     "RuntimeException",
+    "UnknownOption",
     "adopt",
     "lacking",
     "raises_ort",
+    "raises_runtime_error",
 ]

@@ -11,12 +11,12 @@ from ranvier.devices import Device, DeviceConfig
 from ranvier.errors import InvalidConfig
 from ranvier.logs import logger
 from ranvier.ops import seed as op_seed
-from ranvier.runtime.ort.errors import raises_ort
+from ranvier.runtime.ort.errors import raises_runtime_error
 
 _SEVERITIES = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
-@raises_ort
+@raises_runtime_error
 def set_default_logger_severity(severity: int) -> None:
     """0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
     if severity not in range(len(_SEVERITIES)):
@@ -24,7 +24,7 @@ def set_default_logger_severity(severity: int) -> None:
     logger.setLevel(_SEVERITIES[severity])
 
 
-@raises_ort
+@raises_runtime_error
 def set_default_logger_verbosity(verbosity: int) -> None:
     """How much the log tells at severity 0: each step opens one level below Python's DEBUG."""
     if isinstance(verbosity, bool) or not isinstance(verbosity, int) or verbosity < 0:
@@ -33,7 +33,7 @@ def set_default_logger_verbosity(verbosity: int) -> None:
         logger.setLevel(max(1, logging.DEBUG - verbosity))
 
 
-@raises_ort
+@raises_runtime_error
 def set_seed(seed: int) -> None:
     """Make random operators without a seed of their own draw a repeatable series."""
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

@@ -25,12 +25,14 @@ from ranvier.providers.base import ExecutionProvider
 from ranvier.providers.registry import COMPLETE, REGISTRY
 from ranvier.runtime.control import SHRINK_ENTRY, UNSYNCHRONIZED_ENTRY, RunOptions
 from ranvier.runtime.ort.binding import IOBinding
-from ranvier.runtime.ort.errors import lacking, raises_ort
+from ranvier.runtime.ort.errors import lacking, raises_ort, raises_runtime_error
 from ranvier.runtime.ort.meta import ModelMetadata, NodeArg
+from ranvier.runtime.ort.optimizers import passes_of
 from ranvier.runtime.ort.options import BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, SessionOptions
 from ranvier.runtime.ort.overrides import fix_denoted, fix_dims, replace_initializers
 from ranvier.runtime.ort.places import memory_among
 from ranvier.runtime.ort.providers import ProviderList, ort_name, parse_providers
+from ranvier.runtime.ort.trace import save_ort_trace
 from ranvier.runtime.ort.value import OrtValue, unwrap
 from ranvier.runtime.profile import Profiler
 from ranvier.runtime.report import Report
@@ -156,7 +158,7 @@ class InferenceSession:
         asked = {REGISTRY.resolve(name) for name in self._session.config.providers if name != "auto"}
         return [p for p in used if p.name not in completing - asked]
 
-    @raises_ort
+    @raises_runtime_error
     def set_providers(
         self, providers: ProviderList | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
@@ -210,7 +212,7 @@ class InferenceSession:
         results = self._run(names, input_dict_ort_values, run_options)
         return [_wrapped(result, session.outputs[name]) for name, result in zip(names, results)]
 
-    @raises_ort
+    @raises_runtime_error
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run from the bound inputs into the bound outputs, and wait for those on a GPU, unless the options have
         ``disable_synchronize_execution_providers``."""
@@ -284,17 +286,24 @@ class InferenceSession:
     def io_binding(self) -> IOBinding:
         return IOBinding(self)
 
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """A tensor of zeros, to be bound."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
+
     # -- profiling ----------------------------------------------------------------------------------------------------
 
     def end_profiling(self) -> str:
-        """Write the trace and return the name of its file; an empty name when nothing was recorded."""
+        """Write the trace, as ONNX Runtime writes it, and return the name of its file; an empty name when nothing was
+        recorded."""
         with self._lock:
             profiler, self._profiler = self._profiler, None
         if profiler is None:
             return ""
         self._session._detach(profiler)
         name = f"{self._options.profile_file_prefix}{datetime.now():%Y-%m-%d_%H-%M-%S_%f}.json"
-        profiler.save(name)
+        save_ort_trace(profiler, name)
         return name
 
     def get_profiling_start_time_ns(self) -> int:
@@ -353,7 +362,7 @@ def _changes(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name == "disabled_optimizers":
-            found["disabled_passes"] = (value,) if isinstance(value, str) else tuple(value or ())
+            found["disabled_passes"] = passes_of((value,) if isinstance(value, str) else tuple(value or ()))
         elif name == "enable_fallback":
             found["fallback"] = "on" if value else "off"
         elif name in known:

@@ -10,11 +10,17 @@ from typing import Any
 from ranvier.config import SessionConfig, resolve
 from ranvier.errors import InvalidConfig, NotSupported, nearest
 from ranvier.logs import logger
-from ranvier.runtime.ort.errors import lacking, raises_ort
+from ranvier.runtime.ort.errors import UnknownOption, lacking, raises_ort, raises_runtime_error
 from ranvier.runtime.ort.value import unwrap
 
 
-class GraphOptimizationLevel(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """Shown by its name, as ONNX Runtime's are."""
+
+    __str__ = enum.Enum.__str__
+
+
+class GraphOptimizationLevel(_Named):
     """How much the graph is optimized. Above basic, Ranvier has one level: aggressive."""
 
     ORT_DISABLE_ALL = 0
@@ -24,14 +30,14 @@ class GraphOptimizationLevel(enum.IntEnum):
     ORT_ENABLE_ALL = 99
 
 
-class ExecutionMode(enum.IntEnum):
+class ExecutionMode(_Named):
     """Kept for scripts that set it: a provider decides by itself what runs side by side."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
-class ExecutionOrder(enum.IntEnum):
+class ExecutionOrder(_Named):
     """Kept for scripts that set it: nodes are always ordered for low memory."""
 
     DEFAULT = 0
@@ -149,7 +155,7 @@ class SessionOptions:
         elif name in _ORT_NAMES:
             object.__setattr__(self, name, _checked(name, value))
         else:
-            raise InvalidConfig(f"SessionOptions: unknown option {name!r}{nearest(name, _names())}")
+            raise UnknownOption(f"SessionOptions: unknown option {name!r}{nearest(name, _names())}")
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
@@ -165,7 +171,7 @@ class SessionOptions:
             raise InvalidConfig(f"unknown session config entry {key!r}{_close(key, known)}")
         self._entries[key] = str(value)
 
-    @raises_ort
+    @raises_runtime_error
     def get_session_config_entry(self, key: str) -> str:
         if key not in self._entries:
             raise InvalidConfig(f"session config entry {key!r} was not set{_close(key, self._entries)}")

@@ -78,18 +78,31 @@ _CUDA_IDLE = {
 _NO_LIMIT = str(2**64 - 1)
 
 
+# the same of its CPU provider, and of OpenVINO's
+_CPU_IDLE = {"arena_extend_strategy", "use_arena"}
+_OPENVINO_NAMES = {"device_type": "plugin"}
+_OPENVINO_IDLE = {"cache_dir", "enable_opencl_throttling", "model_priority", "num_of_threads", "num_streams"}
+_OPENVINO_PRECISIONS = {"accuracy": "f32", "fp16": "f16", "fp32": "f32"}
+
+_NAMES = {"cuda": _CUDA_NAMES, "openvino": _OPENVINO_NAMES}
+_IDLE = {"cpu": _CPU_IDLE, "cuda": _CUDA_IDLE, "openvino": _OPENVINO_IDLE}
+
+
 def _translated(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Options as the provider here calls them."""
-    if not options or name == "auto" or REGISTRY.resolve(name).partition(":")[0] != "cuda":
+    kind = REGISTRY.resolve(name).partition(":")[0] if options and name != "auto" else ""
+    if kind not in _IDLE:
         return options
     found: dict[str, Any] = {}
     for key, value in options.items():
-        if key in _CUDA_IDLE:
+        if key in _IDLE[kind]:
             logger.info("provider %r: the option %r changes nothing here", name, key)
-        elif key == "use_tf32":
+        elif kind == "cuda" and key == "use_tf32":
             found["precision"] = "tf32" if str(value).lower() in ("1", "true") else "f32"
+        elif kind == "openvino" and key == "precision":
+            found[key] = _OPENVINO_PRECISIONS.get(str(value).lower(), value)
         elif key != "gpu_mem_limit" or str(value) != _NO_LIMIT:
-            found[_CUDA_NAMES.get(key, key)] = value
+            found[_NAMES.get(kind, {}).get(key, key)] = value
     return found
 
 

@@ -18,7 +18,7 @@ from ranvier.graph.types import MapType, SequenceType, TensorType, Type
 from ranvier.interop import to_array
 from ranvier.providers.own_memory import DeviceArray, LendsMemory
 from ranvier.records import dataclass
-from ranvier.runtime.ort.errors import raises_ort
+from ranvier.runtime.ort.errors import raises_runtime_error
 from ranvier.runtime.ort.meta import type_name
 from ranvier.runtime.ort.places import device_of, holder_of, memory_of
 
@@ -33,7 +33,7 @@ class OrtDevice:
     index: int = 0
 
     @staticmethod
-    @raises_ort
+    @raises_runtime_error
     def make(ort_device_name: str, device_id: int = 0, vendor_id: int = -1) -> OrtDevice:
         found = device_of(ort_device_name, device_id)
         return OrtDevice(found.kind, found.index)
@@ -86,7 +86,7 @@ class OrtValue:
     # -- making one ---------------------------------------------------------------------------------------------------
 
     @staticmethod
-    @raises_ort
+    @raises_runtime_error
     def ortvalue_from_numpy(
         numpy_obj: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
@@ -97,7 +97,7 @@ class OrtValue:
         return OrtValue(whole) if device == CPU else _brought(whole, device)
 
     @staticmethod
-    @raises_ort
+    @raises_runtime_error
     def ortvalue_from_numpy_with_onnx_type(data: Any, onnx_element_type: int) -> OrtValue:
         """Like ``ortvalue_from_numpy``, reading the bytes as an element type NumPy may lack."""
         array = np.ascontiguousarray(data)
@@ -107,7 +107,7 @@ class OrtValue:
         return OrtValue(array.view(wanted))
 
     @staticmethod
-    @raises_ort
+    @raises_runtime_error
     def ortvalue_from_shape_and_type(
         shape: Sequence[int],
         element_type: Any,
@@ -126,12 +126,12 @@ class OrtValue:
         return OrtValue(made) if device == CPU else _brought(made, device)
 
     @staticmethod
-    @raises_ort
+    @raises_runtime_error
     def ort_value_from_sparse_tensor(sparse_tensor: Any) -> OrtValue:
         raise NotSupported("sparse tensors cannot be handed over; make them dense")
 
     @classmethod
-    @raises_ort
+    @raises_runtime_error
     def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> OrtValue:
         """A value over the memory of an object with ``__dlpack__`` or of a capsule.
 
@@ -155,16 +155,16 @@ class OrtValue:
         """``tensor(float)``, ``seq(tensor(int64))`` …"""
         return type_name(self._type)
 
-    @raises_ort
+    @raises_runtime_error
     def element_type(self) -> int:
         """The ONNX number of the elements."""
         return dtypes.of(self._described()).onnx
 
-    @raises_ort
+    @raises_runtime_error
     def shape(self) -> list[int]:
         return list(self._described().shape)
 
-    @raises_ort
+    @raises_runtime_error
     def tensor_size_in_bytes(self) -> int:
         return int(self._described().nbytes)
 
@@ -195,25 +195,25 @@ class OrtValue:
     def is_sparse_tensor(self) -> bool:
         return False
 
-    @raises_ort
+    @raises_runtime_error
     def as_sparse_tensor(self) -> Any:
         raise NotSupported("this value is no sparse tensor: values are dense here")
 
     # -- its data -----------------------------------------------------------------------------------------------------
 
-    @raises_ort
+    @raises_runtime_error
     def numpy(self) -> Array:
         """The array itself, not a copy; of a tensor on a GPU, its elements."""
         return self._tensor() if self._there is None else self._there.fetched()
 
-    @raises_ort
+    @raises_runtime_error
     def data_ptr(self) -> int:
         """The address of the first element."""
         if self._memory is not None:
             return self._memory.address(self._value)
         return int(self._tensor().ctypes.data)
 
-    @raises_ort
+    @raises_runtime_error
     def update_inplace(self, np_arr: Any) -> None:
         """Copy ``np_arr`` into the memory of this tensor; element type and shape must be the same."""
         self.receive(OrtValue(to_array(np_arr)), "update_inplace")
