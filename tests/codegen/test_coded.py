@@ -374,6 +374,15 @@ def test_single_rows_to_the_full(isa: Isa, coding: Coding) -> None:
         check(product(a, w.packed, isa, threads=2, split=3), a, w)
         check(product(a * F32(2.0**-90), w.packed, isa), a * F32(2.0**-90), w)
         check(product(np.zeros_like(a), w.packed, isa), np.zeros_like(a), w)
+    w = Weights(coding, 96, 150, 32, isa, zeros="whole")
+    for m in (2, 3, 7, 8, 17, 32):
+        a = rows(m, 96) * (10.0 ** np.random.default_rng(m).integers(-5, 5, (m, 1))).astype(F32)
+        check(product(a, w.packed, isa, threads=2, split=2), a, w)
+        a[1, 5] = np.inf
+        found = product(a, w.packed, isa)
+        others = np.delete(a, 1, axis=0)
+        check(np.delete(found, 1, axis=0), others, w)  # no other row shows it
+        assert not np.isfinite(found[1]).any() or not multiplies_bytes(isa)
     w = Weights(coding, 200, 140, 50, isa, listed=True, zeros="whole")
     a = rows(3, 200)
     check(product(a[:1], w.packed, isa), a[:1], w)

@@ -104,7 +104,7 @@ class Case:
         av, vv, ov = view_of(a), view_of(visits), view_of(out, "output")
         launches = visited_matmul(
             *(av, vv, packed, ov, usual, isa),
-            aligned=align > 1, single=tokens == 1, threads=split, accuracy=accuracy,
+            aligned=align > 1, threads=split, accuracy=accuracy,
         )  # fmt: skip
         runner = Runner(launches, isa, {av.storage: a, vv.storage: visits, ov.storage: out}, split=split, poison=0xFF)
         KEPT.update({(isa.key, spec): kernel for spec, kernel in runner.kernels.items()})

@@ -25,12 +25,21 @@ Accuracy = Literal["float32", "bfloat16", "int8"]
 # From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
 _MANY = {"float32": 33, "bfloat16": 12, "int8": 33}
 _MANY_SHORT = 9  # the same of float32 with vectors of 16 bytes: more than a pass takes
+# Up to so many rows, by bytes of a vector, meet weights as digits: a weight meets four digits of an activation in a
+# quarter of an instruction each, and is decoded by half of one. Long vectors of floats soon outdo that.
+_DIGIT_ROWS = {16: 8, 32: 32, 64: 2}
 _DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 
 
 def many_from(isa: Isa, accuracy: Accuracy) -> int:
     """Rows from which on panels are decoded once for all of them."""
     return _MANY_SHORT if isa.vector_bytes == 16 and accuracy != "int8" else _MANY[accuracy]
+
+
+def takes_digits(b: CodedB, rows: int, isa: Isa) -> bool:
+    """Whether so many rows, taken to the full, are multiplied as digits of 8 bits."""
+    whole = b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
+    return whole and b.n >= _DIGIT_COLUMNS and rows <= _DIGIT_ROWS[isa.vector_bytes]
 
 
 def coded_matmul(
@@ -64,20 +73,14 @@ def coded_matmul(
         prepared = prepare(p, b, isa, "codes")
         if suits_unpacked(b, p.m, isa):
             return [*prepared.launches, by_unpacked(p, b, prepared, isa, threads)]
-    elif whole and p.m == 1 and b.n >= _DIGIT_COLUMNS:
-        return _by_digits(p, b, isa, threads)
+    elif takes_digits(b, p.m, isa):
+        prepared = prepare(p, b, isa, "digits")
+        return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "digits")]
     elif b.zeros is not None:
         prepared = prepare(p, b, isa, "sums")
     else:
         prepared = given(p) if readable(p, b) else prepare(p, b, isa, "plain")
     return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "codes" if integers else "floats")]
-
-
-def _by_digits(p: Problem, b: CodedB, isa: Isa, threads: int) -> list[Launch]:
-    """A single row is a matter of reading weights, where fewer instructions are needed to multiply bytes than floats:
-    a weight meets four digits of an activation in a quarter of an instruction each, and is decoded by half of one."""
-    prepared = prepare(p, b, isa, "digits")
-    return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "digits")]
 
 
 def _many(p: Problem, b: CodedB, isa: Isa, threads: int, pairs: bool) -> list[Launch]:

@@ -143,6 +143,8 @@ def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, 
     panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
     if activations == "digits":
         panels = _DIGIT_PANELS[isa.registers >= 32]
+        rows = 2 if p.m % 2 == 0 and isa.registers >= 32 else 1  # no row is repeated
+        panels //= rows
     together = _together(b, isa, activations, rows)
     once = together == b.words and together > 1
     as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b, FACTOR if b.coupled else 1)

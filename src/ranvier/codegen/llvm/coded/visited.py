@@ -11,7 +11,7 @@ from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.pack import Array, CodedB, Groups, beside, pack_coded
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import Form, Prepared, given, prepare, readable
-from ranvier.codegen.llvm.coded.product import Accuracy, many_from
+from ranvier.codegen.llvm.coded.product import Accuracy, many_from, takes_digits
 from ranvier.codegen.llvm.coded.rows import Activations, few_rows, fits_bytes
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.coded.visiting import ALIGNED, FewRows, ManyRows, Steps, visit_launch
@@ -71,31 +71,31 @@ def usual_rows(tokens: int, k: int, experts: int) -> int:
 
 def visited_matmul(
     a: View, visits: View, experts: Experts, out: View, usual: int, isa: Isa, *,
-    aligned: bool, single: bool, threads: int, accuracy: Accuracy,
+    aligned: bool, threads: int, accuracy: Accuracy,
 ) -> list[Launch]:  # fmt: skip
     """``out[r] = a[r] @ weights of the expert that row r visits``: a [rows, K] and out [rows, N] of float32. ``usual``
-    rows visit an expert, ``single``: never more than one does; ``aligned``: first rows are multiples of ALIGNED."""
+    rows visit an expert; ``aligned``: their first ones are multiples of ALIGNED."""
     b = experts.one
     if 0 in out.shape:
         return []
     p = problem_of(a, View(b.codes, DType.float32, (b.k, b.n), (0, 0)), out, None, 1.0)
     typical = replace(p, m=usual)
-    whole = b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
-    integers = whole and accuracy == "int8"
+    integers = accuracy == "int8" and b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
+    digits = not integers and takes_digits(b, usual, isa)
     assert integers or not b.coupled
     traffic = float(visits.shape[0] * b.nbytes)
     # experts have more rows or fewer, so that passes are not full: decoding panels pays a little earlier
-    if not integers and aligned and b.n > 1 and 4 * usual >= 3 * many_from(isa, "float32"):
+    if not (integers or digits) and aligned and b.n > 1 and 4 * usual >= 3 * many_from(isa, "float32"):
         prepared = given(p) if readable(p, b) else prepare(p, b, isa, "plain")
         return [*prepared.launches, _by_panels(typical, experts, prepared, visits, isa, threads, traffic)]
-    activations: Activations = "codes" if integers else "digits" if whole and single else "floats"
+    activations: Activations = "codes" if integers else "digits" if digits else "floats"
     forms: dict[Activations, Form] = {"codes": "codes", "digits": "digits", "floats": "plain"}
     form: Form = "sums" if activations == "floats" and b.zeros is not None else forms[activations]
     prepared = given(p) if form == "plain" and readable(p, b) else prepare(p, b, isa, form)
     if integers and suits_unpacked(b, usual, isa):
         inner = by_unpacked(typical, b, prepared, isa, threads)
     else:
-        inner = few_rows(typical, b, prepared, isa, threads, activations)
+        inner = few_rows(replace(p, m=1) if digits else typical, b, prepared, isa, threads, activations)
     steps = _steps(experts, prepared.row, prepared.about_row, p)
     return [*prepared.launches, visit_launch(inner, FewRows, visits, steps, inner.tiles, traffic)]
 

@@ -20,7 +20,7 @@ from ranvier.codegen.storage import View
 from ranvier.records import dataclass
 
 _LINE = 64
-ALIGNED = 8  # rows that visits are aligned to where there are many: blocks of rows divide it
+ALIGNED = 4  # rows that visits are aligned to where there are many: blocks of rows divide it
 
 
 class Buf(IntEnum):

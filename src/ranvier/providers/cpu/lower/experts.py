@@ -123,7 +123,6 @@ class _Visits:
             return visited_matmul(
                 *(views[0], views[1], packed, outs[0], self.usual, r.isa),
                 aligned=self.align == ALIGNED,
-                single=self.tokens == 1,
                 threads=r.threads,
                 accuracy=asked,
             )
