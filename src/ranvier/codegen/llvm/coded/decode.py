@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding
@@ -9,6 +11,7 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
+_TABLE = 16  # entries that an instruction of NEON looks up
 _WHOLE = 0x4B000000  # 2^23 as a float: an integer in its low bits is added exactly
 # float8 in the highest byte: how far down its exponent belongs, the bits that are its own, what the exponent lacks
 _FLOATS = {"e4m3": (4, 0x87F00000, 120), "e5m2": (3, 0x8FE00000, 112)}
@@ -30,17 +33,24 @@ class Decoder:
             values = [coding.values[k % count] for k in range(max(count, self.lanes))]
             parts = [values[k : k + self.lanes] for k in range(0, len(values), self.lanes)]
             self.tables = [fn.listed("float", part) for part in parts]
-        elif coding.kind == "levels":
-            self.memory = Val(fn, "ptr", fn.module.table(table, "float", coding.levels))
+        self.planes: list[Val] = []
+        if coding.kind == "levels" and not self.tables:
+            if isa.triple == "aarch64":
+                self.planes = _planes(fn, coding)
+            else:
+                self.memory = Val(fn, "ptr", fn.module.table(table, "float", coding.levels))
 
     def words(self, at: Val) -> list[Val]:
-        """The words at an address, once for each byte of theirs.
+        """The words at an address, once for each byte of theirs; or the floats in them, where several are looked up at
+        once.
 
         Where only the lowest bits of an index count, loading from the next byte on does what a shift by eight would do:
         the units that load have time, and those that compute have not. What follows the last word has to be readable.
         """
         f, size, kind = self.fn, self.isa.vector_bytes, vector("i32", self.lanes)
         first = f.load(kind, at, size)
+        if self.planes:
+            return [value for i in range(8 // self.coding.bits) for value in self._looked_up(first, i)]
         if len(self.tables) != 1:
             return [first] * 4
         return [first, *(f.load(kind, f.gep(at, byte), 1) for byte in range(1, 4))]
@@ -48,6 +58,8 @@ class Decoder:
     def value(self, words: list[Val], k: int) -> Val:
         """The floats of position ``k`` of the words."""
         f, bits = self.fn, self.coding.bits
+        if self.planes:
+            return words[k]
         if len(self.tables) == 1:
             index = words[k % 4]
             return self._permuted(f.lshr(index, bits * (k // 4)) if k >= 4 else index)
@@ -65,6 +77,24 @@ class Decoder:
             return f.gather("float", self.memory, code)
         whole = f.bitcast(f.or_(code, _WHOLE), self.kind)
         return whole - float((1 << 23) + self.coding.middle)
+
+    def _looked_up(self, word: Val, i: int) -> list[Val]:
+        """The floats of four k, from ``4 i`` on: single bytes of all of them, looked up by their codes, are put together.
+        Codes of one k are brought side by side before."""
+        f, bits = self.fn, self.coding.bits
+        bytes_ = vector("i8", 4 * self.lanes)
+        mask = ((1 << bits) - 1) * 0x01010101
+        moved = f.lshr(word, bits * i) if i else word
+        codes = f.bitcast(f.and_(moved, mask), bytes_)
+        codes = f.shuffle(codes, None, [4 * lane + k for k in range(4) for lane in range(self.lanes)])
+        parts = [f.intrinsic("llvm.aarch64.neon.tbl1.v16i8", bytes_, [plane, codes]) for plane in self.planes]
+        halves = [_woven(f, low, high) for low, high in (parts[:2], parts[2:])]
+        pairs = vector("i16", 2 * self.lanes)
+        return [
+            f.bitcast(value, self.kind)
+            for low, high in zip(*halves)
+            for value in _woven(f, f.bitcast(low, pairs), f.bitcast(high, pairs))
+        ]
 
     def _permuted(self, index: Val) -> Val:
         f = self.fn
@@ -117,6 +147,20 @@ class Decoder:
         if bits == 8:
             return [word]
         return [f.and_(f.lshr(word, bits * i) if i else word, mask) for i in range(8 // bits)]
+
+
+def _planes(fn: Fn, coding: Coding) -> list[Val]:
+    """Tables of the first, second, third and fourth bytes of levels, by their codes."""
+    levels = np.zeros(_TABLE, "<f4")
+    levels[: len(coding.levels)] = coding.levels
+    return [fn.listed("i8", levels.view(np.int8)[byte::4].tolist()) for byte in range(4)]
+
+
+def _woven(f: Fn, a: Val, b: Val) -> tuple[Val, Val]:
+    """Elements of either in turns: those of the first halves, and of the second."""
+    half = a.lanes // 2
+    first = [k for at in range(half) for k in (at, a.lanes + at)]
+    return f.shuffle(a, b, first), f.shuffle(a, b, [k + half for k in first])
 
 
 def subtracted(isa: Isa, coding: Coding) -> int:
