@@ -35,12 +35,15 @@ def _ways() -> dict[str, Isa]:
 WAYS = _ways()
 ways = pytest.mark.parametrize("isa", WAYS.values(), ids=WAYS)
 LEVELS = tuple(float(x) for x in np.sort(np.random.default_rng(3).normal(size=15))) + (0.0,)
+FLOAT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # twice what they are
 CODINGS = {
     "int2": Coding(2),
     "int4": Coding(4),
     "int8": Coding(8),
     "levels4": Coding(4, "levels", LEVELS),
     "levels2": Coding(2, "levels", (0.0, -1.5, 0.25, 2.0)),
+    "whole levels4": Coding(4, "levels", (*FLOAT4, *(-x for x in FLOAT4))),
+    "whole levels2": Coding(2, "levels", (-1.0, 0.0, 100.0, 2.0)),
     "e4m3": Coding(8, "e4m3"),
     "e5m2": Coding(8, "e5m2"),
 }
@@ -169,7 +172,7 @@ def test_one_column_of_a_depth_that_is_no_whole_word(isa: Isa, m: int) -> None:
         w = Weights(coding, 61, 1, 16, isa)
         a = rows(m, 61)
         got = product(a, w.packed, isa, accuracy=accuracy)
-        if accuracy == "float32" or coding.kind != "integers":
+        if accuracy == "float32" or not coding.whole:
             check(got, a, w)
         else:
             np.testing.assert_allclose(got, a @ w.matrix, atol=0.02 * np.abs(a).max() * np.abs(w.matrix).sum())
@@ -313,10 +316,10 @@ def test_many_rows_as_codes(isa: Isa) -> None:
 
 
 @ways
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_activations_as_codes(isa: Isa, bits: int) -> None:
+@pytest.mark.parametrize("name", ["int2", "int4", "int8", "whole levels4"])
+def test_activations_as_codes(isa: Isa, name: str) -> None:
     """The same as multiplying rounded activations where integers are multiplied; no worse than that elsewhere."""
-    coding = Coding(bits)
+    coding = CODINGS[name]
     for m, (k, group), zeros in itertools.product(
         [1, 2, 5, 8, 32, 34], [(64, 32), (70, 16), (256, 128), (20, 1000)], ["", "whole", "float"]
     ):
@@ -364,9 +367,10 @@ def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
 
 
 @ways
-@pytest.mark.parametrize("coding", [CODINGS["int2"], CODINGS["int4"], CODINGS["int8"]], ids=["int2", "int4", "int8"])
-def test_single_rows_to_the_full(isa: Isa, coding: Coding) -> None:
+@pytest.mark.parametrize("name", ["int2", "int4", "int8", "whole levels2", "whole levels4"])
+def test_single_rows_to_the_full(isa: Isa, name: str) -> None:
     """Where bytes are multiplied a row becomes digits: numbers far apart in size, and columns around passes."""
+    coding = CODINGS[name]
     cases = [(256, 32, ""), (200, 48, "whole"), (96, 16, "float"), (130, 130, "")]
     for (k, group, zeros), n in itertools.product(cases, [128, 150, 213]):
         w = Weights(coding, k, n, group, isa, zeros=zeros, half=n == 150)

@@ -44,6 +44,23 @@ class Coding:
         return self.levels or tuple(float(code - self.middle) for code in range(1 << self.bits))
 
     @property
+    def whole(self) -> bool:
+        """Whether codes stand for integers that are bytes, so that instructions for bytes multiply them."""
+        if self.kind != "levels":
+            return self.kind == "integers"
+        return all(level == int(level) for level in self.levels) and self.reach < 1 << 7
+
+    @property
+    def least(self) -> int:
+        """The smallest of those integers: bytes are counted from it on."""
+        return -self.middle if self.kind == "integers" else int(min(self.levels, default=0))
+
+    @property
+    def reach(self) -> int:
+        """How far the largest lies from it, at the most."""
+        return (1 << self.bits) - 1 if self.kind == "integers" else int(max(self.levels)) - self.least
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What code depends on."""
         return self.bits, self.kind, self.levels

@@ -79,7 +79,7 @@ class Decoder:
         return whole - float((1 << 23) + self.coding.middle)
 
     def _looked_up(self, word: Val, i: int) -> list[Val]:
-        """The floats of four k, from ``4 i`` on: single bytes of all of them, looked up by their codes, are put together.
+        """The floats of four k, from ``4 i`` on: single bytes of all of them, looked up by codes, are put together.
         Codes of one k are brought side by side before."""
         f, bits = self.fn, self.coding.bits
         bytes_ = vector("i8", 4 * self.lanes)
@@ -87,7 +87,7 @@ class Decoder:
         moved = f.lshr(word, bits * i) if i else word
         codes = f.bitcast(f.and_(moved, mask), bytes_)
         codes = f.shuffle(codes, None, [4 * lane + k for k in range(4) for lane in range(self.lanes)])
-        parts = [f.intrinsic("llvm.aarch64.neon.tbl1.v16i8", bytes_, [plane, codes]) for plane in self.planes]
+        parts = [f.intrinsic(_table(self.isa), bytes_, [plane, codes]) for plane in self.planes]
         halves = [_woven(f, low, high) for low, high in (parts[:2], parts[2:])]
         pairs = vector("i16", 2 * self.lanes)
         return [
@@ -127,6 +127,21 @@ class Decoder:
         f, bits = self.fn, self.coding.bits
         mask = f.const(vector("i32", self.lanes), ((1 << bits) - 1) * 0x01010101 if bits < 8 else -0x7F7F7F80)
         self.mask = f.opaque(mask, "w")
+        if self.coding.kind == "levels":
+            self.bytes = f.opaque(self._bytes(), "w")
+
+    def _bytes(self) -> Val:
+        """What levels are above the least, by their codes."""
+        coding = self.coding
+        found = [int(level) - coding.least for level in coding.levels]
+        table = (found + [0] * (_TABLE - len(found))) * (self.isa.vector_bytes // _TABLE)
+        return self.fn.listed("i8", table)
+
+    def _byte(self, codes: Val) -> Val:
+        """The same of bytes that are codes."""
+        f, kind = self.fn, vector("i8", self.isa.vector_bytes)
+        table = getattr(self, "bytes", None) or self._bytes()
+        return f.bitcast(f.intrinsic(_table(self.isa), kind, [table, f.bitcast(codes, kind)]), codes.type)
 
     def low(self, word: Val) -> Val:
         """The lower halves of bytes (see ``coupled.py``)."""
@@ -137,6 +152,8 @@ class Decoder:
         :func:`subtracted`)."""
         f, bits = self.fn, self.coding.bits
         mask = ((1 << bits) - 1) * 0x01010101
+        if self.coding.kind == "levels":
+            return [self._byte(f.and_(f.lshr(word, bits * i) if i else word, mask)) for i in range(8 // bits)]
         if dot_of(self.isa) is SIGNED:
             if bits == 8:
                 return [f.xor(word, self.mask)]
@@ -147,6 +164,15 @@ class Decoder:
         if bits == 8:
             return [word]
         return [f.and_(f.lshr(word, bits * i) if i else word, mask) for i in range(8 // bits)]
+
+
+def _table(isa: Isa) -> str:
+    """The instruction that looks bytes up, within each 16 of a vector."""
+    if isa.triple == "aarch64":
+        return "llvm.aarch64.neon.tbl1.v16i8"
+    return {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}[
+        isa.vector_bytes
+    ]
 
 
 def _planes(fn: Fn, coding: Coding) -> list[Val]:
@@ -164,8 +190,8 @@ def _woven(f: Fn, a: Val, b: Val) -> tuple[Val, Val]:
 
 
 def subtracted(isa: Isa, coding: Coding) -> int:
-    """What is to be subtracted from codes as :meth:`Decoder.quads` gives them, so that the middle is zero."""
-    return 0 if coding.bits == 8 and dot_of(isa) is SIGNED else coding.middle
+    """What is to be subtracted from bytes as :meth:`Decoder.quads` gives them, to leave what they stand for."""
+    return 0 if coding.bits == 8 and dot_of(isa) is SIGNED else -coding.least
 
 
 def scale_vector(fn: Fn, isa: Isa, dtype: DType, at: Val) -> Val:

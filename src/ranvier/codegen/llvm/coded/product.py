@@ -28,6 +28,7 @@ _MANY_SHORT = 9  # the same of float32 with vectors of 16 bytes: more than a pas
 # Up to so many rows, by bytes of a vector, meet weights as digits: a weight meets four digits of an activation in a
 # quarter of an instruction each, and is decoded by half of one. Long vectors of floats soon outdo that.
 _DIGIT_ROWS = {16: 8, 32: 32, 64: 2}
+_DIGIT_GROUP = 32  # of shorter ones half as many rows: four sums of a group become one number, and there are more
 _DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
 
 
@@ -38,8 +39,10 @@ def many_from(isa: Isa, accuracy: Accuracy) -> int:
 
 def takes_digits(b: CodedB, rows: int, isa: Isa) -> bool:
     """Whether so many rows, taken to the full, are multiplied as digits of 8 bits."""
-    whole = b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
-    return whole and b.n >= _DIGIT_COLUMNS and rows <= _DIGIT_ROWS[isa.vector_bytes]
+    if not (b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)):
+        return False
+    short = b.words * b.coding.per_word < _DIGIT_GROUP
+    return b.n >= _DIGIT_COLUMNS and rows <= _DIGIT_ROWS[isa.vector_bytes] // (2 if short else 1)
 
 
 def coded_matmul(
@@ -61,8 +64,7 @@ def coded_matmul(
     sizes = View(b.codes, DType.float32, (b.k, b.n), (0, 0))  # nobody reads it: kernels know the packed weights
     p = folded(problem_of(a, sizes, out, epilogue, 1.0))
     pairs = accuracy != "float32" and multiplies_pairs(isa)
-    whole = b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
-    integers = whole and accuracy == "int8"
+    integers = accuracy == "int8" and b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)
     assert integers or not b.coupled
     # products of bytes outdo those of floats at any number of rows, but for what the matrix unit multiplies
     stays = integers and not suits(isa, DType.bfloat16, DType.bfloat16)

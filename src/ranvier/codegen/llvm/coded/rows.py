@@ -115,13 +115,13 @@ class Pass:
 
 def fits_bytes(b: CodedB) -> bool:
     """Whether sums of a group, of codes times codes of 8 bits, fit 32 bits."""
-    return b.words * b.coding.per_word << (b.coding.bits + 7) < 1 << 31
+    return b.words * b.coding.per_word << (b.coding.reach.bit_length() + 7) < 1 << 31
 
 
 def stays_small(b: CodedB, factor: int) -> bool:
     """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign, when they
     are so many times as large."""
-    return factor * b.words * b.coding.per_word << (b.coding.bits + 6) < 1 << 22
+    return factor * b.words * b.coding.per_word << (b.coding.reach.bit_length() + 6) < 1 << 22
 
 
 def _together(b: CodedB, isa: Isa, activations: Activations, rows: int) -> int:

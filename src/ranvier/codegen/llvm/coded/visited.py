@@ -80,7 +80,7 @@ def visited_matmul(
         return []
     p = problem_of(a, View(b.codes, DType.float32, (b.k, b.n), (0, 0)), out, None, 1.0)
     typical = replace(p, m=usual)
-    integers = accuracy == "int8" and b.coding.kind == "integers" and multiplies_bytes(isa) and fits_bytes(b)
+    integers = accuracy == "int8" and b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)
     digits = not integers and takes_digits(b, usual, isa)
     assert integers or not b.coupled
     traffic = float(visits.shape[0] * b.nbytes)

@@ -31,7 +31,7 @@ from ranvier.errors import RanvierError
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
 from ranvier.providers.cpu.lower.index import lowers
-from ranvier.providers.cpu.lower.weight_only import E2M1, FLOAT8, LEVELS, computed
+from ranvier.providers.cpu.lower.weight_only import FLOAT8, LEVELS, TWICE_E2M1, computed
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 from ranvier.records import dataclass
@@ -334,8 +334,8 @@ def _few_bits(
     coding = {
         "int": Coding(stored.bits),
         "fp8": Coding(8, "e4m3"),
-        "fp4": Coding(4, "levels", E2M1),
-        "nvfp4": Coding(4, "levels", E2M1),
+        "fp4": TWICE_E2M1,
+        "nvfp4": TWICE_E2M1,
     }[stored.kind]
 
     def pack(isa: Isa) -> Experts:
@@ -344,7 +344,7 @@ def _few_bits(
         less = None
         if zeros is not None:
             less = np.stack([layer.zero_points(e) for e in every]) - np.float32(coding.middle)
-        factors = np.stack([layer.factors(e) for e in every])
+        factors = np.stack([layer.factors(e) for e in every]) / np.float32(2 if coding is TWICE_E2M1 else 1)
         raw = weights.view(np.uint8)
         return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8")
 

@@ -32,7 +32,9 @@ Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 FLOAT8 = frozenset({DType.float8_e4m3fn, DType.float8_e5m2})
 TAKEN = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.uint8, DType.int32}) | FLOAT8
-E2M1 = tuple(float(x) for x in np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+# Twice the numbers of 4-bit floats, which are whole: scales of those are half as large.
+_FLOAT4 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+TWICE_E2M1 = Coding(4, "levels", tuple(float(2 * x) for x in _FLOAT4))
 # MatMulNBits' accuracy_level: what activations may be rounded to
 LEVELS: dict[int, Accuracy] = {3: "bfloat16", 4: "int8"}
 
@@ -246,10 +248,9 @@ def matmul_fp4(n: NodeView, b: Definitions) -> None:
     _blocks(k, columns, factors, block)
 
     def pack(r: Realiser) -> CodedB:
-        coding = Coding(4, "levels", E2M1)
-        groups = Groups.even(k, block, coding)
+        groups = Groups.even(k, block, TWICE_E2M1)
         return pack_coded(
-            lambda first, last: codes[first:last], coding, columns, groups, factors, None, r.isa, filled=True
+            *(lambda first, last: codes[first:last], TWICE_E2M1, columns, groups, factors / 2, None, r.isa), filled=True
         )
 
     key = (*map(Same, (codes, steps, whole)), block)
