@@ -15,6 +15,8 @@ _TABLE = 16  # entries that an instruction of NEON looks up
 _WHOLE = 0x4B000000  # 2^23 as a float: an integer in its low bits is added exactly
 # float8 in the highest byte: how far down its exponent belongs, the bits that are its own, what the exponent lacks
 _FLOATS = {"e4m3": (4, 0x87F00000, 120), "e5m2": (3, 0x8FE00000, 112)}
+# e4m3 as half precision: its own bits, and the power of two that the exponent lacks
+_HALF_OWN, _HALF_LACKS = 0xBF80, 8
 
 
 class Decoder:
@@ -33,6 +35,8 @@ class Decoder:
             values = [coding.values[k % count] for k in range(max(count, self.lanes))]
             parts = [values[k : k + self.lanes] for k in range(0, len(values), self.lanes)]
             self.tables = [fn.listed("float", part) for part in parts]
+        self.halves = isa.triple == "aarch64" and isa.half and coding.kind in _FLOATS
+        self.factor = 1 << _HALF_LACKS if self.halves and coding.kind == "e4m3" else 1  # that values lack
         self.planes: list[Val] = []
         if coding.kind == "levels" and not self.tables:
             if isa.triple == "aarch64":
@@ -41,7 +45,7 @@ class Decoder:
                 self.memory = Val(fn, "ptr", fn.module.table(table, "float", coding.levels))
 
     def words(self, at: Val) -> list[Val]:
-        """The words at an address, once for each byte of theirs; or the floats in them, where several are looked up at
+        """The words at an address, once for each byte of theirs; or the floats in them, where several are decoded at
         once.
 
         Where only the lowest bits of an index count, loading from the next byte on does what a shift by eight would do:
@@ -49,6 +53,8 @@ class Decoder:
         """
         f, size, kind = self.fn, self.isa.vector_bytes, vector("i32", self.lanes)
         first = f.load(kind, at, size)
+        if self.halves:
+            return self._by_halves(first)
         if self.planes:
             return [value for i in range(8 // self.coding.bits) for value in self._looked_up(first, i)]
         if len(self.tables) != 1:
@@ -56,9 +62,9 @@ class Decoder:
         return [first, *(f.load(kind, f.gep(at, byte), 1) for byte in range(1, 4))]
 
     def value(self, words: list[Val], k: int) -> Val:
-        """The floats of position ``k`` of the words."""
+        """The floats of position ``k`` of the words, ``factor`` times too small."""
         f, bits = self.fn, self.coding.bits
-        if self.planes:
+        if self.planes or self.halves:
             return words[k]
         if len(self.tables) == 1:
             index = words[k % 4]
@@ -78,15 +84,23 @@ class Decoder:
         whole = f.bitcast(f.or_(code, _WHOLE), self.kind)
         return whole - float((1 << 23) + self.coding.middle)
 
+    def scale(self, dtype: DType, at: Val) -> Val:
+        """What values of a group are multiplied by, for every column."""
+        found = _numbers(self.fn, self.isa, dtype, at)
+        return found * float(self.factor) if self.factor > 1 else found
+
+    def zero(self, dtype: DType, at: Val) -> Val:
+        """What is subtracted from values before."""
+        found = _numbers(self.fn, self.isa, dtype, at)
+        return found * (1.0 / self.factor) if self.factor > 1 else found
+
     def _looked_up(self, word: Val, i: int) -> list[Val]:
         """The floats of four k, from ``4 i`` on: single bytes of all of them, looked up by codes, are put together.
         Codes of one k are brought side by side before."""
         f, bits = self.fn, self.coding.bits
         bytes_ = vector("i8", 4 * self.lanes)
         mask = ((1 << bits) - 1) * 0x01010101
-        moved = f.lshr(word, bits * i) if i else word
-        codes = f.bitcast(f.and_(moved, mask), bytes_)
-        codes = f.shuffle(codes, None, [4 * lane + k for k in range(4) for lane in range(self.lanes)])
+        codes = self._beside(f.and_(f.lshr(word, bits * i) if i else word, mask))
         parts = [f.intrinsic(_table(self.isa), bytes_, [plane, codes]) for plane in self.planes]
         halves = [_woven(f, low, high) for low, high in (parts[:2], parts[2:])]
         pairs = vector("i16", 2 * self.lanes)
@@ -95,6 +109,23 @@ class Decoder:
             for low, high in zip(*halves)
             for value in _woven(f, f.bitcast(low, pairs), f.bitcast(high, pairs))
         ]
+
+    def _beside(self, word: Val) -> Val:
+        """The bytes of words, those of one k side by side."""
+        bytes_ = self.fn.bitcast(word, vector("i8", 4 * self.lanes))
+        return self.fn.shuffle(bytes_, None, [4 * lane + k for k in range(4) for lane in range(self.lanes)])
+
+    def _by_halves(self, word: Val) -> list[Val]:
+        """Float8 is half precision but for bits that it has not, or for these and the size of its exponent."""
+        f, lanes = self.fn, self.lanes
+        codes = self._beside(word)
+        if self.coding.kind == "e4m3":
+            parts = [f.shuffle(codes, None, range(at, at + 2 * lanes)) for at in (0, 2 * lanes)]
+            halves = [f.and_(f.shl(f.cast(part, "i16"), 7), _HALF_OWN - (1 << 16)) for part in parts]
+        else:  # in the upper byte of a half
+            halves = [f.bitcast(part, vector("i16", 2 * lanes)) for part in _woven(f, f.zero(codes.type), codes)]
+        quarters = [f.shuffle(half, None, range(at, at + lanes)) for half in halves for at in (0, lanes)]
+        return [vmath.half_to_float(f, quarter, self.isa) for quarter in quarters]
 
     def _permuted(self, index: Val) -> Val:
         f = self.fn
@@ -194,8 +225,8 @@ def subtracted(isa: Isa, coding: Coding) -> int:
     return 0 if coding.bits == 8 and dot_of(isa) is SIGNED else -coding.least
 
 
-def scale_vector(fn: Fn, isa: Isa, dtype: DType, at: Val) -> Val:
-    """Scales or zero points of a panel as floats."""
+def _numbers(fn: Fn, isa: Isa, dtype: DType, at: Val) -> Val:
+    """Scales or zero points of a vector of columns as floats."""
     lanes = isa.lanes(4)
     if dtype is DType.float16:
         return vmath.half_to_float(fn, fn.load(vector("i16", lanes), at), isa)

@@ -14,7 +14,7 @@ from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
+from ranvier.codegen.llvm.coded.decode import Decoder
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.control import quotient
@@ -189,8 +189,11 @@ class _Panels:
             stream = self.places.codes(codes, first + v, groups * words)
             target = f.gep(f.args["scratch"], v * size)
             with f.loop(0, groups) as group:
-                scale = self._about(Buf.SCALES, self.kernel.scale, first + v, group)
-                zero = self._about(Buf.ZEROS, self.kernel.zero, first + v, group) if self.kernel.zero else None
+                about, kernel = (first + v, group), self.kernel
+                scale = self.decoder.scale(kernel.scale, self._about(Buf.SCALES, kernel.scale, *about))
+                zero = None
+                if kernel.zero is not None:
+                    zero = self.decoder.zero(kernel.zero, self._about(Buf.ZEROS, kernel.zero, *about))
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
                     found = self.decoder.words(f.gep(stream, word * self.places.step))
@@ -208,8 +211,7 @@ class _Panels:
                     f.store(f.const(self.words, 0), f.gep(target, past * row), size)
 
     def _about(self, buf: Buf, dtype: DType, number: Val, group: Val) -> Val:
-        address = self.places.entry(self.buf(buf), number, self.dim(Dim.GROUPS), group, dtype.numpy.itemsize)
-        return scale_vector(self.fn, self.isa, dtype, address)
+        return self.places.entry(self.buf(buf), number, self.dim(Dim.GROUPS), group, dtype.numpy.itemsize)
 
     def _paired(self, values: list[Val]) -> list[Val]:
         f = self.fn

@@ -18,7 +18,7 @@ from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.coupled import FACTOR
-from ranvier.codegen.llvm.coded.decode import Decoder, scale_vector
+from ranvier.codegen.llvm.coded.decode import Decoder
 from ranvier.codegen.llvm.coded.pack import LINE, CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
@@ -430,10 +430,10 @@ class PassDriver:
     ) -> None:  # fmt: skip
         """Sums of a group, ``factor`` times too large, into the totals of vector ``v`` from ``panel`` on."""
         f, kernel = self.fn, self.kernel
-        scale = scale_vector(f, self.isa, kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
+        scale = self.decoder.scale(kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
         zero = None
         if kernel.zero is not None:
-            zero = f.neg(scale_vector(f, self.isa, kernel.zero, self._entry(Buf.ZEROS, panel, group, kernel.zero, v)))
+            zero = f.neg(self.decoder.zero(kernel.zero, self._entry(Buf.ZEROS, panel, group, kernel.zero, v)))
         for where, gathered, total in zip(about, sums, totals):
             found = gathered[-1].get()
             if kernel.integers:
