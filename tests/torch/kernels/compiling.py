@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from ranvier.providers.cuda.kernels import (
     codes,
     decode_attention,
+    experts,
     first,
     fp8,
     gemv,
@@ -26,13 +27,19 @@ from ranvier.providers.cuda.kernels import (
     rope_append,
     swiglu,
     ternary,
+    visits,
     w4a16,
     w8a8,
 )
+from ranvier.providers.cuda.kernels.expert_weights import CODINGS, Experts
 
-MODULES = (codes, decode_attention, first, fp8, gemv, lstm, norms, rope_append, swiglu, ternary, w4a16, w8a8)
+MODULES = (
+    *(codes, decode_attention, experts, first, fp8, gemv, lstm, norms, rope_append, swiglu, ternary, visits),
+    *(w4a16, w8a8),
+)
 CALLED_BY_KERNELS = {
     *("decode_attention._join", "decode_attention._tile"),
+    *(f"experts.{name}" for name in ("_pair", "_whole", "_small_floats", "_number", "_opened", "_column")),
     *(f"w4a16.{name}" for name in ("_row_at", "_chunk_at", "_word_at", "_beside_at")),
 }
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -99,6 +106,25 @@ def launch_all() -> None:
     fp8.gemv(x, small, torch.zeros(1, 2), zeros(1, 64), pdl=True)
     fp8.gemm(small, small, torch.zeros(1, 2), zeros(64, 64), x_scale=torch.zeros(64, 2))
     fp8.gemm(w, small, one, zeros(64, 64))
+    layers_of_experts()
+
+
+def layers_of_experts() -> None:
+    x, chosen, shares = zeros(2, 256), torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, 2)
+    visits.route(zeros(2, 4), zeros(2, 4), x, chosen, shares, normalize=True, laid=x, planes=8)
+    owners = torch.zeros(visits.most_blocks(4, 4, 16), dtype=torch.int32)
+    order = torch.zeros(len(owners) * 16, dtype=torch.int32)
+    visits.sort(chosen, order, owners, 4, 16)
+    for coding, bits in CODINGS.items():
+        weights = zeros(4, 64, 256 * bits // 8, dtype=torch.uint8) if bits else zeros(4, 64, 256)
+        scales = zeros(4, 64, 8) if bits else None
+        layer = Experts(coding, weights, 64, 256, 32 if bits else 256, scales, bias=zeros(4, 64))
+        opening = experts.Opening("swiglu", 1, planes=layer.planes)
+        experts.few(x, layer, chosen, zeros(4, 32), shared=2, opening=opening)
+        experts.few(zeros(4, 256), layer, chosen, zeros(2, 64), shares=shares)
+        tile = experts.matrix_tile(4, 4, layer.planes, BF16)
+        experts.many(x, layer, order, owners, zeros(4, 32), shared=2, opening=opening, tile=tile)
+    experts.added(torch.zeros(4, 64), shares, zeros(2, 64))
 
 
 def main() -> None:

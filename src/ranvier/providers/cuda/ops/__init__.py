@@ -10,6 +10,7 @@ FAMILIES = (
     "contrib_fused",
     "convolution",
     "elementwise",
+    "experts",
     "features",
     "indexing",
     "integer_products",
