@@ -27,6 +27,8 @@ from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.distinct import make_nodes_distinct, make_values_distinct
 from ranvier.runtime.quantizing.equalize import equalize
+from ranvier.runtime.quantizing.expert_codes import ExpertCoder
+from ranvier.runtime.quantizing.experts import experts_of, find_routers
 from ranvier.runtime.quantizing.forms import Form
 from ranvier.runtime.quantizing.options import BEST, Quantization
 from ranvier.runtime.quantizing.outdated import replace_outdated
@@ -104,22 +106,30 @@ class Maker:
             raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
         every = find_sites(graph, products_only=not self.static)
         recurrent = [node.name for node in find_recurrent(graph)] if self.static else []
-        names = [*(site.name for site in every), *recurrent]
-        called = {p: [name for name in names if name == p or fnmatch.fnmatchcase(name, p)] for p in options.keep}
+        self._experts = ExpertCoder(graph, options.scheme, options.group)
+        mixtures = [layer.name for layer in self._experts.layers]
+        known = [*(site.name for site in every), *recurrent, *mixtures]
+        called = {p: [name for name in known if name == p or fnmatch.fnmatchcase(name, p)] for p in options.keep}
         nobody = next((p for p, found in called.items() if not found), None)
         if nobody is not None:
             raise InvalidConfig(f"no layer is called {nobody!r}")
         self.kept = frozenset(name for found in called.values() for name in found)
-        self.sites = [site for site in every if site.name not in self.kept]
+        self._experts.check(self.kept)
+        self.unfit = dict(self._experts.unfit) if self.static else {**self._experts.unfit, **find_routers(every)}
+        self.left = self.kept | self.unfit.keys()  # layers that stay as they are
+        self.sites = [site for site in every if site.name not in self.left]
         self.recurrent = frozenset(recurrent) - self.kept
-        if names and not self.sites and not self.recurrent:
+        self.experts = [name for name in mixtures if name not in self.left]
+        names = [name for name in known if name not in self.unfit]
+        if names and not self.sites and not self.recurrent and not self.experts:
             raise InvalidConfig("every layer that could be quantized was asked to be kept")
         if not names:
             bodies = (body for body in graph.all_graphs() if body is not graph)
-            inside = any(could_be_coded(node) for body in bodies for node in body)
+            inside = any(could_be_coded(node) or experts_of(node) for body in bodies for node in body)
             left = "; those in bodies of If and Loop are left as they are" if inside else ""
             if not self.static and find_sites(graph):
                 left += "; of convolutions only int8 codes weights"
+            left += "".join(f"; layer {name!r}: {why}" for name, why in self.unfit.items())
             raise InvalidConfig(
                 f"no layer of this model can be quantized: it needs float32 products with constant weights{left}"
             )
@@ -222,12 +232,15 @@ class Maker:
         elif self.options.scheme in CALIBRATED:
             self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
             readers = {s.data.name: s.name for s in self.sites}
+            rows = self._experts.rows(self.left)
 
             def gather(name: str, x: np.ndarray[Any, Any]) -> None:
-                with named_in_errors(readers[name], "what it reads"):
-                    self._moments[name].update(x)
+                rows.look(name, x)
+                if name in readers:
+                    with named_in_errors(readers[name], "what it reads"):
+                        self._moments[name].update(x)
 
-            visit(self.graph, list(self._moments), feeds, self.config, gather)
+            visit(self.graph, list(dict.fromkeys([*self._moments, *rows.names])), feeds, self.config, gather)
 
     def _look(self, ways: Sequence[str], feeds: Sequence[Feed], moments: Mapping[str, SumMoments]) -> None:
         """More samples for what is known of activations."""
@@ -266,7 +279,7 @@ class Maker:
     def _made(self, kept: frozenset[str], running: SessionConfig, joins: bool) -> Graph:
         graph = copied(self.graph)
         original = list(graph.values())
-        left = self.kept | kept
+        left = self.left | kept
         every = find_sites(graph, products_only=not self.static)
         sites = [s for s in every if s.name not in left]
         if self.static:
@@ -277,6 +290,7 @@ class Maker:
         else:
             group, moments = self.options.group, self._moments
             quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
+            self._experts.write(graph, left)
         graph.opsets.setdefault("com.microsoft", 1)
         retarget(graph, graph.opsets[""])  # what was added came in its newest version
         PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, self.config)

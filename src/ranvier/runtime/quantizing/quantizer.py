@@ -9,8 +9,11 @@ from typing import Any
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.ops.contrib.quantized_moe import NAME as QMOE
+from ranvier.ops.contrib.quantized_moe import PLACES
 from ranvier.runtime.narrowing.search import Search
 from ranvier.runtime.quantizing.choosing import Choosing
+from ranvier.runtime.quantizing.experts import find_experts
 from ranvier.runtime.quantizing.forms import Form, Trials
 from ranvier.runtime.quantizing.maker import GIVEN_BYTES, Maker, Range
 from ranvier.runtime.quantizing.recurrent import coded_name, find_recurrent, recurrent_weights
@@ -42,11 +45,13 @@ class Quantizer(Maker):
     _chosen_by: dict[str, Range] | None = None  # ranges that a run begins with: it widens them, and may be asked again
 
     def error_of_weights(self, kept: frozenset[str]) -> float:
-        self.told(f"trying with {len(kept)} of {len(self.sites)} layers in float32")
+        self.told(f"trying with {len(kept)} of {len(self.sites) + len(self.experts)} layers in float32")
         graph = copied(self.graph)
-        sites = [s for s in find_sites(graph, products_only=True) if s.name not in self.kept | kept]
+        left = self.left | kept
+        sites = [s for s in find_sites(graph, products_only=True) if s.name not in left]
         group, moments = self.options.group, self._moments
         quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
+        self._experts.write(graph, left)
         found = self._compared(graph)
         return found.error if self.options.max_error is not None else found.turn
 
@@ -63,7 +68,8 @@ class Quantizer(Maker):
         """All layers coded, or of weights alone as many as results allow."""
         kept = frozenset[str]()
         if (limit := self._limit()) is not None:
-            kept = Search(self.error_of_weights, limit, self.options.trials).run([site.name for site in self.sites])
+            layers = [*(site.name for site in self.sites), *self.experts]
+            kept = Search(self.error_of_weights, limit, self.options.trials).run(layers)
         self.ranges = self.widened()
         graph = self.made(kept)
         return graph, kept, self._compared(graph)
@@ -136,7 +142,7 @@ class Quantizer(Maker):
             problems.append(
                 f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"
             )
-        if len(kept) == len(self.sites) + len(self.recurrent) and self._running is self.config:
+        if len(kept) == len(self.sites) + len(self.recurrent) + len(self.experts) and self._running is self.config:
             idle, far = "codes save no time in any layer", "no layer can be coded with results as near as was asked"
             problems.append(idle if kept <= self._codable else far)
         if self.feeds and after > before * self.options.slower * (1 + _NOISE):
@@ -166,14 +172,18 @@ class Quantizer(Maker):
         layers: list[tuple[str, Node, tuple[Value, ...]]] = [(s.name, s.node, (s.weight,)) for s in sites]
         if self.static:
             layers += [(node.name, node, recurrent_weights(node)) for node in find_recurrent(self.graph)]
+        experts = {layer.name: layer for layer in self._experts.layers}
+        layers += [(layer.name, layer.node, layer.weights) for layer in experts.values()]
         made = {node.name: node for node in graph}
         for name, node, weights in layers:
             size = sum(value.const.nbytes for value in weights if value.const is not None)
             why = "it saved no time" if name in self._codable else "it hurt the results"
-            hurt = why if name in kept else ""
+            hurt = why if name in kept else self.unfit.get(name, "")
             reason = "asked for" if name in self.kept else hurt
-            scheme = "float32" if reason else self.options.scheme
-            after = size if reason else _coded_bytes(made.get(coded_name(name), made.get(name, node)))
+            scheme, after = "float32", size
+            if not reason:
+                scheme, reason = self._experts.told(experts[name]) if name in experts else (self.options.scheme, "")
+                after = _coded_bytes(made.get(coded_name(name), made.get(name, node)))
             found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))
         return found
 
@@ -184,6 +194,7 @@ class Quantizer(Maker):
         names = {s.name: tail(s.node).value.name for s in find_sites(self.graph, products_only=not self.static)}
         recurrent = find_recurrent(self.graph) if self.static else []
         names |= {node.name: next(v.name for v in node.outputs if v.uses or v.is_graph_output) for node in recurrent}
+        names |= {layer.name: tail(layer.node).value.name for layer in find_experts(self.graph)}
         there = {value.name for value in graph.values()}
         names = {site: value for site, value in names.items() if value in there}
         one = (self.held or self.feeds)[:1]  # one that layers were made by shows too little of their errors
@@ -202,6 +213,9 @@ def _coded_bytes(layer: Node) -> int:
     """Bytes of what stands for the weights of a layer in the quantized graph."""
     if layer.op == "DynamicQuantizeLSTM":
         parts = (*layer.inputs[1:3], *layer.inputs[8:])
+    elif layer.op == QMOE:
+        places = (k for weights, scales, _, zeros, _ in PLACES.values() for k in (weights, scales, zeros))
+        parts = tuple(layer.input(k) for k in places)
     elif layer.domain:  # codes, scales and zeros of a product
         parts = layer.inputs[1:4]
     else:  # behind a DequantizeLinear

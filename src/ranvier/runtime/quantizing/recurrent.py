@@ -17,7 +17,7 @@ from ranvier.graph.rewrite import GraphOps, remove_dead, substitute
 from ranvier.passes.edit import builder, sharpen
 from ranvier.passes.facts import dtype_of
 from ranvier.quantize import Integers
-from ranvier.runtime.quantizing.sites import named_in_errors
+from ranvier.runtime.quantizing.sites import named_in_errors, text
 
 Array = np.ndarray[Any, Any]
 ORIGIN = "quantize"
@@ -39,14 +39,10 @@ def _is_usual(node: Node) -> bool:
     if any(v is None or v.const is None or v.const.size < _LEAST for v in weights):
         return False
     bias = node.input(3)
-    functions = [_text(each).lower() for each in node.attrs.get("activations") or ()]
+    functions = [text(each).lower() for each in node.attrs.get("activations") or ()]
     plain = not any(node.attrs.get(name) for name in ("input_forget", "clip", "layout"))
     usual = all(name == _USUAL[k % 3] for k, name in enumerate(functions))
     return plain and usual and (bias is None or bias.const is not None)
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def recurrent_weights(node: Node) -> tuple[Value, ...]:

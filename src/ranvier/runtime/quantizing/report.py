@@ -34,7 +34,7 @@ class LayerReport:
     bytes_before: int
     bytes_after: int
     error: float | None = None
-    reason: str = ""
+    reason: str = ""  # why it was left alone, or coded otherwise than others
 
 
 @dataclass(frozen=True)

@@ -64,26 +64,26 @@ def quantize_weights(
         if key not in known:
             read = dict.fromkeys(site.data.name for site in those)
             with named_in_errors(those[0].name):
-                known[key] = _coded(those[0], name, group, [(moments or {}).get(data) for data in read])
+                found = [each for data in read if (each := (moments or {}).get(data)) is not None]
+                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), name, group, found)
         _write(those, known[key])
 
 
-def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | None]) -> Coded:
-    matrix = np.ascontiguousarray(site.matrix)
+def codes_of(matrix: Array, name: str, group: int, moments: Sequence[InputMoments] = ()) -> Coded:
+    """Weights [out, in] by a scheme; ``moments`` of what each layer reads that has them."""
     if name in added_names():  # also one that took the place of an own one
         return Coded(_by_others(name, matrix, group))
     if name == "nf4":  # groups go on from row to row
-        return Coded(scheme("nf4", group=_at_most(group, matrix.size)).quantize(matrix))
-    group = _at_most(group, matrix.shape[1])
+        return Coded(scheme("nf4", group=at_most(group, matrix.size)).quantize(matrix))
+    group = at_most(group, matrix.shape[1])
     if name.startswith("fp8"):
         return Coded(scheme(name, granularity="channel").quantize(matrix))
     if name == "ternary":
         return Coded(in_groups(scheme("ternary").quantize(matrix), group))
     if name in CALIBRATED:
-        found = [each for each in moments if each is not None]
-        if not found:
+        if not moments:
             raise InvalidConfig(f"{name} needs samples of the inputs")
-        joined = InputMoments.joined(found)
+        joined = InputMoments.joined(moments)
         if name == "gptq":
             return Coded(Gptq(4, group, symmetric=False, reorder=True).quantize(matrix, joined))
         return Coded(*Awq(4, group).quantize(matrix, joined))
@@ -92,7 +92,7 @@ def _coded(site: Site, name: str, group: int, moments: Sequence[InputMoments | N
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
 
 
-def _at_most(group: int, weights: int) -> int:
+def at_most(group: int, weights: int) -> int:
     """A group that holds no more than there is, as a power of two."""
     return min(group, max(LEAST_GROUP, 1 << (weights - 1).bit_length()))
 
@@ -117,7 +117,7 @@ def _nbits(sites: Sequence[Site], found: Coded) -> None:
     """Codes [out, in] of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
     coded = found.codes
     outputs, inputs = coded.shape
-    group = _at_most(coded.block[1], inputs)
+    group = at_most(coded.block[1], inputs)
     groups = -(-inputs // group)
     filled = np.zeros((outputs, groups * group), np.uint8)
     filled[:, :inputs] = coded.codes
@@ -144,7 +144,7 @@ def _nbits(sites: Sequence[Site], found: Coded) -> None:
         operands: list[Value | None] = [data, *weights, None, bias]
         while operands[-1] is None:
             operands.pop()
-        _replace(site.node, ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1))
+        put_instead(site.node, ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1))
 
 
 def _bnb4(sites: Sequence[Site], coded: Quantized) -> None:
@@ -157,7 +157,7 @@ def _bnb4(sites: Sequence[Site], coded: Quantized) -> None:
     for site in sites:
         ops = builder(site.node, ORIGIN)
         made = ops.node("MatMulBnb4", [site.data, codes, scales], attrs, domain=MICROSOFT, version=1)
-        _replace(site.node, made, site.bias)
+        put_instead(site.node, made, site.bias)
 
 
 def _float8(sites: Sequence[Site], coded: Quantized) -> None:
@@ -173,7 +173,7 @@ def _float8(sites: Sequence[Site], coded: Quantized) -> None:
         site.node.set_input(1, back)
 
 
-def _replace(node: Node, made: Node, bias: Value | None = None) -> None:
+def put_instead(node: Node, made: Node, bias: Value | None = None) -> None:
     """The made node's result in place of the old one's, with the bias that it cannot take itself."""
     value = made.output
     value.type = node.output.type
