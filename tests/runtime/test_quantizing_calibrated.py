@@ -89,12 +89,13 @@ def test_samples_are_held_back_as_soon_as_there_are_enough(scheme: str, count: i
     assert (report.samples, report.held) == (count, held) and report.as_dict()["held"] == held
 
 
-def test_errors_of_layers_are_of_a_sample_that_had_no_part() -> None:
+def test_errors_of_layers_are_of_samples_that_had_no_part() -> None:
     data = samples(16, 2)
     made, report = quantized(model(), {"x": data}, scheme="gptq")
-    held = data[2][None]  # the first of those
-    found = list(results(made, [{"x": held}], CONFIG))
-    assert report.layers[0].error == pytest.approx(difference(found, [[held @ model_weights()]]).error, rel=1e-4)
+    held = [data[k][None] for k in (2, 5, 10, 13)]
+    found = list(results(made, [{"x": each} for each in held], CONFIG))
+    expected = [[each @ model_weights()] for each in held]
+    assert report.layers[0].error == pytest.approx(difference(found, expected).error, rel=1e-4)
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "awq"])

@@ -17,7 +17,8 @@ from ranvier.formats.onnx import read, save
 from ranvier.runtime.quantizing import Quantization, Quantizer, feeds_of, prepared, read_samples
 from ranvier.runtime.quantizing import quantizer as quantizer_file
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
-from ranvier.runtime.quantizing.report import difference
+from ranvier.runtime.quantizing.report import Off, difference
+from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.session import Session
 from tests.exact_peer import exact
 
@@ -113,6 +114,38 @@ def test_recurrent_layers_have_an_error() -> None:
     _, report = quantized(model_of(nodes, {"x": [5, 1, 32]}, ["y"], weights), {"x": numbers(20, 1, 32)})
     errors = {layer.name: layer.error for layer in report.layers}
     assert errors["lstm"] is not None and 0 < errors["lstm"] < 0.05
+
+
+@pytest.mark.parametrize("scheme, count, shown", [("int4", 3, 3), ("int4", 20, 4), ("gptq", 16, 4), ("gptq", 8, 2)])
+def test_errors_of_layers_are_of_many_samples(scheme: str, count: int, shown: int) -> None:
+    """Of those held back where there are any, which the scheme had no look at."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "dense")]
+    model = model_of(nodes, {"x": [1, 32]}, ["y"], {"w": numbers(32, 32)})
+    x = numbers(count, 32) * np.geomspace(0.1, 10, count, dtype=np.float32)[:, None]
+    made, report = quantized(model, {"x": x}, scheme=scheme)
+    assert report.layer_samples == shown and report.held == (shown if scheme == "gptq" else 0)
+    held = [k for k in range(count) if k % 8 in (2, 5)] if report.held else range(shown)
+    feeds = [{"x": x[k : k + 1]} for k in held]
+    rows = [list(results(graph, feeds, CONFIG)) for graph in (made, prepared(read(model), CONFIG))]
+    (layer,) = report.layers
+    assert layer.error == pytest.approx(difference(*rows).error, rel=1e-3)
+
+
+def test_the_error_of_one_value_after_the_other() -> None:
+    rng = np.random.default_rng(3)
+    expected = [rng.standard_normal((2, 5)) for _ in range(4)]
+    expected[2][0, 1] = np.inf
+    found = [each + 0.1 * rng.standard_normal(each.shape) for each in expected]
+    found[2][0, 1] = np.inf
+    off = Off()
+    for one, other in zip(found, expected):
+        off.add(one, other)
+    assert off.error == pytest.approx(difference([[x] for x in found], [[x] for x in expected]).error)
+    off.add(np.array([np.nan]), np.array([1.0]))
+    assert off.error == np.inf
+    off.add(np.ones(2), np.ones(3))
+    assert off.error is None
+    assert Off().error == 0.0
 
 
 def test_a_cosine_for_weights_alone() -> None:

@@ -67,8 +67,8 @@ class _Named(_Choice):
     default="int8",
     show_default=True,
     help="int8 codes weights and activations (as QuantizeLinear and DequantizeLinear); the others code weights of "
-    "products alone (as MatMulNBits, MatMulBnb4 or float8). Packages bring others by the entry points "
-    "ranvier.quantization.",
+    "products and of experts alone (as MatMulNBits, QMoE, MatMulBnb4 or float8). Packages bring others by the entry "
+    "points ranvier.quantization.",
 )
 @click.option(
     "--calib",
@@ -94,7 +94,8 @@ class _Named(_Choice):
     type=int,
     default=32,
     show_default=True,
-    help="Weights that share a scale, a power of two from 16 to 256 (weights alone).",
+    help="Weights that share a scale, a power of two from 16 to 256 (weights alone); of experts one that divides their "
+    "sizes.",
 )
 @click.option("--signed", is_flag=True, help="Activations as signed codes, symmetric (int8).")
 @click.option(
@@ -275,6 +276,8 @@ def _show(output: Output, report: QuantizationReport, target: Path | None) -> No
         if report.scheme == "int8" or report.scheme in CALIBRATED:
             held = "none held back, so results are of what it was made by"
             lines.append(("samples", f"{report.samples}, {f'{report.held} held back' if report.held else held}"))
+        of = f"of {report.layer_samples} sample{'s' if report.layer_samples != 1 else ''}"
+        lines.append(("errors of layers", of + (", held back" if report.held else "")))
         lines += [
             ("results", f"off by {found.error:.3g} of their size, cosine {found.cosine:.6f}{agreement}"),
             ("one run", f"{times} ({report.speedup:.2f} times as fast)"),

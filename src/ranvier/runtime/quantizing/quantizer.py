@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
-from typing import Any
 
 from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.graph.extract import copied
@@ -17,8 +16,8 @@ from ranvier.runtime.quantizing.experts import find_experts
 from ranvier.runtime.quantizing.forms import Form, Trials
 from ranvier.runtime.quantizing.maker import GIVEN_BYTES, Maker, Range
 from ranvier.runtime.quantizing.recurrent import coded_name, find_recurrent, recurrent_weights
-from ranvier.runtime.quantizing.report import Difference, LayerReport, QuantizationReport, chord, difference, timed
-from ranvier.runtime.quantizing.samples import results, visit
+from ranvier.runtime.quantizing.report import Difference, LayerReport, Off, QuantizationReport, chord, difference, timed
+from ranvier.runtime.quantizing.samples import Feed, results, visit_both
 from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.weight_only import quantize_weights
@@ -26,6 +25,7 @@ from ranvier.runtime.quantizing.weight_only import quantize_weights
 _STRICT = (1.0, 0.85, 0.7)  # parts of the error that are tried where samples that were held back show too much
 
 
+_SHOWN = 4  # samples that errors of layers are shown of, at most: each is run by both models for every batch of layers
 _NOISE = 0.02  # part of a time that two measurements of the same model differ by
 
 
@@ -163,6 +163,7 @@ class Quantizer(Maker):
             self._running.precision,
             self._running.keep_f32,
             len(self.held),
+            len(self._shown),
         )
 
     def _layers(self, graph: Graph, kept: frozenset[str]) -> list[LayerReport]:
@@ -187,7 +188,12 @@ class Quantizer(Maker):
             found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))
         return found
 
-    def _layer_errors(self, graph: Graph) -> dict[str, float]:
+    @property
+    def _shown(self) -> list[Feed]:
+        """Samples that errors of layers are of: those that layers were made by show too little of them."""
+        return (self.held or self.feeds)[:_SHOWN]
+
+    def _layer_errors(self, graph: Graph) -> dict[str, float | None]:
         """How far the result of each layer, after its activation, is from the original's."""
         if not self.feeds:
             return {}
@@ -197,16 +203,10 @@ class Quantizer(Maker):
         names |= {layer.name: tail(layer.node).value.name for layer in find_experts(self.graph)}
         there = {value.name for value in graph.values()}
         names = {site: value for site, value in names.items() if value in there}
-        one = (self.held or self.feeds)[:1]  # one that layers were made by shows too little of their errors
-        original: dict[str, Any] = {}
-        changed: dict[str, Any] = {}
-        visit(self.graph, list(names.values()), one, self.config, lambda n, x: original.update({n: x}))
-        visit(graph, list(names.values()), one, self._running, lambda n, x: changed.update({n: x}))
-        return {
-            site: difference([[changed[value]]], [[original[value]]]).error
-            for site, value in names.items()
-            if original[value].shape == changed[value].shape
-        }
+        off = {value: Off() for value in names.values()}
+        both, configs = (self.graph, graph), (self.config, self._running)
+        visit_both(both, list(off), self._shown, configs, lambda name, was, now: off[name].add(now, was))
+        return {site: off[value].error for site, value in names.items()}
 
 
 def _coded_bytes(layer: Node) -> int:

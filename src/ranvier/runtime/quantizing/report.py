@@ -26,7 +26,8 @@ _NOTHING = 1e-50  # a size of results that is none: smaller than any number of f
 
 @dataclass(frozen=True)
 class LayerReport:
-    """``error``: of the layer's results on the samples, as a part of their size, all errors before it included."""
+    """``error``: of the layer's results on ``QuantizationReport.layer_samples`` samples, as a part of their size, all
+    errors before it included."""
 
     name: str
     op: str
@@ -73,7 +74,8 @@ class Difference:
 @dataclass(frozen=True)
 class QuantizationReport:
     """``held``: of the samples, how many had no part in what was made; results are those of both, whichever are worse.
-    Where there are none, results are of samples that ranges, or weights, were made by."""
+    Where there are none, results are of samples that ranges, or weights, were made by. ``layer_samples``: how many the
+    errors of layers are of, some of those held back where there are any."""
 
     scheme: str
     layers: tuple[LayerReport, ...]
@@ -87,6 +89,7 @@ class QuantizationReport:
     precision: str = "float32"  # of sessions that run the result, for what is not coded
     keep_f32: tuple[str, ...] = ()  # what they leave in float32 all the same
     held: int = 0
+    layer_samples: int = 0
 
     @property
     def speedup(self) -> float:
@@ -125,7 +128,7 @@ def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Arr
                 return _LOST
             a = tuple(np.where(np.isfinite(q), p, 0) for p, q in zip(a, b))
             b = tuple(np.where(np.isfinite(q), q, 0) for q in b)
-            x, y = np.where(np.isfinite(y), x, 0), np.where(np.isfinite(y), y, 0)
+            x, y = _finite(x, y)
             sizes = float(np.linalg.norm(x)), float(np.linalg.norm(y))
         errors.append(float(np.linalg.norm(x - y)) / max(sizes[1], _NOTHING))
         nothing = sizes == (0.0, 0.0)  # zeros for zeros are as near as can be; anything else for them has no direction
@@ -159,6 +162,38 @@ def _same_where_not_finite(found: Array, expected: Array) -> bool:
     """Whether results are infinite, or no number, where the original's are and nowhere else."""
     odd = ~(np.isfinite(found) & np.isfinite(expected))
     return np.array_equal(found[odd], expected[odd], equal_nan=True)
+
+
+def _finite(found: Array, expected: Array) -> tuple[Array, Array]:
+    """Zeros where what was expected is infinite or no number."""
+    finite = np.isfinite(expected)
+    return np.where(finite, found, 0), np.where(finite, expected, 0)
+
+
+class Off:
+    """The error of one value, as that of :class:`Difference`, over samples that are seen one after the other."""
+
+    def __init__(self) -> None:
+        self._off = self._size = 0.0
+        self._fits = True
+
+    def add(self, found: Array, expected: Array) -> None:
+        if found.shape != expected.shape:
+            self._fits = False
+            return
+        x, y = (_of_numpy(each).astype(np.float64) for each in (found, expected))
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            if not _same_where_not_finite(x, y):
+                self._off = math.inf
+                return
+            x, y = _finite(x, y)
+        self._off += float(np.square(x - y).sum())
+        self._size += float(np.square(y).sum())
+
+    @property
+    def error(self) -> float | None:
+        """None where the two have different shapes."""
+        return math.sqrt(self._off) / max(math.sqrt(self._size), _NOTHING) if self._fits else None
 
 
 def chord(cosine: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zipfile
 import zlib
@@ -105,6 +106,24 @@ def visit(
             for feed in feeds:
                 for name, array in session.run(feed, some).items():
                     look(name, np.asarray(array))
+
+
+def visit_both(
+    graphs: tuple[Graph, Graph],
+    names: Sequence[str],
+    feeds: Sequence[Feed],
+    configs: tuple[SessionConfig, SessionConfig],
+    look: Callable[[str, Array, Array], None],
+) -> None:
+    """Run the samples by two forms of a model and show each named value, which both compute, as either has it. Of one
+    run at a time: those of all samples need not be held."""
+    for some in _together(graphs[0], names):
+        with contextlib.ExitStack() as stack:
+            both = [stack.enter_context(Session(copied(g, some), c)) for g, c in zip(graphs, configs)]
+            for feed in feeds:
+                first, second = (session.run(feed, some) for session in both)
+                for name in some:
+                    look(name, np.asarray(first[name]), np.asarray(second[name]))
 
 
 def _together(graph: Graph, names: Sequence[str]) -> list[list[str]]:
