@@ -11,6 +11,7 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 
+_MANTISSA, _EXPONENT = 23, 0x7F800000  # of a float: bits behind the exponent, and those of it
 _TABLE = 16  # entries that an instruction of NEON looks up
 _WHOLE = 0x4B000000  # 2^23 as a float: an integer in its low bits is added exactly
 # float8 in the highest byte: how far down its exponent belongs, the bits that are its own, what the exponent lacks
@@ -136,12 +137,21 @@ class Decoder:
         return f.select(f.cmp("ne", f.and_(index, self.lanes), 0), found[1], found[0])
 
     def _float8(self, word: Val, shift: int) -> Val:
-        """Sign, exponent and mantissa where a float has them; what its exponent lacks is multiplied in."""
+        """Sign, exponent and mantissa where a float has them; what its exponent lacks is multiplied in, or added.
+
+        Numbers with the least exponent have no leading one. As floats of the least exponent x86 would take a hundred
+        times as long to multiply them: there they are given one, which is taken off again."""
         f = self.fn
         down, own, lacking = _FLOATS[self.coding.kind]
         top = f.shl(word, 24 - shift) if shift < 24 else word
         placed = f.and_(f.ashr(top, down), own - (1 << 32))
-        return f.bitcast(placed, self.kind) * float(2**lacking)
+        if self.isa.triple != "x86_64":
+            return f.bitcast(placed, self.kind) * float(2**lacking)
+        number = f.bitcast(placed + (lacking << _MANTISSA), self.kind)
+        least = f.cmp("eq", f.and_(placed, _EXPONENT), 0)
+        sign = f.and_(placed, -(1 << 31))
+        leading = f.bitcast(f.or_(sign, (lacking + 1) << _MANTISSA), self.kind)
+        return f.select(least, f.fma(number, 2.0, f.neg(leading)), number)
 
     def _float(self, word: Val, k: int) -> Val:
         """One of the floats that a word is made of."""
