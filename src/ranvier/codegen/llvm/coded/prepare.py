@@ -33,6 +33,7 @@ ABOUT = (
 DIGITS_ABOUT = (
     8  # likewise of digits: their step, -middle * sum of each kind of digit, the sum of all as a float, nothing
 )
+_WORK = {"plain": 4.0, "sums": 6.0, "codes": 40.0, "digits": 80.0}  # for an element, in operations on floats
 _MOST = 127.0
 _BITS = 30  # of the integers that become digits
 _CARRY = 0x00808080  # added, it makes digits below zero borrow from the next
@@ -91,7 +92,7 @@ def prepare(p: Problem, b: CodedB, isa: Isa, form: Form) -> Prepared:
         (b.groups, length, -subtracted(isa, b.coding), p.a_strides[1], len(axes) + 1, *table),
         tiles=count,
         writes=(rows, about) if about_row else (rows,),
-        flops=4.0 * count * b.deep,
+        flops=_WORK[form] * count * b.deep,
         traffic=float(count * (p.k * item + row)),
         label="prepare",
     )
