@@ -35,10 +35,11 @@ import sys
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import atomics, objects, system
+from ranvier.codegen.llvm.apart import emit_apart
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 7  # of the code below: part of its key
+VERSION = 8  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK = range(10)
@@ -65,7 +66,7 @@ LOCK = 384  # held by the caller whose program runs
 LAST_END = 392  # when the last run ended; the holder of the lock writes it
 SLEEPERS = 512
 STOP = 640
-POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN, SPIN_IDLE, SPIN_BUSY, WAKE_WORK = (768 + 8 * k for k in range(7))
+POOL_CLOCK, POOL_YIELD, POOL_SYSCALL, SPIN, SPIN_IDLE, SPIN_BUSY, WAKE_WORK, PLACES = (768 + 8 * k for k in range(8))
 POOL_BYTES = 896
 
 _HALF = 1 << 32
@@ -177,7 +178,8 @@ def _emit_wake(m: Module, symbol: str) -> str:
     Waking costs the caller some microseconds, and a worker comes tens of microseconds later. It pays where much work
     is left, and where runs follow each other closely: workers stay awake from one to the next then.
     """
-    name = f"{symbol}_wake"
+    name, away = f"{symbol}_wake", f"{symbol}_apart"
+    emit_apart(m, away, PLACES)
     f = m.function(name, [("i64", n) for n in ("pool", "threads", "work", "now")], internal=True, optimized=False)
     pool = atomics.pointer(f, f.args["pool"])
     if system.futex()[1]:
@@ -188,6 +190,7 @@ def _emit_wake(m: Module, symbol: str) -> str:
         with f.if_(f.and_(f.cmp("ne", sleepers, 0), f.or_(often, much))):
             # the bit of a worker is its slot, of those past 31 the last one; bit 0 belongs to nobody
             bits = f.sub(f.shl(f.i64(1), f.min_(f.args["threads"], 32)), 1)
+            f.call(away, "void", [f.load("ptr", f.gep(pool, POOL_SYSCALL)), pool])
             _futex(f, pool, _FUTEX_WAKE, f.const("i32", 2**31 - 1), f.cast(bits, "i32"))
     f.ret()
     return name

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.llvm import driver, system
+from ranvier.codegen.llvm.apart import Places
 from ranvier.codegen.llvm.isa import available
 from ranvier.codegen.llvm.library import Kernel, kernels
 from ranvier.devices import usable_cores
@@ -61,6 +62,9 @@ class Pool:
         ):
             self._words[offset // 8] = value
         self._limit = workers if system.clock_function() else 0  # without a clock they would never sleep
+        self._places = Places.of(self._limit) if self._futex else None
+        if self._places is not None:
+            self._words[driver.PLACES // 8] = self._places.words.ctypes.data
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._runs = 0
@@ -81,6 +85,8 @@ class Pool:
         return min(threads, self.size)
 
     def _serve(self, slot: int) -> None:
+        if self._places is not None and not self._places.joined(slot):
+            self._words[driver.PLACES // 8] = 0
         while self._work(self.address, slot):
             self._awake.wait()
 
