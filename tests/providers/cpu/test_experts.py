@@ -110,8 +110,8 @@ def test_activations_of_eight_bits() -> None:
         assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("kind", ["fp4", "nvfp4", "fp8", "fp8 in blocks"])
-def test_floats_of_few_bits(kind: str) -> None:
+def small_floats(kind: str) -> tuple[list[Any], dict[str, Any]]:
+    """All operands of QMoE but tokens and router, with weights in floats of few bits, and attributes."""
     draw = rng(3)
     attrs: dict[str, Any] = {"k": 2, "quant_type": kind.split()[0]}
     layers: list[Any] = []
@@ -131,10 +131,20 @@ def test_floats_of_few_bits(kind: str) -> None:
                 scales = draw.uniform(0.05, 0.2, (EXPERTS, n, k // 16)).astype(ml_dtypes.float8_e4m3fn)
         layers += [weights, scales, None]
         wholes.append(None if kind == "fp8 in blocks" else draw.uniform(0.5, 1.5, EXPERTS).astype(np.float32))
+    operands = [*layers, *[None] * 7, *wholes]
+    while operands[-1] is None:
+        operands.pop()
+    return operands, attrs
+
+
+SMALL_FLOATS = ["fp4", "nvfp4", "fp8", "fp8 in blocks"]
+
+
+@pytest.mark.parametrize("kind", SMALL_FLOATS)
+def test_floats_of_few_bits(kind: str) -> None:
+    operands, attrs = small_floats(kind)
     for tokens in (1, 60):
-        given = [floats(tokens, HIDDEN), floats(tokens, EXPERTS, seed=9), *layers, *[None] * 7, *wholes]
-        while given[-1] is None:
-            given.pop()
+        given = [floats(tokens, HIDDEN), floats(tokens, EXPERTS, seed=9), *operands]
         check("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 17), **CLOSE)
 
 

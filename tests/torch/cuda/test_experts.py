@@ -18,7 +18,16 @@ from ranvier.ops import evaluate  # noqa: E402
 from ranvier.providers.cuda.library import installed  # noqa: E402
 from ranvier.providers.cuda.ops import experts  # noqa: E402
 from tests.providers.cpu.compare import Array, one_node  # noqa: E402
-from tests.providers.cpu.test_experts import EXPERTS, MICROSOFT, TYPES, coded, floats, plain  # noqa: E402
+from tests.providers.cpu.test_experts import (  # noqa: E402
+    EXPERTS,
+    MICROSOFT,
+    SMALL_FLOATS,
+    TYPES,
+    coded,
+    floats,
+    plain,
+    small_floats,
+)
 from tests.torch.device import ON_TWIN, TORCH_DEVICE, options  # noqa: E402
 
 HIDDEN, INNER, TOKENS = 32, 48, 5
@@ -127,28 +136,10 @@ def test_layers_with_bits_of_their_own(way: str) -> None:
     check("QMoE", [*tokens(), *operands], {**attrs, "activation_type": "swiglu"})
 
 
-@pytest.mark.parametrize("kind", ["fp4", "nvfp4", "fp8", "fp8 in blocks"])
+@pytest.mark.parametrize("kind", SMALL_FLOATS)
 def test_floats_of_few_bits(kind: str, way: str) -> None:
-    draw = np.random.default_rng(3)
-    attrs: dict[str, Any] = {"k": 2, "quant_type": kind.split()[0]}
-    layers: list[Any] = []
-    wholes: list[Any] = []
-    for n, k in ((64, HIDDEN), (HIDDEN, 64)):
-        if kind.startswith("fp8"):
-            weights: Array = (floats(EXPERTS, n, k) / 2).astype(ml_dtypes.float8_e4m3fn)
-            scales: Any = None
-            if kind == "fp8 in blocks":
-                attrs["block_size"] = 24
-                scales = draw.uniform(0.1, 0.3, (EXPERTS, -(-n // 24), -(-k // 24))).astype(np.float32)
-        else:
-            weights = draw.integers(0, 256, (EXPERTS, n, k // 2)).astype(np.uint8)
-            exponents = draw.integers(120, 126, (EXPERTS, n, k // 32)).astype(np.uint8)
-            scales = exponents.view(ml_dtypes.float8_e8m0fnu)
-            if kind == "nvfp4":
-                scales = draw.uniform(0.05, 0.2, (EXPERTS, n, k // 16)).astype(ml_dtypes.float8_e4m3fn)
-        layers += [weights, scales, None]
-        wholes.append(None if kind == "fp8 in blocks" else draw.uniform(0.5, 1.5, EXPERTS).astype(np.float32))
-    check("QMoE", [*tokens(), *layers, *[None] * 7, *wholes], attrs)
+    operands, attrs = small_floats(kind)
+    check("QMoE", [*tokens(), *operands], attrs)
 
 
 def test_scales_that_are_exponents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -101,6 +102,17 @@ class Stored:
     kind: str  # "int", "fp4", "nvfp4" or "fp8"
     bits: int  # of integers
     block: int  # weights of a row that share a scale; 0: all of them
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any], layer: str) -> Stored:
+        """By the attributes of a node."""
+        kind = attrs.get("quant_type", "int")
+        found = cls(
+            kind.decode() if isinstance(kind, bytes) else str(kind),
+            int(attrs.get("expert_weight_bits", 4)),
+            int(attrs.get("block_size", 0)),
+        )
+        return found.of_bits(int(attrs.get(f"{layer}_expert_weight_bits", 0)))
 
     def of_bits(self, bits: int) -> Stored:
         """The same with the bits that a layer has of its own, if it has."""

@@ -37,11 +37,6 @@ def _quantized(b: Backward, node: Node) -> Sequence[Value]:
     router = node.inputs[1]
     assert router is not None
     experts = b.sizes(router)[1]
-    stored = Stored(
-        text(node, "quant_type") or "int",
-        int(attribute(node, "expert_weight_bits", 4)),
-        int(attribute(node, "block_size", 0)),
-    )
 
     def content(place: int | None) -> np.ndarray | None:
         value = None if place is None else operand(node, place)
@@ -53,8 +48,9 @@ def _quantized(b: Backward, node: Node) -> Sequence[Value]:
         if codes is None:
             layers.append(None)
             continue
-        own = stored.of_bits(int(attribute(node, f"{name}_expert_weight_bits", 0)))
-        layer = own.layer(name, experts, codes, content(scales), None, content(zeros), content(whole))
+        layer = Stored.of(node.attrs, name).layer(
+            name, experts, codes, content(scales), None, content(zeros), content(whole)
+        )
         decoded = np.stack([layer.decoded(expert) for expert in range(experts)])
         layers.append((b.cast(b.constant(decoded), b.dtype(first(node))), operand(node, bias)))
     weigher = operand(node, ROUTER_WEIGHTS)

@@ -303,17 +303,11 @@ _TAKEN = _FLOATS | FLOAT8 | {DType.uint8, DType.float8_e8m0fnu}
 @lowers("QMoE", domain=MICROSOFT, dtypes=_TAKEN, check=_coded)
 def qmoe(n: NodeView, b: Definitions) -> None:
     experts = n.shape(1)[-1] if n.rank(1) else 0
-    kind = n.attr("quant_type", "int")
-    stored = Stored(
-        kind.decode() if isinstance(kind, bytes) else str(kind),
-        int(n.attr("expert_weight_bits", 4)),
-        int(n.attr("block_size", 0)),
-    )
     layers = {}
     for name, (weights, scales, bias, zeros, whole) in PLACES.items():
         if not n.has(weights):
             continue
-        own = stored.of_bits(int(n.attr(f"{name}_expert_weight_bits", 0)))
+        own = Stored.of(n.attrs, name)
         contents = [n.need(k) if k is not None and n.has(k) else None for k in (weights, scales, zeros, whole)]
         layers[name] = _few_bits(own, name, experts, contents, _bias(n, bias, experts, n.shape(weights)[1]))
     weigher = n.input(ROUTER_WEIGHTS) if n.has(ROUTER_WEIGHTS) else None

@@ -240,20 +240,13 @@ def moe(call: Call, x: Any, router: Any, *operands: Any) -> Any:
 # -- weights in a few bits --------------------------------------------------------------------------------------------
 
 
-def _stored(node: Node, name: str) -> Stored:
-    kind = node.attrs.get("quant_type", "int")
-    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-    stored = Stored(kind, node.attrs.get("expert_weight_bits", 4), node.attrs.get("block_size", 0))
-    return stored.of_bits(node.attrs.get(f"{name}_expert_weight_bits", 0))
-
-
 def _few_bits(node: Node) -> str | None:
     if node.attrs.get("weights_prepacked", -1) == 1:
         return "weights_prepacked is a layout of one kind of GPU"
     if any(given is not None for given in node.inputs[ROUTER_WEIGHTS + 3 :]):
         return "activations in float8 are not lowered to torch"
     for name in PLACES:
-        stored = _stored(node, name)
+        stored = Stored.of(node.attrs, name)
         if stored.kind not in _CODINGS or (stored.kind == "int" and stored.bits not in (2, 4, 8)):
             return f"weights of {stored.bits} bits of quant_type {stored.kind!r} are not lowered to torch"
     return _activates(node)
@@ -282,7 +275,7 @@ def _scales(tensor: Any, node: Node, *, position: int) -> Any:
 
 def _zeros(tensor: Any, node: Node, *, name: str) -> Any:
     """A byte each, [experts, rows, groups]; those of rows that have one may lie along the rows."""
-    codes = unpacked(tensor.contiguous(), _stored(node, name).bits)
+    codes = unpacked(tensor.contiguous(), Stored.of(node.attrs, name).bits)
     return codes[:, :, None] if codes.ndim == 2 else codes
 
 
@@ -295,7 +288,7 @@ _PREPARES = {
 
 def _checked(node: Node, name: str, experts: int, operands: Sequence[Any]) -> Layer:
     """Sizes and types are looked at by the reference, in arrays that have nothing else."""
-    stored = _stored(node, name)
+    stored = Stored.of(node.attrs, name)
 
     def like(position: int | None, tensor: Any) -> Any:
         if position is None or tensor is None:
