@@ -7,10 +7,9 @@ leads from them to ``y`` is repeated with the operands in their place.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidGraph
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import substitute
 from ranvier.graph.topology import topological_order
@@ -38,14 +37,14 @@ def _expand(graph: Graph, node: Node) -> None:
     values = {value.name: value for value in graph.values()}
 
     def named(key: str) -> list[Value]:
-        names = [_text(name) for name in node.attrs.get(key, ())]
+        names = [text_of(name) for name in node.attrs.get(key, ())]
         for name in names:
             if name not in values:
                 raise InvalidGraph(f"Gradient {node.name!r} refers to {name!r}, which is no value of its graph")
         return [values[name] for name in names]
 
     wanted, held = named("xs"), named("zs")
-    target = _text(node.attrs.get("y", ""))
+    target = text_of(node.attrs.get("y", ""))
     if target not in values:
         raise InvalidGraph(f"Gradient {node.name!r} derives {target!r}, which is no value of its graph")
     points = [v for v in node.inputs if v is not None]
@@ -78,7 +77,3 @@ def _repeated(graph: Graph, before: Node, target: Value, instead: dict[Value, Va
         if target in instead:
             break
     return instead.get(target, target)
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)

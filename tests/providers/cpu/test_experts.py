@@ -148,6 +148,20 @@ def test_floats_of_few_bits(kind: str) -> None:
         check("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 17), **CLOSE)
 
 
+def test_weights_that_are_no_numbers() -> None:
+    """Kernels take float8 for numbers: such a layer is the reference's, and shows them."""
+    operands, attrs = small_floats("fp8")
+    operands[0] = operands[0].copy()
+    operands[0].view(np.uint8)[:, 3, 5] = 0x7F
+    given = [floats(4, HIDDEN), floats(4, EXPERTS, seed=9), *operands]
+    model = one_node("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 17))
+    with rv.load(model, providers=["cpu", "reference"]) as session:
+        (found,) = session.run({"x0": given[0], "x1": given[1]}).values()
+    expected = evaluate("QMoE", *given, domain=MICROSOFT, **attrs)
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(found, expected, equal_nan=True, **CLOSE)
+
+
 def test_numbers_of_tokens_that_change() -> None:
     """One session, from one token to many and back, by two threads."""
     layers = [coded(INNER, HIDDEN, 4, 16, 1), coded(HIDDEN, INNER, 4, 16, 2)]

@@ -36,8 +36,8 @@ def calls() -> tuple[int, int, int] | None:
 class Places:
     """Where the workers of a pool may run."""
 
-    def __init__(self, workers: int) -> None:
-        self._allowed = frozenset(os.sched_getaffinity(0))
+    def __init__(self, workers: int, allowed: frozenset[int]) -> None:
+        self._allowed = allowed
         self._count = max(self._allowed) + 1
         self._lock = threading.Lock()
         self._masks = _THREADS + workers
@@ -55,10 +55,10 @@ class Places:
         if calls() is None or not workers:
             return None
         try:
-            allowed = os.sched_getaffinity(0)
+            allowed = frozenset(os.sched_getaffinity(0))
         except OSError:
             return None
-        return cls(workers) if workers < len(allowed) and max(allowed) < _CORES else None
+        return cls(workers, allowed) if workers < len(allowed) and max(allowed) < _CORES else None
 
     def joined(self, slot: int) -> bool:
         """The calling thread is worker ``slot``, 1 or more; False where it may not run where the others may."""

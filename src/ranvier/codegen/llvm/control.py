@@ -13,6 +13,19 @@ from enum import IntEnum
 from ranvier.codegen.llvm.builder import Fn, Operand, Val
 
 
+class Launched:
+    """A function that has a launch's ``bufs`` and ``dims``."""
+
+    def __init__(self, fn: Fn) -> None:
+        self.fn = fn
+
+    def dim(self, k: int) -> Val:
+        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
+
+    def buf(self, k: int) -> Val:
+        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
+
+
 class Slot(IntEnum):
     """Slots of the control block."""
 

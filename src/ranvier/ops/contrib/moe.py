@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from ranvier.errors import InvalidValue, NotSupported, ShapeMismatch
+from ranvier.graph.attributes import text_of
 from ranvier.graph.types import Type
 from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib.activation import sigmoid, tanh_gelu
@@ -17,6 +18,9 @@ from ranvier.ops.contrib.rules import MICROSOFT, rounded
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 from ranvier.records import dataclass
+
+# operands of each layer: weights and bias
+PLACES = {"fc1": (2, 3), "fc2": (4, 5), "fc3": (6, 7)}
 
 
 class Linear(Protocol):
@@ -37,6 +41,13 @@ class Hidden:
     alpha: float
     beta: float
     limit: float
+
+    @classmethod
+    def of(cls, name: str, attrs: Mapping[str, Any]) -> Hidden:
+        """By the attributes of a node."""
+        activation, fusion = text_of(attrs.get("activation_type", "relu")), int(attrs.get("swiglu_fusion", 0))
+        numbers = (("activation_alpha", 1.0), ("activation_beta", 0.0), ("swiglu_limit", math.inf))
+        return cls(name, activation, fusion, *(float(attrs.get(each, usual)) for each, usual in numbers))
 
     def __call__(self, first: Array, third: Array | None) -> Array:
         if self.activation != "swiglu":
@@ -121,13 +132,18 @@ def mixture_of_experts(
     return mixed(x, router_probs, hidden, layers, k, bool(normalize_routing_weights))
 
 
+def check_experts(name: str, what: str, experts: int, weights: Any, bias: Any) -> None:
+    """Arrays, or tensors, are a layer for each expert."""
+    if weights.ndim != 3 or len(weights) != experts or (bias is not None and bias.shape != weights.shape[:2]):
+        shapes = [list(weights.shape), None if bias is None else list(bias.shape)]
+        raise ShapeMismatch(f"{name}: {what} weights and bias {shapes} are not those of {experts} experts")
+
+
 class _Linear:
     """One linear layer per expert, ``[experts, outputs, inputs]``."""
 
     def __init__(self, name: str, what: str, experts: int, weights: Array, bias: Array | None) -> None:
-        if weights.ndim != 3 or len(weights) != experts or (bias is not None and bias.shape != weights.shape[:2]):
-            shapes = [list(weights.shape), None if bias is None else list(bias.shape)]
-            raise ShapeMismatch(f"{name}: {what} weights and bias {shapes} are not those of {experts} experts")
+        check_experts(name, what, experts, weights, bias)
         self.what = f"{name}: {what}"
         self.weights = weights
         self.bias = bias

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ranvier.errors import InvalidValue, NotSupported, ShapeMismatch
+from ranvier.graph.attributes import text_of
 from ranvier.graph.types import Type
 from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib.moe import Hidden, mixed, no_sparse_mixer
@@ -106,9 +107,8 @@ class Stored:
     @classmethod
     def of(cls, attrs: Mapping[str, Any], layer: str) -> Stored:
         """By the attributes of a node."""
-        kind = attrs.get("quant_type", "int")
         found = cls(
-            kind.decode() if isinstance(kind, bytes) else str(kind),
+            text_of(attrs.get("quant_type", "int")),
             int(attrs.get("expert_weight_bits", 4)),
             int(attrs.get("block_size", 0)),
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import Dim, TensorType
@@ -218,3 +219,7 @@ def _computed(node: Node, value: Value, met: dict[Value, np.ndarray[Any, Any] | 
 
 def attribute(node: Node, name: str, default: Any) -> Any:
     return node.attrs.get(name, default)
+
+
+def text(node: Node, name: str, default: str = "") -> str:
+    return text_of(attribute(node, name, default))

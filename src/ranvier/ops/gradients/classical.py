@@ -9,15 +9,10 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, attribute, first, operand
+from ranvier.ops.gradients.base import Backward, attribute, first, operand, text
 from ranvier.ops.gradients.parts import made_of
 
 DOMAIN = "ai.onnx.ml"
-
-
-def _text(node: Node, name: str, default: str) -> str:
-    found = attribute(node, name, default)
-    return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def _numbers(b: Backward, node: Node, name: str, like: Value) -> np.ndarray:
@@ -40,7 +35,7 @@ def _single(b: Backward, y: Value) -> Value:
 
 
 def _transformed(b: Backward, node: Node, scores: Value) -> Value:
-    how = _text(node, "post_transform", "NONE")
+    how = text(node, "post_transform", "NONE")
     if how == "LOGISTIC":
         scores = b.Sigmoid(scores)
     elif how == "SOFTMAX":
@@ -92,7 +87,7 @@ def _kernel(b: Backward, node: Node, rows: Value) -> Value:
     """Of every row with every support vector."""
     vectors = _numbers(b, node, "support_vectors", rows).reshape(-1, b.sizes(rows)[1])
     gamma, shift, degree = (float(n) for n in attribute(node, "kernel_params", None) or (0.0, 0.0, 0.0))
-    kind = _text(node, "kernel_type", "LINEAR")
+    kind = text(node, "kernel_type", "LINEAR")
     if kind == "RBF":
         apart = b.Sub(b.Unsqueeze(rows, b.whole(1)), b.constant(vectors))
         squares = b.ReduceSum(b.Mul(apart, apart), b.whole(2), keepdims=0)
@@ -152,7 +147,7 @@ def _scaler(b: Backward, node: Node) -> Sequence[Value]:
 @made_of("Normalizer", domain=DOMAIN)
 def _normalizer(b: Backward, node: Node) -> Sequence[Value]:
     rows = b.cast(_features(b, node), DType.float64)
-    fold = {"MAX": b.ReduceMax, "L1": b.ReduceL1, "L2": b.ReduceL2}[_text(node, "norm", "MAX")]
+    fold = {"MAX": b.ReduceMax, "L1": b.ReduceL1, "L2": b.ReduceL2}[text(node, "norm", "MAX")]
     size = fold(rows, b.whole(1), keepdims=1)
     size = b.Where(b.Equal(size, b.number(0.0, size)), b.number(1.0, size), size)
     return [_single(b, b.like(b.Div(rows, size), first(node)))]

@@ -10,7 +10,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, attribute, first, operand
+from ranvier.ops.gradients.base import Backward, attribute, first, operand, text
 from ranvier.ops.gradients.nn import rms_scaled, standard_score
 from ranvier.ops.gradients.parts import made_of
 
@@ -22,11 +22,6 @@ def two(node: Node) -> tuple[Value, Value]:
     x, y = node.inputs[:2]
     assert x is not None and y is not None
     return x, y
-
-
-def text(node: Node, name: str) -> str:
-    found = attribute(node, name, "")
-    return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def added(b: Backward, x: Value, *others: Value | None) -> Value:

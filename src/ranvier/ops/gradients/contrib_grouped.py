@@ -11,8 +11,8 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
-from ranvier.ops.gradients.contrib import MICROSOFT, added, heads_of, merged_heads, text
+from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand, text
+from ranvier.ops.gradients.contrib import MICROSOFT, added, heads_of, merged_heads
 from ranvier.ops.gradients.contrib_position import angles, counted, rotated
 from ranvier.ops.gradients.nn import rms_scaled
 from ranvier.ops.gradients.parts import made_of

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
-from ranvier.ops.gradients.contrib import MICROSOFT, added, fused_conv, text, two
+from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand, text
+from ranvier.ops.gradients.contrib import MICROSOFT, added, fused_conv, two
 from ranvier.ops.gradients.nn import rms_scaled, standard_score
 from ranvier.ops.gradients.parts import made_of
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
+from ranvier.ops.contrib.moe import PLACES as MOE
+from ranvier.ops.contrib.moe import Hidden
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Stored, shares_add_up
 from ranvier.ops.gradients.base import Backward, attribute, constant_array, first, operand
-from ranvier.ops.gradients.contrib import MICROSOFT, text
+from ranvier.ops.gradients.contrib import MICROSOFT
 from ranvier.ops.gradients.parts import made_of
 
 # a layer for each expert: weights [experts, outputs, inputs] and bias
@@ -21,9 +22,9 @@ Linear = tuple[Value, Value | None]
 @made_of("MoE", domain=MICROSOFT)
 def _mixture(b: Backward, node: Node) -> Sequence[Value]:
     layers: list[Linear | None] = []
-    for place in (2, 4, 6):
+    for place, bias in MOE.values():
         weight = operand(node, place)
-        layers.append(None if weight is None else (weight, operand(node, place + 1)))
+        layers.append(None if weight is None else (weight, operand(node, bias)))
     return _mixed(b, node, layers, bool(attribute(node, "normalize_routing_weights", 0)), None)
 
 
@@ -87,29 +88,26 @@ def _mixed(
 
 
 def _activated(b: Backward, node: Node, hidden: Value, third: Value | None) -> Value:
-    name = text(node, "activation_type") or "relu"
-    if name != "swiglu":
+    between = Hidden.of(node.op, node.attrs)
+    if between.activation != "swiglu":
         made = {
             "relu": lambda: b.Relu(hidden),
             "gelu": lambda: b.Gelu(hidden, approximate="tanh"),
             "silu": lambda: b.Mul(hidden, b.Sigmoid(hidden)),
             "identity": lambda: hidden,
-        }[name]()
+        }[between.activation]()
         return made if third is None else b.Mul(made, third)
-    fusion = int(attribute(node, "swiglu_fusion", 0))
     gate, line = hidden, third
-    if fusion:
+    if between.fusion:
         size = b.sizes(hidden)[2]
         last = b.whole(2)
-        if fusion == 1:  # one after the other
+        if between.fusion == 1:  # one after the other
             gate, line = (b.Slice(hidden, b.whole(k), b.whole(size), last, b.whole(2)) for k in (0, 1))
         else:
             gate, line = b.node("Split", [hidden], {"axis": 2, "num_outputs": 2}, outputs=2).outputs
     assert line is not None
-    limit = float(attribute(node, "swiglu_limit", math.inf))
-    if np.isfinite(limit):
-        top = b.number(limit, gate)
-        gate, line = b.Min(gate, top), b.Clip(line, b.number(-limit, line), top)
-    alpha, beta = (float(attribute(node, f"activation_{k}", d)) for k, d in (("alpha", 1.0), ("beta", 0.0)))
-    opened = b.Mul(gate, b.Sigmoid(b.Mul(gate, b.number(alpha, gate))))
-    return b.Mul(opened, b.Add(line, b.number(beta, line)))
+    if np.isfinite(between.limit):
+        top = b.number(between.limit, gate)
+        gate, line = b.Min(gate, top), b.Clip(line, b.number(-between.limit, line), top)
+    opened = b.Mul(gate, b.Sigmoid(b.Mul(gate, b.number(between.alpha, gate))))
+    return b.Mul(opened, b.Add(line, b.number(between.beta, line)))

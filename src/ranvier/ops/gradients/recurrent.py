@@ -11,6 +11,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.gradients.base import Backward, attribute, first, operand
@@ -28,16 +29,12 @@ Function = Callable[[Value], Value]
 
 def direction_of(node: Node) -> str:
     """Which way a recurrent layer runs."""
-    return _text(attribute(node, "direction", "forward"))
-
-
-def _text(found: str | bytes) -> str:
-    return found.decode() if isinstance(found, bytes) else str(found)
+    return text_of(attribute(node, "direction", "forward"))
 
 
 def _is_unusual(node: Node) -> bool:
     """Whether a layer is anything but gates with their default functions, time first, over sequences of one length."""
-    given = [_text(name).lower() for name in attribute(node, "activations", None) or ()]
+    given = [text_of(name).lower() for name in attribute(node, "activations", None) or ()]
     default = _DEFAULTS[node.op]
     own = bool(given) and tuple(given) != default * (len(given) // len(default))
     options = any(attribute(node, name, 0) for name in ("clip", "input_forget", "layout"))
@@ -173,7 +170,7 @@ def _scanned(
 def _functions(b: Backward, node: Node, way: int) -> list[Function]:
     """A direction's activations; alphas and betas go in order to those that take one, over all directions."""
     default = _DEFAULTS[node.op]
-    names = [_text(name).lower() for name in attribute(node, "activations", None) or default * (way + 1)]
+    names = [text_of(name).lower() for name in attribute(node, "activations", None) or default * (way + 1)]
     alphas, betas = (iter(attribute(node, f"activation_{kind}", None) or ()) for kind in ("alpha", "beta"))
     made = [_function(b, name, alphas, betas) for name in names]
     return made[way * len(default) : (way + 1) * len(default)]

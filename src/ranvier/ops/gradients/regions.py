@@ -11,15 +11,10 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, attribute, constant_ints, operand
+from ranvier.ops.gradients.base import Backward, attribute, constant_ints, operand, text
 from ranvier.ops.gradients.contraction import window_of
 from ranvier.ops.gradients.parts import made_of
 from ranvier.ops.gradients.sampling import Tap, combined
-
-
-def _text(node: Node, name: str, default: str) -> str:
-    found = attribute(node, name, default)
-    return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def _column(b: Backward, boxes: Value, k: int) -> Value:
@@ -61,7 +56,7 @@ class _Samples:
     """The points that stand for each bin of each region along one axis, [regions, bins, samples]."""
 
     def __init__(self, b: Backward, node: Node, start: Value, end: Value, bins: int, length: int) -> None:
-        half = node.version >= 16 and _text(node, "coordinate_transformation_mode", "half_pixel") == "half_pixel"
+        half = node.version >= 16 and text(node, "coordinate_transformation_mode", "half_pixel") == "half_pixel"
         extent = b.Sub(end, start)
         extent = extent if half else b.Max(extent, b.number(1.0, extent))
         size = b.Unsqueeze(b.Div(extent, b.number(float(bins), extent)), b.whole(2))  # [regions, 1, 1]
@@ -116,12 +111,12 @@ def _roi_align(b: Backward, node: Node) -> Sequence[Value]:
     assert x is not None and rois is not None and images is not None
     _, _, height, width = b.sizes(x)
     boxes = b.Mul(b.cast(rois, b.dtype(x)), b.number(float(attribute(node, "spatial_scale", 1.0)), x))
-    if node.version >= 16 and _text(node, "coordinate_transformation_mode", "half_pixel") == "half_pixel":
+    if node.version >= 16 and text(node, "coordinate_transformation_mode", "half_pixel") == "half_pixel":
         boxes = b.Sub(boxes, b.number(0.5, boxes))
     bins = int(attribute(node, "output_height", 1)), int(attribute(node, "output_width", 1))
     rows = _Samples(b, node, _column(b, boxes, 1), _column(b, boxes, 3), bins[0], height)
     columns = _Samples(b, node, _column(b, boxes, 0), _column(b, boxes, 2), bins[1], width)
-    if _text(node, "mode", "avg") == "avg":
+    if text(node, "mode", "avg") == "avg":
         return [_read_out(b, x, images, rows.averaging(), columns.averaging())]
     if not attribute(node, "sampling_ratio", 0):
         raise NotSupported("the gradient of RoiAlign's max is known with a sampling_ratio")
@@ -204,7 +199,7 @@ def _crop_and_resize(b: Backward, node: Node) -> Sequence[Value]:
     x, rois, images = node.inputs[:3]
     assert x is not None and rois is not None and images is not None
     size = constant_ints(node.inputs[3], "the crop_size of CropAndResize")
-    nearest = _text(node, "mode", "bilinear") == "nearest"
+    nearest = text(node, "mode", "bilinear") == "nearest"
     boxes = b.cast(rois, b.dtype(x))
     found: list[tuple[Value, Value]] = []
     for k, (count, length) in enumerate(zip(size, b.sizes(x)[2:])):

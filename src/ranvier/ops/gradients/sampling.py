@@ -10,7 +10,7 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand
+from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_ints, first, gradient, operand, text
 from ranvier.ops.gradients.parts import made_of
 
 _SHARPNESS = -0.75  # of the cubic, as the operator has it
@@ -25,7 +25,7 @@ def _grid_sample(b: Backward, node: Node) -> Sequence[Value]:
     """Every element that contributes to a point is gathered and weighed; the weights follow the grid."""
     x, grid = node.inputs
     assert x is not None and grid is not None
-    mode, padding = _text(node, "mode", "linear"), _text(node, "padding_mode", "zeros")
+    mode, padding = text(node, "mode", "linear"), text(node, "padding_mode", "zeros")
     method = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     align = bool(attribute(node, "align_corners", 0))
     batch, channels, *spatial = b.sizes(x)
@@ -47,11 +47,6 @@ def _grid_sample(b: Backward, node: Node) -> Sequence[Value]:
             found = b.Mul(found, b.Unsqueeze(weight, b.whole(1)))
         parts.append(found if exists is None else b.where(b.Unsqueeze(exists, b.whole(1)), found))
     return [b.Reshape(b.add_all(parts), b.whole(batch, channels, *counted))]
-
-
-def _text(node: Node, name: str, default: str) -> str:
-    found = attribute(node, name, default)
-    return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def _axis_taps(b: Backward, points: Value, length: int, align: bool, method: str, padding: str) -> list[Tap]:

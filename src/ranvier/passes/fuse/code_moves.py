@@ -9,11 +9,12 @@ of numbers, and a code that was dequantized is quantized to itself.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ranvier.config import Level
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps, remove_dead, substitute
 from ranvier.passes.base import PassContext
@@ -189,11 +190,11 @@ def _operands(node: Node, given: Quantized, op: GraphOps) -> list[Value | None] 
     operands: list[Value | None] = [given.codes, *node.inputs[1:]]
     if node.op == "MaxPool" and any(v.uses or v.is_graph_output for v in node.outputs[1:]):
         return None
-    if node.op == "Resize" and _text(node.attrs.get("mode", "nearest")) != "nearest":
+    if node.op == "Resize" and text_of(node.attrs.get("mode", "nearest")) != "nearest":
         return None
-    if node.op == "Resize" and _text(node.attrs.get("coordinate_transformation_mode", "")) == "tf_crop_and_resize":
+    if node.op == "Resize" and text_of(node.attrs.get("coordinate_transformation_mode", "")) == "tf_crop_and_resize":
         return None
-    if node.op == "Pad" and _text(node.attrs.get("mode", "constant")) == "constant":
+    if node.op == "Pad" and text_of(node.attrs.get("mode", "constant")) == "constant":
         filled = node.input(2)
         if (filled is not None and scalar_of(filled) != 0) or len(node.inputs) < 2:
             return None
@@ -202,10 +203,6 @@ def _operands(node: Node, given: Quantized, op: GraphOps) -> list[Value | None] 
         zero = np.zeros((), kind.numpy) if given.zero is None else given.zero
         operands[2:3] = [op.constant(zero)]
     return operands
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _version(node: Node) -> int:

@@ -10,14 +10,13 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.ops.contrib.moe import Hidden
+from ranvier.ops.contrib.moe import PLACES, Hidden
 from ranvier.ops.contrib.rules import MICROSOFT
 from ranvier.passes.facts import dtype_of
 from ranvier.records import dataclass
-from ranvier.runtime.quantizing.sites import Site, text
+from ranvier.runtime.quantizing.sites import Site
 
 Array = np.ndarray[Any, Any]
-_PLACES = {"fc1": (2, 3), "fc2": (4, 5), "fc3": (6, 7)}  # of weights and bias
 # between a product and those who choose by it
 _ON_THE_WAY = frozenset(
     {
@@ -95,7 +94,7 @@ class Experts:
 
     @property
     def hidden(self) -> Hidden:
-        return _hidden(self.node)
+        return Hidden.of("MoE", self.node.attrs)
 
 
 def find_experts(graph: Graph) -> list[Experts]:
@@ -110,10 +109,10 @@ def experts_of(node: Node) -> Experts | None:
     for read in (node.input(0), node.input(1)):
         if read is None or read.const is not None or dtype_of(read) is not DType.float32:
             return None
-    hidden = _hidden(node)
+    hidden = Hidden.of("MoE", node.attrs)
     fused = hidden.activation == "swiglu" and hidden.fusion in (1, 2)
     linear: dict[str, Linear] = {}
-    for name, (place, at) in _PLACES.items():
+    for name, (place, at) in PLACES.items():
         weight = node.input(place)
         if weight is None or (name == "fc3" and fused):  # which has both parts already
             continue
@@ -122,12 +121,6 @@ def experts_of(node: Node) -> Experts | None:
             return None
         linear[name] = found
     return Experts(node, linear) if _fit(linear, fused) else None
-
-
-def _hidden(node: Node) -> Hidden:
-    given = node.attrs.get
-    numbers = given("activation_alpha", 1.0), given("activation_beta", 0.0), given("swiglu_limit", math.inf)
-    return Hidden("MoE", text(given("activation_type", "relu")), int(given("swiglu_fusion", 0)), *map(float, numbers))
 
 
 def _is_known(linear: Linear) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from ranvier.dtypes import DType
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps, remove_dead, substitute
 from ranvier.passes.edit import builder, sharpen
 from ranvier.passes.facts import dtype_of
 from ranvier.quantize import Integers
-from ranvier.runtime.quantizing.sites import named_in_errors, text
+from ranvier.runtime.quantizing.sites import named_in_errors
 
 Array = np.ndarray[Any, Any]
 ORIGIN = "quantize"
@@ -39,7 +40,7 @@ def _is_usual(node: Node) -> bool:
     if any(v is None or v.const is None or v.const.size < _LEAST for v in weights):
         return False
     bias = node.input(3)
-    functions = [text(each).lower() for each in node.attrs.get("activations") or ()]
+    functions = [text_of(each).lower() for each in node.attrs.get("activations") or ()]
     plain = not any(node.attrs.get(name) for name in ("input_forget", "clip", "layout"))
     usual = all(name == _USUAL[k % 3] for k, name in enumerate(functions))
     return plain and usual and (bias is None or bias.const is not None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -73,11 +72,6 @@ def named_in_errors(layer: str, what: str = "its weights") -> Iterator[None]:
     except RanvierError as error:
         error.add_note(f"layer {layer!r}, {what}; `keep` leaves a layer as it is")
         raise
-
-
-def text(attribute: Any) -> str:
-    """Of a node, which may be bytes."""
-    return attribute.decode() if isinstance(attribute, bytes) else str(attribute)
 
 
 def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:

@@ -15,7 +15,7 @@ from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.amx.rows import bytes_mask
 from ranvier.codegen.llvm.amx.tiles import LINE, ROWS
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.control import batch_offsets
+from ranvier.codegen.llvm.control import Launched, batch_offsets
 from ranvier.codegen.llvm.elements import load_vector, memory_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
@@ -78,17 +78,15 @@ def pack_spec(source: DType, dtype: DType) -> KernelSpec:
     return KernelSpec(f"amx pack {source.name} {dtype.name}", ("amx pack", source.name, dtype.name), emit)
 
 
-class _Packer:
+class _Packer(Launched):
     def __init__(self, f: Fn, isa: Isa, source: DType, dtype: DType) -> None:
-        self.f, self.isa, self.source, self.dtype = f, isa, source, dtype
+        super().__init__(f)
+        self.isa, self.source, self.dtype = isa, source, dtype
         self.item = dtype.numpy.itemsize
         self.per = LINE // self.item  # elements of a step
 
-    def dim(self, k: int) -> Val:
-        return self.f.load("i64", self.f.gep(self.f.args["dims"], int(k), "i64"), invariant=True)
-
     def emit(self) -> None:
-        f = self.f
+        f = self.fn
         element = memory_type(self.source)
         source, target = (f.load("ptr", f.gep(f.args["bufs"], k, "ptr")) for k in range(2))
         m, k, row, steps, blocks = (self.dim(d) for d in list(_Dim)[:5])
@@ -110,7 +108,7 @@ class _Packer:
         f.ret()
 
     def _rows(self, here: Val, row: Val, there: Val, whole: Val, steps: Val, k: Val, count: int) -> None:
-        f = self.f
+        f = self.fn
         element = memory_type(self.source)
         starts = [f.gep(here, row * r, element) for r in range(count)]
         with f.loop(0, whole) as s:
@@ -127,7 +125,7 @@ class _Packer:
 
     def _line(self, at: Val, left: Val | None = None) -> Val:
         """64 bytes of the target: whole, or ``left`` elements and zeros."""
-        f = self.f
+        f = self.fn
         if self.source is self.dtype:
             kind = f"<{LINE} x i8>"
             if left is None:

@@ -17,7 +17,7 @@ from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.decode import Decoder
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.places import Places
-from ranvier.codegen.llvm.control import quotient
+from ranvier.codegen.llvm.control import Launched, quotient
 from ranvier.codegen.llvm.gemm import driver
 from ranvier.codegen.llvm.gemm.blocks import Panels
 from ranvier.codegen.llvm.gemm.narrow import PairPlan, TilePlan
@@ -138,19 +138,14 @@ class Unpacking:
         return KernelSpec(f"coded {self.coding.bits} bits panels {how}", key, emit)
 
 
-class _Panels:
+class _Panels(Launched):
     def __init__(self, fn: Fn, isa: Isa, kernel: Unpacking, table: str) -> None:
-        self.fn, self.isa, self.kernel = fn, isa, kernel
+        super().__init__(fn)
+        self.isa, self.kernel = isa, kernel
         self.lanes = isa.lanes(4)
         self.words = vector("i32", self.lanes)
         self.decoder = Decoder(fn, isa, kernel.coding, table)
         self.places = Places(fn, isa)
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
-
-    def buf(self, k: int) -> Val:
-        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
 
     def emit(self) -> None:
         f, size = self.fn, self.isa.vector_bytes

@@ -17,7 +17,7 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.decode import subtracted
 from ranvier.codegen.llvm.coded.pack import CodedB
-from ranvier.codegen.llvm.control import batch_offsets
+from ranvier.codegen.llvm.control import Launched, batch_offsets
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.isa import Isa
@@ -115,17 +115,12 @@ def _spec(dtype: DType, form: Form, ordered: bool, dense: bool, width: int) -> K
     return KernelSpec(f"prepare {form} {dtype.name}", key, emit)
 
 
-class _Rows:
+class _Rows(Launched):
     def __init__(self, fn: Fn, isa: Isa, dtype: DType, form: Form, ordered: bool, dense: bool, width: int) -> None:
-        self.fn, self.isa, self.dtype, self.form = fn, isa, dtype, form
+        super().__init__(fn)
+        self.isa, self.dtype, self.form = isa, dtype, form
         self.ordered, self.dense, self.width = ordered, dense, width
         self.kind = vector("float", width)
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], k, "i64"), invariant=True)
-
-    def buf(self, k: int) -> Val:
-        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], k, "ptr"), invariant=True)
 
     def emit(self) -> None:
         f = self.fn

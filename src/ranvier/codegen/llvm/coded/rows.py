@@ -22,7 +22,7 @@ from ranvier.codegen.llvm.coded.decode import Decoder
 from ranvier.codegen.llvm.coded.pack import LINE, CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
-from ranvier.codegen.llvm.control import batch_offsets, quotient
+from ranvier.codegen.llvm.control import Launched, batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.epilogue import finish
 from ranvier.codegen.llvm.gemm.problem import Problem
@@ -207,13 +207,14 @@ def pass_launch(
     )
 
 
-class PassDriver:
+class PassDriver(Launched):
     """The walk over panels and rows, and what a pass does where codes are decoded in registers."""
 
     name = "coded"
 
     def __init__(self, fn: Fn, isa: Isa, kernel: Pass, table: str) -> None:
-        self.fn, self.isa, self.kernel = fn, isa, kernel
+        super().__init__(fn)
+        self.isa, self.kernel = isa, kernel
         self.lanes = isa.lanes(4)
         self.kind, self.words = vector("float", self.lanes), vector("i32", self.lanes)
         self.decoder = Decoder(fn, isa, kernel.coding, table)
@@ -225,12 +226,6 @@ class PassDriver:
         self.span = min(kernel.together, max(1, self.lanes // (self.quads * kernel.digits))) if self.picks else 1
         self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
         self.place = fn.stack("i64", 6)
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
-
-    def buf(self, k: int) -> Val:
-        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
 
     def emit(self) -> None:
         f, most = self.fn, self.kernel.panels

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.builder import Fn, Module, Val
+from ranvier.codegen.llvm.builder import Module, Val
 from ranvier.codegen.llvm.coded import panels, rows
+from ranvier.codegen.llvm.control import Launched
 from ranvier.codegen.llvm.gemm import driver
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.visits import VISIT
@@ -76,22 +77,13 @@ def visit_launch(inner: Launch, kind: type[Front], visits: View, steps: Steps, s
     )
 
 
-class Front:
+class Front(Launched):
     """Which buffers of the kernel behind are moved, by rows and by experts, as :class:`Steps` names how far; and how it
     is told the number of rows."""
 
     name: str
     by_row: tuple[tuple[str, int], ...]
     by_expert: tuple[tuple[str, int], ...]
-
-    def __init__(self, fn: Fn) -> None:
-        self.fn = fn
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
-
-    def buf(self, k: int) -> Val:
-        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
 
     def emit(self) -> None:
         f = self.fn

@@ -21,6 +21,7 @@ from ranvier.codegen.llvm.control import (
     PASSING,
     ROUND,
     SLOTS,
+    Launched,
     Slot,
     batch_offsets,
     quotient,
@@ -100,20 +101,7 @@ def _emit(module: Module, symbol: str, isa: Isa) -> None:
     _Driver(module.kernel(symbol, optimized=False), isa, f"{symbol}_rows").emit()
 
 
-class _Function:
-    """A function that has the launch's ``bufs`` and ``dims``."""
-
-    def __init__(self, fn: Fn) -> None:
-        self.fn = fn
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
-
-    def buf(self, k: int) -> Val:
-        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
-
-
-class _Driver(_Function):
+class _Driver(Launched):
     """What happens once per panel; the loop over its row blocks is :func:`_emit_rows`."""
 
     def __init__(self, fn: Fn, isa: Isa, rows: str) -> None:
@@ -309,7 +297,7 @@ _ROWS = (
 def _emit_rows(module: Module, name: str) -> None:
     """All row blocks of a tile against a panel: the part that runs often enough to be optimized."""
     f = module.function(name, [("ptr", "bufs"), ("ptr", "dims"), *_ROWS], internal=True)
-    at, given = _Function(f), f.args
+    at, given = Launched(f), f.args
     rows, large_rows, apart = at.dim(Dim.ROWS), at.dim(Dim.LARGE_ROWS), at.dim(Dim.WAITING)
     small_rows = at.dim(Dim.SMALL_ROWS)
     a_row, out_row, residual_row = at.dim(Dim.A_ROW), at.dim(Dim.OUT_ROW), at.dim(Dim.RESIDUAL_ROW)

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, size_of, vector
-from ranvier.codegen.llvm.control import batch_offsets, number_bits, quotient
+from ranvier.codegen.llvm.control import Launched, batch_offsets, number_bits, quotient
 from ranvier.codegen.llvm.elements import load_vector, memory_type, register_type
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, grain, microseconds
 from ranvier.codegen.llvm.gemm.epilogue import finish
@@ -127,21 +127,16 @@ def dot_spec(left: DType, right: DType, rows: int) -> KernelSpec:
     return KernelSpec(f"gemv {right.name} {rows} rows", ("gemm dots", left.name, right.name, rows), emit)
 
 
-class _Dots:
+class _Dots(Launched):
     def __init__(self, fn: Fn, isa: Isa, left: DType, right: DType, rows: int) -> None:
-        self.fn, self.isa, self.types, self.rows = fn, isa, (left, right), rows
+        super().__init__(fn)
+        self.isa, self.types, self.rows = isa, (left, right), rows
         self.element = register_type(right)
         self.size = size_of(self.element)
         self.lanes = isa.lanes(self.size)
         self.kind = vector(self.element, self.lanes)
         self.columns = self.lanes // rows
         self.place = fn.stack("i64", 6)
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], int(k), "i64"), invariant=True)
-
-    def buf(self, k: int) -> Val:
-        return self.fn.load("ptr", self.fn.gep(self.fn.args["bufs"], int(k), "ptr"), invariant=True)
 
     def emit(self) -> None:
         f = self.fn

@@ -18,7 +18,7 @@ from ranvier.codegen import tuning
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.control import batch_offsets
+from ranvier.codegen.llvm.control import Launched, batch_offsets
 from ranvier.codegen.llvm.elements import NARROW
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.halves import PANEL, multiplies_halves
@@ -241,16 +241,14 @@ def _pack_spec(order: Order, item: int, lanes: int) -> KernelSpec:
     return KernelSpec(f"pack {order} {item * 8}", ("gemm pack", 2, order, item, lanes), emit)
 
 
-class Packer:
+class Packer(Launched):
     """Writes a kernel that packs; ``lanes`` are those of a vector of a panel."""
 
     def __init__(self, fn: Fn, order: Order, element: str, lanes: int, source: str | None = None) -> None:
-        self.fn, self.order, self.element, self.lanes = fn, order, element, lanes
+        super().__init__(fn)
+        self.order, self.element, self.lanes = order, element, lanes
         self.source = source or element
         self.kind = vector(element, self.lanes)
-
-    def dim(self, k: int) -> Val:
-        return self.fn.load("i64", self.fn.gep(self.fn.args["dims"], k, "i64"), invariant=True)
 
     def source_k(self) -> Val:
         return self.dim(_SOURCE_K)

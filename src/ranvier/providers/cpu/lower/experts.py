@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Node, Value
+from ranvier.ops.contrib.moe import PLACES as MOE
+from ranvier.ops.contrib.moe import Hidden
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
 from ranvier.providers.cpu.lower.index import lowers
-from ranvier.providers.cpu.lower.weight_only import FLOAT8, LEVELS, TWICE_E2M1, computed
+from ranvier.providers.cpu.lower.weight_only import FLOAT8, LEVELS, TWICE_E2M1, all_finite, computed
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same
 from ranvier.records import dataclass
@@ -104,13 +107,18 @@ class _Visits:
 
     def gathered(self, x: Value) -> Value:
         """The token of each row, [rows, features] of float32."""
+        return self._taken(x, self.order, self.k)
+
+    def _taken(self, table: Value, numbers: Value, each: int = 1) -> Value:
+        """For every row that of a table which its number tells, as float32; ``each`` numbers in a row mean the same."""
 
         def pick(nest: NestBuilder, views: list[View]) -> Expr:
-            table, order = views
-            token = op("floordiv", cast(nest.load(order, (order.strides[0], 0)), INT64), Size(self.k))
-            return cast(nest.load(table, (0, table.strides[1]), at=mul(token, Size(table.strides[0]))), FLOAT)
+            table, numbers = views
+            at = cast(nest.load(numbers, (numbers.strides[0], 0)), INT64)
+            at = op("floordiv", at, Size(each)) if each > 1 else at
+            return cast(nest.load(table, (0, table.strides[1]), at=mul(at, Size(table.strides[0]))), FLOAT)
 
-        return self.b.moved([x, self.order], pick, FLOAT, (self.rows, self.b.shape(x)[1]))
+        return self.b.moved([table, numbers], pick, FLOAT, (self.rows, self.b.shape(table)[1]))
 
     def product(self, rows: Value, layer: _Linear, accuracy: Accuracy) -> Value:
         """Each row by the layer of the expert that it visits, with its bias, of float32."""
@@ -132,16 +140,10 @@ class _Visits:
         (made,) = b.opaque([rows, self.visits], realise, [(FLOAT, shape)], flops=flops)
         if layer.bias is None:
             return made
-
-        def own(nest: NestBuilder, views: list[View]) -> Expr:
-            table, owners = views
-            at = mul(cast(nest.load(owners, (owners.strides[0], 0)), INT64), Size(table.strides[0]))
-            return cast(nest.load(table, (0, table.strides[1]), at=at), FLOAT)
-
-        bias = b.moved([layer.bias, self.owners], own, FLOAT, shape)
+        bias = self._taken(layer.bias, self.owners)
         return b.pointwise([made, bias], lambda e: add(e[0], e[1]), FLOAT)
 
-    def added(self, made: Value, shares: Value, dtype: DType, out: Value | None = None) -> Value:
+    def added(self, made: Value, shares: Value, dtype: DType) -> Value:
         """Of each token its choices, as much of each as its share."""
         k = self.k
 
@@ -158,57 +160,53 @@ class _Visits:
             assert found is not None
             return cast(found, dtype)
 
-        return self.b.moved([made, self.places, shares], total, dtype, (self.tokens, self.b.shape(made)[1]), out)
+        return self.b.moved([made, self.places, shares], total, dtype, (self.tokens, self.b.shape(made)[1]))
 
 
 def _packed(layer: _Linear, isa: Isa, couple: bool) -> Experts:
     made = layer.pack(isa)
-    return Experts(coupled(made.all, isa), made.count, made.n) if couple else made
+    return replace(made, all=coupled(made.all, isa)) if couple else made
 
 
 def _hidden(n: NodeView, b: Definitions, first: Value, third: Value | None) -> Value:
     """What happens between the first layers of an expert and its last."""
-    activation = n.attr("activation_type", "relu")
-    name = activation.decode() if isinstance(activation, bytes) else str(activation)
-    if name != "swiglu":
+    hidden = Hidden.of(n.op, n.attrs)
+    if hidden.activation != "swiglu":
         formulas: dict[str, Callable[[Expr], Expr]] = {
             "relu": lambda x: op("max", x, const(0.0, x)),
             "gelu": gelu_tanh,
             "silu": silu,
             "identity": lambda x: x,
         }
-        if name not in formulas:
-            raise Declined(f"activation_type {name!r}")
-        formula = formulas[name]
+        if hidden.activation not in formulas:
+            raise Declined(f"activation_type {hidden.activation!r}")
+        formula = formulas[hidden.activation]
         if third is None:
             return b.pointwise([first], lambda e: formula(e[0]), FLOAT)
         return b.pointwise([first, third], lambda e: mul(formula(e[0]), e[1]), FLOAT)
-    fusion = int(n.attr("swiglu_fusion", 0))
     rows, width = b.shape(first)
-    if fusion in (1, 2) and width % 2:
+    if hidden.fusion in (1, 2) and width % 2:
         raise Declined(f"swiglu of {width} features")
-    if fusion == 1:
+    if hidden.fusion == 1:
         half = (rows, width // 2)
 
         def every_second(k: int) -> Value:
             return b.alias(first, lambda view: sliced(view, (0, k), (1, 2), half), half)
 
         gate, line = every_second(0), every_second(1)
-    elif fusion == 2:
+    elif hidden.fusion == 2:
         gate, line = (part(b, first, 1, k * (width // 2), width // 2) for k in range(2))
     elif third is None:
         raise Declined("swiglu without fc3")
     else:
         gate, line = first, third
-    limit = float(n.attr("swiglu_limit", math.inf))
-    alpha, beta = float(n.attr("activation_alpha", 1.0)), float(n.attr("activation_beta", 0.0))
 
     def opened(e: list[Expr]) -> Expr:
         gate, line = e
-        if math.isfinite(limit):
-            top = const(limit, gate)
-            gate, line = op("min", gate, top), clamp(line, const(-limit, line), top)
-        return mul(silu(gate, alpha), add(line, const(beta, line)))
+        if math.isfinite(hidden.limit):
+            top = const(hidden.limit, gate)
+            gate, line = op("min", gate, top), clamp(line, const(-hidden.limit, line), top)
+        return mul(silu(gate, hidden.alpha), add(line, const(hidden.beta, line)))
 
     return b.pointwise([gate, line], opened, FLOAT)
 
@@ -243,27 +241,26 @@ def _mixture(
 
 # -- weights as they are ----------------------------------------------------------------------------------------------
 
-_MOE = {"fc1": (2, 3), "fc2": (4, 5), "fc3": (6, 7)}
 _STORED = {FLOAT: Coding(32, "float32"), DType.float16: Coding(16, "float16"), DType.bfloat16: Coding(16, "bfloat16")}
 
 
 def _plain(node: Node) -> str | None:
     if node.attrs.get("use_sparse_mixer"):
         return "use_sparse_mixer"
-    return computed(node, [weights for weights, _ in _MOE.values()])
+    return computed(node, [weights for weights, _ in MOE.values()])
 
 
 @lowers("MoE", domain=MICROSOFT, dtypes=_FLOATS, check=_plain)
 def moe(n: NodeView, b: Definitions) -> None:
     experts = n.shape(1)[-1] if n.rank(1) else 0
     layers = {}
-    for name, (weights, bias) in _MOE.items():
+    for name, (weights, bias) in MOE.items():
         if n.has(weights):
-            layers[name] = _floats(n, b, experts, weights, bias)
+            layers[name] = _floats(n, experts, weights, bias)
     _mixture(n, b, layers, bool(n.attr("normalize_routing_weights", 0)), None, "float32")
 
 
-def _floats(n: NodeView, b: Definitions, experts: int, weights: int, bias: int) -> _Linear:
+def _floats(n: NodeView, experts: int, weights: int, bias: int) -> _Linear:
     content, dtype = n.need(weights), n.dtype(weights)
     if content.ndim != 3 or len(content) != experts or not content.size:
         raise Declined(f"weights of {list(content.shape)} for {experts} experts")
@@ -325,6 +322,8 @@ def _few_bits(
         layer = Layer(stored, name, experts, weights, scales, None, zeros, whole)
     except RanvierError as error:
         raise Declined(str(error)) from error
+    if stored.kind == "fp8" and not all_finite(weights):
+        raise Declined("weights that are no numbers")
     coding = {
         "int": Coding(stored.bits),
         "fp8": Coding(8, "e4m3"),

@@ -41,6 +41,7 @@ from ranvier.codegen.llvm.integer import (
 from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Map, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, of
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.nn.window import per_axis, resolve_pads
@@ -374,8 +375,7 @@ def _shape(n: NodeView, image: Sequence[int], filters: Sequence[int]) -> ConvSha
     rank = len(image) - 2
     strides = per_axis(n.attr("strides"), rank, "strides", n.op)
     dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
-    auto = n.attr("auto_pad", "NOTSET")
-    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
+    auto = text_of(n.attr("auto_pad", "NOTSET"))
     pads = resolve_pads(auto, n.attr("pads"), image[2:], filters[2:], strides, dilations, op=n.op)
     if min(pads, default=0) < 0:
         raise Declined(f"{n.op}: negative pads")

@@ -17,6 +17,7 @@ from ranvier.codegen.llvm import linear_attention as kernels
 from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
+from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Node, Value
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
@@ -25,8 +26,7 @@ _PAST, _DECAY, _BETA = 3, 4, 5
 
 
 def _rule(node: Node) -> str:
-    found = node.attrs.get("update_rule", "gated_delta")
-    return found.decode() if isinstance(found, bytes) else str(found)
+    return text_of(node.attrs.get("update_rule", "gated_delta"))
 
 
 def _check(node: Node) -> str | None:

@@ -208,6 +208,11 @@ def _as_it_is(n: NodeView, b: Definitions, weight: Value) -> None:
 _CODINGS = {DType.float8_e4m3fn: Coding(8, "e4m3"), DType.float8_e5m2: Coding(8, "e5m2")}
 
 
+def all_finite(codes: Array) -> bool:
+    """Whether float8 stands for numbers alone, as kernels take it; looked at once."""
+    return bool(DERIVED.get([codes], "finite", lambda: np.asarray(np.isfinite(codes.astype(np.float32)).all())))
+
+
 def _blocks(codes_k: int, columns: int, scales: Array, block: int) -> None:
     if scales.shape != (columns, -(-codes_k // block)):
         raise Declined("scales do not fit the blocks")
@@ -225,7 +230,7 @@ def matmul_fp8(n: NodeView, b: Definitions) -> None:
     coding = _CODINGS.get(n.dtype(1))
     if coding is None or codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != codes.shape[1:]:
         raise Declined(f"weights of {n.dtype(1)}, {list(codes.shape)}")
-    if not DERIVED.get([codes], "finite", lambda: np.asarray(np.isfinite(codes.astype(np.float32)).all())):
+    if not all_finite(codes):
         raise Declined("weights that are no numbers")
     columns, k = codes.shape
     _blocks(k, columns, scales, block)

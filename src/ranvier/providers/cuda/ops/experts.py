@@ -3,7 +3,6 @@ and decode them as they go; routing is theirs too, so nothing of it comes to the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from ranvier.dtypes import DType
 from ranvier.errors import ShapeMismatch
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
+from ranvier.ops.contrib.moe import PLACES as MOE
+from ranvier.ops.contrib.moe import Hidden, check_experts
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
 from ranvier.providers.cuda.library import functional, installed, torch
 from ranvier.providers.cuda.ops.weight_only import unpacked
@@ -32,7 +33,6 @@ _ACTIVATIONS = {
     "silu": lambda x: functional.silu(x),
     "identity": lambda x: x,
 }
-_PLAIN = {"fc1": (2, 3), "fc2": (4, 5), "fc3": (6, 7)}  # operands of each layer: weights and bias
 
 
 def _mixture(
@@ -70,15 +70,14 @@ def _fit(call: Call, features: int, layers: Mapping[str, Experts]) -> None:
             raise ShapeMismatch(f"{name}: {which} {sizes}")
 
 
-def _activation(node: Node) -> str:
-    given = node.attrs.get("activation_type", "relu")
-    return given.decode() if isinstance(given, bytes) else str(given)
-
-
 def _pairs(call: Call) -> int:
     """How swiglu's two parts come from one layer: in turn (1) or in halves (2); 0: they do not."""
-    fusion: int = call.attr("swiglu_fusion", 0)
-    return fusion if _activation(call.node) == "swiglu" and fusion in (1, 2) else 0
+    hidden = _hidden(call.node)
+    return hidden.fusion if hidden.activation == "swiglu" and hidden.fusion in (1, 2) else 0
+
+
+def _hidden(node: Node) -> Hidden:
+    return Hidden.of(node.op, node.attrs)
 
 
 # -- by kernels -------------------------------------------------------------------------------------------------------
@@ -101,15 +100,9 @@ def _by_kernels(
     laid = torch.empty_like(tokens) if fc1.planes > 1 else None
     route(router, weigher, tokens, chosen, shares, normalize=normalize, laid=laid, planes=fc1.planes)
     rows = tokens if laid is None else laid
-    activation, pairs = _activation(call.node), _pairs(call)
-    opening = kernels.Opening(
-        {"identity": "", "gelu": "gelu_tanh"}.get(activation, activation),
-        pairs,
-        call.attr("activation_alpha", 1.0),
-        call.attr("activation_beta", 0.0),
-        call.attr("swiglu_limit", math.inf),
-        fc2.planes,
-    )
+    hidden, pairs = _hidden(call.node), _pairs(call)
+    activation = {"identity": "", "gelu": "gelu_tanh"}.get(hidden.activation, hidden.activation)
+    opening = kernels.Opening(activation, pairs, hidden.alpha, hidden.beta, hidden.limit, fc2.planes)
     product = partial(kernels.few, chosen=chosen, tile=kernels.TILE)
     if not is_few:
         tile = kernels.matrix_tile(visits, count, max(layer.planes for layer in layers.values()), tokens.dtype)
@@ -155,21 +148,19 @@ def _by_torch(
 
 def _expert(call: Call, layers: Mapping[str, Experts], rows: Any, expert: Any) -> Any:
     """Rows through an expert, whose number may be the device's."""
-    activation, pairs = _activation(call.node), _pairs(call)
+    hidden, pairs = _hidden(call.node), _pairs(call)
     gate = _linear(layers["fc1"], rows, expert)
     line: Any = None
     if pairs:
         gate, line = (gate[:, 0::2], gate[:, 1::2]) if pairs == 1 else gate.chunk(2, 1)
     elif "fc3" in layers:
         line = _linear(layers["fc3"], rows, expert)
-    if activation != "swiglu":
-        inner = _ACTIVATIONS[activation](gate)
+    if hidden.activation != "swiglu":
+        inner = _ACTIVATIONS[hidden.activation](gate)
         inner = inner if line is None else inner * line
     else:
-        limit = call.attr("swiglu_limit", math.inf)
-        gate, line = gate.clamp(max=limit), line.clamp(-limit, limit)
-        opened = gate * torch.sigmoid(gate * call.attr("activation_alpha", 1.0))
-        inner = opened * (line + call.attr("activation_beta", 0.0))
+        gate, line = gate.clamp(max=hidden.limit), line.clamp(-hidden.limit, hidden.limit)
+        inner = gate * torch.sigmoid(gate * hidden.alpha) * (line + hidden.beta)
     return _linear(layers["fc2"], inner, expert)
 
 
@@ -209,12 +200,12 @@ def _activates(node: Node) -> str | None:
     """Why what happens inside of an expert is not defined, in the reference's hands."""
     if node.attrs.get("use_sparse_mixer"):
         return "use_sparse_mixer is not lowered to torch"
-    activation = _activation(node)
-    third = _PLAIN["fc3"][0] if node.op == "MoE" else PLACES["fc3"][0]
-    if activation == "swiglu":
-        apart = node.attrs.get("swiglu_fusion", 0) not in (1, 2)
+    hidden = _hidden(node)
+    third = MOE["fc3"][0] if node.op == "MoE" else PLACES["fc3"][0]
+    if hidden.activation == "swiglu":
+        apart = hidden.fusion not in (1, 2)
         return "swiglu without fc3" if apart and node.input(third) is None else None
-    return None if activation in _ACTIVATIONS else f"activation_type {activation!r} is not known"
+    return None if hidden.activation in _ACTIVATIONS else f"activation_type {hidden.activation!r} is not known"
 
 
 @lowers("MoE", domain=CONTRIB, types=_FLOATS, refuses=_activates)
@@ -223,14 +214,12 @@ def moe(call: Call, x: Any, router: Any, *operands: Any) -> Any:
 
     given = (x, router, *operands, *[None] * 6)
     layers = {}
-    for name, (at, bias_at) in _PLAIN.items():
+    for name, (at, bias_at) in MOE.items():
         weights, bias = given[at], given[bias_at]
         if weights is None:
             continue
         experts = router.shape[-1] if router.ndim else 0
-        if weights.ndim != 3 or len(weights) != experts or (bias is not None and bias.shape != weights.shape[:2]):
-            shapes = [list(weights.shape), None if bias is None else list(bias.shape)]
-            raise ShapeMismatch(f"MoE: {name} weights and bias {shapes} are not those of {experts} experts")
+        check_experts("MoE", name, experts, weights, bias)
         _, n, k = weights.shape
         bias = None if bias is None else bias.contiguous()
         layers[name] = Experts("", weights.contiguous(), n, k, max(1, k), bias=bias)
