@@ -47,6 +47,11 @@ def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:
         (("-o", target, "--group", "64"), "--group does nothing with --scheme int8"),
         (("-o", target, "--scheme", "int4", "--signed"), "--signed does nothing with --scheme int4"),
         (("-o", target, "--scheme", "fp8", "--group", "64"), "--group does nothing with --scheme fp8"),
+        (
+            ("-o", target, "--scheme", "int8_dynamic", "--group", "64"),
+            "--group does nothing with",
+        ),
+        (("-o", target, "--scheme", "int8_dynamic", "--ranges", "mse"), "--ranges does nothing"),
         (("-o", target, "--scheme", "int4", "--group", "48"), "power of two"),
         (("-o", target, "--cosine", "1.5"), "at most 1"),
         (("-o", target, "--samples", "0"), "--samples"),
@@ -61,7 +66,7 @@ def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more, said",
     [
-        (("--scheme", "int8"), "needs --calib"),
+        (("--scheme", "int8"), "int8_dynamic needs none"),
         (("--scheme", "awq"), "needs --calib"),
         (("--scheme", "int4", "--samples", "4"), "--samples does nothing without --calib"),
         (("--scheme", "int4", "--slower", "2"), "--slower does nothing without --calib"),
@@ -75,8 +80,9 @@ def test_what_only_samples_can_tell(call, tmp_path: Path, more: tuple[str, ...],
     assert found.exit_code == 2 and said in found.stderr and not (tmp_path / "q.onnx").exists()
 
 
-def test_a_report_without_samples_says_nothing_of_results(call_json, tmp_path: Path) -> None:
-    found = call_json("quantize", model(tmp_path / "m.onnx"), "-o", tmp_path / "q.onnx", "--scheme", "int4")
+@pytest.mark.parametrize("scheme", ["int4", "int8_dynamic"])
+def test_a_report_without_samples_says_nothing_of_results(call_json, tmp_path: Path, scheme: str) -> None:
+    found = call_json("quantize", model(tmp_path / "m.onnx"), "-o", tmp_path / "q.onnx", "--scheme", scheme)
     assert found["samples"] == 0 and found["bytes_after"] < found["bytes_before"]
     assert {found[name] for name in ("difference", "seconds_before", "seconds_after", "speedup")} == {None}
 

@@ -30,6 +30,7 @@ from ranvier.runtime.quantizing import (
     prepared,
     read_samples,
 )
+from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
 from ranvier.runtime.quantizing.options import RESTS, all_schemes
 from ranvier.runtime.quantizing.weight_only import CALIBRATED
 
@@ -66,9 +67,10 @@ class _Named(_Choice):
     type=_Named(all_schemes(), case_sensitive=False),
     default="int8",
     show_default=True,
-    help="int8 codes weights and activations (as QuantizeLinear and DequantizeLinear); the others code weights of "
-    "products and of experts alone (as MatMulNBits, QMoE, MatMulBnb4 or float8). Packages bring others by the entry "
-    "points ranvier.quantization.",
+    help="int8 codes weights and activations by ranges of samples (as QuantizeLinear and DequantizeLinear), "
+    "int8_dynamic activations by the range they have in each run (as MatMulInteger and ConvInteger); the others code "
+    "weights of products and of experts alone (as MatMulNBits, QMoE, MatMulBnb4 or float8). Packages bring others by "
+    "the entry points ranvier.quantization.",
 )
 @click.option(
     "--calib",
@@ -214,12 +216,13 @@ def _check_options(context: click.Context, scheme: str, sampled: bool) -> None:
         return next((f"--{name.replace('_', '-')}" for name in given), None)
 
     idle = _WEIGHTS_ALONE if scheme == "int8" else _INT8_ALONE
-    if scheme.startswith("fp8"):  # with a scale for each channel
+    if scheme.startswith("fp8") or scheme == DYNAMIC:  # with a scale for each channel
         idle = (*idle, *_WEIGHTS_ALONE)
     if option := asked(idle):
         raise click.UsageError(f"{option} does nothing with --scheme {scheme}")
     if not sampled and (scheme == "int8" or scheme in CALIBRATED):
-        raise click.UsageError(f"--scheme {scheme} needs --calib: it looks at samples of the inputs")
+        hint = f" ({DYNAMIC} needs none)" if scheme == "int8" else ""
+        raise click.UsageError(f"--scheme {scheme} needs --calib: it looks at samples of the inputs{hint}")
     if not sampled and (option := asked(_OF_RUNS)):
         raise click.UsageError(f"{option} does nothing without --calib: only samples are run")
     if not sampled and (option := asked(_NEARNESS)):

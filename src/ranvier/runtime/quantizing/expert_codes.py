@@ -11,6 +11,7 @@ from ranvier.graph.ir import Graph
 from ranvier.ops.contrib.weight_only import packed
 from ranvier.quantize import Quantized
 from ranvier.quantize.schemes import added_names
+from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
 from ranvier.runtime.quantizing.expert_nodes import Shared, Stack, put_codes
 from ranvier.runtime.quantizing.expert_rows import ExpertRows
 from ranvier.runtime.quantizing.experts import Experts, Linear, find_experts
@@ -70,7 +71,7 @@ class ExpertCoder:
         return [layer for layer in layers if layer.name not in left and layer.name not in self.unfit]
 
     def _why_not(self, layer: Experts) -> str:
-        if self._scheme == "int8":
+        if self._scheme in ("int8", DYNAMIC):
             return "only schemes for weights alone code experts"
         if self._scheme in _NO_INTEGERS and not self._by_others:
             return f"experts have codes of integers, not of {self._scheme}"

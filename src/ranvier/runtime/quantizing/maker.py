@@ -18,7 +18,7 @@ from ranvier.formats.onnx import read
 from ranvier.formats.onnx.retarget import retarget
 from ranvier.graph.defaults import can_settle, settle
 from ranvier.graph.extract import copied
-from ranvier.graph.ir import Graph
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
 from ranvier.passes.manager import PassManager
@@ -26,6 +26,8 @@ from ranvier.quantize import InputMoments, Observer, observer
 from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.distinct import make_nodes_distinct, make_values_distinct
+from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
+from ranvier.runtime.quantizing.dynamic import dynamic_sites, quantize_dynamic
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.expert_codes import ExpertCoder
 from ranvier.runtime.quantizing.experts import experts_of, find_routers
@@ -79,6 +81,15 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     return graph
 
 
+def finish(graph: Graph, original: Sequence[Value], config: SessionConfig) -> None:
+    """Make a graph that codes were put into one for a file; ``original`` values keep their names."""
+    graph.opsets.setdefault("com.microsoft", 1)
+    retarget(graph, graph.opsets[""])  # what was added came in its newest version
+    PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, config)
+    make_values_distinct(graph, original)
+    verify(graph)
+
+
 class Maker:
     """Looks at samples of one graph, and makes quantized forms of it.
 
@@ -101,11 +112,11 @@ class Maker:
         self.config = self._running = config or SessionConfig()  # of the original, and of what is made
         self.told = told or (lambda text: None)
         self.step = stepped or (lambda done, of: None)
-        self.static = options.scheme == "int8"
+        self.static, self._dynamic = options.scheme == "int8", options.scheme == DYNAMIC
         if not self.feeds and (self.static or options.scheme in CALIBRATED):
             raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
-        every = find_sites(graph, products_only=not self.static)
-        recurrent = [node.name for node in find_recurrent(graph)] if self.static else []
+        every = self.sites_of(graph)
+        recurrent = [node.name for node in self.recurrent_of(graph)]
         self._experts = ExpertCoder(graph, options.scheme, options.group)
         mixtures = [layer.name for layer in self._experts.layers]
         known = [*(site.name for site in every), *recurrent, *mixtures]
@@ -128,7 +139,7 @@ class Maker:
             inside = any(could_be_coded(node) or experts_of(node) for body in bodies for node in body)
             left = "; those in bodies of If and Loop are left as they are" if inside else ""
             if not self.static and find_sites(graph):
-                left += "; of convolutions only int8 codes weights"
+                left += f"; of convolutions int8 codes weights, and {DYNAMIC} those of long sums"
             left += "".join(f"; layer {name!r}: {why}" for name, why in self.unfit.items())
             raise InvalidConfig(
                 f"no layer of this model can be quantized: it needs float32 products with constant weights{left}"
@@ -171,6 +182,13 @@ class Maker:
         if len(self._found) > 1:
             self.told("choosing ranges")
             self.ranges = self._nearest_ranges()
+
+    def sites_of(self, graph: Graph) -> list[Site]:
+        """The layers that the scheme codes, but for those of experts and recurrent ones."""
+        return dynamic_sites(graph) if self._dynamic else find_sites(graph, products_only=not self.static)
+
+    def recurrent_of(self, graph: Graph) -> list[Node]:
+        return find_recurrent(graph) if self.static or self._dynamic else []
 
     def _all_in(self, narrow: SessionConfig) -> bool:
         """Whether bfloat16 is best without a look at results: nothing is asked of them, and the processor multiplies
@@ -280,22 +298,20 @@ class Maker:
         graph = copied(self.graph)
         original = list(graph.values())
         left = self.left | kept
-        every = find_sites(graph, products_only=not self.static)
+        every = self.sites_of(graph)
         sites = [s for s in every if s.name not in left]
         if self.static:
             self._narrow([s for s in every if s.name in left], running)
             signed, rounding, means = self.options.signed, self.rounding, self.means
             quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
-            quantize_recurrent([node for node in find_recurrent(graph) if node.name not in left])
+        elif self._dynamic:
+            quantize_dynamic(graph, sites)
         else:
             group, moments = self.options.group, self._moments
             quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
             self._experts.write(graph, left)
-        graph.opsets.setdefault("com.microsoft", 1)
-        retarget(graph, graph.opsets[""])  # what was added came in its newest version
-        PassManager([each for each in default_passes() if each.name == "dead_code"]).run(graph, self.config)
-        make_values_distinct(graph, original)
-        verify(graph)
+        quantize_recurrent([node for node in self.recurrent_of(graph) if node.name not in left])
+        finish(graph, original, self.config)
         return graph
 
     def widened(self) -> dict[str, Range]:

@@ -8,17 +8,19 @@ from typing import Any, ClassVar
 from ranvier.quantize.observers import OBSERVERS
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
+from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP
 from ranvier.runtime.quantizing.weight_only import SCHEMES, scheme_names
 
-ALL_SCHEMES = ("int8", *SCHEMES)
+ALL_SCHEMES = ("int8", DYNAMIC, *SCHEMES)
 BEST = "best"
 RESTS = ("float32", "bf16")
 
 
 def all_schemes() -> tuple[str, ...]:
     """Own ones, and those that other packages bring for weights."""
-    return "int8", *(name for name in scheme_names() if name != "int8")
+    own = ("int8", DYNAMIC)
+    return *own, *(name for name in scheme_names() if name not in own)
 
 
 class _Scheme(Rule):
@@ -39,7 +41,8 @@ class _Cosine(Positive):
 class Quantization(Checked):
     """How a model is to be quantized.
 
-    ``scheme``: "int8" codes weights and activations and needs samples; the others code weights alone.
+    ``scheme``: "int8" codes weights and activations and needs samples, "int8_dynamic" codes activations by the range
+    they have in each run; the others code weights alone.
     ``max_error``: of the results, as a part of their size; layers are left in float32 until it is kept.
     ``cosine`` (int8): between results and the original's, in place of ``max_error``; that the largest entry is the same
     nearly everywhere will do too. ``seconds``: how long ways to keep either are looked for.

@@ -6,7 +6,6 @@ import math
 from operator import itemgetter
 
 from ranvier.errors import InvalidConfig, RanvierError
-from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops.contrib.quantized_moe import NAME as QMOE
 from ranvier.ops.contrib.quantized_moe import PLACES
@@ -15,12 +14,10 @@ from ranvier.runtime.quantizing.choosing import Choosing
 from ranvier.runtime.quantizing.experts import find_experts
 from ranvier.runtime.quantizing.forms import Form, Trials
 from ranvier.runtime.quantizing.maker import GIVEN_BYTES, Maker, Range
-from ranvier.runtime.quantizing.recurrent import coded_name, find_recurrent, recurrent_weights
+from ranvier.runtime.quantizing.recurrent import coded_name, recurrent_weights
 from ranvier.runtime.quantizing.report import Difference, LayerReport, Off, QuantizationReport, chord, difference, timed
 from ranvier.runtime.quantizing.samples import Feed, results, visit_both
-from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.tails import tail
-from ranvier.runtime.quantizing.weight_only import quantize_weights
 
 _STRICT = (1.0, 0.85, 0.7)  # parts of the error that are tried where samples that were held back show too much
 
@@ -44,15 +41,11 @@ class Quantizer(Maker):
     _holds = False  # what was chosen is as near as was asked on all samples
     _chosen_by: dict[str, Range] | None = None  # ranges that a run begins with: it widens them, and may be asked again
 
-    def error_of_weights(self, kept: frozenset[str]) -> float:
-        self.told(f"trying with {len(kept)} of {len(self.sites) + len(self.experts)} layers in float32")
-        graph = copied(self.graph)
-        left = self.left | kept
-        sites = [s for s in find_sites(graph, products_only=True) if s.name not in left]
-        group, moments = self.options.group, self._moments
-        quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
-        self._experts.write(graph, left)
-        found = self._compared(graph)
+    def error_without(self, kept: frozenset[str]) -> float:
+        """Of results, as it was asked for, with codes in all layers but these."""
+        every = len(self.sites) + len(self.recurrent) + len(self.experts)
+        self.told(f"trying with {len(kept)} of {every} layers in float32")
+        found = self._compared(self.made(kept))
         return found.error if self.options.max_error is not None else found.turn
 
     def run(self, *, force: bool = False) -> tuple[Graph, QuantizationReport]:
@@ -68,8 +61,8 @@ class Quantizer(Maker):
         """All layers coded, or of weights alone as many as results allow."""
         kept = frozenset[str]()
         if (limit := self._limit()) is not None:
-            layers = [*(site.name for site in self.sites), *self.experts]
-            kept = Search(self.error_of_weights, limit, self.options.trials).run(layers)
+            layers = [*(site.name for site in self.sites), *sorted(self.recurrent), *self.experts]
+            kept = Search(self.error_without, limit, self.options.trials).run(layers)
         self.ranges = self.widened()
         graph = self.made(kept)
         return graph, kept, self._compared(graph)
@@ -169,10 +162,9 @@ class Quantizer(Maker):
     def _layers(self, graph: Graph, kept: frozenset[str]) -> list[LayerReport]:
         errors = self._layer_errors(graph)
         found = []
-        sites = find_sites(self.graph, products_only=not self.static)
+        sites = self.sites_of(self.graph)
         layers: list[tuple[str, Node, tuple[Value, ...]]] = [(s.name, s.node, (s.weight,)) for s in sites]
-        if self.static:
-            layers += [(node.name, node, recurrent_weights(node)) for node in find_recurrent(self.graph)]
+        layers += [(node.name, node, recurrent_weights(node)) for node in self.recurrent_of(self.graph)]
         experts = {layer.name: layer for layer in self._experts.layers}
         layers += [(layer.name, layer.node, layer.weights) for layer in experts.values()]
         made = {node.name: node for node in graph}
@@ -197,8 +189,8 @@ class Quantizer(Maker):
         """How far the result of each layer, after its activation, is from the original's."""
         if not self.feeds:
             return {}
-        names = {s.name: tail(s.node).value.name for s in find_sites(self.graph, products_only=not self.static)}
-        recurrent = find_recurrent(self.graph) if self.static else []
+        names = {s.name: tail(s.node).value.name for s in self.sites_of(self.graph)}
+        recurrent = self.recurrent_of(self.graph)
         names |= {node.name: next(v.name for v in node.outputs if v.uses or v.is_graph_output) for node in recurrent}
         names |= {layer.name: tail(layer.node).value.name for layer in find_experts(self.graph)}
         there = {value.name for value in graph.values()}
