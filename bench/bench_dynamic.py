@@ -5,7 +5,7 @@
 ``ranvier quantize --scheme int8_dynamic``, all layers that it codes, against our own session in float32, and against
 what ONNX Runtime's own ``quantize_dynamic`` (a scale for each channel) makes of the model, run by ONNX Runtime, in
 turns in one process. Results of both models are compared with those of float32. Models that are quantized already, or
-have no layer to quantize, are left out by name; where ONNX Runtime cannot make or load its model, its columns are empty.
+have no layer to quantize, are left out by name; where ONNX Runtime has no such model, its columns are empty.
 """
 
 from __future__ import annotations
