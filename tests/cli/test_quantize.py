@@ -52,6 +52,10 @@ def test_mistakes_are_found_before_the_work(call, tmp_path: Path) -> None:
             "--group does nothing with",
         ),
         (("-o", target, "--scheme", "int8_dynamic", "--ranges", "mse"), "--ranges does nothing"),
+        (("-o", target, "--scheme", "int4", "--bits", "8"), "--bits does nothing with --scheme int4"),
+        (("-o", target, "--scheme", "gptq", "--bits", "3"), "--bits"),
+        (("-o", target, "--activations", "int8"), "--activations does nothing with --scheme int8"),
+        (("-o", target, "--scheme", "nf4", "--activations", "int8"), "--activations does nothing with --scheme nf4"),
         (("-o", target, "--scheme", "int4", "--group", "48"), "power of two"),
         (("-o", target, "--cosine", "1.5"), "at most 1"),
         (("-o", target, "--samples", "0"), "--samples"),
@@ -85,6 +89,21 @@ def test_a_report_without_samples_says_nothing_of_results(call_json, tmp_path: P
     found = call_json("quantize", model(tmp_path / "m.onnx"), "-o", tmp_path / "q.onnx", "--scheme", scheme)
     assert found["samples"] == 0 and found["bytes_after"] < found["bytes_before"]
     assert {found[name] for name in ("difference", "seconds_before", "seconds_after", "speedup")} == {None}
+
+
+@pytest.mark.parametrize("scheme, bits", [("gptq", 2), ("gptq", 8), ("awq", 8), ("awq", 4)])
+def test_bits_and_activations(call_json, tmp_path: Path, scheme: str, bits: int) -> None:
+    path, samples, target = model(tmp_path / "m.onnx"), tmp_path / "s.npz", tmp_path / "q.onnx"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    given = ("quantize", path, "-o", target, "--calib", samples, "--scheme", scheme, "--bits", str(bits), "--force")
+    errors = []
+    for activations, level in (("float32", None), ("int8", 4)):
+        errors.append(call_json(*given, "--activations", activations)["difference"]["error"])
+        coded = [node for node in onnx.load(target).graph.node if node.op_type == "MatMulNBits"]
+        found = [{each.name: each.i for each in node.attribute} for node in coded]
+        assert len(found) == 2
+        assert all(each["bits"] == bits and each.get("accuracy_level") == level for each in found)
+    assert errors[0] != errors[1] and max(errors) < {2: 1.0, 4: 0.2, 8: 0.02}[bits]
 
 
 def test_a_cosine_for_weights_alone(call_json, tmp_path: Path) -> None:

@@ -207,6 +207,17 @@ def test_schemes(tmp_path: Path, scheme: str) -> None:
     )
 
 
+@pytest.mark.parametrize("scheme", ["gptq", "awq"])
+@pytest.mark.parametrize("bits", [2, 8])
+def test_bits_of_schemes_that_look_at_samples(scheme: str, bits: int) -> None:
+    model = Model(activation_type="silu")
+    made, report = model.quantized(scheme, group=16, bits=bits)
+    assert node_of(made).attrs["expert_weight_bits"] == bits
+    assert layer_report(report).scheme == ("gptq" if scheme == "gptq" else f"uint{bits}")
+    few = model.quantized(scheme, group=16)[1]  # 4
+    assert (report.difference.error < few.difference.error) == (bits == 8)
+
+
 @pytest.mark.parametrize("form", ["relu", "swiglu in halves", "silu of two"])
 @pytest.mark.parametrize("scheme", ["int8w", "int4", "uint4", "int2", "uint2"])
 def test_codes_stand_for_the_nearest_numbers(scheme: str, form: str) -> None:

@@ -31,7 +31,7 @@ from ranvier.runtime.quantizing import (
     read_samples,
 )
 from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
-from ranvier.runtime.quantizing.options import RESTS, all_schemes
+from ranvier.runtime.quantizing.options import LEVELS, RESTS, all_schemes
 from ranvier.runtime.quantizing.weight_only import CALIBRATED
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ else:  # click before 8.2 has one that is not generic
 _MOST_ROWS = 40
 _COSINE = 0.999  # of results in 8 bits, unless asked otherwise
 _INT8_ALONE = ("ranges", "signed", "rest", "timed", "seconds")
-_WEIGHTS_ALONE = ("group",)
+_WEIGHTS_ALONE = ("group", "bits", "activations")
+_FLOAT8 = ("fp8", "fp8_e5m2")
 _NEARNESS = ("cosine", "max_error")
 _OF_RUNS = ("samples", "slower", "threads")  # runs are of samples
 
@@ -99,6 +100,21 @@ class _Named(_Choice):
     help="Weights that share a scale, a power of two from 16 to 256 (weights alone); of experts one that divides their "
     "sizes.",
 )
+@click.option(
+    "--bits",
+    type=click.Choice(["2", "4", "8"]),
+    default="4",
+    show_default=True,
+    help="Of weights (gptq, awq); other schemes have theirs in their names.",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(list(LEVELS)),
+    default="float32",
+    show_default=True,
+    help="What they may be rounded to, at most, where they meet weights in groups; int8 rounds them in groups too, and "
+    "is fastest (weights alone).",
+)
 @click.option("--signed", is_flag=True, help="Activations as signed codes, symmetric (int8).")
 @click.option(
     "--cosine",
@@ -147,6 +163,8 @@ def command(
     samples: int,
     ranges: str,
     group: int,
+    bits: str,
+    activations: str,
     signed: bool,
     cosine: float | None,
     max_error: float | None,
@@ -172,7 +190,8 @@ def command(
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
     config = SessionConfig.default(**given)
     near = {"cosine": cosine or None, "max_error": max_error, "seconds": seconds, "rest": rest, "timed": timed}
-    options = Quantization(scheme, ranges, group, signed, keep=keep, slower=slower, **near)  # type: ignore[arg-type]
+    alone = {"bits": int(bits), "activations": activations}
+    options = Quantization(scheme, ranges, group, signed, keep=keep, slower=slower, **near, **alone)  # type: ignore[arg-type]
     graph = prepared(model, config)
     feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)
     problem = False
@@ -215,10 +234,7 @@ def _check_options(context: click.Context, scheme: str, sampled: bool) -> None:
         given = (n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE)
         return next((f"--{name.replace('_', '-')}" for name in given), None)
 
-    idle = _WEIGHTS_ALONE if scheme == "int8" else _INT8_ALONE
-    if scheme.startswith("fp8") or scheme == DYNAMIC:  # with a scale for each channel
-        idle = (*idle, *_WEIGHTS_ALONE)
-    if option := asked(idle):
+    if option := asked(_idle(scheme)):
         raise click.UsageError(f"{option} does nothing with --scheme {scheme}")
     if not sampled and (scheme == "int8" or scheme in CALIBRATED):
         hint = f" ({DYNAMIC} needs none)" if scheme == "int8" else ""
@@ -227,6 +243,18 @@ def _check_options(context: click.Context, scheme: str, sampled: bool) -> None:
         raise click.UsageError(f"{option} does nothing without --calib: only samples are run")
     if not sampled and (option := asked(_NEARNESS)):
         raise click.UsageError(f"{option} needs --calib: how near results stay is seen on samples")
+
+
+def _idle(scheme: str) -> list[str]:
+    """Options that do nothing with a scheme."""
+    idle = [] if scheme == "int8" else [*_INT8_ALONE]
+    if scheme in ("int8", DYNAMIC):
+        return [*idle, *_WEIGHTS_ALONE]
+    if scheme in _FLOAT8:  # a scale for each channel
+        idle.append("group")
+    if scheme in (*_FLOAT8, "nf4"):  # operators that take activations as they are
+        idle.append("activations")
+    return idle if scheme in CALIBRATED else [*idle, "bits"]
 
 
 @contextlib.contextmanager

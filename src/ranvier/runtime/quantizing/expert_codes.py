@@ -22,7 +22,6 @@ from ranvier.runtime.quantizing.weight_only import at_most, codes_of
 Array = np.ndarray[Any, Any]
 _BY_SAMPLES = "gptq"
 _FACTORS = "awq"  # divides what a layer reads
-_NEAREST = "uint4"  # what either is without samples
 _NO_INTEGERS = ("nf4", "fp8", "fp8_e5m2")
 
 
@@ -34,8 +33,9 @@ class ExpertCoder:
     """Codes the layers of experts of one model by a scheme. Weights are coded once, however many models are made, and
     layers that share them share their codes. ``unfit``: why layers stay as they are, by name, once they are checked."""
 
-    def __init__(self, graph: Graph, scheme: str, group: int) -> None:
-        self._scheme, self._group = scheme, group
+    def __init__(self, graph: Graph, scheme: str, group: int, bits: int = 4) -> None:
+        self._scheme, self._group, self._bits = scheme, group, bits
+        self._nearest = f"uint{bits}"  # what schemes that look at samples are without them
         self._by_others = scheme in added_names()
         self._rows: ExpertRows | None = None
         self._known: dict[tuple[str, int], Stack] = {}
@@ -62,7 +62,7 @@ class ExpertCoder:
     def told(self, layer: Experts) -> tuple[str, str]:
         """The scheme by which a layer is coded, and what is to be said of that."""
         if self._scheme == _FACTORS and not self._by_others:
-            return _NEAREST, f"rounded to the nearest: {_FACTORS} scales what all experts read"
+            return self._nearest, f"rounded to the nearest: {_FACTORS} scales what all experts read"
         unseen = max(stack.unseen for stack in self._stacks(layer).values())
         said = f"no sample visits {unseen} of {layer.count} experts: these are rounded to the nearest"
         return self._scheme, said if unseen else ""
@@ -127,8 +127,8 @@ class ExpertCoder:
             return codes_of(matrix, name, group).codes, True
         moments = self._rows.moments(weight, expert) if self._rows is not None else []
         if name == _BY_SAMPLES and moments:
-            return codes_of(matrix, name, group, moments).codes, True
-        return codes_of(matrix, _NEAREST, group).codes, name == _FACTORS
+            return codes_of(matrix, name, group, moments, self._bits).codes, True
+        return codes_of(matrix, self._nearest, group).codes, name == _FACTORS
 
 
 def _undivided(layer: Experts, group: int) -> str:

@@ -117,7 +117,7 @@ class Maker:
             raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
         every = self.sites_of(graph)
         recurrent = [node.name for node in self.recurrent_of(graph)]
-        self._experts = ExpertCoder(graph, options.scheme, options.group)
+        self._experts = ExpertCoder(graph, options.scheme, options.group, options.bits)
         mixtures = [layer.name for layer in self._experts.layers]
         known = [*(site.name for site in every), *recurrent, *mixtures]
         called = {p: [name for name in known if name == p or fnmatch.fnmatchcase(name, p)] for p in options.keep}
@@ -307,8 +307,8 @@ class Maker:
         elif self._dynamic:
             quantize_dynamic(graph, sites)
         else:
-            group, moments = self.options.group, self._moments
-            quantize_weights(graph, sites, self.options.scheme, group=group, moments=moments, known=self._known)
+            asked = {"group": self.options.group, "bits": self.options.bits, "level": self.options.level}
+            quantize_weights(graph, sites, self.options.scheme, **asked, moments=self._moments, known=self._known)
             self._experts.write(graph, left)
         quantize_recurrent([node for node in self.recurrent_of(graph) if node.name not in left])
         finish(graph, original, self.config)

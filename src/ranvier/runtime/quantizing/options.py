@@ -15,6 +15,7 @@ from ranvier.runtime.quantizing.weight_only import SCHEMES, scheme_names
 ALL_SCHEMES = ("int8", DYNAMIC, *SCHEMES)
 BEST = "best"
 RESTS = ("float32", "bf16")
+LEVELS = {"float32": 0, "bf16": 3, "int8": 4}  # MatMulNBits' accuracy_level, by what activations are rounded to at most
 
 
 def all_schemes() -> tuple[str, ...]:
@@ -48,6 +49,8 @@ class Quantization(Checked):
     nearly everywhere will do too. ``seconds``: how long ways to keep either are looked for.
     ``rest`` (int8): the precision of sessions that run the result, for what is not coded; "best": whichever is faster.
     ``timed`` (int8): what is faster is measured on this machine, and estimated else.
+    ``activations``: what may become of them, at most, where they meet weights in groups: "int8" rounds them in groups
+    too, and is fastest.
     ``slower``: how many times as long as the original a run may take.
     """
 
@@ -65,11 +68,15 @@ class Quantization(Checked):
     keep: tuple[str, ...] = ()  # patterns of names of layers that stay in float32
     slower: float = 1.0
     trials: int = 24
+    bits: int = 4  # of weights by GPTQ and AWQ
+    activations: str = "float32"
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "scheme": _Scheme(),
         "ranges": Choice((*OBSERVERS, BEST)),
         "group": Whole(LEAST_GROUP, MOST_GROUP, power_of_two=True),  # as MatMulNBits has it
+        "bits": Whole(2, 8, power_of_two=True),
+        "activations": Choice(tuple(LEVELS)),
         "fit": Choice(("minmax", "mse")),
         "max_error": Positive(whole=False),
         "cosine": _Cosine(whole=False),
@@ -79,3 +86,8 @@ class Quantization(Checked):
         "slower": Positive(whole=False),
         "trials": Whole(1),
     }
+
+    @property
+    def level(self) -> int:
+        """What MatMulNBits calls ``activations``."""
+        return LEVELS[self.activations]

@@ -47,11 +47,14 @@ def quantize_weights(
     name: str,
     *,
     group: int,
+    bits: int = 4,
+    level: int = 0,
     moments: Mapping[str, InputMoments] | None = None,
     known: Known | None = None,
 ) -> None:
     """Rewrite the products of a graph in place. Codes are found once for ``known`` weights, however many models are
-    made, and layers that share weights share them still."""
+    made, and layers that share weights share them still. ``bits`` are those of GPTQ and AWQ; ``level`` is MatMulNBits'
+    own word for what activations may be rounded to."""
     if name not in scheme_names():
         raise InvalidConfig(f"{name!r} is no scheme for weights alone")
     if not LEAST_GROUP <= group <= MOST_GROUP or group & (group - 1):
@@ -65,12 +68,13 @@ def quantize_weights(
             read = dict.fromkeys(site.data.name for site in those)
             with named_in_errors(those[0].name):
                 found = [each for data in read if (each := (moments or {}).get(data)) is not None]
-                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), name, group, found)
-        _write(those, known[key])
+                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), name, group, found, bits)
+        _write(those, known[key], level)
 
 
-def codes_of(matrix: Array, name: str, group: int, moments: Sequence[InputMoments] = ()) -> Coded:
-    """Weights [out, in] by a scheme; ``moments`` of what each layer reads that has them."""
+def codes_of(matrix: Array, name: str, group: int, moments: Sequence[InputMoments] = (), bits: int = 4) -> Coded:
+    """Weights [out, in] by a scheme; ``moments`` of what each layer reads that has them, and ``bits`` for schemes that
+    look at those."""
     if name in added_names():  # also one that took the place of an own one
         return Coded(_by_others(name, matrix, group))
     if name == "nf4":  # groups go on from row to row
@@ -85,9 +89,9 @@ def codes_of(matrix: Array, name: str, group: int, moments: Sequence[InputMoment
             raise InvalidConfig(f"{name} needs samples of the inputs")
         joined = InputMoments.joined(moments)
         if name == "gptq":
-            return Coded(Gptq(4, group, symmetric=False, reorder=True).quantize(matrix, joined))
-        return Coded(*Awq(4, group).quantize(matrix, joined))
-    bits = int("".join(c for c in name if c.isdigit()))
+            return Coded(Gptq(bits, group, symmetric=False, reorder=True).quantize(matrix, joined))
+        return Coded(*Awq(bits, group).quantize(matrix, joined))
+    bits = int("".join(c for c in name if c.isdigit()))  # its own
     symmetric, fit = name.startswith("int"), "mse" if bits < 8 else "minmax"
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
 
@@ -104,16 +108,16 @@ def _by_others(name: str, matrix: Array, group: int) -> Quantized:
     return storable(made, group)
 
 
-def _write(sites: Sequence[Site], coded: Coded) -> None:
+def _write(sites: Sequence[Site], coded: Coded, level: int) -> None:
     if coded.codes.table is not None:
         _bnb4(sites, coded.codes)
     elif coded.codes.codes.dtype.kind in "iu":
-        _nbits(sites, coded)
+        _nbits(sites, coded, level)
     else:
         _float8(sites, coded.codes)
 
 
-def _nbits(sites: Sequence[Site], found: Coded) -> None:
+def _nbits(sites: Sequence[Site], found: Coded, level: int) -> None:
     """Codes [out, in] of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
     coded = found.codes
     outputs, inputs = coded.shape
@@ -134,6 +138,7 @@ def _nbits(sites: Sequence[Site], found: Coded) -> None:
         None if zeros is None else first.constant(zeros.reshape(-1), f"{stem}.zero"),
     ]
     attrs = {"K": inputs, "N": outputs, "bits": coded.bits, "block_size": group}
+    attrs |= {"accuracy_level": level} if level else {}
     for site in sites:
         ops = builder(site.node, ORIGIN)
         data = site.data
