@@ -100,14 +100,8 @@ def _bitlinear(ops: GraphOps, x: Value, weights: Weights, depth: int, bias: Valu
     return ops.node("BitLinear", operands, attrs, domain=DOMAIN, version=1).output
 
 
-def ternary_linear(ops: GraphOps, x: Value, weights: Quantized, bias: Value | None = None) -> Value:
-    """The product of tokens and ternary weights [N, K], as nodes.
-
-    With one scale, or one for each output, it is a BitLinear. Scales of blocks along K (llama.cpp's TQ1_0 and TQ2_0
-    have one for 256) cannot be taken out of an integer sum: that is a MatMulNBits of 2 bits, whose tokens stay float.
-    Neither it nor what llama.cpp does there, which is to scale tokens by block too, is what such models are trained
-    with; where the blocks of a row agree, as in files made from a trained ternary model, they are one scale here.
-    """
+def ternary_weights(weights: Quantized) -> Weights | None:
+    """What a BitLinear has for ternary weights [N, K]; None where scales of blocks along K differ."""
     codes, scales = np.asarray(weights.codes), np.asarray(weights.scales, np.float32)
     if codes.ndim != 2 or codes.dtype.kind not in "iu" or np.abs(codes.astype(np.int16)).max(initial=0) > 1:
         raise InvalidValue("a ternary layer has a matrix of -1, 0 and 1")
@@ -117,8 +111,22 @@ def ternary_linear(ops: GraphOps, x: Value, weights: Quantized, bias: Value | No
         raise InvalidValue(f"ternary weights {n} x {k}, blocks of {list(weights.block)}: scales {list(scales.shape)}")
     wide = np.repeat(scales, weights.block[0], axis=0)[:n] if len(scales) != n else scales
     joined = _joined(wide, lambda: np.logical_or.reduceat(codes != 0, np.arange(0, k, size), axis=1))
+    return None if joined is None else Weights(pack_codes(codes.astype(np.int8)), joined)
+
+
+def ternary_linear(ops: GraphOps, x: Value, weights: Quantized, bias: Value | None = None) -> Value:
+    """The product of tokens and ternary weights [N, K], as nodes.
+
+    With one scale, or one for each output, it is a BitLinear. Scales of blocks along K (llama.cpp's TQ1_0 and TQ2_0
+    have one for 256) cannot be taken out of an integer sum: that is a MatMulNBits of 2 bits, whose tokens stay float.
+    Neither it nor what llama.cpp does there, which is to scale tokens by block too, is what such models are trained
+    with; where the blocks of a row agree, as in files made from a trained ternary model, they are one scale here.
+    """
+    joined = ternary_weights(weights)
+    codes, scales = np.asarray(weights.codes), np.asarray(weights.scales, np.float32)
+    (n, k), size = codes.shape, weights.block[-1]
     if joined is not None:
-        return _bitlinear(ops, x, Weights(pack_codes(codes.astype(np.int8)), joined), k, bias)
+        return _bitlinear(ops, x, joined, k, bias)
     if weights.block[0] != 1 or size < 16 or size & (size - 1) or k % size:
         raise InvalidValue(f"ternary weights {n} x {k} with scales for blocks of {list(weights.block)}")
     blocks = k // size

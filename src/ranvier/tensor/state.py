@@ -157,6 +157,31 @@ class State(Tensor):
         return value, None, None, self.name
 
 
+class Constant(State):
+    """A state that hardly ever gets another value, such as the weights of a layer in few bits. Functions are compiled
+    for the value it has: it is part of them, in the order that the processor reads it in, and no input. Another value
+    has them compiled again."""
+
+    __slots__ = ()
+    __hash__ = State.__hash__
+
+    @property
+    def _expr(self) -> Expr:
+        tracing = now.tracing
+        if tracing is not None:
+            tracing.met(self, "_held", self._held)
+        return self._held
+
+    @_expr.setter
+    def _expr(self, expr: Expr) -> None:
+        self._replace(expr)
+
+    def _replace(self, expr: Expr) -> None:
+        if now.tracing is not None:
+            raise InvalidInput(f"{self._named()} is part of the function that assigns it")
+        self._held = self.cut(expr)
+
+
 class Parameter(State):
     """A state that is learned: ``backward`` adds to its gradient, ``grad``."""
 

@@ -33,6 +33,16 @@ class Small(nn.Module):
 NAMES = ["gain", "first.weight", "first.bias", "rest.0.weight", "rest.0.bias"]
 
 
+def test_what_takes_another_ones_name_takes_its_place() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model.add_module("0", nn.Linear(3, 4, bias=False))
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "2.weight", "2.bias"]
+    assert model(rv.Tensor(np.ones((1, 3), np.float32))).shape == (1, 2)
+    layer = nn.Linear(3, 4)
+    layer.weight = nn.Parameter(np.zeros((4, 3), np.float32))
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+
+
 def test_names_of_parameters_buffers_and_modules() -> None:
     model = Small()
     assert [name for name, _ in model.named_parameters()] == NAMES

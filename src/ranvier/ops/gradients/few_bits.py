@@ -13,10 +13,10 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, unpacked
+from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_array, first, gradient, operand
 from ranvier.ops.gradients.parts import made_of
-from ranvier.ops.own.bitlinear import DOMAIN, unpack_codes
+from ranvier.ops.own.bitlinear import DOMAIN
 
 MICROSOFT = "com.microsoft"
 _SCALES = {"MatMulNBits": (2, 3), "MatMulBnb4": (2,), "MatMulBlockQuantizedFp8Weight": (2, 3),
@@ -76,18 +76,29 @@ def _weight(b: Backward, node: Node) -> Value:
         scales = _stretched(b, node.inputs[2], b.sizes(codes)[1], block)
         return b.Mul(b.cast(codes, b.dtype(scales)), scales)
     block = int(attribute(node, "block_size", 16))
-    halves = unpacked(constant_array(codes, "the codes of MatMulBlockQuantizedFp4Weight"), 4)
+    halves = _unpacked(b, codes, 4)
     levels = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     steps = constant_array(node.inputs[2], "the scales of MatMulBlockQuantizedFp4Weight")
     blocks = b.constant(steps.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
-    weight = b.Mul(_looked_up(b, levels, halves), _stretched(b, blocks, halves.shape[1], block))
+    weight = b.Mul(_looked_up(b, levels, halves), _stretched(b, blocks, b.sizes(halves)[1], block))
     return b.Mul(weight, b.Reshape(node.inputs[3], b.whole(1)))
 
 
-def _looked_up(b: Backward, levels: np.ndarray, codes: np.ndarray) -> Value:
+def _looked_up(b: Backward, levels: np.ndarray, codes: Value) -> Value:
     """Numbers that codes stand for; the codes stay bytes until they are read."""
-    places = b.Cast(b.constant(np.ascontiguousarray(codes, np.uint8)), to=DType.int32.onnx)
-    return b.Gather(b.constant(levels), places, axis=0)
+    return b.Gather(b.constant(levels), b.Cast(codes, to=DType.int32.onnx), axis=0)
+
+
+def _unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) -> Value:
+    """A byte for each code; the last axis grows. They may be an input: a layer whose codes a function is handed."""
+    shifts = list(range(0, 8, bits))[:: -1 if high_first else 1]
+    if codes.const is not None:
+        known = (codes.const.numpy()[..., None] >> np.array(shifts, np.uint8)) & np.uint8((1 << bits) - 1)
+        return b.constant(known.reshape(*known.shape[:-2], -1))
+    mask, sizes = b.constant(np.uint8((1 << bits) - 1)), b.sizes(codes)
+    each = [b.BitwiseAnd(b.BitShift(codes, b.constant(np.uint8(s)), direction="RIGHT"), mask) for s in shifts]
+    apart = b.Concat(*(b.Unsqueeze(one, b.whole(len(sizes))) for one in each), axis=len(sizes))
+    return b.Reshape(apart, b.whole(*sizes[:-1], sizes[-1] * len(shifts)))
 
 
 def _stretched(b: Backward, scales: Value | None, width: int, block: int) -> Value:
@@ -118,8 +129,11 @@ def _of_blocks(b: Backward, node: Node) -> Value:
 
 def _of_levels(b: Backward, node: Node) -> Value:
     inner, outer, block = (int(node.attrs[k]) for k in ("K", "N", "block_size"))
-    pairs = constant_array(node.inputs[1], "the codes of MatMulBnb4").reshape(-1)
-    codes = np.stack((pairs >> 4, pairs & 15), axis=-1).reshape(-1)[: outer * inner]
+    pairs = node.inputs[1]
+    assert pairs is not None
+    codes = b.Reshape(_unpacked(b, pairs, 4, high_first=True), b.whole(-1))
+    if outer * inner % 2:  # the last half is none
+        codes = b.Slice(codes, b.whole(0), b.whole(outer * inner), b.whole(0))
     levels = NF4_LEVELS if int(node.attrs["quant_type"]) else FP4_LEVELS
     owner = b.constant(np.arange(outer * inner, dtype=np.int64) // block)
     largest = b.Gather(b.Reshape(node.inputs[2], b.whole(-1)), owner, axis=0)
@@ -158,9 +172,11 @@ def _bitlinear(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     """As if tokens had not been rounded, which is how such models are trained."""
     grad, scale, bias = grads[0], node.inputs[2], operand(node, 3)
     assert grad is not None and scale is not None
-    codes = unpack_codes(constant_array(node.inputs[1], "the codes of BitLinear"), int(node.attrs["K"]))
+    given = node.inputs[1]
+    assert given is not None
     kind = b.dtype(grad)
-    weight = b.cast(b.constant(codes), kind)  # [results, features]
+    raised = b.Slice(_unpacked(b, given, 2), b.whole(0), b.whole(int(node.attrs["K"])), b.whole(1))
+    weight = b.Sub(b.cast(raised, kind), b.number(1.0, grad))  # [results, features]
     step = b.cast(b.Reshape(scale, b.whole(-1)), kind)
     unscaled = b.Div(node.output if bias is None else b.Sub(node.output, b.cast(bias, kind)), step)
     of_scale = b.cast(b.like(b.sum_to(b.Mul(grad, unscaled), step), scale), b.dtype(scale))

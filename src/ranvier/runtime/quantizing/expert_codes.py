@@ -15,9 +15,9 @@ from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
 from ranvier.runtime.quantizing.expert_nodes import Shared, Stack, put_codes
 from ranvier.runtime.quantizing.expert_rows import ExpertRows
 from ranvier.runtime.quantizing.experts import Experts, Linear, find_experts
-from ranvier.runtime.quantizing.grouped import LEAST_GROUP
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP, at_most
 from ranvier.runtime.quantizing.sites import named_in_errors
-from ranvier.runtime.quantizing.weight_only import at_most, codes_of
+from ranvier.runtime.quantizing.weight_only import codes_of
 
 Array = np.ndarray[Any, Any]
 _BY_SAMPLES = "gptq"

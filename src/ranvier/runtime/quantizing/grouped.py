@@ -29,15 +29,15 @@ def storable(coded: Quantized, group: int) -> Quantized:
         (side, *others) = coded.block
         known = np.array_equal(coded.table, NF4_LEVELS) and coded.codes.dtype.kind in "iu"
         if not known or not coded.flat or others or coded.bits != 4:
-            raise _unfit(coded, "its codes are positions in a table that is not NF4's, or not in blocks as that has")
+            raise unfit(coded, "its codes are positions in a table that is not NF4's, or not in blocks as that has")
         if side < LEAST_GROUP or side & (side - 1):
-            raise _unfit(coded, f"{side} weights share a scale, that must be a power of two of at least {LEAST_GROUP}")
+            raise unfit(coded, f"{side} weights share a scale, that must be a power of two of at least {LEAST_GROUP}")
         size = min(side, MOST_GROUP)
         scales = np.repeat(coded.scales, side // size)[: -(-coded.codes.size // size)]
         return replace(coded, scales=scales, block=(size,))
     if coded.codes.ndim == 2 and dtypes.of(coded.codes) in _FLOAT8:
         if coded.zeros is not None or coded.order is not None or coded.flat or coded.block[1] < coded.shape[1]:
-            raise _unfit(coded, "float8 needs one scale for a row, and no zeros")
+            raise unfit(coded, "float8 needs one scale for a row, and no zeros")
         return replace(coded, scales=np.ascontiguousarray(coded.each(coded.scales)[:, :1], np.float32))
     return in_groups(coded, group)
 
@@ -46,20 +46,20 @@ def in_groups(coded: Quantized, group: int) -> Quantized:
     """The same numbers, in groups of a power of two of weights: as many as share a scale, or ``group`` where whole rows
     do. InvalidConfig where that operator has no such numbers."""
     if coded.codes.ndim != 2 or coded.codes.dtype.kind not in "iu" or coded.table is not None:
-        raise _unfit(coded, "its codes are no integers with a scale and a zero each")
+        raise unfit(coded, "its codes are no integers with a scale and a zero each")
     bits = next((b for b in _BITS if b >= coded.bits), None)
     if bits is None:
-        raise _unfit(coded, f"its codes have {coded.bits} bits, at most {_BITS[-1]} can be stored")
+        raise unfit(coded, f"its codes have {coded.bits} bits, at most {_BITS[-1]} can be stored")
     size = _size(coded, group)
     middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
     codes = coded.codes.astype(np.int32) + middle
     if codes.size and not 0 <= codes.min() <= codes.max() < 1 << bits:
-        raise _unfit(coded, f"its codes go from {coded.codes.min()} to {coded.codes.max()}, which is no {bits} bits")
+        raise unfit(coded, f"its codes go from {coded.codes.min()} to {coded.codes.max()}, which is no {bits} bits")
     scales = coded.each(coded.scales)[:, ::size].astype(np.float32)
     zeros = np.zeros(scales.shape, np.float32) if coded.zeros is None else coded.each(coded.zeros)[:, ::size]
     zeros = zeros.astype(np.float32) + np.float32(middle)
     if not (np.isfinite(scales).all() and np.isfinite(zeros).all()):
-        raise _unfit(coded, "it has scales or zeros that are no finite numbers")
+        raise unfit(coded, "it has scales or zeros that are no finite numbers")
     whole = (zeros == np.rint(zeros)).all() and 0 <= zeros.min(initial=0) <= zeros.max(initial=0) < 1 << bits
     return replace(
         coded,
@@ -77,22 +77,28 @@ def in_groups(coded: Quantized, group: int) -> Quantized:
 def _size(coded: Quantized, group: int) -> int:
     """Weights of a group."""
     if coded.order is not None:
-        raise _unfit(coded, "its groups are no runs of neighbours")
+        raise unfit(coded, "its groups are no runs of neighbours")
     columns = coded.shape[1]
     if coded.flat:
         (side,) = coded.block
         shared = columns if columns and side % columns == 0 else side
         if columns % shared:
-            raise _unfit(coded, f"its blocks of {side} weights end inside of rows of {columns}")
+            raise unfit(coded, f"its blocks of {side} weights end inside of rows of {columns}")
     else:
         shared = coded.block[1]
     if shared >= columns:
         return group
     size = shared & -shared
     if size < LEAST_GROUP:
-        raise _unfit(coded, f"{shared} weights share a scale, that must be a multiple of {LEAST_GROUP}")
+        raise unfit(coded, f"{shared} weights share a scale, that must be a multiple of {LEAST_GROUP}")
     return min(size, MOST_GROUP)
 
 
-def _unfit(coded: Quantized, why: str) -> InvalidConfig:
+def at_most(group: int, weights: int) -> int:
+    """A group that holds no more than there is, as a power of two."""
+    return min(group, max(LEAST_GROUP, 1 << (weights - 1).bit_length()))
+
+
+def unfit(coded: Quantized, why: str) -> InvalidConfig:
+    """What is to be said of codes that an operator has no place for."""
     return InvalidConfig(f"what scheme {coded.scheme!r} makes has no form that other tools read: {why}")

@@ -9,17 +9,16 @@ import numpy as np
 
 from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.ops.contrib.weight_only import packed
 from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, scheme
-from ranvier.quantize.packing import pack_nibbles
 from ranvier.quantize.schemes import added_names, takes
 from ranvier.records import dataclass
-from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, in_groups, storable
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, at_most, in_groups, storable
+from ranvier.runtime.quantizing.linear_forms import bnb4_form, nbits_form
 from ranvier.runtime.quantizing.sites import Site, named_in_errors
 
 ORIGIN = "quantize"
-MICROSOFT = "com.microsoft"
+_BIAS = 5  # where MatMulNBits has it
 Array = np.ndarray[Any, Any]
 CALIBRATED = ("gptq", "awq")
 SCHEMES = ("int8w", "int4", "uint4", "int2", "uint2", "fp8", "fp8_e5m2", "nf4", "ternary", *CALIBRATED)
@@ -96,11 +95,6 @@ def codes_of(matrix: Array, name: str, group: int, moments: Sequence[InputMoment
     return Coded(Integers(bits, symmetric, "group", group, signed=False, fit=fit).quantize(matrix))
 
 
-def at_most(group: int, weights: int) -> int:
-    """A group that holds no more than there is, as a power of two."""
-    return min(group, max(LEAST_GROUP, 1 << (weights - 1).bit_length()))
-
-
 def _by_others(name: str, matrix: Array, group: int) -> Quantized:
     made = (scheme(name, group=group) if takes(name, "group") else scheme(name)).quantize(matrix)
     if not isinstance(made, Quantized) or made.shape != matrix.shape:
@@ -118,50 +112,30 @@ def _write(sites: Sequence[Site], coded: Coded, level: int) -> None:
 
 
 def _nbits(sites: Sequence[Site], found: Coded, level: int) -> None:
-    """Codes [out, in] of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
-    coded = found.codes
-    outputs, inputs = coded.shape
-    group = at_most(coded.block[1], inputs)
-    groups = -(-inputs // group)
-    filled = np.zeros((outputs, groups * group), np.uint8)
-    filled[:, :inputs] = coded.codes
-    blocks = packed(filled.reshape(outputs, groups, group), coded.bits)
-    zeros = coded.zeros
-    if zeros is not None and (zeros == 1 << (coded.bits - 1)).all():
-        zeros = None  # the operator's own
-    elif zeros is not None and zeros.dtype.kind != "f":
-        zeros = packed(zeros, coded.bits)
+    form = nbits_form(found.codes, level)
     stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
-    weights = [
-        first.constant(blocks, f"{stem}.codes"),
-        first.constant(coded.scales.reshape(-1).astype(np.float32), f"{stem}.scale"),
-        None if zeros is None else first.constant(zeros.reshape(-1), f"{stem}.zero"),
-    ]
-    attrs = {"K": inputs, "N": outputs, "bits": coded.bits, "block_size": group}
-    attrs |= {"accuracy_level": level} if level else {}
+    names = ("codes", "scale", "zero")
+    weights = [first.constant(array, f"{stem}.{name}") for array, name in zip(form.operands, names)]
     for site in sites:
         ops = builder(site.node, ORIGIN)
         data = site.data
         if found.factors is not None:
             data = ops.Mul(data, (1.0 / found.factors).astype(np.float32), _name=f"{site.name}.factors")
         row = site.row
-        bias = None if row is None or site.bias is None else ops.constant(row, f"{site.bias.name}.row")
-        operands: list[Value | None] = [data, *weights, None, bias]
-        while operands[-1] is None:
-            operands.pop()
-        put_instead(site.node, ops.node("MatMulNBits", operands, attrs, domain=MICROSOFT, version=1))
+        operands: list[Value | None] = [data, *weights]
+        if row is not None and site.bias is not None:
+            operands += [None] * (_BIAS - len(operands))
+            operands.append(ops.constant(row, f"{site.bias.name}.row"))
+        put_instead(site.node, ops.node(form.op, operands, dict(form.attrs), domain=form.domain, version=1))
 
 
 def _bnb4(sites: Sequence[Site], coded: Quantized) -> None:
-    outputs, inputs = coded.shape
-    (group,) = coded.block
+    form = bnb4_form(coded)
     stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
-    codes = first.constant(pack_nibbles(coded.codes), f"{stem}.codes")
-    scales = first.constant(coded.scales.astype(np.float32), f"{stem}.absmax")
-    attrs = {"K": inputs, "N": outputs, "block_size": group, "quant_type": 1}
+    weights = [first.constant(array, f"{stem}.{name}") for array, name in zip(form.operands, ("codes", "absmax"))]
     for site in sites:
         ops = builder(site.node, ORIGIN)
-        made = ops.node("MatMulBnb4", [site.data, codes, scales], attrs, domain=MICROSOFT, version=1)
+        made = ops.node(form.op, [site.data, *weights], dict(form.attrs), domain=form.domain, version=1)
         put_instead(site.node, made, site.bias)
 
 

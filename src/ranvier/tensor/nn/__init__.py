@@ -94,8 +94,10 @@ from ranvier.tensor.nn.modules.plain import (
     Unflatten,
     Upsample,
 )
+from ranvier.tensor.nn.modules.quantized import QuantizedLinear
 from ranvier.tensor.nn.modules.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ranvier.tensor.nn.precision import autocast
+from ranvier.tensor.nn.quantizing import load_quantized_, quantize_
 from ranvier.tensor.state import Parameter
 
 __all__ = [
@@ -172,6 +174,7 @@ __all__ = [
     "ParameterList",
     "PixelShuffle",
     "PoissonNLLLoss",
+    "QuantizedLinear",
     "RMSNorm",
     "RNN",
     "RNNCell",
@@ -199,7 +202,9 @@ __all__ = [
     "default_generator",
     "functional",
     "init",
+    "load_quantized_",
     "manual_seed",
+    "quantize_",
     "utils",
 ]
 _OF_TENSORS = True

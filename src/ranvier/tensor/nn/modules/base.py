@@ -89,18 +89,19 @@ class Module:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
-    def _forget(self, name: str) -> None:
+    def _put(self, kind: dict[str, Any], name: str, value: Any) -> None:
+        """Under a name that nothing else has then; what was there among its kind hands its place on."""
         for held in (self.__dict__, self._parameters, self._buffers, self._modules):
-            held.pop(name, None)
+            if held is not kind:
+                held.pop(name, None)
+        kind[name] = value
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        self._forget(name)
-        self._parameters[name] = param
+        self._put(self._parameters, name, param)
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
         """A state that is not learned; ``persistent``: it is saved with the others."""
-        self._forget(name)
-        self._buffers[name] = tensor if tensor is None or isinstance(tensor, State) else State(tensor)
+        self._put(self._buffers, name, tensor if tensor is None or isinstance(tensor, State) else State(tensor))
         self._fleeting.discard(name)
         if not persistent:
             self._fleeting.add(name)
@@ -108,8 +109,7 @@ class Module:
     def add_module(self, name: str, module: Module | None) -> None:
         if "." in name or not name:
             raise InvalidInput(f"not a module's name: {name!r}")
-        self._forget(name)
-        self._modules[name] = module
+        self._put(self._modules, name, module)
 
     register_module = add_module
 

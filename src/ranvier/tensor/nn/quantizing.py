@@ -1,0 +1,123 @@
+"""Modules with weights in few bits: made of a module's own numbers, or read from a checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.errors import InvalidConfig, InvalidInput, ShapeMismatch
+from ranvier.quantize.base import Quantized
+from ranvier.tensor.nn.modules.base import Loaded, Module
+from ranvier.tensor.nn.modules.linear import Linear
+from ranvier.tensor.nn.modules.quantized import QuantizedLinear
+
+_LEAST = 8  # inputs: with fewer, scales take what codes save
+
+
+def quantize_(
+    module: Module,
+    scheme: str = "int4",
+    *,
+    group: int = 32,
+    keep: Sequence[str] = (),
+    activations: str = "float32",
+) -> list[str]:
+    """Put :class:`QuantizedLinear` in place of the linear layers of a module, and return their names.
+
+    ``scheme``: as ``ranvier quantize`` has them for weights alone; "ternary" rounds tokens to 8 bits, as BitNet does.
+    ``group``: weights that share a scale. ``keep``: patterns of names of layers that stay as they are.
+    """
+    from ranvier.runtime.quantizing.sites import named_in_errors  # only here: they take time
+    from ranvier.runtime.quantizing.weight_only import CALIBRATED, scheme_names
+
+    if scheme in CALIBRATED:
+        raise InvalidConfig(f"{scheme} needs samples of the inputs: export the model, and use `ranvier quantize`")
+    if scheme not in scheme_names():
+        known = ", ".join(name for name in scheme_names() if name not in CALIBRATED)
+        raise InvalidConfig(f"no scheme for weights alone is called {scheme!r} (known: {known})")
+    done: dict[int, QuantizedLinear] = {}
+    names = []
+    for name, holder, own, layer in list(_linear(module)):
+        if layer.in_features < _LEAST or any(fnmatch.fnmatchcase(name, pattern) for pattern in keep):
+            continue
+        if id(layer) not in done:
+            with named_in_errors(name):
+                done[id(layer)] = _made(layer, _codes(layer.weight.numpy(), scheme, group), activations)
+        holder.add_module(own, done[id(layer)])
+        names.append(name)
+    return names
+
+
+def load_quantized_(
+    module: Module,
+    tensors: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
+    *,
+    strict: bool = True,
+    activations: str = "float32",
+) -> Loaded:
+    """Take over the weights of a checkpoint of GPTQ, AWQ, compressed-tensors, bitsandbytes, float8 or BitNet.
+
+    Layers that the checkpoint has in codes become :class:`QuantizedLinear`; everything else is loaded as by
+    ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``: ``quantization_config`` in
+    the checkpoint's ``config.json``. With ``strict`` all names must be the same.
+    """
+    from ranvier.weights.quantized import quantized_layers  # only here
+
+    layers = quantized_layers(tensors, config)
+    places = {name: (holder, own, layer) for name, holder, own, layer in _linear(module)}
+    coded = layers.keys() & places.keys()
+    rest = {name: each for name, each in tensors.items() if not _belongs(name, layers)}
+    own_names = {name for name, _ in module._saved()} - {f"{name}.weight" for name in coded}
+    missing = sorted(own_names - rest.keys())
+    unexpected = sorted({*(rest.keys() - own_names), *(layers.keys() - places.keys())})
+    if strict and (missing or unexpected):
+        said = [f"without a value: {', '.join(missing)}"] if missing else []
+        said += [f"not known here: {', '.join(unexpected)}"] if unexpected else []
+        raise InvalidInput(f"the checkpoint does not fit {type(module).__name__}; {'; '.join(said)}")
+    for name in sorted(coded):
+        holder, own, layer = places[name]
+        codes = layers[name]()
+        if codes.shape != (layer.out_features, layer.in_features):
+            expected = [layer.out_features, layer.in_features]
+            raise ShapeMismatch(f"{name}.weight has the shape {expected}, not {list(codes.shape)}")
+        holder.add_module(own, _made(layer, codes, activations))
+    values = {name: np.asarray(each.read()) for name, each in rest.items() if name in own_names}
+    module.load_state_dict(values, strict=False)
+    return Loaded(missing, unexpected)
+
+
+def _linear(module: Module) -> Iterator[tuple[str, Module, str, Linear]]:
+    """Linear layers: their names, who holds them and as what; shared ones in each of their places."""
+    for path, holder in module.named_modules():
+        for own, layer in holder._modules.items():
+            if type(layer) is Linear:
+                yield (f"{path}.{own}" if path else own), holder, own, layer
+
+
+def _codes(matrix: np.ndarray[Any, Any], name: str, group: int) -> Quantized:
+    """One scale for a ternary layer: the integers of its sums are exact then."""
+    from ranvier.quantize.ternary import Ternary  # only here
+    from ranvier.runtime.quantizing.weight_only import codes_of
+
+    plain = np.ascontiguousarray(matrix, np.float32)
+    return Ternary().quantize(plain) if name == "ternary" else codes_of(plain, name, group).codes
+
+
+def _made(layer: Linear, codes: Quantized, activations: str) -> QuantizedLinear:
+    bias = None if layer.bias is None else layer.bias.value
+    made = QuantizedLinear(codes, bias, activations=activations)
+    made.training = layer.training
+    return made
+
+
+def _belongs(name: str, layers: Mapping[str, Any]) -> bool:
+    """Whether a tensor is a part of a layer that has codes; its bias is a number for each output as ever."""
+    parts = name.split(".")
+    return parts[-1] != "bias" and any(".".join(parts[:end]) in layers for end in range(1, len(parts)))
+
+
+_OF_TENSORS = True
