@@ -197,6 +197,33 @@ def test_what_does_not_fit() -> None:
         nn.QuantizedLinear(scheme("ternary").quantize(numbers(4)))
 
 
+TABLES = ["uint4", "int3", "int2", "int8 of rows", "nf4", "moved groups", "groups of 3"]
+
+
+def between(features: int) -> Quantized:
+    """Codes whose zeros lie between them, as those of GGUF with minima."""
+    codes = RNG.integers(0, 16, (OUTPUTS, features)).astype(np.uint8)
+    scales = RNG.uniform(0.5, 2, (OUTPUTS, -(-features // 32))).astype(np.float32)
+    return Quantized("q4_1", codes, scales, (1, 32), 4, RNG.uniform(0, 15, scales.shape).astype(np.float32), axis=1)
+
+
+@pytest.mark.parametrize("kind", [*TABLES, "zeros between codes", "a last group that is not full"])
+def test_tables(kind: str) -> None:
+    made = {"zeros between codes": 96, "a last group that is not full": 80}
+    weight = between(made[kind]) if kind in made else CODED[kind][1]()
+    table = nn.QuantizedEmbedding(weight)
+    assert (table.num_embeddings, table.embedding_dim) == weight.shape
+    few = "GatherBlockQuantized" in repr(table)
+    assert few == (kind not in ("nf4", "moved groups", "groups of 3", "a last group that is not full"))
+    compiled = rv.jit(lambda x: table(x))
+    for places in (np.array([3, 0, 39, 3]), np.array([[1], [2]]), np.array(7)):
+        for run in (table, compiled):
+            found = run(rv.Tensor(places)).numpy()
+            np.testing.assert_allclose(found, weight.dequantize()[places], rtol=1e-5, atol=1e-5)
+    with pytest.raises(DTypeMismatch, match="integers"):
+        table(rv.Tensor(numbers(2)))
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -204,6 +231,7 @@ class Net(nn.Module):
         self.inner = nn.Sequential(nn.Linear(INPUTS, 64), nn.GELU(), nn.Linear(64, INPUTS, bias=False))
         self.head = nn.Linear(INPUTS, 10)
         self.few = nn.Linear(4, INPUTS)
+        self.table = nn.Embedding(64, 32)
 
     def forward(self, x: Any) -> rv.Tensor:
         x = self.norm(x)
@@ -260,7 +288,7 @@ def checkpoint(path: Path, net: Net) -> tuple[dict[str, Any], dict[str, Array]]:
     """A GPTQ checkpoint of a network, and the weights that its codes stand for."""
     tensors = {name: value.numpy() for name, value in net.state_dict().items()}
     stands_for = {}
-    for name in ("inner.0", "inner.2"):
+    for name in ("inner.0", "inner.2", "table"):
         outputs, inputs = tensors.pop(f"{name}.weight").shape
         codes, zeros = RNG.integers(0, 16, (inputs, outputs)), RNG.integers(1, 16, (inputs // 32, outputs))
         scales = (RNG.random(zeros.shape) * 0.05).astype(np.float16)
@@ -283,8 +311,11 @@ def test_a_checkpoint_with_codes(tmp_path: Path) -> None:
     assert found == ([], [])
     for name, weight in weights.items():
         trained.get_submodule(name).weight.assign(weight.astype(np.float32))
+    places = rv.Tensor(np.array([5, 63]))
+    np.testing.assert_allclose(model.table(places).numpy(), trained.table(places).numpy(), rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(model(rv.Tensor(x)).numpy(), trained(rv.Tensor(x)).numpy(), rtol=1e-3, atol=1e-3)
     assert isinstance(model.get_submodule("inner.2"), nn.QuantizedLinear)
+    assert isinstance(model.table, nn.QuantizedEmbedding)
 
 
 def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:

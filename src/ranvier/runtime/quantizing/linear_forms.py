@@ -1,4 +1,4 @@
-"""Which operator stands for a layer whose weights are codes, and what it has behind its data.
+"""Which operator stands for a layer whose weights are codes, or for a table of them, and what it has behind its data.
 
 Integers go into MatMulNBits, ternary ones into BitLinear, which rounds tokens as such models are trained with,
 positions in the tables of bitsandbytes into MatMulBnb4, and float8 and float4 behind a DequantizeLinear. What none of
@@ -23,7 +23,7 @@ from ranvier.passes.ternary import ternary_weights
 from ranvier.quantize import Quantized
 from ranvier.quantize.packing import pack_nibbles
 from ranvier.records import dataclass
-from ranvier.runtime.quantizing.grouped import MOST_GROUP, at_most, in_groups, unfit
+from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, at_most, in_groups, unfit
 
 Array = np.ndarray[Any, Any]
 _BNB4 = {0: FP4_LEVELS, 1: NF4_LEVELS}  # by quant_type
@@ -67,6 +67,27 @@ def linear_form(coded: Quantized, *, level: int = 0) -> LinearForm:
         return replace(nbits_form(in_groups(neighbours, _widest(coded)), level), order=order)
     except InvalidConfig:  # no operator has such codes
         return LinearForm("MatMul", (np.ascontiguousarray(coded.dequantize().T),))
+
+
+def table_form(coded: Quantized) -> LinearForm:
+    """A table [rows, features] of which some rows are looked up: codes, scales, and zeros or, where those lie between
+    codes, what is to be added to the numbers of a group."""
+    rows, features = coded.shape
+    try:
+        found = in_groups(coded, min(MOST_GROUP, max(LEAST_GROUP, features & -features)))  # groups are full
+    except InvalidConfig:
+        return LinearForm("Gather", (coded.dequantize(),))
+    size, bits = found.block[1], found.bits
+    if features % size:
+        return LinearForm("Gather", (coded.dequantize(),))
+    scales, zeros, middle = found.scales.astype(np.float32), found.zeros, 1 << (found.bits - 1)
+    operands = [packed(found.codes.reshape(rows, features), bits), scales]
+    if zeros is not None and zeros.dtype.kind == "f":
+        operands.append((np.float32(middle) - zeros) * scales)
+    elif zeros is not None and not (zeros == middle).all():
+        operands.append(packed(zeros, bits))
+    attrs = {"bits": bits, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
+    return LinearForm("GatherBlockQuantized", tuple(operands), attrs, MICROSOFT)
 
 
 def _widest(coded: Quantized) -> int:

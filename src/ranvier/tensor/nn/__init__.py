@@ -94,7 +94,7 @@ from ranvier.tensor.nn.modules.plain import (
     Unflatten,
     Upsample,
 )
-from ranvier.tensor.nn.modules.quantized import QuantizedLinear
+from ranvier.tensor.nn.modules.quantized import QuantizedEmbedding, QuantizedLinear
 from ranvier.tensor.nn.modules.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ranvier.tensor.nn.precision import autocast
 from ranvier.tensor.nn.quantizing import load_quantized_, quantize_
@@ -174,6 +174,7 @@ __all__ = [
     "ParameterList",
     "PixelShuffle",
     "PoissonNLLLoss",
+    "QuantizedEmbedding",
     "QuantizedLinear",
     "RMSNorm",
     "RNN",

@@ -11,8 +11,8 @@ import numpy as np
 from ranvier.errors import InvalidConfig, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
 from ranvier.tensor.nn.modules.base import Loaded, Module
-from ranvier.tensor.nn.modules.linear import Linear
-from ranvier.tensor.nn.modules.quantized import QuantizedLinear
+from ranvier.tensor.nn.modules.linear import Embedding, Linear
+from ranvier.tensor.nn.modules.quantized import QuantizedEmbedding, QuantizedLinear
 
 _LEAST = 8  # inputs: with fewer, scales take what codes save
 
@@ -38,10 +38,11 @@ def quantize_(
     if scheme not in scheme_names():
         known = ", ".join(name for name in scheme_names() if name not in CALIBRATED)
         raise InvalidConfig(f"no scheme for weights alone is called {scheme!r} (known: {known})")
-    done: dict[int, QuantizedLinear] = {}
+    done: dict[int, Module] = {}
     names = []
-    for name, holder, own, layer in list(_linear(module)):
-        if layer.in_features < _LEAST or any(fnmatch.fnmatchcase(name, pattern) for pattern in keep):
+    for name, holder, own, layer in list(_places(module)):
+        kept = any(fnmatch.fnmatchcase(name, pattern) for pattern in keep)
+        if kept or not isinstance(layer, Linear) or layer.in_features < _LEAST:
             continue
         if id(layer) not in done:
             with named_in_errors(name):
@@ -61,14 +62,14 @@ def load_quantized_(
 ) -> Loaded:
     """Take over the weights of a checkpoint of GPTQ, AWQ, compressed-tensors, bitsandbytes, float8 or BitNet.
 
-    Layers that the checkpoint has in codes become :class:`QuantizedLinear`; everything else is loaded as by
-    ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``: ``quantization_config`` in
-    the checkpoint's ``config.json``. With ``strict`` all names must be the same.
+    What the checkpoint has in codes becomes a :class:`QuantizedLinear` or :class:`QuantizedEmbedding`; all
+    else is loaded as by ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``:
+    ``quantization_config`` in the checkpoint's ``config.json``. With ``strict`` all names must be the same.
     """
     from ranvier.weights.quantized import quantized_layers  # only here
 
     layers = quantized_layers(tensors, config)
-    places = {name: (holder, own, layer) for name, holder, own, layer in _linear(module)}
+    places = {name: (holder, own, layer) for name, holder, own, layer in _places(module)}
     coded = layers.keys() & places.keys()
     rest = {name: each for name, each in tensors.items() if not _belongs(name, layers)}
     own_names = {name for name, _ in module._saved()} - {f"{name}.weight" for name in coded}
@@ -81,21 +82,20 @@ def load_quantized_(
     for name in sorted(coded):
         holder, own, layer = places[name]
         codes = layers[name]()
-        if codes.shape != (layer.out_features, layer.in_features):
-            expected = [layer.out_features, layer.in_features]
-            raise ShapeMismatch(f"{name}.weight has the shape {expected}, not {list(codes.shape)}")
+        if codes.shape != layer.weight.shape:
+            raise ShapeMismatch(f"{name}.weight has the shape {list(layer.weight.shape)}, not {list(codes.shape)}")
         holder.add_module(own, _made(layer, codes, activations))
     values = {name: np.asarray(each.read()) for name, each in rest.items() if name in own_names}
     module.load_state_dict(values, strict=False)
     return Loaded(missing, unexpected)
 
 
-def _linear(module: Module) -> Iterator[tuple[str, Module, str, Linear]]:
-    """Linear layers: their names, who holds them and as what; shared ones in each of their places."""
+def _places(module: Module) -> Iterator[tuple[str, Module, str, Linear | Embedding]]:
+    """Linear layers and tables: their names, who holds them and as what; shared ones in each of their places."""
     for path, holder in module.named_modules():
         for own, layer in holder._modules.items():
-            if type(layer) is Linear:
-                yield (f"{path}.{own}" if path else own), holder, own, layer
+            if type(layer) in (Linear, Embedding):
+                yield (f"{path}.{own}" if path else own), holder, own, layer  # type: ignore[misc]
 
 
 def _codes(matrix: np.ndarray[Any, Any], name: str, group: int) -> Quantized:
@@ -107,9 +107,12 @@ def _codes(matrix: np.ndarray[Any, Any], name: str, group: int) -> Quantized:
     return Ternary().quantize(plain) if name == "ternary" else codes_of(plain, name, group).codes
 
 
-def _made(layer: Linear, codes: Quantized, activations: str) -> QuantizedLinear:
-    bias = None if layer.bias is None else layer.bias.value
-    made = QuantizedLinear(codes, bias, activations=activations)
+def _made(layer: Linear | Embedding, codes: Quantized, activations: str) -> Module:
+    made: Module
+    if isinstance(layer, Embedding):
+        made = QuantizedEmbedding(codes)
+    else:
+        made = QuantizedLinear(codes, None if layer.bias is None else layer.bias.value, activations=activations)
     made.training = layer.training
     return made
 

@@ -1,10 +1,11 @@
-"""Linear layers whose weights stay in few bits."""
+"""Linear layers and tables whose weights stay in few bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
 from ranvier.tensor.core import Tensor, as_tensor, call
@@ -12,15 +13,60 @@ from ranvier.tensor.elementwise import add
 from ranvier.tensor.expr import spec
 from ranvier.tensor.jitted import jit
 from ranvier.tensor.linalg import matmul
-from ranvier.tensor.manipulate import astype, take
+from ranvier.tensor.manipulate import astype, expand_dims, reshape, take
 from ranvier.tensor.nn.modules.base import Module
 from ranvier.tensor.state import Constant, Parameter
+
+if TYPE_CHECKING:
+    from ranvier.runtime.quantizing.linear_forms import LinearForm
 
 _PRODUCT = "_jitted"
 _PARTS = ("codes", "scales", "zeros")  # what operators have behind their data, in their order
 
 
-class QuantizedLinear(Module):
+class _Coded(Module):
+    """Codes as constants, and a function of them that is compiled, also outside of ``jit``."""
+
+    scheme: str
+    bits: int
+
+    def _hold(self, weight: Quantized, form: LinearForm) -> None:
+        self.scheme, self.bits = weight.scheme, weight.bits
+        self._op = spec(f"{form.domain}::{form.op}" if form.domain else form.op, tuple(sorted(form.attrs.items())))
+        for name, array in zip(_PARTS, form.operands):
+            self.register_buffer(name, Constant(array))
+        self.register_buffer("order", None if form.order is None else Constant(form.order))
+
+    @property
+    def nbytes(self) -> int:
+        """Of codes, scales and zeros."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    @property
+    def _kind(self) -> str:
+        return self._op[0].rpartition("::")[2]
+
+    def _parts(self, dtype: DType | None = None) -> list[Tensor]:
+        """Codes, and what belongs to them, floats in a type."""
+        codes, *others = (part for name in _PARTS if (part := self._buffers.get(name)) is not None)
+        return [codes, *(each if dtype is None or each.dtype.is_integer else astype(each, dtype) for each in others)]
+
+    def _compiled(self) -> Callable[[Tensor], Tensor]:
+        found: Callable[[Tensor], Tensor] | None = self.__dict__.get(_PRODUCT)
+        if found is None:
+            found = jit(self._computed)
+            object.__setattr__(self, _PRODUCT, found)
+        return found
+
+    def _computed(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies compile their own."""
+        return {name: value for name, value in self.__dict__.items() if name != _PRODUCT}
+
+
+class QuantizedLinear(_Coded):
     """``x @ weight.T + bias``, the weight [outputs, inputs] in codes: as a scheme makes them, or a checkpoint has them.
 
     Codes are buffers that do not learn; the gradient goes through to the input, so adapters beside them do, and so does
@@ -37,22 +83,12 @@ class QuantizedLinear(Module):
         super().__init__()
         if activations not in LEVELS:
             raise InvalidInput(f"activations may be rounded to {', '.join(LEVELS)}, not {activations!r}")
-        form = linear_form(weight, level=LEVELS[activations])
+        self._hold(weight, linear_form(weight, level=LEVELS[activations]))
         self.out_features, self.in_features = weight.shape
-        self.scheme, self.bits = weight.scheme, weight.bits
-        self._op = spec(f"{form.domain}::{form.op}" if form.domain else form.op, tuple(sorted(form.attrs.items())))
-        for name, array in zip(_PARTS, form.operands):
-            self.register_buffer(name, Constant(array))
-        self.register_buffer("order", None if form.order is None else Constant(form.order))
         self.bias: Parameter | None
         self.register_parameter("bias", None if bias is None else Parameter(as_tensor(bias)))
         if self.bias is not None and self.bias.shape != (self.out_features,):
             raise ShapeMismatch(f"a bias of shape {list(self.bias.shape)} for {self.out_features} outputs")
-
-    @property
-    def nbytes(self) -> int:
-        """Of codes, scales and zeros."""
-        return sum(buffer.nbytes for buffer in self.buffers())
 
     def forward(self, input: Any) -> Tensor:
         x = as_tensor(input)
@@ -65,34 +101,56 @@ class QuantizedLinear(Module):
         found = self._compiled()(x)
         return found if self.bias is None else add(found, self.bias)
 
-    def _compiled(self) -> Callable[[Tensor], Tensor]:
-        found: Callable[[Tensor], Tensor] | None = self.__dict__.get(_PRODUCT)
-        if found is None:
-            found = jit(self._product)
-            object.__setattr__(self, _PRODUCT, found)
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies compile their own."""
-        return {name: value for name, value in self.__dict__.items() if name != _PRODUCT}
-
-    def _product(self, x: Tensor) -> Tensor:
-        codes, *scales = (self._buffers[name] for name in _PARTS if self._buffers.get(name) is not None)
-        assert codes is not None
-        name = self._op[0]
-        if name == "MatMul":
+    def _computed(self, x: Tensor) -> Tensor:
+        codes, *others = self._parts(x.dtype)
+        if self._kind == "MatMul":
             return matmul(x, astype(codes, x.dtype))
-        kinds = [each if each.dtype.is_integer else astype(each, x.dtype) for each in scales if each is not None]
-        if name == "DequantizeLinear":
-            return matmul(x, call(self._op, (codes, *kinds), x.dtype, codes.shape))
-        return call(self._op, (x, codes, *kinds), x.dtype, (*x.shape[:-1], self.out_features))
+        if self._kind == "DequantizeLinear":
+            return matmul(x, call(self._op, (codes, *others), x.dtype, codes.shape))
+        return call(self._op, (x, codes, *others), x.dtype, (*x.shape[:-1], self.out_features))
 
     def extra_repr(self) -> str:
-        kind = self._op[0].rpartition("::")[2]
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"scheme={self.scheme!r}, bits={self.bits}, {kind}"
+            f"scheme={self.scheme!r}, bits={self.bits}, {self._kind}"
         )
+
+
+class QuantizedEmbedding(_Coded):
+    """A table [rows, features] in codes, looked up by number: only rows that are asked for become numbers."""
+
+    def __init__(self, weight: Quantized) -> None:
+        from ranvier.runtime.quantizing.linear_forms import table_form  # only here: it takes time
+
+        super().__init__()
+        if len(weight.shape) != 2:
+            raise ShapeMismatch(f"a table has rows and features, not {list(weight.shape)}")
+        self._hold(weight, table_form(weight))
+        self.num_embeddings, self.embedding_dim = weight.shape
+
+    def forward(self, input: Any) -> Tensor:
+        places = as_tensor(input)
+        if not places.dtype.is_integer:
+            raise DTypeMismatch(f"rows are looked up by integers, not {places.dtype}")
+        return self._compiled()(places)
+
+    def _computed(self, x: Tensor) -> Tensor:
+        codes, *others = self._parts()
+        if self._kind == "Gather":
+            return take(codes, x, axis=0)
+        scales, *zeros = others
+        added = [each for each in zeros if each.dtype.is_float]
+        operands = (codes, x, scales) if added else (codes, x, scales, *zeros)
+        shape = (*x.shape, self.embedding_dim)
+        found = call(self._op, operands, scales.dtype, shape)
+        if not added:
+            return found
+        groups = scales.shape[1]
+        apart = reshape(found, (*x.shape, groups, self.embedding_dim // groups))
+        return reshape(add(apart, expand_dims(take(added[0], x, axis=0), axis=-1)), shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, scheme={self.scheme!r}, bits={self.bits}, {self._kind}"
 
 
 _OF_TENSORS = True
