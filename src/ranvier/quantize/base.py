@@ -37,7 +37,7 @@ class Quantized:
     order: Array | None = None
     flat: bool = False
     dtype: DType = DType.float32  # of the numbers they stand for
-    scale_bytes: int | None = None  # of scales that are kept in fewer bits than here
+    scale_bytes: int | None = None  # of scales and zeros that are kept in fewer bits than here
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -48,10 +48,12 @@ class Quantized:
     @property
     def nbytes(self) -> int:
         """Bytes when packed."""
-        zeros = 0 if self.zeros is None else (self.zeros.size * min(self.bits, 8) + 7) // 8
+        scales = self.scale_bytes
+        if scales is None:
+            zeros = 0 if self.zeros is None else (self.zeros.size * min(self.bits, 8) + 7) // 8
+            scales = self.scales.nbytes + zeros
         order = 0 if self.order is None else self.order.nbytes
-        scales = self.scales.nbytes if self.scale_bytes is None else self.scale_bytes
-        return (self.codes.size * self.bits + 7) // 8 + scales + zeros + order
+        return (self.codes.size * self.bits + 7) // 8 + scales + order
 
     def dequantize(self) -> Array:
         wide = np.float64 if self.dtype is DType.float64 else np.float32

@@ -18,9 +18,11 @@ from ranvier.ops.operands import index_array, normal_axis, scalar
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 
 # The levels of 4-bit codes relative to the largest magnitude of their block: bitsandbytes' float and normal-float
-# (quantiles of the normal distribution with an exact zero: Dettmers et al., QLoRA, 2023, appendix E).
+# (quantiles of the normal distribution with an exact zero: Dettmers et al., QLoRA, 2023, appendix E). Between them the
+# numbers of float4 as NVFP4 and MXFP4 have it.
 _FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 FP4_LEVELS = np.array([*_FP4, *(-level for level in _FP4)], np.float32)
+E2M1_LEVELS = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 NF4_LEVELS = np.array(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -198,7 +200,7 @@ def matmul_fp4_weight(
 ) -> Array:
     """NVFP4: pairs of E2M1 codes, E4M3 scales per block (as raw bytes) and one scale for the whole weight."""
     name = "MatMulBlockQuantizedFp4Weight"
-    levels = unpacked(b, 4).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    levels = E2M1_LEVELS[unpacked(b, 4)]
     steps = weight_scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     weight = levels * _per_block(name, steps, levels.shape, block_size)
     return _product(name, a, weight * float(scalar(name, "weight_scale_2", weight_scale_2)), bias)

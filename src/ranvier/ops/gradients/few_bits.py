@@ -13,7 +13,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_array, first, gradient, operand
 from ranvier.ops.gradients.parts import made_of
 from ranvier.ops.own.bitlinear import DOMAIN
@@ -77,10 +77,9 @@ def _weight(b: Backward, node: Node) -> Value:
         return b.Mul(b.cast(codes, b.dtype(scales)), scales)
     block = int(attribute(node, "block_size", 16))
     halves = _unpacked(b, codes, 4)
-    levels = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     steps = constant_array(node.inputs[2], "the scales of MatMulBlockQuantizedFp4Weight")
     blocks = b.constant(steps.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
-    weight = b.Mul(_looked_up(b, levels, halves), _stretched(b, blocks, b.sizes(halves)[1], block))
+    weight = b.Mul(_looked_up(b, E2M1_LEVELS, halves), _stretched(b, blocks, b.sizes(halves)[1], block))
     return b.Mul(weight, b.Reshape(node.inputs[3], b.whole(1)))
 
 

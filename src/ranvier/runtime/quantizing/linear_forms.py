@@ -17,7 +17,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.errors import InvalidConfig
 from ranvier.ops.contrib.rules import MICROSOFT
-from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, packed
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, packed
 from ranvier.ops.own.bitlinear import DOMAIN
 from ranvier.passes.ternary import ternary_weights
 from ranvier.quantize import Quantized
@@ -27,7 +27,6 @@ from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, at_most,
 
 Array = np.ndarray[Any, Any]
 _BNB4 = {0: FP4_LEVELS, 1: NF4_LEVELS}  # by quant_type
-_FLOAT4 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ def linear_form(coded: Quantized, *, level: int = 0) -> LinearForm:
     if coded.scheme == "ternary" and (ternary := ternary_weights(coded)) is not None:
         attrs = {"K": coded.shape[1], "N": coded.shape[0]}
         return LinearForm("BitLinear", (ternary.codes, ternary.scale), attrs, DOMAIN)
+    if coded.table is not None and not coded.flat and _whole(coded.table):  # as llama.cpp's levels are
+        coded = replace(coded, codes=coded.table.astype(np.int8)[coded.codes], bits=8, table=None)
     try:
         if coded.table is not None and coded.flat:
             return bnb4_form(coded)
@@ -133,7 +134,7 @@ def _float_form(coded: Quantized) -> LinearForm:
         raise unfit(coded, "small floats have scales for runs of neighbours, and no zeros")
     codes = coded.codes
     if coded.table is not None:
-        if not np.array_equal(coded.table, _FLOAT4):
+        if not np.array_equal(coded.table, E2M1_LEVELS):
             raise unfit(coded, "its codes are positions in a table of its own")
         codes = codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn)
     size = coded.block[1]
@@ -143,6 +144,10 @@ def _float_form(coded: Quantized) -> LinearForm:
         return LinearForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, 0])), {"axis": 1})
     attrs = {"axis": 0, "block_size": size}
     return LinearForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, ::size].T)), attrs)
+
+
+def _whole(table: Array) -> bool:
+    return bool((table == np.rint(table)).all() and table.min() >= -128 and table.max() <= 127)
 
 
 def _in_order(coded: Quantized) -> tuple[Quantized, Array | None]:

@@ -31,6 +31,11 @@ class Checkpoint(Mapping[str, Weight]):
         self.label = label
         self._look = look
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether a look at a tensor costs nothing: those of an index are in files that are opened for it."""
+        return self._look is None
+
     def look_at(self, names: Iterable[str]) -> None:
         """These are about to be asked for."""
         if self._look is not None:

@@ -2,9 +2,11 @@
 
     layers = quantized_layers(loader.open("model.safetensors"), config["quantization_config"])
     layers["model.layers.0.mlp.up_proj"]().dequantize()     # [out, in]
+    quantized_layers(loader.open("model.gguf"))["blk.0.ffn_up"]()
 
-Layers are found by the names of their tensors. The configuration (``config.json``) decides what names leave open; a
-method or packing that is not known is refused by name, because a wrong guess would be wrong numbers.
+Layers are found by the names of their tensors, those of a GGUF file by the kind of their blocks. The configuration
+(``config.json``) decides what names leave open; a method or packing that is not known is refused by name, because a
+wrong guess would be wrong numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ranvier.weights.quantized.bitnet import read_bitnet
 from ranvier.weights.quantized.bitsandbytes import read_levels, read_rows
 from ranvier.weights.quantized.compressed import METHOD as COMPRESSED
 from ranvier.weights.quantized.compressed import read_compressed
+from ranvier.weights.quantized.gguf_blocks import has_blocks, read_blocks
 from ranvier.weights.quantized.packed import read_packed
 from ranvier.weights.quantized.scaled import read_scaled
 from ranvier.weights.quantized.tensors import Config, Layer, Tensors, numbers
@@ -71,6 +74,8 @@ def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:
         return read_rows
     if has("weight_scale") or has("weight_scale_inv"):
         return _read_weight
+    if getattr(tensors, "at_hand", True) and has("weight") and has_blocks(tensors[f"{layer}.weight"]):
+        return read_blocks  # no file of an index has codes and scales in one tensor
     return None
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ranvier.dtypes import of
 from ranvier.errors import WeightError
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.quantize.packing import unpack_bits
@@ -16,7 +17,6 @@ METHOD = "compressed-tensors"
 _PACKED = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision")
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 _ORDERS = (None, "weight", "static", "group", "dynamic")
-_FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def read_compressed(layer: str, tensors: Tensors, config: Config) -> Quantized:
@@ -97,4 +97,4 @@ def _float4(name: str, layer: str, tensors: Tensors, scales: np.ndarray, scale_b
     codes = np.stack([data & 0xF, data >> 4], axis=-1).reshape(data.shape[0], data.shape[1] * 2)
     block = (1, codes.shape[1] // max(1, scales.shape[-1]))
     check(layer, scales.shape, counts(codes.shape, (1, max(1, block[1]))))
-    return Quantized(name, codes, scales, block, 4, table=_FLOAT4, axis=1, scale_bytes=scale_bytes)
+    return Quantized(name, codes, scales, block, 4, table=E2M1_LEVELS, axis=1, scale_bytes=scale_bytes)

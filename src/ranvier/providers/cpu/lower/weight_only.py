@@ -23,7 +23,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS, unpacked
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, unpacked
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
@@ -33,8 +33,7 @@ MICROSOFT = "com.microsoft"
 FLOAT8 = frozenset({DType.float8_e4m3fn, DType.float8_e5m2})
 TAKEN = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.uint8, DType.int32}) | FLOAT8
 # Twice the numbers of 4-bit floats, which are whole: scales of those are half as large.
-_FLOAT4 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-TWICE_E2M1 = Coding(4, "levels", tuple(float(2 * x) for x in _FLOAT4))
+TWICE_E2M1 = Coding(4, "levels", tuple(float(2 * x) for x in E2M1_LEVELS))
 # MatMulNBits' accuracy_level: what activations may be rounded to
 LEVELS: dict[int, Accuracy] = {3: "bfloat16", 4: "int8"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.dtypes import of as dtype_of
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.ops.movement import to_float8
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, INTEGERS, Call, lowers
@@ -90,7 +90,7 @@ def _quantized(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
 def _levels(call: Call, x: Any, dtype: DType) -> Any:
     """Codes as numbers of float32."""
     if dtype is DType.float4_e2m1fn:
-        levels = call.constant(lambda: np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+        levels = call.constant(lambda: E2M1_LEVELS)
         return torch.take(levels, (x & 15).to(torch.int64))  # an index of one element alone would be read by the host
     return x.to(torch.float32)
 

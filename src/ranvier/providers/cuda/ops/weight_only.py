@@ -5,14 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
-from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
@@ -102,7 +99,7 @@ def matmul_fp8(call: Call, a: Any, b: Any, b_scale: Any, a_scale: Any = None, bi
 @lowers("MatMulBlockQuantizedFp4Weight", domain=CONTRIB, types=_TYPES)
 def matmul_fp4(call: Call, a: Any, b: Any, scale: Any, whole: Any, given: Any = None, bias: Any = None) -> Any:
     block = call.attr("block_size", 16)
-    levels = call.constant(lambda: np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32))
+    levels = call.constant(lambda: E2M1_LEVELS)
     numbers = levels[unpacked(b, 4).to(torch.int64)]
     steps = scale.view(torch.float8_e4m3fn).float().repeat_interleave(block, dim=1)[:, : numbers.shape[1]]
     return _times(call, a, numbers * steps * whole.float().reshape(()), bias)

@@ -1,0 +1,247 @@
+"""Tensors of GGUF files as codes: the blocks that llama.cpp keeps weights in, without making numbers of them.
+
+A block has 32 or 256 weights of a row. Those of 256 have a float16 for all of them, and a scale of a few bits for every
+16 or 32; the product of both is the scale of a group. Kinds with a minimum have ``code * scale + minimum``: that is
+``(code - zero) * scale`` with a zero between the codes, which gives the same numbers but for roundings of float32.
+
+The other kinds (IQ1, IQ2 and IQ3) keep positions in tables of four or eight weights together, so a weight has no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ranvier.errors import WeightError
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.quantize.base import Quantized
+from ranvier.records import dataclass
+from ranvier.weights.quantized.tensors import Array, Config, Tensors, powers_of_two
+from ranvier.weights.stored import TensorInfo, Weight
+from ranvier.weights.ternary import decoded
+
+_NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What blocks hold: codes in the order of the weights, and of each group a scale, and a minimum where there is."""
+
+    codes: Array
+    scales: Array
+    minima: Array | None = None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a block lies in bytes. ``read`` is given [..., size]."""
+
+    weights: int
+    size: int  # bytes
+    group: int  # weights that share a scale
+    bits: int
+    read: Callable[[Array], _Read]
+    table: Array | None = None
+
+
+def gguf_layer(tensor: Weight) -> Quantized:
+    """Codes and scales of a tensor [N, K] that a GGUF file has in blocks."""
+    name, kind, shape = tensor.info.name, tensor.info.encoding, tensor.info.shape
+    if kind and kind not in KINDS:
+        raise WeightError(
+            f"tensor {name!r} is of {kind}, of which a weight has no code of its own that is known here; read() gives "
+            "its numbers, as far as the package 'gguf' decodes that kind"
+        )
+    raw = getattr(tensor, "raw", None)
+    if not kind or raw is None or len(shape) != 2:
+        raise WeightError(f"tensor {name!r} ({kind or tensor.info.dtype}, {list(shape)}) is no matrix of blocks")
+    data = np.ascontiguousarray(raw.read(), np.uint8)
+    try:
+        return (decoded if kind in _TERNARY else _coded)(data, kind, (shape[0], shape[1]))
+    except WeightError as error:
+        raise WeightError(f"tensor {name!r}: {error}") from None
+
+
+def read_blocks(layer: str, tensors: Tensors, config: Config) -> Quantized:
+    """weight [N, K], which has its scales in itself."""
+    tensor: Any = tensors[f"{layer}.weight"]
+    return gguf_layer(tensor)
+
+
+def has_blocks(tensor: object) -> bool:
+    """Whether it is a matrix that :func:`gguf_layer` has codes of."""
+    info = getattr(tensor, "info", None)
+    known = isinstance(info, TensorInfo) and info.encoding in KINDS and len(info.shape) == 2
+    return known and getattr(tensor, "raw", None) is not None
+
+
+def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
+    """What blocks of bytes hold."""
+    layout = _LAYOUTS[kind]
+    n, k = shape
+    if k % layout.weights or data.size != n * (k // layout.weights) * layout.size:
+        raise WeightError(f"{kind}: {n} x {k} weights do not fit in {data.size} bytes")
+    with np.errstate(divide="ignore", invalid="ignore"):  # also of scales that are no numbers
+        read = layout.read(data.reshape(n, k // layout.weights, layout.size))
+        codes = np.ascontiguousarray(read.codes).reshape(n, k)
+        groups = n, k // layout.group
+        scales, zeros = read.scales.reshape(groups), None
+        if read.minima is not None:
+            minima = read.minima.reshape(groups)
+            level = scales == 0  # all weights are the minimum: once that, as a scale
+            zeros = np.where(level, np.float32(0), -minima / scales)
+            codes.reshape(*groups, layout.group)[level] = 1
+            scales = np.where(level, minima, scales)
+    return Quantized(
+        kind.lower(),
+        codes,
+        scales,
+        (1, layout.group),
+        layout.bits,
+        zeros,
+        layout.table,
+        axis=1,
+        scale_bytes=data.size - n * k * layout.bits // 8,
+    )
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def _spread(data: Array, bits: int, run: int) -> Array:
+    """Codes that share bytes. Of a run of bytes come the lowest bits first, of one byte after another, then those
+    above them."""
+    runs = data.reshape(*data.shape[:-1], data.shape[-1] // run, 1, run)
+    codes = (runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*data.shape[:-1], data.shape[-1] * 8 // bits)
+
+
+def _joined(low: Array, high: Array, bits: int) -> Array:
+    """Codes whose bits above the first ones lie somewhere else."""
+    codes: Array = low | (high << np.uint8(bits))
+    return codes
+
+
+def _signed(codes: Array, middle: int) -> Array:
+    """Codes that are counted from the least one."""
+    lowered: Array = codes.view(np.int8) - np.int8(middle)
+    return lowered
+
+
+def _half(data: Array) -> Array:
+    """The float16 in two bytes, as [..., 1]."""
+    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+
+
+def _parts(blocks: Array, *sizes: int) -> list[Array]:
+    """A block cut into runs of bytes of these sizes, and the rest."""
+    return np.split(blocks, np.cumsum(sizes), axis=-1)
+
+
+# -- blocks of 32 -----------------------------------------------------------------------------------------------------
+
+
+def _q4_0(blocks: Array) -> _Read:
+    scale, low = _parts(blocks, 2)
+    return _Read(_signed(_spread(low, 4, 16), 8), _half(scale))
+
+
+def _q4_1(blocks: Array) -> _Read:
+    scale, minimum, low = _parts(blocks, 2, 2)
+    return _Read(_spread(low, 4, 16), _half(scale), _half(minimum))
+
+
+def _q5_0(blocks: Array) -> _Read:
+    scale, high, low = _parts(blocks, 2, 4)
+    return _Read(_signed(_joined(_spread(low, 4, 16), _spread(high, 1, 1), 4), 16), _half(scale))
+
+
+def _q5_1(blocks: Array) -> _Read:
+    scale, minimum, high, low = _parts(blocks, 2, 2, 4)
+    return _Read(_joined(_spread(low, 4, 16), _spread(high, 1, 1), 4), _half(scale), _half(minimum))
+
+
+def _q8_0(blocks: Array) -> _Read:
+    scale, codes = _parts(blocks, 2)
+    return _Read(codes.view(np.int8), _half(scale))
+
+
+def _iq4_nl(blocks: Array) -> _Read:
+    scale, low = _parts(blocks, 2)
+    return _Read(_spread(low, 4, 16), _half(scale))
+
+
+def _mxfp4(blocks: Array) -> _Read:
+    exponent, low = _parts(blocks, 1)
+    return _Read(_spread(low, 4, 16), powers_of_two(exponent))
+
+
+# -- blocks of 256 ----------------------------------------------------------------------------------------------------
+
+
+def _q2_k(blocks: Array) -> _Read:
+    both, low, scale, minimum = _parts(blocks, 16, 64, 2)
+    return _Read(_spread(low, 2, 32), _half(scale) * (both & 0xF), _half(minimum) * -(both >> 4).astype(np.float32))
+
+
+def _q3_k(blocks: Array) -> _Read:
+    high, low, first, second, scale = _parts(blocks, 32, 64, 8, 4)
+    codes = _signed(_joined(_spread(low, 2, 32), _spread(high, 1, 32), 2), 4)
+    return _Read(codes, _half(scale) * _signed(_joined(_spread(first, 4, 8), _spread(second, 2, 4), 4), 32))
+
+
+def _six_bits(data: Array) -> tuple[Array, Array]:
+    """Eight scales and eight minima in 12 bytes: four scales, four minima, then halves of the others, whose two highest
+    bits are above the first ones."""
+    scales, minima, others = _parts(data, 4, 4)
+    low, high = others & 0xF, others >> 4
+    return (
+        np.concatenate([scales & 0x3F, _joined(low, scales >> 6, 4)], axis=-1),
+        np.concatenate([minima & 0x3F, _joined(high, minima >> 6, 4)], axis=-1),
+    )
+
+
+def _q4_k(blocks: Array) -> _Read:
+    scale, minimum, both, low = _parts(blocks, 2, 2, 12)
+    scales, minima = _six_bits(both)
+    return _Read(_spread(low, 4, 32), _half(scale) * scales, _half(minimum) * -minima.astype(np.float32))
+
+
+def _q5_k(blocks: Array) -> _Read:
+    scale, minimum, both, high, low = _parts(blocks, 2, 2, 12, 32)
+    scales, minima = _six_bits(both)
+    codes = _joined(_spread(low, 4, 32), _spread(high, 1, 32), 4)
+    return _Read(codes, _half(scale) * scales, _half(minimum) * -minima.astype(np.float32))
+
+
+def _q6_k(blocks: Array) -> _Read:
+    low, high, scales, scale = _parts(blocks, 128, 64, 16)
+    codes = _signed(_joined(_spread(low, 4, 64), _spread(high, 2, 32), 4), 32)
+    return _Read(codes, _half(scale) * scales.view(np.int8))
+
+
+def _iq4_xs(blocks: Array) -> _Read:
+    scale, high, low, codes = _parts(blocks, 2, 2, 4)
+    scales = _signed(_joined(_spread(low, 4, 1), _spread(high, 2, 1), 4), 32)
+    return _Read(_spread(codes, 4, 16), _half(scale) * scales)
+
+
+_LAYOUTS = {
+    "Q4_0": _Layout(32, 18, 32, 4, _q4_0),
+    "Q4_1": _Layout(32, 20, 32, 4, _q4_1),
+    "Q5_0": _Layout(32, 22, 32, 5, _q5_0),
+    "Q5_1": _Layout(32, 24, 32, 5, _q5_1),
+    "Q8_0": _Layout(32, 34, 32, 8, _q8_0),
+    "Q2_K": _Layout(256, 84, 16, 2, _q2_k),
+    "Q3_K": _Layout(256, 110, 16, 3, _q3_k),
+    "Q4_K": _Layout(256, 144, 32, 4, _q4_k),
+    "Q5_K": _Layout(256, 176, 32, 5, _q5_k),
+    "Q6_K": _Layout(256, 210, 16, 6, _q6_k),
+    "IQ4_NL": _Layout(32, 18, 32, 4, _iq4_nl, _NONLINEAR),
+    "IQ4_XS": _Layout(256, 136, 32, 4, _iq4_xs, _NONLINEAR),
+    "MXFP4": _Layout(32, 17, 32, 4, _mxfp4, E2M1_LEVELS),
+}
+_TERNARY = ("TQ1_0", "TQ2_0")
+KINDS = (*_LAYOUTS, *_TERNARY)

@@ -1,0 +1,288 @@
+"""Blocks of GGUF files as codes, held against what the package gguf makes of the same bytes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranvier.dtypes import DType
+from ranvier.errors import NotSupported, WeightError
+from ranvier.ops import evaluate
+from ranvier.quantize.base import Quantized
+from ranvier.runtime.quantizing.grouped import in_groups
+from ranvier.runtime.quantizing.linear_forms import linear_form
+from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights.quantized import quantized_layers
+from ranvier.weights.quantized.gguf_blocks import KINDS, gguf_layer
+from ranvier.weights.stored import TensorInfo
+
+gguf = pytest.importorskip("gguf")
+
+Array = np.ndarray[Any, Any]
+# where the float16 of a block lie, how many bits a code has and how many weights share a scale
+HALVES = {
+    "Q4_0": ((0,), 4, 32),
+    "Q4_1": ((0, 2), 4, 32),
+    "Q5_0": ((0,), 5, 32),
+    "Q5_1": ((0, 2), 5, 32),
+    "Q8_0": ((0,), 8, 32),
+    "Q2_K": ((80, 82), 2, 16),
+    "Q3_K": ((108,), 3, 16),
+    "Q4_K": ((0, 2), 4, 32),
+    "Q5_K": ((0, 2), 5, 32),
+    "Q6_K": ((208,), 6, 16),
+    "IQ4_NL": ((0,), 4, 32),
+    "IQ4_XS": ((0,), 4, 32),
+    "MXFP4": ((), 4, 32),
+}
+TABLES = ("IQ4_NL", "IQ4_XS", "MXFP4")
+MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+TERNARY = ("TQ1_0", "TQ2_0")
+# bytes that hold the scales of groups
+SCALES = {"Q2_K": slice(0, 16), "Q4_K": slice(4, 16), "Q5_K": slice(4, 16)}
+REFUSED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+
+
+def sizes(kind: str) -> tuple[int, int]:
+    """Weights and bytes of a block."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return int(block), int(size)
+
+
+def expected(data: Array, kind: str) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))
+
+
+def random_blocks(kind: str, n: int, blocks: int, seed: int) -> Array:
+    """Any bytes, but for scales that a model may have."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (n, blocks, sizes(kind)[1]), np.uint8)
+    for at in HALVES[kind][0]:
+        halves = (rng.normal(size=(n, blocks, 1)) * 10.0 ** rng.integers(-4, 2, (n, blocks, 1))).astype("<f2")
+        data[..., at : at + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":
+        data[..., 0] = rng.integers(0, 240, (n, blocks))
+        data[0, 0, 0], data[0, -1, 0] = 0, 1  # the least powers are no normal numbers of float32
+    return data.reshape(n, -1)
+
+
+def tensor(data: Array, kind: str, shape: tuple[int, ...] | None = None) -> Any:
+    block, size = sizes(kind)
+    shape = shape or (data.shape[0], data.shape[1] // size * block)
+    info = TensorInfo("a.weight", DType.float32, shape, data.nbytes, kind)
+    return SimpleNamespace(info=info, raw=SimpleNamespace(read=lambda: data))
+
+
+def check(coded: Quantized, numbers: Array) -> None:
+    """Where there are zeros between codes, three roundings of float32 are allowed for; else there is none."""
+    got = coded.dequantize()
+    assert got.dtype == np.float32 and got.shape == numbers.shape
+    if coded.zeros is None:
+        np.testing.assert_array_equal(got, numbers)
+        return
+    terms = (coded.codes + np.abs(coded.each(coded.zeros))) * np.abs(coded.each(coded.scales))
+    assert (np.abs(got - numbers) <= 4 * 2.0**-24 * terms).all()
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("seed", range(3))
+def test_any_codes(kind: str, seed: int) -> None:
+    data = random_blocks(kind, 5, 3, seed)
+    coded = gguf_layer(tensor(data, kind))
+    _, bits, group = HALVES[kind]
+    check(coded, expected(data, kind))
+    n, k = coded.shape
+    assert coded.scheme == kind.lower() and coded.bits == bits and coded.block == (1, group)
+    assert coded.codes.dtype == (np.uint8 if kind in MINIMA + TABLES else np.int8)
+    assert coded.scales.dtype == np.float32 and coded.scales.shape == (n, k // group)
+    assert (coded.zeros is not None) == (kind in MINIMA) and (coded.table is not None) == (kind in TABLES)
+    assert coded.scale_bytes == data.size - n * k * bits // 8
+    reach = (0, 1 << bits) if coded.codes.dtype == np.uint8 else (-(1 << (bits - 1)), 1 << (bits - 1))
+    assert reach[0] <= coded.codes.min() and coded.codes.max() < reach[1]
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *TERNARY])
+def test_what_the_package_quantizes(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    numbers = rng.normal(size=(6, 512)).astype(np.float32)
+    numbers[1], numbers[2], numbers[3, 40:100] = 0, 0.75, -3
+    data = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind])
+    check(gguf_layer(tensor(data, kind)), expected(data, kind))
+
+
+@pytest.mark.parametrize("kind", MINIMA)
+def test_groups_without_a_scale(kind: str) -> None:
+    data = random_blocks(kind, 6, 4, 7)
+    blocks = data.reshape(6, 4, -1)
+    scale, minimum = HALVES[kind][0]
+    blocks[0, :, scale : scale + 2] = 0  # constants
+    blocks[1, :, minimum : minimum + 2] = 0
+    blocks[2, :, scale : scale + 2] = blocks[2, :, minimum : minimum + 2] = 0
+    if kind in SCALES:
+        blocks[3, :, SCALES[kind]] &= 0xF0
+        blocks[4, :, SCALES[kind]] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        coded = gguf_layer(tensor(data, kind))
+    numbers = expected(data, kind)
+    check(coded, numbers)
+    np.testing.assert_array_equal(coded.dequantize()[[0, 2]], numbers[[0, 2]])
+    assert numbers[0].any() and not numbers[2].any()
+    np.testing.assert_array_equal(in_groups(coded, 32).dequantize(), coded.dequantize())
+    assert coded.codes.max() < 1 << coded.bits
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HALVES if kind not in TABLES])
+def test_products(kind: str) -> None:
+    data = random_blocks(kind, 24, 8, 2)
+    coded = gguf_layer(tensor(data, kind))
+    weight = coded.dequantize()
+    np.testing.assert_array_equal(in_groups(coded, 32).dequantize(), weight)
+    form = linear_form(coded)
+    assert form.op == "MatMulNBits" and form.attrs["bits"] == next(b for b in (2, 4, 8) if b >= coded.bits)
+    assert form.attrs["block_size"] == coded.block[1]
+    x = np.random.default_rng(1).normal(size=(3, coded.shape[1])).astype(np.float32)
+    y = evaluate(form.op, x, *form.operands, domain=form.domain, **form.attrs)
+    np.testing.assert_allclose(y, x @ weight.T, rtol=1e-4, atol=1e-4 * np.abs(weight).max())
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_products_with_tables(kind: str) -> None:
+    data = random_blocks(kind, 24, 8, 2)
+    if kind == "MXFP4":
+        data.reshape(24, 8, -1)[..., 0] = 120
+    coded = gguf_layer(tensor(data, kind))
+    form = linear_form(coded)
+    if kind == "MXFP4":
+        assert form.op == "DequantizeLinear"
+        weight = evaluate(form.op, *form.operands, **form.attrs).T
+    else:  # levels are whole numbers: 8 bits hold them
+        assert form.op == "MatMulNBits" and form.attrs["bits"] == 8
+        weight = evaluate(
+            form.op, np.eye(coded.shape[1], dtype=np.float32), *form.operands, domain=form.domain, **form.attrs
+        ).T
+    np.testing.assert_array_equal(weight, expected(data, kind))
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_bytes_are_those_of_the_file(kind: str) -> None:
+    data = random_blocks(kind, 4, 2, 5)
+    assert gguf_layer(tensor(data, kind)).nbytes == data.size
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("shape", [(0, 256), (3, 0)])
+def test_nothing(kind: str, shape: tuple[int, int]) -> None:
+    block, size = sizes(kind)
+    coded = gguf_layer(tensor(np.zeros((shape[0], shape[1] // block * size), np.uint8), kind, shape))
+    assert coded.dequantize().shape == coded.shape == shape
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_scales_that_are_no_numbers(kind: str) -> None:
+    data = random_blocks(kind, 2, 2, 0)
+    at = HALVES[kind][0][0]
+    data.reshape(2, 2, -1)[0, 0, at : at + 2] = 0x01, 0x7C  # a NaN that NumPy warns of where it is made wider
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        coded = gguf_layer(tensor(data, kind))
+    np.testing.assert_allclose(coded.dequantize(), expected(data, kind), rtol=1e-5, atol=1e-5)
+    assert np.isnan(coded.dequantize()[0, 0]) and linear_form(coded).op == "MatMul"
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_kinds_without_codes(kind: str) -> None:
+    data = np.zeros((2, sizes(kind)[1]), np.uint8)
+    with pytest.raises(WeightError, match=rf"'a\.weight' is of {kind},.* read\(\) gives its numbers"):
+        gguf_layer(tensor(data, kind))
+
+
+@pytest.mark.parametrize("kind", [*HALVES, *TERNARY])
+def test_bytes_that_do_not_fit(kind: str) -> None:
+    block, size = sizes(kind)
+    data = np.zeros((2, 3 * size), np.uint8)
+    for shape in ((2, 2 * block), (3, 3 * block), (2, 3 * block + 8)):
+        with pytest.raises(WeightError, match=rf"'a\.weight': {kind}: \d+ x \d+ weights do not fit in {data.size}"):
+            gguf_layer(tensor(data, kind, shape))
+
+
+def test_what_is_no_matrix_of_blocks() -> None:
+    data = np.zeros((2, 18), np.uint8)
+    for shape in ((64,), (2, 1, 32)):
+        with pytest.raises(WeightError, match=r"'a\.weight' \(Q4_0, .* is no matrix of blocks"):
+            gguf_layer(tensor(data, "Q4_0", shape))
+    plain: Any = SimpleNamespace(info=TensorInfo("n.weight", DType.float32, (2, 32), 256))
+    with pytest.raises(WeightError, match=r"'n\.weight' \(float32, .* is no matrix of blocks"):
+        gguf_layer(plain)
+    without: Any = SimpleNamespace(info=tensor(data, "Q4_0").info)  # a part of one, for example
+    with pytest.raises(WeightError, match="is no matrix of blocks"):
+        gguf_layer(without)
+    assert quantized_layers({"a.weight": without, "n.weight": plain}) == {}
+
+
+def written(path: Path, blocks: dict[str, tuple[Array, str]], plain: dict[str, Array], **options: Any) -> Path:
+    writer = gguf.GGUFWriter(path, "test", **options)
+    for name, (data, kind) in blocks.items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    for name, array in plain.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_files(tmp_path: Path) -> None:
+    blocks = {f"blk.{i}.ffn_up.weight": (random_blocks(kind, 4, 2, i), kind) for i, kind in enumerate(HALVES)}
+    ternary = np.random.default_rng(0).integers(-1, 2, (4, 512)).astype(np.float32)
+    for kind in TERNARY:
+        packed = gguf.quants.quantize(ternary, gguf.GGMLQuantizationType[kind])
+        blocks[f"{kind}.weight"] = packed, kind
+    others = {
+        "blk.0.ffn_up_exps.weight": (random_blocks("Q4_0", 4, 2, 1).reshape(2, 2, 36), "Q4_0"),  # of experts
+        "blk.0.attn_k.weight": (np.zeros((2, sizes("IQ2_XS")[1]), np.uint8), "IQ2_XS"),
+        "blk.0.table": (random_blocks("Q4_0", 4, 2, 1), "Q4_0"),
+        "weight": (random_blocks("Q4_0", 4, 2, 1), "Q4_0"),
+    }
+    plain: dict[str, Array] = {
+        "blk.0.attn_norm.weight": np.ones(32, np.float32),
+        "output.weight": np.ones((4, 32), np.float16),
+    }
+    path = written(tmp_path / "m.gguf", blocks | others, plain)
+    checkpoint = WeightLoader(offline=True).open(path)
+    layers = quantized_layers(checkpoint)
+    assert layers.keys() == {name.removesuffix(".weight") for name in blocks}
+    assert sorted(kind for _, kind in blocks.values()) == sorted(KINDS)
+    for name, layer in layers.items():
+        check(layer(), checkpoint[f"{name}.weight"].read())
+    assert layers["TQ2_0"]().scheme == "ternary"
+
+
+def test_files_with_the_highest_byte_first(tmp_path: Path) -> None:
+    data = random_blocks("Q4_0", 2, 1, 0)
+    path = written(tmp_path / "m.gguf", {"a.weight": (data, "Q4_0")}, {}, endianess=gguf.GGUFEndian.BIG)
+    layers = quantized_layers(WeightLoader(offline=True).open(path))
+    with pytest.raises(NotSupported, match=r"'a\.weight'"):
+        layers["a"]()
+
+
+def test_other_checkpoints_are_not_looked_into(tmp_path: Path) -> None:
+    class Tensor:
+        def read(self) -> Array:
+            raise AssertionError("read")
+
+    assert quantized_layers({"a.weight": Tensor(), "weight": Tensor()}) == {}
+    save_safetensors(tmp_path / "m.safetensors", {"a.weight": np.ones((2, 32), np.float32)})
+    assert quantized_layers(WeightLoader(offline=True).open(tmp_path / "m.safetensors")) == {}
+    # the file that an index names is opened when a tensor is asked for: there is none
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a.weight": "model-1.safetensors"}}))
+    assert quantized_layers(WeightLoader(offline=True).open(index)) == {}
