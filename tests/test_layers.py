@@ -31,7 +31,7 @@ LAYERS = (
     ("providers",),
     ("runtime",),
     ("tensor",),
-    ("nn", "numpy", "optim"),
+    ("nn", "numpy", "optim", "quantization"),
     ("training",),
     ("brain",),
     ("serve", "deploy"),

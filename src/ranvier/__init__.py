@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # known to type checkers by its name; importing typing fo
 if TYPE_CHECKING:
     from typing import Any
 
-    from ranvier import capi, errors, nn, numpy, optim, training
+    from ranvier import capi, errors, nn, numpy, optim, quantization, training
     from ranvier.config import Limits, MemoryConfig, ProviderConfig, SessionConfig
     from ranvier.devices import Device, DeviceConfig, DeviceInfo, detect_devices
     from ranvier.dlpack import from_dlpack, to_dlpack
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_SUBMODULES = ("capi", "errors", "nn", "numpy", "optim", "training")
+_SUBMODULES = ("capi", "errors", "nn", "numpy", "optim", "quantization", "training")
 
 # module -> the public names that live there
 _HOMES = {
@@ -278,6 +278,7 @@ __all__ = [
     "optim",
     "preload_dlls",
     "print_debug_info",
+    "quantization",
     "realise",
     "register_op",
     "select_backend",

@@ -33,9 +33,13 @@ def dynamic_sites(graph: Graph) -> list[Site]:
     return [site for site in find_sites(graph) if site.inner is not None or terms_of(site) >= _LEAST_TERMS]
 
 
-def quantize_dynamic(graph: Graph, sites: Sequence[Site], *, signed: bool = True, per_channel: bool = True) -> None:
-    """Rewrite the layers of a graph in place; ``signed`` is for codes of weights, which have a scale for each output
-    channel or one for all. Layers that read the same round it once, those that share weights share their codes."""
+def quantize_dynamic(
+    graph: Graph, sites: Sequence[Site], *, bits: int = 8, signed: bool = True, per_channel: bool = True
+) -> None:
+    """Rewrite the layers of a graph in place; ``bits`` and ``signed`` are for codes of weights, which have a scale for
+    each output channel or one for all. Layers that read the same round it once, those that share weights share their
+    codes."""
+    scheme = Integers(bits, True, "channel" if per_channel else "tensor", signed=signed)
     rounded: dict[Value, list[Value]] = {}
     shared: dict[Weights, _Codes] = {}
     for site in sites:
@@ -44,7 +48,7 @@ def quantize_dynamic(graph: Graph, sites: Sequence[Site], *, signed: bool = True
             rounded[site.data] = _rounded(site.data, ops)
         if key not in shared:
             with named_in_errors(site.name):
-                shared[key] = _coded(site, ops, signed, per_channel)
+                shared[key] = _coded(site, ops, scheme)
         codes, step, zero = rounded[site.data]
         weights = shared[key]
         operands = [codes, weights.codes, zero, *weights.zero]
@@ -70,14 +74,13 @@ def _rounded(data: Value, ops: GraphOps) -> list[Value]:
     return list(ops.node("DynamicQuantizeLinear", [data], outputs=3, name=f"{data.name}.quantize").outputs)
 
 
-def _coded(site: Site, ops: GraphOps, signed: bool, per_channel: bool) -> _Codes:
+def _coded(site: Site, ops: GraphOps, scheme: Integers) -> _Codes:
     moved, name = np.moveaxis(site.numbers, site.outputs, 0), site.weight.name
-    scheme = Integers(8, True, "channel" if per_channel else "tensor", signed=signed)
     coded = scheme.quantize(moved.reshape(len(moved), -1))
     whole = coded.codes.reshape(moved.shape)
     whole = whole if site.inner is None else whole.T  # products read [in, out]
-    scales = coded.scales.astype(np.float32).reshape(_spread(site) if per_channel else ())
-    middle = () if signed else (ops.constant(np.uint8(1 << 7), f"{name}.zero"),)
+    scales = coded.scales.astype(np.float32).reshape(_spread(site) if scheme.granularity == "channel" else ())
+    middle = () if scheme.signed else (ops.constant(np.uint8(1 << (scheme.bits - 1)), f"{name}.zero"),)
     codes = ops.constant(np.ascontiguousarray(whole), f"{name}.codes")
     return _Codes(codes, ops.constant(scales, f"{name}.scale"), middle)
 

@@ -147,7 +147,7 @@ class Rounding:
             moved = np.moveaxis(site.numbers, site.outputs, 0)
             with named_in_errors(site.name):
                 coded = Integers(8, True, "channel", fit=self._fit).quantize(moved.reshape(len(moved), -1))
-            steps = _steps(coded)
+            steps = steps_of(coded)
             fine = steps.astype(np.float64).reshape(groups_of(site), -1)
             codes = self._rounded(site, moved, lambda w: np.clip(np.rint(w / fine), -127, 127) * fine)
             wide = steps.reshape(-1, *[1] * (moved.ndim - 1))
@@ -175,11 +175,11 @@ class Rounding:
         return spread(weights, second / count, nearest).reshape(moved.shape)
 
 
-def _steps(coded: Quantized) -> Array:
-    """The step of each output channel. Any would do where all weights are zero, but biases are rounded to it too, times
-    that of the data: so it is like the others'."""
+def steps_of(coded: Quantized) -> Array:
+    """The step of each output channel, or the one of all. Any would do where all weights are zero, but biases are
+    rounded to it too, times that of the data: so it is like the others'."""
     steps = coded.scales.reshape(-1).astype(np.float32)
-    something = coded.codes.any(axis=1)
+    something = coded.codes.reshape(len(steps), -1).any(axis=1)
     usual = np.median(steps[something]) if something.any() else _NO_WEIGHTS
     return np.where(something, steps, np.float32(usual))
 

@@ -8,14 +8,16 @@ sum alone is coded: the layer adds before it rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import TensorType
+from ranvier.ops import complete
 from ranvier.passes.edit import builder
 from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
@@ -34,19 +36,20 @@ _MOVES = frozenset(
 )
 
 
-def coded_values(graph: Graph, sites: Sequence[Site], *, joins: bool = True) -> list[str]:
-    """Names of the values that get a pair: what layers read, what they give behind their activation, joins of those."""
+def coded_values(graph: Graph, sites: Sequence[Site], *, joins: bool = True, left: Container[str] = ()) -> list[str]:
+    """Names of the values that get a pair: what layers read, what they give behind their activation, joins of those.
+    Nodes whose names are ``left`` neither read nor give codes."""
     if not joins:
         return list(dict.fromkeys(site.data.name for site in sites))
     layers = {id(site.node) for site in sites}
     found: dict[str, None] = {}
     coded: set[int] = set()
-    unrounded, staying = _unrounded(graph, sites), _staying(graph, layers)
+    unrounded, staying = _unrounded(graph, sites), _staying(graph, layers, left)
     for site in sites:
         found[site.data.name] = None
         coded.add(id(site.data))
     for node in graph:
-        if node.domain or not node.outputs:
+        if node.domain or not node.outputs or node.name in left:
             continue
         if id(node) in layers or (node.op in _JOINS and all(id(v) in coded for v in _operands(node))):
             value = tail(node).value
@@ -81,14 +84,14 @@ def _operands(node: Node) -> list[Value]:
     return [value for value in given if value is not None and value.const is None]
 
 
-def _staying(graph: Graph, layers: set[int]) -> set[int]:
+def _staying(graph: Graph, layers: set[int], left: Container[str]) -> set[int]:
     """Values whose codes get to layers, whoever reads them; elsewhere a pair would only lose bits."""
     found: set[int] = set()
 
     def leads(node: Node, position: int) -> bool:
         if id(node) in layers:
             return position == 0
-        if node.domain or node.op not in (_JOINS | _MOVES):
+        if node.domain or node.op not in (_JOINS | _MOVES) or node.name in left:
             return False
         ends = [tail(node).value] if node.op in _JOINS else [value for value in node.outputs if value.uses]
         return all(id(value) in found for value in ends)
@@ -106,26 +109,37 @@ def quantize_static(
     ranges: Mapping[str, Range],
     *,
     signed: bool = False,
+    symmetric: bool | None = None,
     rounding: Rounding | None = None,
     means: Mapping[str, Array] | None = None,
     joins: bool = True,
+    left: Container[str] = (),
+    rounded: Collection[str] = (),
 ) -> None:
-    """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``.
+    """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``, and of values that are
+    ``rounded`` for all who read them.
 
+    Codes of activations that are ``signed`` are ``symmetric`` too, others are not, unless it is said. Nodes whose names
+    are ``left`` stay as they are.
     ``rounding`` of weights: to the nearest codes unless given. ``means`` of the input channels of layers: what rounding
     of weights adds to a result on average comes off its bias. Without ``joins`` layers alone read codes, and what lies
     between them is not rounded for others.
     """
-    activations, rounding = Integers(8, signed, "tensor", signed=signed), rounding or Rounding()
+    even = signed if symmetric is None else symmetric
+    activations, rounding = Integers(8, even, "tensor", signed=signed), rounding or Rounding()
     scales: dict[str, np.float32] = {}
     names = {value.name: value for value in graph.values()}
     layers = {id(site.node) for site in sites}
-    staying = _staying(graph, layers) if joins else set()
-    for name in coded_values(graph, sites, joins=joins):
+    staying = _staying(graph, layers, left) if joins else set()
+    for name in dict.fromkeys((*coded_values(graph, sites, joins=joins, left=left), *rounded)):
         if name in ranges and name in names:
             value = names[name]
-            read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
-            scales[name] = _pair(graph, value, read, ranges[name], activations)
+            if name in rounded:  # for bodies that read it, it stays as it is
+                read = [use for use in value.uses if use[0].graph is graph]
+            else:
+                read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
+            scale = _pair(graph, value, read, ranges[name], activations, outputs=name in rounded)
+            scales[name] = scales[value.name] = scale  # an output's name goes to what it is behind the pair
     shared: dict[Weights, Value] = {}
     for site in sites:
         _layer(site, rounding, scales, (means or {}).get(_source(site.data)), shared)
@@ -135,18 +149,24 @@ def quantize_static(
                 multiply_instead(node, ORIGIN)
 
 
-def _pair(graph: Graph, value: Value, uses: Sequence[Use], bounds: Range, scheme: Integers) -> np.float32:
-    """Put a pair between a value and those who read codes; gives the scale."""
+def _pair(
+    graph: Graph, value: Value, uses: Sequence[Use], bounds: Range, scheme: Integers, *, outputs: bool = False
+) -> np.float32:
+    """Put a pair between a value and those who read codes, if it is among the ``outputs`` these too; gives the
+    scale."""
     low, high = min(0.0, bounds[0]), max(0.0, bounds[1])
     scale, zero = scheme.parameters(np.array(low), np.array(high))
-    first = min((node for node, _ in uses), key=_position(graph))
-    ops = builder(first, ORIGIN)
+    first = min((node for node, _ in uses), key=_position(graph), default=None)
+    ops = GraphOps(graph, first, ORIGIN, complete)
     step = ops.constant(np.float32(scale), f"{value.name}.scale")
     point = ops.constant(np.asarray(zero, np.int8 if scheme.signed else np.uint8).reshape(()), f"{value.name}.zero")
     codes = ops.QuantizeLinear(value, step, point, _name=f"{value.name}.quantize")
     back = ops.DequantizeLinear(codes, step, point, _name=f"{value.name}.dequantize")
     for node, position in uses:
         node.set_input(position, back)
+    if outputs and value.is_graph_output:
+        graph.outputs = [back if each is value else each for each in graph.outputs]
+        value.name, back.name = back.name, value.name
     return np.float32(scale)
 
 

@@ -1,0 +1,1 @@
+"""What ``onnxruntime.quantization`` does, in the ways of this runtime; scripts import ``ranvier.quantization``."""
