@@ -143,6 +143,21 @@ def test_a_trailing_transpose_is_written_at_once() -> None:
     assert len(launches(model(nodes, {"x": (30, 40)}, ["y"]), {"x": random(30, 40)})) == 1
 
 
+def test_what_others_read_too_is_written_to_an_output_of_another_shape() -> None:
+    """A state that is shaped back, and read on."""
+    constants = {"shape": np.array([6, 40]), "places": np.arange(0, 240, 2), "values": random(120)}
+    nodes = [
+        node("ScatterElements", "x places values", "s"),
+        node("Reshape", "s shape", "state"),
+        node("Reshape", "s shape", "again"),
+        node("Softmax", "again", "y"),
+    ]
+    apart = len(launches(model(nodes, {"x": (240,)}, ["y"], constants), {"x": random(240)}))
+    assert len(launches(model(nodes, {"x": (240,)}, ["state", "y"], constants), {"x": random(240)})) == apart
+    turned = [nodes[0], node("Reshape", "s shape", "again"), node("Transpose", "again", "state"), nodes[3]]
+    assert len(launches(model(turned, {"x": (240,)}, ["state", "y"], constants), {"x": random(240)})) == apart + 1
+
+
 def test_outputs_that_are_inputs_or_each_other() -> None:
     nodes = [node("Identity", "x", "a"), node("Relu", "x", "b"), node("Identity", "b", "c")]
     launches(model(nodes, {"x": (3, 4)}, ["a", "b", "c"]), {"x": random(3, 4)})

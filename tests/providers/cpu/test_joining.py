@@ -86,7 +86,9 @@ def programs(draw: st.DrawFn) -> tuple[list[Launch], set[int], list[Storage]]:
             target = draw(st.sampled_from([target, target, *outputs]))
             launches.append(launch("product", read, [target], draw(st.integers(0, 1))))
         elif kind == "copy":
-            launches.append(launch("copy", [source], [target], draw(st.integers(0, 1)), 0.0))
+            beside_it = [Storage("temp", 64, name=f"s{k}")] if draw(st.booleans()) else []  # codes, and their scales
+            launches.append(launch("copy", [source], [target, *beside_it], draw(st.integers(0, 1)), 0.0))
+            held += beside_it
         elif kind == "map":
             launches.append(launch("map", [source, draw(st.sampled_from(held))], [target], flops=10.0))
         else:  # another launch writes what is there already, as into a slice of it
@@ -138,12 +140,37 @@ def test_a_copy_of_what_changed_meanwhile_is_made_again() -> None:
     assert made_once(twice, {0, 1}, set())[0] == twice
 
 
-def test_a_copy_is_not_held_for_long() -> None:
-    x, copies = Storage("input", 64), [Storage("temp", 64) for _ in range(2)]
-    between = [launch("map", [x], [Storage("output", 64, index=k)], k) for k in range(20)]
-    launches = [launch("copy", [x], [copies[0]]), *between, launch("copy", [x], [copies[1]])]
-    assert made_once(launches, {0, 21}, set())[0] == launches
-    assert len(made_once([*launches[:3], launches[-1]], {0, 3}, set())[0]) == 3
+@pytest.mark.parametrize("size, between", [(1 << 20, 20), (64, 60)])
+def test_a_copy_is_not_held_for_long(size: int, between: int) -> None:
+    """A small one for longer than a large one."""
+    x, copies = Storage("input", size), [Storage("temp", size) for _ in range(2)]
+    others = [launch("map", [x], [Storage("output", size, index=k)], k) for k in range(between)]
+    launches = [launch("copy", [x], [copies[0]]), *others, launch("copy", [x], [copies[1]])]
+    assert made_once(launches, {0, between + 1}, set())[0] == launches
+    assert len(made_once([*launches[: between // 2], launches[-1]], {0, between // 2}, set())[0]) == between // 2
+
+
+def test_codes_and_scales_are_made_once() -> None:
+    """Products of one tensor that is rounded first are one step."""
+    x, outs = Storage("temp", 64), [Storage("output", 64, index=k) for k in range(3)]
+    launches = []
+    for out in outs:
+        codes, scales = Storage("temp", 64), Storage("temp", 8)
+        launches += [launch("round", [x], [codes, scales], flops=0.0), launch("product", [codes, scales], [out])]
+    found, places = made_once(launches, {0, 2, 4}, set())
+    assert [each.spec.name for each in found] == ["round", "product", "product", "product"]
+    assert len({each.buffers[:2] for each in found[1:]}) == 1
+    steps, _, names = together(found, {places[k] for k in (1, 3, 5)}, lambda members: True)
+    assert len(steps) == 2 and len(names[0]) == 3
+
+
+@pytest.mark.parametrize("size, between, apart", [(1 << 20, 20, True), (64, 20, False), (64, 60, True)])
+def test_products_are_not_moved_far(size: int, between: int, apart: bool) -> None:
+    x, outs = Storage("temp", 64), [Storage("temp", size) for _ in range(2)]
+    others = [launch("map", [outs[0]], [Storage("output", 64, index=k)], k) for k in range(between)]
+    launches = [launch("product", [x], [outs[0]]), *others, launch("product", [x], [outs[1]], 1)]
+    steps, _, _ = together(launches, {0, between + 1}, lambda members: True)
+    assert (steps == launches) == apart
 
 
 def test_what_a_product_needs_moves_with_it() -> None:

@@ -25,7 +25,7 @@ from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.realise_rows import rows_nest
 from ranvier.codegen.definitions.registry import ALL
 from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Nest, Op, Operand, Result
-from ranvier.codegen.storage import Kind, Storage, View
+from ranvier.codegen.storage import Kind, Storage, View, dense_strides
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.graph.tensors import ConstTensor
@@ -221,7 +221,8 @@ class BaseRealiser(ABC):
                 start += size
 
     def _plan_outputs(self, defs: Sequence[Def]) -> None:
-        """Let what only becomes an output by another view (a transpose, a reshape) be written there at once."""
+        """Let what becomes an output by another view (a transpose, a reshape) be written there at once: what nobody else
+        reads, and what lies there for others as it would anywhere."""
         own: set[Value] = set()
         uses: dict[Value, int] = {}
         for each in defs:
@@ -234,10 +235,10 @@ class BaseRealiser(ABC):
             if not isinstance(each, Alias) or each.inverse is None or each.out not in behind:
                 continue
             source = each.source
-            if uses[source] > 1 or source in behind or source in self._slices:
+            if source in behind or source in self._slices:
                 continue
             view = each.inverse(behind[each.out])
-            if view is not None:
+            if view is not None and (uses[source] == 1 or view.strides == dense_strides(view.shape)):
                 behind[source] = view
                 if source in own:
                     self._outputs_behind[source] = view

@@ -20,7 +20,8 @@ from ranvier.codegen.storage import Storage
 from ranvier.records import dataclass
 from ranvier.varying import following
 
-_REACH = 12  # launches that a product may be moved past, or a copy wait: memory is held that much longer
+_REACH = 12  # launches that a product may be moved past, or a copy wait: memory is held that much longer …
+_FAR, _SMALL = 48, 1 << 16  # … and more where that is this many bytes at most
 _PREPARED = 4  # launches that may be moved with it, because it needs what they make
 _MEETING_NS = 2_000  # what it costs threads to meet after a step
 
@@ -45,19 +46,18 @@ def made_once(launches: Sequence[Launch], prepares: Set[int], kept: Set[Storage]
         if instead and any(isinstance(b, At) and b.storage in instead for b in launch.buffers):
             launch = _rewired(launch, instead)
         again: int | None = None
-        target = launch.writes[0] if place in prepares else None
-        if target is not None and target.kind == "temp" and target not in kept and writers[target] == 1:
-            read = [b.storage for b in launch.buffers if isinstance(b, At) and b.storage is not target]
+        if place in prepares and all(s.kind == "temp" and s not in kept and writers[s] == 1 for s in launch.writes):
+            read = [b.storage for b in launch.buffers if isinstance(b, At) and b.storage not in launch.writes]
             # numbers may vary from call to call: they are compared, and never part of a key
             others = known.setdefault((launch.spec, *map(id, read)), [])
-            near = [(k, each) for k, each in others if len(made) - k <= _REACH]
+            near = [(k, each) for k, each in others if len(made) - k <= _reach(launch)]
             again = next(
                 (k for k, each in near if _same(each, launch) and all(written.get(s, -1) < k for s in read)), None
             )
             if again is None:
                 others.append((len(made), launch))
             else:
-                instead[target] = made[again].writes[0]
+                instead.update(zip(launch.writes, made[again].writes))
         places.append(len(made) if again is None else again)
         if again is None:
             for storage in launch.writes:
@@ -67,13 +67,19 @@ def made_once(launches: Sequence[Launch], prepares: Set[int], kept: Set[Storage]
 
 
 def _same(one: Launch, other: Launch) -> bool:
-    """Whether two launches of one kernel that read the same storages do the same, each to a storage of its own."""
+    """Whether two launches of one kernel that read the same storages do the same, each to storages of its own."""
 
     def buffers(x: Launch) -> list[object]:
-        return [(None if b.storage in x.writes else b.storage, b.offset) if isinstance(b, At) else b for b in x.buffers]
+        own = {storage: k for k, storage in enumerate(x.writes)}
+        return [(own.get(b.storage, b.storage), b.offset) if isinstance(b, At) else b for b in x.buffers]
 
-    alike = len(one.writes) == len(other.writes) == 1 and one.tiles == other.tiles and one.rounds == other.rounds
+    alike = len(one.writes) == len(other.writes) and one.tiles == other.tiles and one.rounds == other.rounds
     return alike and buffers(one) == buffers(other) and one.dims == other.dims
+
+
+def _reach(launch: Launch) -> int:
+    """How many launches what one writes may be held for: what is small is in the way of nothing."""
+    return _FAR if sum(storage.nbytes for storage in launch.writes) <= _SMALL else _REACH
 
 
 def _rewired(launch: Launch, instead: dict[Storage, Storage]) -> Launch:
@@ -145,8 +151,8 @@ class _Groups:
         first = places[0]
         members, before = [first], set[int]()
         for k in places[1:]:
-            if k - first > _REACH:
-                break
+            if k - first > _reach(self._launches[k]):
+                continue
             needed = self._needed(first, k)
             if needed is not None:
                 members.append(k)
