@@ -221,8 +221,8 @@ class BaseRealiser(ABC):
                 start += size
 
     def _plan_outputs(self, defs: Sequence[Def]) -> None:
-        """Let what becomes an output by another view (a transpose, a reshape) be written there at once: what nobody else
-        reads, and what lies there for others as it would anywhere."""
+        """Let what becomes an output by another view (a transpose, a reshape) be written there at once: what nobody
+        else reads, and what lies there for others as it would anywhere."""
         own: set[Value] = set()
         uses: dict[Value, int] = {}
         for each in defs:
