@@ -176,6 +176,18 @@ def test_inputs_of_16_bits(kind: str) -> None:
     np.testing.assert_allclose(found.numpy().astype(np.float32), expected(weight, x), rtol=0.05, atol=0.2)
 
 
+@pytest.mark.parametrize("kind", ["uint4", "nf4", "float8", "nvfp4", "ternary"])
+def test_a_module_in_16_bits_keeps_its_codes(kind: str) -> None:
+    weight, x = CODED[kind][1](), numbers(4, INPUTS)
+    model = nn.Sequential(nn.QuantizedLinear(weight), nn.LayerNorm(OUTPUTS)).half()
+    codes = model[0].codes
+    assert codes.dtype.name != "float16" and model[1].weight.dtype.name == "float16"
+    found = model(rv.Tensor(x.astype(np.float16))).numpy().astype(np.float32)
+    rows = expected(weight, x)
+    wanted = (rows - rows.mean(-1, keepdims=True)) / rows.std(-1, keepdims=True)
+    np.testing.assert_allclose(found, wanted, rtol=0.05, atol=0.05)
+
+
 def test_8_bit_activations() -> None:
     weight, x = CODED["uint4"][1](), numbers(4, INPUTS)
     found = nn.QuantizedLinear(weight, activations="int8")(rv.Tensor(x)).numpy()

@@ -75,10 +75,9 @@ def load_quantized_(
     own_names = {name for name, _ in module._saved()} - {f"{name}.weight" for name in coded}
     missing = sorted(own_names - rest.keys())
     unexpected = sorted({*(rest.keys() - own_names), *(layers.keys() - places.keys())})
+    loaded = Loaded(missing, unexpected)
     if strict and (missing or unexpected):
-        said = [f"without a value: {', '.join(missing)}"] if missing else []
-        said += [f"not known here: {', '.join(unexpected)}"] if unexpected else []
-        raise InvalidInput(f"the checkpoint does not fit {type(module).__name__}; {'; '.join(said)}")
+        raise InvalidInput(f"the checkpoint does not fit {type(module).__name__}; {loaded.told()}")
     for name in sorted(coded):
         holder, own, layer = places[name]
         codes = layers[name]()
@@ -87,7 +86,7 @@ def load_quantized_(
         holder.add_module(own, _made(layer, codes, activations))
     values = {name: np.asarray(each.read()) for name, each in rest.items() if name in own_names}
     module.load_state_dict(values, strict=False)
-    return Loaded(missing, unexpected)
+    return loaded
 
 
 def _places(module: Module) -> Iterator[tuple[str, Module, str, Linear | Embedding]]:

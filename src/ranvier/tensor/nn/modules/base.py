@@ -10,7 +10,7 @@ from ranvier.errors import InvalidInput, ShapeMismatch
 from ranvier.tensor.core import Tensor
 from ranvier.tensor.manipulate import astype
 from ranvier.tensor.nn.generator import Generator, default_generator
-from ranvier.tensor.state import Parameter, Setting, State
+from ranvier.tensor.state import Constant, Parameter, Setting, State
 
 M = TypeVar("M", bound="Module")
 
@@ -20,6 +20,10 @@ class Loaded(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+    def told(self) -> str:
+        said = {"without a value": self.missing_keys, "not known here": self.unexpected_keys}
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in said.items() if names)
 
 
 class Module:
@@ -189,9 +193,7 @@ class Module:
         missing = [name for name in own if name not in state_dict]
         unexpected = [name for name in state_dict if name not in own]
         if strict and (missing or unexpected):
-            said = [f"without a value: {', '.join(missing)}"] if missing else []
-            said += [f"not known here: {', '.join(unexpected)}"] if unexpected else []
-            raise InvalidInput(f"the values do not fit {type(self).__name__}; {'; '.join(said)}")
+            raise InvalidInput(f"the values do not fit {type(self).__name__}; {Loaded(missing, unexpected).told()}")
         values: dict[str, Tensor] = {}
         for name, state in own.items():
             if name not in state_dict:
@@ -254,11 +256,11 @@ class Module:
                 yield found
 
     def to(self: M, dtype: Any = None, device: Any = None) -> M:
-        """Change the type of all floating-point parameters and buffers, or their device."""
+        """Change the type of all floating-point parameters and buffers, or their device. Codes stay what they are."""
         kind = None if dtype is None else dtypes.of(dtype)
         for state in [*self.parameters(), *self.buffers()]:
             value = state.value
-            if kind is not None and value.dtype.is_float:
+            if kind is not None and value.dtype.is_float and not isinstance(state, Constant):
                 value = astype(value, kind)
             state._replace((value if device is None else value.to_device(device))._expr)
         return self
