@@ -60,7 +60,7 @@ def load_quantized_(
     strict: bool = True,
     activations: str = "float32",
 ) -> Loaded:
-    """Take over the weights of a checkpoint of GPTQ, AWQ, compressed-tensors, bitsandbytes, float8 or BitNet.
+    """Take over the weights of a checkpoint: GPTQ, AWQ, compressed-tensors, bitsandbytes, float8, BitNet or GGUF.
 
     What the checkpoint has in codes becomes a :class:`QuantizedLinear` or :class:`QuantizedEmbedding`; all
     else is loaded as by ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``:
