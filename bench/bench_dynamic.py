@@ -35,7 +35,7 @@ from ranvier.errors import InvalidConfig, RanvierError
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
-from ranvier.runtime.quantizing.dynamic import SCHEME
+from ranvier.runtime.quantizing.dynamic import DYNAMIC
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.session import Session
@@ -98,7 +98,7 @@ def measure(case: catalogue.Case, options: argparse.Namespace, folder: Path) -> 
     config = SessionConfig.default(threads=max(options.threads))
     graph = prepared(original, config)
     feeds = [sample(graph, case, 1 + k) for k in range(_SAMPLES)]
-    made, _ = Quantizer(graph, [], Quantization(SCHEME), config).run(force=True)
+    made, _ = Quantizer(graph, [], Quantization(DYNAMIC), config).run(force=True)
     compared = [k for k, value in enumerate(graph.outputs) if value.name not in case.random_outputs]
 
     def kept(rows: Any) -> list[list[Any]]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from examples.llama import Llama
 from rich.console import Console
 from rich.table import Table
 
@@ -28,20 +29,11 @@ import ranvier as rv
 from ranvier.weights import WeightLoader
 
 Array = np.ndarray[Any, Any]
-EXAMPLE = Path(__file__).parents[1] / "examples" / "llama.py"
-
-
-def network() -> Any:
-    spec = importlib.util.spec_from_file_location("llama_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 class Ours:
     def __init__(self, path: str, length: int, activations: str) -> None:
-        self._model = network().Llama(WeightLoader().open(path), activations).eval()
+        self._model = Llama(WeightLoader().open(path), activations).eval()
         self._model.begin(length)
         self._step = rv.jit(self._model.forward)
         self.name = f"ranvier, {activations} activations"

@@ -17,7 +17,7 @@ from ranvier.formats.onnx import read
 from ranvier.formats.onnx.retarget import retarget
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
-from ranvier.runtime.quantizing.dynamic import SCHEME, dynamic_sites, quantize_dynamic
+from ranvier.runtime.quantizing.dynamic import DYNAMIC, dynamic_sites, quantize_dynamic
 from ranvier.runtime.quantizing.samples import results
 from tests.runtime.test_quantizing_cases import CONFIG, RNG, model_of, numbers, quantized, results_elsewhere
 from tests.runtime.test_quantizing_recurrent import FEEDS, recurrent
@@ -52,11 +52,11 @@ def attention() -> Any:
 def test_a_model_without_samples(tmp_path: Path) -> None:
     model, x = attention(), normal(6, 48)
     graph = prepared(read(model), CONFIG)
-    made, report = Quantizer(graph, [], Quantization(SCHEME), CONFIG).run()
+    made, report = Quantizer(graph, [], Quantization(DYNAMIC), CONFIG).run()
     kinds = Counter(node.op for node in made)
     assert kinds["MatMulInteger"] == 3 and kinds["DynamicQuantizeLinear"] == 2  # x is rounded once for both
     assert len({id(node.inputs[1]) for node in made if node.op == "MatMulInteger"}) == 2
-    assert {layer.scheme for layer in report.layers} == {SCHEME} and not report.samples
+    assert {layer.scheme for layer in report.layers} == {DYNAMIC} and not report.samples
     (theirs,) = results_elsewhere(made, tmp_path / "q.onnx", {"x": x})
     ((ours,),) = results(made, [{"x": x}], CONFIG)
     ((original,),) = results(read(model), [{"x": x}], CONFIG)
@@ -116,15 +116,15 @@ def test_convolutions_of_short_sums_stay() -> None:
     ]
     weights = {"d": numbers(32, 1, 3, 3), "p": numbers(48, 32, 1, 1)}
     model = model_of(nodes, {"x": [1, 32, 6, 6]}, ["y"], weights)
-    made, report = quantized(model, {"x": normal(1, 32, 6, 6)}, scheme=SCHEME)
+    made, report = quantized(model, {"x": normal(1, 32, 6, 6)}, scheme=DYNAMIC)
     assert [layer.name for layer in report.layers] == ["pointwise"]
     assert [node.op for node in made if "Conv" in node.op] == ["Conv", "ConvInteger"]
 
 
 def test_recurrent_layers_too(tmp_path: Path) -> None:
-    made, report = Quantizer(recurrent(tmp_path), FEEDS, Quantization(SCHEME, slower=1e9), CONFIG).run()
+    made, report = Quantizer(recurrent(tmp_path), FEEDS, Quantization(DYNAMIC, slower=1e9), CONFIG).run()
     assert {node.op for node in made} >= {"DynamicQuantizeLSTM", "MatMulInteger"}
-    assert {layer.name: layer.scheme for layer in report.layers} == {"lstm": SCHEME, "dense": SCHEME}
+    assert {layer.name: layer.scheme for layer in report.layers} == {"lstm": DYNAMIC, "dense": DYNAMIC}
 
 
 def test_layers_that_hurt_stay() -> None:
@@ -137,10 +137,10 @@ def test_layers_that_hurt_stay() -> None:
     second[3] = 0.0
     model = model_of(nodes, {"x": [8, 48]}, ["y"], {"v": numbers(48, 32), "s": scale, "w": second})
     data = {"x": normal(8, 48)}
-    _, all_coded = quantized(model, data, scheme=SCHEME)
-    _, report = quantized(model, data, scheme=SCHEME, max_error=0.05)
+    _, all_coded = quantized(model, data, scheme=DYNAMIC)
+    _, report = quantized(model, data, scheme=DYNAMIC, max_error=0.05)
     assert all_coded.difference.error > 0.05 >= report.difference.error
-    assert {layer.name: layer.scheme for layer in report.layers} == {"good": SCHEME, "bad": "float32"}
+    assert {layer.name: layer.scheme for layer in report.layers} == {"good": DYNAMIC, "bad": "float32"}
 
 
 def test_weights_that_are_no_numbers_are_named() -> None:
@@ -148,5 +148,5 @@ def test_weights_that_are_no_numbers_are_named() -> None:
     weights[3, 4] = np.inf
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "broken")], {"x": [2, 32]}, ["y"], {"w": weights})
     with pytest.raises(InvalidConfig) as raised:
-        quantized(model, {"x": normal(2, 32)}, scheme=SCHEME)
+        quantized(model, {"x": normal(2, 32)}, scheme=DYNAMIC)
     assert any("'broken'" in note for note in raised.value.__notes__)

@@ -15,8 +15,8 @@ from ranvier.dtypes import DType
 from ranvier.errors import NotSupported, WeightError
 from ranvier.ops import evaluate
 from ranvier.quantize.base import Quantized
+from ranvier.runtime.quantizing.coded_forms import linear_form
 from ranvier.runtime.quantizing.grouped import in_groups
-from ranvier.runtime.quantizing.linear_forms import linear_form
 from ranvier.weights import WeightLoader, save_safetensors
 from ranvier.weights.quantized import quantized_layers
 from ranvier.weights.quantized.gguf_blocks import KINDS, gguf_layer

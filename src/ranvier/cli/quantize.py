@@ -30,7 +30,7 @@ from ranvier.runtime.quantizing import (
     prepared,
     read_samples,
 )
-from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
+from ranvier.runtime.quantizing.dynamic import DYNAMIC
 from ranvier.runtime.quantizing.options import LEVELS, RESTS, all_schemes
 from ranvier.runtime.quantizing.weight_only import CALIBRATED
 

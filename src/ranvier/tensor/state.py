@@ -69,11 +69,15 @@ class State(Tensor):
     @property
     def _expr(self) -> Expr:
         tracing = now.tracing
-        return self._held if tracing is None else tracing.read(self)
+        return self._held if tracing is None else self._traced(tracing)
 
     @_expr.setter
     def _expr(self, expr: Expr) -> None:
         self._replace(expr)
+
+    def _traced(self, tracing: Tracing) -> Expr:
+        """What stands for it in the function being traced."""
+        return tracing.read(self)
 
     @property
     def value(self) -> Tensor:
@@ -163,23 +167,15 @@ class Constant(State):
     has them compiled again."""
 
     __slots__ = ()
-    __hash__ = State.__hash__
 
-    @property
-    def _expr(self) -> Expr:
-        tracing = now.tracing
-        if tracing is not None:
-            tracing.met(self, "_held", self._held)
+    def _traced(self, tracing: Tracing) -> Expr:
+        tracing.met(self, "_held", self._held)
         return self._held
-
-    @_expr.setter
-    def _expr(self, expr: Expr) -> None:
-        self._replace(expr)
 
     def _replace(self, expr: Expr) -> None:
         if now.tracing is not None:
             raise InvalidInput(f"{self._named()} is part of the function that assigns it")
-        self._held = self.cut(expr)
+        super()._replace(expr)
 
 
 class Parameter(State):

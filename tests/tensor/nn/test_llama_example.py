@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from examples import llama as example
 
 import ranvier as rv
 from ranvier.weights import WeightLoader
 
 gguf = pytest.importorskip("gguf")
 Array = np.ndarray[Any, Any]
-EXAMPLE = Path(__file__).parents[3] / "examples" / "llama.py"
 WIDTH, HEADS, SHARED, INNER, BLOCKS, WORDS = 64, 4, 2, 96, 2, 300
 EPSILON, BASE = 1e-5, 5000.0
-
-
-@pytest.fixture(scope="module")
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("llama_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +100,7 @@ def by_definition(w: dict[str, Array], tokens: list[int]) -> Array:
     return np.asarray(norm(x, "output_norm") @ w["token_embd"].T)
 
 
-def test_scores_are_those_of_the_definition(example: Any, made: tuple[Path, dict[str, Array]]) -> None:
+def test_scores_are_those_of_the_definition(made: tuple[Path, dict[str, Array]]) -> None:
     path, numbers = made
     model = example.Llama(WeightLoader(offline=True).open(path), "float32").eval()
     tokens = [5, 17, 42, 7, 99, 280]
@@ -126,7 +116,7 @@ def test_scores_are_those_of_the_definition(example: Any, made: tuple[Path, dict
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_is_the_same_again(example: Any, made: tuple[Path, dict[str, Array]], temperature: float) -> None:
+def test_an_answer_is_the_same_again(made: tuple[Path, dict[str, Array]], temperature: float) -> None:
     path, numbers = made
     model = example.Llama(WeightLoader(offline=True).open(path), "float32").eval()
     runs = [[t for t, _ in example.answer(model, [5, 17, 42], 1, 5, temperature, 3)] for _ in range(2)]
@@ -135,7 +125,7 @@ def test_an_answer_is_the_same_again(example: Any, made: tuple[Path, dict[str, A
         assert runs[0][0] == int(by_definition(numbers, [5, 17, 42])[-1].argmax())
 
 
-def test_words(example: Any, made: tuple[Path, dict[str, Array]]) -> None:
+def test_words(made: tuple[Path, dict[str, Array]]) -> None:
     vocabulary = example.Vocabulary(WeightLoader(offline=True).open(made[0]).notes)
     found = vocabulary.encode("<|im_start|>hello world 12\n<|im_end|>")
     assert [vocabulary.tokens[t] for t in found] == [

@@ -13,7 +13,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, unpacked
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_array, first, gradient, operand
 from ranvier.ops.gradients.parts import made_of
 from ranvier.ops.own.bitlinear import DOMAIN
@@ -90,10 +90,11 @@ def _looked_up(b: Backward, levels: np.ndarray, codes: Value) -> Value:
 
 def _unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) -> Value:
     """A byte for each code; the last axis grows. They may be an input: a layer whose codes a function is handed."""
-    shifts = list(range(0, 8, bits))[:: -1 if high_first else 1]
+    order = -1 if high_first else 1
+    shifts = list(range(0, 8, bits))[::order]
     if codes.const is not None:
-        known = (codes.const.numpy()[..., None] >> np.array(shifts, np.uint8)) & np.uint8((1 << bits) - 1)
-        return b.constant(known.reshape(*known.shape[:-2], -1))
+        known = unpacked(codes.const.numpy(), bits)
+        return b.constant(known.reshape(-1, len(shifts))[:, ::order].reshape(known.shape))
     mask, sizes = b.constant(np.uint8((1 << bits) - 1)), b.sizes(codes)
     each = [b.BitwiseAnd(b.BitShift(codes, b.constant(np.uint8(s)), direction="RIGHT"), mask) for s in shifts]
     apart = b.Concat(*(b.Unsqueeze(one, b.whole(len(sizes))) for one in each), axis=len(sizes))

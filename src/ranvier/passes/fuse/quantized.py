@@ -26,7 +26,7 @@ from ranvier.passes.fuse.code_moves import bounds_of, clipped
 from ranvier.passes.fuse.codes import BYTES, Left, Quantized, code_type, dequantized, parameters, result_of, triple
 
 _LONGEST = 1 << 15  # products of two codes, less zero points, that int32 holds the sum of
-_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")  # what convolutions on codes have too
 
 
 class QuantizedFusion:
@@ -144,7 +144,7 @@ def _conv(node: Node, x: Quantized, w: Quantized, y: Quantized, target: DType, o
     bias = node.input(2)
     if bias is not None:
         operands.append(op.constant(_bias(bias, x, w, y, sizes[0])))
-    attrs = {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
+    attrs = {name: node.attrs[name] for name in WINDOW if name in node.attrs}
     return op.node("QLinearConv", operands, attrs).output
 
 
@@ -204,7 +204,7 @@ def _scaled_sums(node: Node, op: GraphOps) -> Value | None:
             weights, columns = np.ascontiguousarray(weights.T), 0
     elif node.op == "Conv":
         columns = 0
-        attrs = {name: node.attrs[name] for name in _WINDOW if name in node.attrs}
+        attrs = {name: node.attrs[name] for name in WINDOW if name in node.attrs}
     if node.op != "Conv" and (rank is None or rank < 2 or weights.ndim != 2):
         raise Left("an operand is not a matrix, or its rank is not known")
     depth = weights[0].size if node.op == "Conv" else weights.shape[0]

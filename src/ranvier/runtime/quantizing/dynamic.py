@@ -15,6 +15,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.passes.edit import builder
+from ranvier.passes.fuse.quantized import WINDOW
 from ranvier.quantize import Integers
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.rounding import Weights, terms_of, weights_of
@@ -22,10 +23,9 @@ from ranvier.runtime.quantizing.sites import Site, find_sites, named_in_errors
 from ranvier.runtime.quantizing.weight_only import put_instead
 
 ORIGIN = "quantize"
-SCHEME = "int8_dynamic"
+DYNAMIC = "int8_dynamic"  # the scheme
 Array = np.ndarray[Any, Any]
 _LEAST_TERMS = 32  # of a convolution's sums: with fewer, as in those of single channels, rounding costs what codes save
-_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
 def dynamic_sites(graph: Graph) -> list[Site]:
@@ -53,7 +53,7 @@ def quantize_dynamic(
         weights = shared[key]
         operands = [codes, weights.codes, zero, *weights.zero]
         kind = "MatMulInteger" if site.inner is not None else "ConvInteger"
-        attrs = {name: node.attrs[name] for name in _WINDOW if name in node.attrs and site.inner is None}
+        attrs = {name: node.attrs[name] for name in WINDOW if name in node.attrs and site.inner is None}
         whole = ops.node(kind, operands, attrs, name=site.name).output
         both = ops.Mul(step, weights.scales, _name=f"{site.name}.scales")
         sums = ops.Cast(whole, to=DType.float32.onnx, _name=f"{site.name}.sums")

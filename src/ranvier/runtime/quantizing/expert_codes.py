@@ -11,7 +11,7 @@ from ranvier.graph.ir import Graph
 from ranvier.ops.contrib.weight_only import packed
 from ranvier.quantize import Quantized
 from ranvier.quantize.schemes import added_names
-from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
+from ranvier.runtime.quantizing.dynamic import DYNAMIC
 from ranvier.runtime.quantizing.expert_nodes import Shared, Stack, put_codes
 from ranvier.runtime.quantizing.expert_rows import ExpertRows
 from ranvier.runtime.quantizing.experts import Experts, Linear, find_experts

@@ -26,8 +26,7 @@ from ranvier.quantize import InputMoments, Observer, observer
 from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.distinct import make_nodes_distinct, make_values_distinct
-from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
-from ranvier.runtime.quantizing.dynamic import dynamic_sites, quantize_dynamic
+from ranvier.runtime.quantizing.dynamic import DYNAMIC, dynamic_sites, quantize_dynamic
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.expert_codes import ExpertCoder
 from ranvier.runtime.quantizing.experts import experts_of, find_routers

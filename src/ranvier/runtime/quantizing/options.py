@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ranvier.quantize.observers import OBSERVERS
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Names, Positive, Rule, Whole
-from ranvier.runtime.quantizing.dynamic import SCHEME as DYNAMIC
+from ranvier.runtime.quantizing.dynamic import DYNAMIC
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP
 from ranvier.runtime.quantizing.weight_only import SCHEMES, scheme_names
 

@@ -65,13 +65,18 @@ class Site:
 
 
 @contextlib.contextmanager
-def named_in_errors(layer: str, what: str = "its weights") -> Iterator[None]:
-    """Errors about numbers say which layer has them, and what can be done."""
+def noted_in_errors(note: str) -> Iterator[None]:
+    """Errors about numbers say whose they are, and what can be done."""
     try:
         yield
     except RanvierError as error:
-        error.add_note(f"layer {layer!r}, {what}; `keep` leaves a layer as it is")
+        error.add_note(note)
         raise
+
+
+def named_in_errors(layer: str, what: str = "its weights") -> contextlib.AbstractContextManager[None]:
+    """Errors about numbers say which layer has them."""
+    return noted_in_errors(f"layer {layer!r}, {what}; `keep` leaves a layer as it is")
 
 
 def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:

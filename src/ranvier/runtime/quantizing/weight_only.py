@@ -13,8 +13,8 @@ from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, scheme
 from ranvier.quantize.schemes import added_names, takes
 from ranvier.records import dataclass
+from ranvier.runtime.quantizing.coded_forms import bnb4_form, nbits_form
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, at_most, in_groups, storable
-from ranvier.runtime.quantizing.linear_forms import bnb4_form, nbits_form
 from ranvier.runtime.quantizing.sites import Site, named_in_errors
 
 ORIGIN = "quantize"

@@ -21,8 +21,8 @@ from ranvier.runtime.ort.quantization.files import as_declared, checked_target, 
 from ranvier.runtime.ort.quantization.kinds import QuantFormat, kind_of
 from ranvier.runtime.ort.quantization.readers import CalibrationDataReader, read_feeds
 from ranvier.runtime.ort.quantization.weights import named
-from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP
 from ranvier.runtime.quantizing.maker import finish, prepared
+from ranvier.runtime.quantizing.options import Quantization
 from ranvier.runtime.quantizing.samples import visit
 from ranvier.runtime.quantizing.sites import Site, find_sites
 from ranvier.runtime.quantizing.weight_only import Coded, Known, codes_of, quantize_weights
@@ -265,14 +265,10 @@ def _checked_bits(bits: Any) -> int:
 
 
 def _checked_group(size: Any) -> int:
-    if (
-        isinstance(size, bool)
-        or not isinstance(size, int)
-        or not LEAST_GROUP <= size <= MOST_GROUP
-        or size & (size - 1)
-    ):
-        raise InvalidConfig(f"block_size must be a power of two from {LEAST_GROUP} to {MOST_GROUP}, got {size!r}")
-    return size
+    try:
+        return int(Quantization.RULES["group"].check(size))
+    except ValueError as error:
+        raise InvalidConfig(f"block_size {error}") from None
 
 
 def _checked_level(level: Any) -> int | None:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import numpy as np
 
-from ranvier.errors import RanvierError
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing.rounding import Rounded, Rounding, steps_of, weights_of
-from ranvier.runtime.quantizing.sites import Site
+from ranvier.runtime.quantizing.sites import Site, noted_in_errors
 
 
-@contextlib.contextmanager
-def named(site: Site) -> Iterator[None]:
-    """Errors about numbers say which node has them, and what can be done."""
-    try:
-        yield
-    except RanvierError as error:
-        error.add_note(f"weights of node {site.name!r}; nodes_to_exclude leaves a node as it is")
-        raise
+def named(site: Site) -> contextlib.AbstractContextManager[None]:
+    """Errors about numbers say which node has them, in words of scripts."""
+    return noted_in_errors(f"weights of node {site.name!r}; nodes_to_exclude leaves a node as it is")
 
 
 class NearestCodes(Rounding):

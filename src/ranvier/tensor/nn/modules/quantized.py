@@ -18,7 +18,7 @@ from ranvier.tensor.nn.modules.base import Module
 from ranvier.tensor.state import Constant, Parameter
 
 if TYPE_CHECKING:
-    from ranvier.runtime.quantizing.linear_forms import LinearForm
+    from ranvier.runtime.quantizing.coded_forms import CodedForm
 
 _PRODUCT = "_jitted"
 _PARTS = ("codes", "scales", "zeros")  # what operators have behind their data, in their order
@@ -30,7 +30,7 @@ class _Coded(Module):
     scheme: str
     bits: int
 
-    def _hold(self, weight: Quantized, form: LinearForm) -> None:
+    def _hold(self, weight: Quantized, form: CodedForm) -> None:
         self.scheme, self.bits = weight.scheme, weight.bits
         self._op = spec(f"{form.domain}::{form.op}" if form.domain else form.op, tuple(sorted(form.attrs.items())))
         for name, array in zip(_PARTS, form.operands):
@@ -77,7 +77,7 @@ class QuantizedLinear(_Coded):
     """
 
     def __init__(self, weight: Quantized, bias: Any = None, *, activations: str = "float32") -> None:
-        from ranvier.runtime.quantizing.linear_forms import linear_form  # only here: it takes time
+        from ranvier.runtime.quantizing.coded_forms import linear_form  # only here: it takes time
         from ranvier.runtime.quantizing.options import LEVELS
 
         super().__init__()
@@ -120,7 +120,7 @@ class QuantizedEmbedding(_Coded):
     """A table [rows, features] in codes, looked up by number: only rows that are asked for become numbers."""
 
     def __init__(self, weight: Quantized) -> None:
-        from ranvier.runtime.quantizing.linear_forms import table_form  # only here: it takes time
+        from ranvier.runtime.quantizing.coded_forms import table_form  # only here: it takes time
 
         super().__init__()
         if len(weight.shape) != 2:

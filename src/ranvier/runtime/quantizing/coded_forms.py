@@ -30,7 +30,7 @@ _BNB4 = {0: FP4_LEVELS, 1: NF4_LEVELS}  # by quant_type
 
 
 @dataclass(frozen=True)
-class LinearForm:
+class CodedForm:
     """An operator in place of a product with weights [out, in].
 
     ``operands`` are codes, scales and zeros as it takes them behind its data; with a DequantizeLinear they are its own,
@@ -49,14 +49,14 @@ class LinearForm:
         return int(sum(array.nbytes for array in self.operands)) + order
 
 
-def linear_form(coded: Quantized, *, level: int = 0) -> LinearForm:
+def linear_form(coded: Quantized, *, level: int = 0) -> CodedForm:
     """The form that keeps most of what codes save. ``level`` is MatMulNBits' own word for what activations may be
     rounded to."""
     if len(coded.shape) != 2:
         raise InvalidConfig(f"a linear layer has weights [out, in], not {list(coded.shape)}")
     if coded.scheme == "ternary" and (ternary := ternary_weights(coded)) is not None:
         attrs = {"K": coded.shape[1], "N": coded.shape[0]}
-        return LinearForm("BitLinear", (ternary.codes, ternary.scale), attrs, DOMAIN)
+        return CodedForm("BitLinear", (ternary.codes, ternary.scale), attrs, DOMAIN)
     if coded.table is not None and not coded.flat and _whole(coded.table):  # as llama.cpp's levels are
         coded = replace(coded, codes=coded.table.astype(np.int8)[coded.codes], bits=8, table=None)
     try:
@@ -67,20 +67,20 @@ def linear_form(coded: Quantized, *, level: int = 0) -> LinearForm:
         neighbours, order = _in_order(coded)
         return replace(nbits_form(in_groups(neighbours, _widest(coded)), level), order=order)
     except InvalidConfig:  # no operator has such codes
-        return LinearForm("MatMul", (np.ascontiguousarray(coded.dequantize().T),))
+        return CodedForm("MatMul", (np.ascontiguousarray(coded.dequantize().T),))
 
 
-def table_form(coded: Quantized) -> LinearForm:
+def table_form(coded: Quantized) -> CodedForm:
     """A table [rows, features] of which some rows are looked up: codes, scales, and zeros or, where those lie between
     codes, what is to be added to the numbers of a group."""
     rows, features = coded.shape
     try:
         found = in_groups(coded, min(MOST_GROUP, max(LEAST_GROUP, features & -features)))  # groups are full
     except InvalidConfig:
-        return LinearForm("Gather", (coded.dequantize(),))
+        return CodedForm("Gather", (coded.dequantize(),))
     size, bits = found.block[1], found.bits
     if features % size:
-        return LinearForm("Gather", (coded.dequantize(),))
+        return CodedForm("Gather", (coded.dequantize(),))
     scales, zeros, middle = found.scales.astype(np.float32), found.zeros, 1 << (found.bits - 1)
     operands = [packed(found.codes.reshape(rows, features), bits), scales]
     if zeros is not None and zeros.dtype.kind == "f":
@@ -88,7 +88,7 @@ def table_form(coded: Quantized) -> LinearForm:
     elif zeros is not None and not (zeros == middle).all():
         operands.append(packed(zeros, bits))
     attrs = {"bits": bits, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
-    return LinearForm("GatherBlockQuantized", tuple(operands), attrs, MICROSOFT)
+    return CodedForm("GatherBlockQuantized", tuple(operands), attrs, MICROSOFT)
 
 
 def _widest(coded: Quantized) -> int:
@@ -96,7 +96,7 @@ def _widest(coded: Quantized) -> int:
     return at_most(MOST_GROUP, coded.shape[1])
 
 
-def nbits_form(coded: Quantized, level: int = 0) -> LinearForm:
+def nbits_form(coded: Quantized, level: int = 0) -> CodedForm:
     """Codes of 0 … 2^bits - 1 with a scale for each group of a row, as MatMulNBits stores them."""
     outputs, inputs = coded.shape
     group = at_most(coded.block[1], inputs)
@@ -112,10 +112,10 @@ def nbits_form(coded: Quantized, level: int = 0) -> LinearForm:
         operands.append((packed(zeros, coded.bits) if zeros.dtype.kind != "f" else zeros).reshape(-1))
     attrs = {"K": inputs, "N": outputs, "bits": coded.bits, "block_size": group}
     attrs |= {"accuracy_level": level} if level else {}
-    return LinearForm("MatMulNBits", tuple(operands), attrs, MICROSOFT)
+    return CodedForm("MatMulNBits", tuple(operands), attrs, MICROSOFT)
 
 
-def bnb4_form(coded: Quantized) -> LinearForm:
+def bnb4_form(coded: Quantized) -> CodedForm:
     """Positions in a table with a scale for each run of neighbours, from row to row, as MatMulBnb4 stores them."""
     outputs, inputs = coded.shape
     assert coded.table is not None
@@ -125,10 +125,10 @@ def bnb4_form(coded: Quantized) -> LinearForm:
         raise unfit(coded, "its codes are positions in a table of its own")
     (group,) = coded.block
     attrs = {"K": inputs, "N": outputs, "block_size": group, "quant_type": kind}
-    return LinearForm("MatMulBnb4", (pack_nibbles(coded.codes), coded.scales.astype(np.float32)), attrs, MICROSOFT)
+    return CodedForm("MatMulBnb4", (pack_nibbles(coded.codes), coded.scales.astype(np.float32)), attrs, MICROSOFT)
 
 
-def _float_form(coded: Quantized) -> LinearForm:
+def _float_form(coded: Quantized) -> CodedForm:
     """Small floats [in, out] with a scale for each output, or for each block of inputs of one."""
     if coded.zeros is not None or coded.order is not None or coded.flat:
         raise unfit(coded, "small floats have scales for runs of neighbours, and no zeros")
@@ -141,9 +141,9 @@ def _float_form(coded: Quantized) -> LinearForm:
     scales = coded.each(coded.scales).astype(np.float32)
     turned = np.ascontiguousarray(codes.T)
     if size >= coded.shape[1]:
-        return LinearForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, 0])), {"axis": 1})
+        return CodedForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, 0])), {"axis": 1})
     attrs = {"axis": 0, "block_size": size}
-    return LinearForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, ::size].T)), attrs)
+    return CodedForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, ::size].T)), attrs)
 
 
 def _whole(table: Array) -> bool:
