@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ranvier.dtypes import DType
-from ranvier.errors import NotSupported, WeightError
+from ranvier.errors import InvalidConfig, NotSupported, WeightError
 from ranvier.ops import evaluate
 from ranvier.quantize.base import Quantized
 from ranvier.runtime.quantizing.coded_forms import linear_form
@@ -178,10 +178,10 @@ def test_bytes_are_those_of_the_file(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HALVES)
-@pytest.mark.parametrize("shape", [(0, 256), (3, 0)])
-def test_nothing(kind: str, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(0, 256), (3, 0), (0, 2, 256), (2, 0, 256), (2, 3, 0)])
+def test_nothing(kind: str, shape: tuple[int, ...]) -> None:
     block, size = sizes(kind)
-    coded = gguf_layer(tensor(np.zeros((shape[0], shape[1] // block * size), np.uint8), kind, shape))
+    coded = gguf_layer(tensor(np.zeros((*shape[:-1], shape[-1] // block * size), np.uint8), kind, shape))
     assert coded.dequantize().shape == coded.shape == shape
 
 
@@ -213,9 +213,49 @@ def test_bytes_that_do_not_fit(kind: str) -> None:
             gguf_layer(tensor(data, kind, shape))
 
 
+@pytest.mark.parametrize("kind", [*HALVES, *TERNARY])
+@pytest.mark.parametrize("experts", [1, 3])
+def test_experts(kind: str, experts: int) -> None:
+    """All in one tensor: codes of each are those of a matrix of its own."""
+    k = 2 * sizes(kind)[0]
+    if kind in TERNARY:
+        numbers = np.random.default_rng(9).integers(-1, 2, (experts * 4, k)).astype(np.float32)
+        data = gguf.quants.quantize(numbers * np.float32(0.75), gguf.GGMLQuantizationType[kind])
+    else:
+        data = random_blocks(kind, experts * 4, 2, 9)
+    coded = gguf_layer(tensor(data, kind, (experts, 4, k)))
+    check(coded, expected(data, kind).reshape(experts, 4, k))
+    group = coded.block[-1]
+    assert coded.shape == (experts, 4, k) and coded.block == (1, 1, group) and coded.axis == 2
+    assert coded.scales.shape == (experts, 4, k // group)
+    assert (coded.zeros is None) == (kind not in MINIMA)
+    assert coded.zeros is None or coded.zeros.shape == coded.scales.shape
+    for each in range(experts):
+        alone = gguf_layer(tensor(data[each * 4 : each * 4 + 4], kind))
+        assert alone.scheme == coded.scheme and alone.bits == coded.bits
+        np.testing.assert_array_equal(alone.codes, coded.codes[each])
+        np.testing.assert_array_equal(alone.dequantize(), coded.dequantize()[each])
+        assert alone.nbytes * experts == coded.nbytes
+
+
+@pytest.mark.parametrize("kind", [*HALVES, *TERNARY])
+def test_experts_that_do_not_fit(kind: str) -> None:
+    block, size = sizes(kind)
+    data = np.zeros((6, 2 * size), np.uint8)
+    for shape in ((2, 2, 2 * block), (2, 3, block), (2, 3, 2 * block + 8)):
+        with pytest.raises(WeightError, match=rf"'a\.weight': {kind}: \d+ x \d+ weights do not fit in {data.size}"):
+            gguf_layer(tensor(data, kind, shape))
+
+
+def test_experts_are_no_linear_layer() -> None:
+    coded = gguf_layer(tensor(random_blocks("Q4_0", 6, 2, 0), "Q4_0", (2, 3, 64)))
+    with pytest.raises(InvalidConfig, match=r"not \[2, 3, 64\]"):
+        linear_form(coded)
+
+
 def test_what_is_no_matrix_of_blocks() -> None:
     data = np.zeros((2, 18), np.uint8)
-    for shape in ((64,), (2, 1, 32)):
+    for shape in ((64,), (1, 2, 1, 32)):
         with pytest.raises(WeightError, match=r"'a\.weight' \(Q4_0, .* is no matrix of blocks"):
             gguf_layer(tensor(data, "Q4_0", shape))
     plain: Any = SimpleNamespace(info=TensorInfo("n.weight", DType.float32, (2, 32), 256))
@@ -246,8 +286,10 @@ def test_files(tmp_path: Path) -> None:
     for kind in TERNARY:
         packed = gguf.quants.quantize(ternary, gguf.GGMLQuantizationType[kind])
         blocks[f"{kind}.weight"] = packed, kind
+    for part, kind in (("gate", "Q4_K"), ("up", "Q4_0"), ("down", "Q6_K")):
+        blocks[f"blk.0.ffn_{part}_exps.weight"] = random_blocks(kind, 6, 2, 3).reshape(2, 3, -1), kind
     others = {
-        "blk.0.ffn_up_exps.weight": (random_blocks("Q4_0", 4, 2, 1).reshape(2, 2, 36), "Q4_0"),  # of experts
+        "blk.0.shared.weight": (random_blocks("Q4_0", 4, 2, 1).reshape(1, 2, 2, 36), "Q4_0"),
         "blk.0.attn_k.weight": (np.zeros((2, sizes("IQ2_XS")[1]), np.uint8), "IQ2_XS"),
         "blk.0.table": (random_blocks("Q4_0", 4, 2, 1), "Q4_0"),
         "weight": (random_blocks("Q4_0", 4, 2, 1), "Q4_0"),
@@ -260,7 +302,8 @@ def test_files(tmp_path: Path) -> None:
     checkpoint = WeightLoader(offline=True).open(path)
     layers = quantized_layers(checkpoint)
     assert layers.keys() == {name.removesuffix(".weight") for name in blocks}
-    assert sorted(kind for _, kind in blocks.values()) == sorted(KINDS)
+    assert {kind for _, kind in blocks.values()} == {*KINDS}
+    assert layers["blk.0.ffn_down_exps"]().shape == (2, 3, 512)
     for name, layer in layers.items():
         check(layer(), checkpoint[f"{name}.weight"].read())
     assert layers["TQ2_0"]().scheme == "ternary"

@@ -12,7 +12,7 @@ import pytest
 
 from ranvier.errors import WeightError
 from ranvier.weights import WeightLoader, save_safetensors
-from ranvier.weights.quantized import quantized_layers
+from ranvier.weights.quantized import METHODS, quantized_layers
 
 Array = np.ndarray[Any, Any]
 INPUTS, OUTPUTS, GROUP = 64, 16, 32
@@ -341,7 +341,14 @@ def test_formats_of_weights_that_are_not_packed(tmp_path: Path, form: str) -> No
             layer_of(tmp_path, tensors, config)
 
 
-@pytest.mark.parametrize("method", ["exl2", "hqq", "modelopt", "auto-round"])
+@pytest.mark.parametrize("method", ["exl2", "hqq", "quark"])
 def test_methods_that_are_not_known_are_refused_by_name(method: str) -> None:
     with pytest.raises(WeightError, match=method):
         quantized_layers({}, {"quant_method": method})
+
+
+def test_the_nearest_of_known_methods_is_told() -> None:
+    for method in METHODS:
+        assert quantized_layers({}, {"quant_method": method}) == {}
+        with pytest.raises(WeightError, match=f"unknown quantization method '{method}x'.*{method}"):
+            quantized_layers({}, {"quant_method": f"{method}x"})

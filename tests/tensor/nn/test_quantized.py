@@ -352,3 +352,34 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
     other.inner.add_module("0", nn.Linear(INPUTS, 32))
     with pytest.raises(ShapeMismatch, match=r"inner.0.weight has the shape \[32, 96\], not \[64, 96\]"):
         nn.load_quantized_(other, tensors, config)
+
+
+class Held(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(np.zeros(shape, np.float32))
+
+
+def test_codes_of_a_checkpoint_become_numbers_where_a_module_has_numbers(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    kind, path = gguf.GGMLQuantizationType.Q8_0, tmp_path / "m.gguf"
+    coded = gguf.quants.quantize(numbers(2, 3, 64), kind)
+    writer = gguf.GGUFWriter(path, "other")
+    writer.add_tensor("exps.weight", coded, raw_dtype=kind)
+    for part in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{part}_to_file")()
+    writer.close()
+    model = nn.ModuleDict({"exps": Held(2, 3, 64)})
+    assert nn.load_quantized_(model, WeightLoader(offline=True).open(path)) == ([], [])
+    np.testing.assert_array_equal(model["exps"].weight.numpy(), gguf.quants.dequantize(coded, kind))
+
+
+def test_layers_that_have_no_place_are_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    blocks = RNG.integers(0, 256, (2, 4, 1, 16)).astype(np.uint8)
+    held = {"exps.up_blocks": blocks, "exps.up_scales": np.full((2, 4, 1), 127, np.uint8), "own.weight": numbers(3)}
+    save_safetensors(path, held)
+    model, config = nn.ModuleDict({"own": Held(3)}), {"quant_method": "mxfp4"}
+    loaded = nn.load_quantized_(model, WeightLoader(offline=True).open(path), config, strict=False)
+    assert loaded == ([], ["exps.up"])
+    np.testing.assert_array_equal(model["own"].weight.numpy(), held["own.weight"])

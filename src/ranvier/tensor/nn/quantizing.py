@@ -60,19 +60,25 @@ def load_quantized_(
     strict: bool = True,
     activations: str = "float32",
 ) -> Loaded:
-    """Take over the weights of a checkpoint: GPTQ, AWQ, compressed-tensors, bitsandbytes, float8, BitNet or GGUF.
+    """Take over the weights of a checkpoint: GPTQ, AWQ, AutoRound, compressed-tensors, ModelOpt, bitsandbytes, float8,
+    BitNet or GGUF.
 
     What the checkpoint has in codes becomes a :class:`QuantizedLinear` or :class:`QuantizedEmbedding`; all
     else is loaded as by ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``:
     ``quantization_config`` in the checkpoint's ``config.json``. With ``strict`` all names must be the same.
     """
-    from ranvier.weights.quantized import quantized_layers  # only here
+    from ranvier.weights.quantized import is_part, quantized_layers  # only here
 
-    layers = quantized_layers(tensors, config)
     places = {name: (holder, own, layer) for name, holder, own, layer in _places(module)}
+    saved = {name for name, _ in module._saved()}
+    layers = {
+        name: read
+        for name, read in quantized_layers(tensors, config).items()
+        if name in places or f"{name}.weight" not in saved  # others hold numbers
+    }
     coded = layers.keys() & places.keys()
-    rest = {name: each for name, each in tensors.items() if not _belongs(name, layers)}
-    own_names = {name for name, _ in module._saved()} - {f"{name}.weight" for name in coded}
+    rest = {name: each for name, each in tensors.items() if not is_part(name, layers)}
+    own_names = saved - {f"{name}.weight" for name in coded}
     missing = sorted(own_names - rest.keys())
     unexpected = sorted({*(rest.keys() - own_names), *(layers.keys() - places.keys())})
     loaded = Loaded(missing, unexpected)
@@ -114,12 +120,6 @@ def _made(layer: Linear | Embedding, codes: Quantized, activations: str) -> Modu
         made = QuantizedLinear(codes, None if layer.bias is None else layer.bias.value, activations=activations)
     made.training = layer.training
     return made
-
-
-def _belongs(name: str, layers: Mapping[str, Any]) -> bool:
-    """Whether a tensor is a part of a layer that has codes; its bias is a number for each output as ever."""
-    parts = name.split(".")
-    return parts[-1] != "bias" and any(".".join(parts[:end]) in layers for end in range(1, len(parts)))
 
 
 _OF_TENSORS = True

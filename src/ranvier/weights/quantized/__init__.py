@@ -6,44 +6,63 @@
 
 Layers are found by the names of their tensors, those of a GGUF file by the kind of their blocks. The configuration
 (``config.json``) decides what names leave open; a method or packing that is not known is refused by name, because a
-wrong guess would be wrong numbers.
+wrong guess would be wrong numbers. Layers of experts have codes [experts, out, in] where one tensor holds them all.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from ranvier.errors import RanvierError, WeightError, nearest
 from ranvier.quantize.base import Quantized
+from ranvier.weights.quantized.auto_round import METHOD as AUTO_ROUND
+from ranvier.weights.quantized.auto_round import read_auto_round
+from ranvier.weights.quantized.bitnet import METHOD as BITNET
 from ranvier.weights.quantized.bitnet import read_bitnet
 from ranvier.weights.quantized.bitsandbytes import read_levels, read_rows
 from ranvier.weights.quantized.compressed import METHOD as COMPRESSED
 from ranvier.weights.quantized.compressed import read_compressed
 from ranvier.weights.quantized.gguf_blocks import has_blocks, read_blocks
+from ranvier.weights.quantized.modelopt import METHOD as MODELOPT
+from ranvier.weights.quantized.modelopt import modelopt_settings, read_modelopt
+from ranvier.weights.quantized.mxfp4 import BLOCKS, SCALES, read_mxfp4
+from ranvier.weights.quantized.mxfp4 import METHOD as MXFP4
 from ranvier.weights.quantized.packed import read_packed
 from ranvier.weights.quantized.scaled import read_scaled
-from ranvier.weights.quantized.tensors import Config, Layer, Tensors, numbers
+from ranvier.weights.quantized.tensors import Config, Layer, Tensors, method_of, numbers
 
-METHODS = ("gptq", "awq", COMPRESSED, "fp8", "fbgemm_fp8", "bitsandbytes", "bitnet")
+METHODS = ("gptq", "awq", AUTO_ROUND, COMPRESSED, MODELOPT, "fp8", "fbgemm_fp8", MXFP4, "bitsandbytes", BITNET)
 _Read = Callable[[str, Tensors, Config], Quantized]
+_OWN: dict[str, _Read] = {AUTO_ROUND: read_auto_round, MODELOPT: read_modelopt}  # others name tensors as they do
 
 
 def quantized_layers(tensors: Tensors, config: Config | None = None) -> dict[str, Layer]:
     """The quantized layers of a checkpoint by name, each read when called."""
-    settings = config or {}
-    method = str(settings.get("quant_method", settings.get("method", ""))).lower()
+    settings = modelopt_settings(config or {})
+    method = method_of(settings)
     if method and method not in METHODS:
         raise WeightError(f"unknown quantization method {method!r}{nearest(method, METHODS)}")
     found: dict[str, Layer] = {}
     for name in tensors:
         layer, _, part = name.rpartition(".")
         read = _reader(layer, part, tensors)
+        if method == MXFP4 and name.endswith(BLOCKS) and name.removesuffix(BLOCKS) + SCALES in tensors:
+            layer, read = name.removesuffix(BLOCKS), read_mxfp4
         if read is not None:
+            read = _OWN.get(method, read)
             found[layer] = functools.partial(_read, read, layer, tensors, settings)
     return found
+
+
+def is_part(name: str, layers: Collection[str]) -> bool:
+    """Whether a tensor belongs to one of these layers; a bias is a number for each output as ever."""
+    if any(name.removesuffix(ending) in layers for ending in (BLOCKS, SCALES)):
+        return True
+    parts = name.split(".")
+    return parts[-1] != "bias" and any(".".join(parts[:end]) in layers for end in range(1, len(parts)))
 
 
 def _read(read: _Read, layer: str, tensors: Tensors, config: Config) -> Quantized:
@@ -72,6 +91,8 @@ def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:
         return read_levels
     if has("SCB"):
         return read_rows
+    if has("weight_scale", "weight_scale_2"):
+        return read_modelopt
     if has("weight_scale") or has("weight_scale_inv"):
         return _read_weight
     if getattr(tensors, "at_hand", True) and has("weight") and has_blocks(tensors[f"{layer}.weight"]):
@@ -81,7 +102,8 @@ def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:
 
 def _read_weight(layer: str, tensors: Tensors, config: Config) -> Quantized:
     is_bytes = numbers(tensors, f"{layer}.weight").dtype == np.uint8
-    return (read_bitnet if is_bytes else read_scaled)(layer, tensors, config)
+    is_ternary = is_bytes and method_of(config) in ("", BITNET)
+    return (read_bitnet if is_ternary else read_scaled)(layer, tensors, config)
 
 
-__all__ = ["METHODS", "quantized_layers"]
+__all__ = ["METHODS", "is_part", "quantized_layers"]

@@ -9,6 +9,8 @@ from ranvier.quantize.base import Quantized
 from ranvier.quantize.packing import unpack_ternary
 from ranvier.weights.quantized.tensors import Config, Tensors, numbers, words
 
+METHOD = "bitnet"
+
 
 def read_bitnet(layer: str, tensors: Tensors, config: Config) -> Quantized:
     """u8[N/4, K]; ``autobitlinear`` multiplies by the scale, ``bitlinear`` divides."""

@@ -6,10 +6,9 @@ import numpy as np
 
 from ranvier.dtypes import of
 from ranvier.errors import WeightError
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS
 from ranvier.quantize.base import Quantized
-from ranvier.quantize.blocks import counts
 from ranvier.quantize.packing import unpack_bits
+from ranvier.weights.quantized.float4 import float4
 from ranvier.weights.quantized.patterns import matches
 from ranvier.weights.quantized.tensors import Config, Tensors, check, numbers, powers_of_two, words
 
@@ -83,18 +82,12 @@ def _nvfp4(layer: str, tensors: Tensors) -> Quantized:
     """weight_packed u8 [N, K/2] of E2M1 (low half first), a float8 scale for 16, a float scale for all, divided by."""
     scales = numbers(tensors, f"{layer}.weight_scale")
     overall = np.float32(numbers(tensors, f"{layer}.weight_global_scale").reshape(-1)[0])
-    return _float4("nvfp4", layer, tensors, scales.astype(np.float32) / overall, scales.nbytes + 4)
+    data = words(tensors, f"{layer}.weight_packed")
+    return float4("nvfp4", layer, data, scales.astype(np.float32) / overall, scales.nbytes + 4)
 
 
 def _mxfp4(layer: str, tensors: Tensors) -> Quantized:
     """weight_packed u8 [N, K/2] of E2M1, a power of two for 32: its exponent, raised by 127."""
     exponents = numbers(tensors, f"{layer}.weight_scale")
-    return _float4("mxfp4", layer, tensors, powers_of_two(exponents), exponents.nbytes)
-
-
-def _float4(name: str, layer: str, tensors: Tensors, scales: np.ndarray, scale_bytes: int) -> Quantized:
     data = words(tensors, f"{layer}.weight_packed")
-    codes = np.stack([data & 0xF, data >> 4], axis=-1).reshape(data.shape[0], data.shape[1] * 2)
-    block = (1, codes.shape[1] // max(1, scales.shape[-1]))
-    check(layer, scales.shape, counts(codes.shape, (1, max(1, block[1]))))
-    return Quantized(name, codes, scales, block, 4, table=E2M1_LEVELS, axis=1, scale_bytes=scale_bytes)
+    return float4("mxfp4", layer, data, powers_of_two(exponents), exponents.nbytes)

@@ -9,7 +9,9 @@ The other kinds (IQ1, IQ2 and IQ3) keep positions in tables of four or eight wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ class _Layout:
 
 
 def gguf_layer(tensor: Weight) -> Quantized:
-    """Codes and scales of a tensor [N, K] that a GGUF file has in blocks."""
+    """Codes and scales of a tensor [N, K], or [experts, N, K], that a GGUF file has in blocks."""
     name, kind, shape = tensor.info.name, tensor.info.encoding, tensor.info.shape
     if kind and kind not in KINDS:
         raise WeightError(
@@ -55,25 +57,35 @@ def gguf_layer(tensor: Weight) -> Quantized:
             "its numbers, as far as the package 'gguf' decodes that kind"
         )
     raw = getattr(tensor, "raw", None)
-    if not kind or raw is None or len(shape) != 2:
-        raise WeightError(f"tensor {name!r} ({kind or tensor.info.dtype}, {list(shape)}) is no matrix of blocks")
+    if not kind or raw is None or len(shape) not in _AXES:
+        told = f"({kind or tensor.info.dtype}, {list(shape)})"
+        raise WeightError(f"tensor {name!r} {told} is no matrix of blocks, nor one for each of some experts")
     data = np.ascontiguousarray(raw.read(), np.uint8)
     try:
-        return (decoded if kind in _TERNARY else _coded)(data, kind, (shape[0], shape[1]))
+        rows = (decoded if kind in _TERNARY else _coded)(data, kind, (math.prod(shape[:-1]), shape[-1]))
     except WeightError as error:
         raise WeightError(f"tensor {name!r}: {error}") from None
+    return rows if len(shape) == 2 else _of_experts(rows, shape)
+
+
+def _of_experts(rows: Quantized, shape: tuple[int, ...]) -> Quantized:
+    """Rows of all experts as those of each."""
+    groups = (*shape[:-1], rows.scales.shape[-1])
+    zeros = None if rows.zeros is None else rows.zeros.reshape(groups)
+    codes, scales = rows.codes.reshape(shape), rows.scales.reshape(groups)
+    return replace(rows, codes=codes, scales=scales, zeros=zeros, block=(1, *rows.block), axis=len(shape) - 1)
 
 
 def read_blocks(layer: str, tensors: Tensors, config: Config) -> Quantized:
-    """weight [N, K], which has its scales in itself."""
+    """weight [N, K] or [experts, N, K], which has its scales in itself."""
     tensor: Any = tensors[f"{layer}.weight"]
     return gguf_layer(tensor)
 
 
 def has_blocks(tensor: object) -> bool:
-    """Whether it is a matrix that :func:`gguf_layer` has codes of."""
+    """Whether it is a tensor that :func:`gguf_layer` has codes of."""
     info = getattr(tensor, "info", None)
-    known = isinstance(info, TensorInfo) and info.encoding in KINDS and len(info.shape) == 2
+    known = isinstance(info, TensorInfo) and info.encoding in KINDS and len(info.shape) in _AXES
     return known and getattr(tensor, "raw", None) is not None
 
 
@@ -113,8 +125,11 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
 def _spread(data: Array, bits: int, run: int) -> Array:
     """Codes that share bytes. Of a run of bytes come the lowest bits first, of one byte after another, then those
     above them."""
-    runs = data.reshape(*data.shape[:-1], data.shape[-1] // run, 1, run)
-    codes = (runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]) & np.uint8((1 << bits) - 1)
+    runs = data.reshape(*data.shape[:-1], data.shape[-1] // run, run)
+    codes = np.empty((*runs.shape[:-1], 8 // bits, run), np.uint8)
+    mask = np.uint8((1 << bits) - 1)
+    for k in range(8 // bits):
+        codes[..., k, :] = (runs >> np.uint8(k * bits)) & mask
     return codes.reshape(*data.shape[:-1], data.shape[-1] * 8 // bits)
 
 
@@ -244,4 +259,5 @@ _LAYOUTS = {
     "MXFP4": _Layout(32, 17, 32, 4, _mxfp4, E2M1_LEVELS),
 }
 _TERNARY = ("TQ1_0", "TQ2_0")
+_AXES = (2, 3)  # of a matrix, and of one for each expert
 KINDS = (*_LAYOUTS, *_TERNARY)

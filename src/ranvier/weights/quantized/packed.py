@@ -8,23 +8,22 @@ from ranvier.dtypes import of
 from ranvier.errors import WeightError
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.packing import unpack_awq, unpack_bits
-from ranvier.weights.quantized.tensors import Config, Tensors, check, numbers, words
+from ranvier.weights.quantized.tensors import Config, Tensors, check, method_of, numbers, words
 
 _GPTQ_BITS = (2, 3, 4, 8)
 _GPTQ_FORMS = ("gptq", "gptq_v2")  # the first stores zero points less one
 
 
 def read_packed(layer: str, tensors: Tensors, config: Config) -> Quantized:
-    named = config.get("quant_method", config.get("method"))
-    method = str(named or ("gptq" if f"{layer}.g_idx" in tensors else "awq")).lower()
+    method = method_of(config) or ("gptq" if f"{layer}.g_idx" in tensors else "awq")
     if method == "gptq":
-        return _gptq(layer, tensors, config)
+        return read_gptq(layer, tensors, config)
     if method == "awq":
-        return _awq(layer, tensors, config)
+        return read_awq(layer, tensors, config)
     raise WeightError(f"layer {layer!r}: unknown quantization method {method!r}")
 
 
-def _gptq(layer: str, tensors: Tensors, config: Config) -> Quantized:
+def read_gptq(layer: str, tensors: Tensors, config: Config) -> Quantized:
     """qweight int32[K·b/32, N] along K, qzeros int32[G, N·b/32] along N, scales [G, N], g_idx int32[K].
 
     Single layers may have other bits than the configuration says (``dynamic``): tensors show how many.
@@ -71,7 +70,7 @@ def _bits(layer: str, row: int, outputs: int, width: int, config: Config) -> int
     return fitting[0]
 
 
-def _awq(layer: str, tensors: Tensors, config: Config) -> Quantized:
+def read_awq(layer: str, tensors: Tensors, config: Config) -> Quantized:
     """qweight int32[K, N/8], qzeros int32[G, N/8], scales [G, N]; columns of a word are interleaved."""
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     bits = int(config.get("bits", config.get("w_bit", 4)))

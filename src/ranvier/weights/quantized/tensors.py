@@ -23,6 +23,11 @@ class Readable(Protocol):
 Tensors = Mapping[str, Readable]
 
 
+def method_of(config: Config) -> str:
+    """What settings are of, by both of the names that they have it under; nothing where they do not tell."""
+    return str(config.get("quant_method") or config.get("method") or "").lower()
+
+
 def numbers(tensors: Tensors, name: str) -> Array:
     if name not in tensors:
         raise WeightError(f"a quantized layer lacks its tensor {name!r}")

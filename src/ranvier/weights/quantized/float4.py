@@ -1,0 +1,24 @@
+"""Float4 (E2M1) in bytes, two codes in each, the first in the low half, with a scale for every run of a row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ranvier.errors import WeightError
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.quantize.base import Quantized
+from ranvier.quantize.blocks import counts
+from ranvier.weights.quantized.tensors import Array, check
+
+
+def float4(
+    scheme: str, layer: str, data: Array, scales: Array, scale_bytes: int, group: int | None = None
+) -> Quantized:
+    """Of bytes [..., K/2] and scales [..., K/group]; without ``group`` the number of scales tells it."""
+    if data.dtype != np.uint8:
+        raise WeightError(f"layer {layer!r}: two codes of float4 share a byte, not {data.dtype}")
+    codes = np.stack([data & 0xF, data >> 4], axis=-1).reshape(*data.shape[:-1], data.shape[-1] * 2)
+    size = codes.shape[-1] // max(1, scales.shape[-1]) if group is None else group
+    block = (*(1 for _ in codes.shape[:-1]), max(1, size))
+    check(layer, scales.shape, counts(codes.shape, block))
+    return Quantized(scheme, codes, scales, block, 4, table=E2M1_LEVELS, axis=codes.ndim - 1, scale_bytes=scale_bytes)
