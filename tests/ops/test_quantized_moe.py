@@ -8,9 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ranvier.dtypes import DType, of
 from ranvier.errors import InvalidValue, NotSupported, RanvierError, ShapeMismatch
+from ranvier.graph.types import TensorType
+from ranvier.ops import registry
 from ranvier.ops.contrib.weight_only import packed, unpacked
 from tests.ops.contrib_tools import Draw, check, check_rules, run
+from tests.passes.gradient_tools import Case, r
+from tests.passes.gradient_tools import check as check_gradient
+from tests.passes.test_differentiate_contrib import fused
+from tests.passes.test_differentiate_few_bits import codes
 
 Array = np.ndarray[Any, Any]
 EXPERTS, HIDDEN, INNER = 4, 32, 64
@@ -23,9 +30,10 @@ def _fresh_numbers() -> None:
 
 
 class Layer:
-    """Random codes of one layer, and the weights that they stand for."""
+    """Random codes of one layer, and the weights that they stand for. ``zeros``: whether there are zero points, or the
+    type of those that lie between codes."""
 
-    def __init__(self, n: int, k: int, bits: int, block: int, zeros: bool, experts: int = EXPERTS) -> None:
+    def __init__(self, n: int, k: int, bits: int, block: int, zeros: bool | type, experts: int = EXPERTS) -> None:
         codes = draw.ints(0, 1 << bits, experts, n, k, dtype=np.uint8)
         blocks = k // block if block else 1
         self.codes = packed(codes, bits)
@@ -34,7 +42,10 @@ class Layer:
         zero = draw.ints(0, 1 << bits, experts, n, blocks, dtype=np.uint8)
         self.zeros = None
         middle: Array = np.full(zero.shape, 1 << (bits - 1), np.uint8)
-        if zeros:
+        if isinstance(zeros, type):
+            zero = (draw.rng.random(zero.shape) * (1 << bits)).astype(zeros)
+            self.zeros, middle = zero if block else zero[..., 0], zero.astype(np.float32)
+        elif zeros:
             self.zeros, middle = packed(zero, bits) if block else packed(zero[..., 0], bits), zero
         each = k // blocks
         self.weights = (codes.astype(np.float32) - np.repeat(middle, each, axis=2)) * np.repeat(
@@ -81,16 +92,77 @@ def _trimmed(given: list[Array | None]) -> list[Array | None]:
     return given
 
 
-def test_bits_of_single_layers_and_a_third_layer() -> None:
-    layers = [Layer(INNER, HIDDEN, 8, 16, True), Layer(HIDDEN, INNER, 2, 16, False), Layer(INNER, HIDDEN, 4, 16, True)]
+@pytest.mark.parametrize("blocks", [(16, 16, 16), (32, 16, 8)])
+def test_bits_and_blocks_of_single_layers_and_a_third_layer(blocks: tuple[int, int, int]) -> None:
+    shapes = ((INNER, HIDDEN, 8), (HIDDEN, INNER, 2), (INNER, HIDDEN, 4))
+    layers = [Layer(*shape, block, block != 8) for shape, block in zip(shapes, blocks)]
     given = _trimmed(operands([*layers], 5))
     own = {"fc1_expert_weight_bits": 8, "fc2_expert_weight_bits": 2}
+    own |= {f"fc{k}_block_size": block for k, block in enumerate(blocks, 1) if block != 16}
     how = {"k": 2, "activation_type": "swiglu", "activation_alpha": 1.3}
     found = run("QMoE", *given, block_size=16, **own, **how)
     first, second, third = ([layer.weights, layer.bias] for layer in layers)
     whole = run("MoE", *given[:2], *first, *second, *third, normalize_routing_weights=1, **how)
     np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-5)
     check_rules("QMoE", given, [found], ["y"], {"block_size": 16, **own, **how})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("block", [0, 16, 32])
+def test_zero_points_between_codes(block: int, dtype: type) -> None:
+    """Each layer has its own kind of them."""
+    own = {"fc2_expert_weight_bits": 8, "block_size": block}
+    how: dict[str, Any] = {"k": 2, "activation_type": "silu"}
+    for kinds in ((dtype, True, False), (False, dtype, True), (True, False, dtype), (dtype, dtype, dtype)):
+        layers = [
+            Layer(INNER, HIDDEN, 4, block, kinds[0]),
+            Layer(HIDDEN, INNER, 8, block, kinds[1]),
+            Layer(INNER, HIDDEN, 4, block, kinds[2]),
+        ]
+        given = _trimmed(operands([*layers], 5))
+        found = run("QMoE", *given, **own, **how)
+        numbers = [x for layer in layers for x in (layer.weights, layer.bias)]
+        whole = run("MoE", *given[:2], *numbers, normalize_routing_weights=1, **how)
+        np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-4)
+        check_rules("QMoE", given, [found], ["y"], {**own, **how})
+
+
+def test_zero_points_between_codes_with_one_block() -> None:
+    """Rows that have one may say so by an axis or not."""
+    one, two = Layer(INNER, HIDDEN, 4, 0, np.float32), Layer(HIDDEN, INNER, 4, 0, np.float32)
+    given = operands([one, two, None], 3)
+    found = run("QMoE", *given, k=2)
+    for k in (11, 12):
+        zeros = given[k]
+        assert zeros is not None
+        given[k] = zeros[..., None]
+        np.testing.assert_array_equal(run("QMoE", *given, k=2), found)
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_gradient_with_zero_points_between_codes(block: int) -> None:
+    blocks = (2, 4) if block else (1, 1)
+    scales = [r(3, 8, blocks[0], low=0.2, seed=3) / 16, r(3, 4, blocks[1], low=0.2, seed=4) / 16]
+    zeros = [r(*each.shape, low=1.0, high=9.0, seed=7).astype(np.float32) for each in scales]
+    if not block:
+        zeros[0] = zeros[0][:, :, 0]
+    weights = [codes(3, 8, 2), scales[0], codes(3, 4, 4, seed=1), scales[1]]
+    order = (0, 1, 2, 3, None, 4, 5, *[None] * 4, 6, 7)
+    build = fused("QMoE", k=2, activation_type="silu", block_size=block, order=order)
+    check_gradient(Case(build, [r(4, 4), r(4, 3, seed=9)], [*weights, *zeros]))
+
+
+def test_work_of_layers_with_bits_of_their_own() -> None:
+    layers = [Layer(INNER, HIDDEN, 8, 16, True), Layer(HIDDEN, INNER, 2, 16, False), Layer(INNER, HIDDEN, 4, 16, True)]
+    given = operands([*layers], 5)
+    rule = registry.get("com.microsoft", "QMoE").cost_rule
+    assert rule is not None
+    types = [None if x is None else TensorType(of(x), x.shape) for x in given]
+    own = {"fc1_expert_weight_bits": 8, "fc2_expert_weight_bits": 2, "k": 2}
+    assert rule(registry.TypeCall(types, given, own, 1, 1)).flops == 2 * 5 * 2 * 3 * INNER * HIDDEN
+    codes8 = TensorType(DType.float8_e4m3fn, (EXPERTS, INNER, HIDDEN))
+    types = [*types[:2], codes8, None, None, codes8]
+    assert rule(registry.TypeCall(types, [], {"quant_type": "fp8"}, 1, 1)).flops == 2 * 5 * 2 * INNER * HIDDEN
 
 
 @pytest.mark.parametrize("kind", ["fp4", "nvfp4", "fp8", "fp8 in blocks"])
@@ -163,6 +235,12 @@ def test_what_does_not_fit() -> None:
     refused(ShapeMismatch, "fc1 has scales", {3: one.scales[:, :5]})
     refused(ShapeMismatch, "fc1 bias", {4: one.bias[:, :5]})
     refused(ShapeMismatch, "fc2 has zero points", {12: two.zeros[:, :5] if two.zeros is not None else None})
+    floats: Array = np.zeros((EXPERTS, HIDDEN, INNER // 32), np.float32)
+    run("QMoE", *good[:12], floats, *good[13:], **attrs)
+    for wrong in (floats[:, :, :1], floats[:, :, 0], floats[:3], floats.reshape(-1)):
+        refused(ShapeMismatch, "fc2 has zero points", {12: wrong})
+    for kind in (np.float64, np.int8):
+        refused(InvalidValue, f"fc2 has zero points of {np.dtype(kind)}", {12: floats.astype(kind)})
     refused(ShapeMismatch, "blocks of 128", block_size=128)
     refused(ShapeMismatch, "top 9", k=9)
     refused(ShapeMismatch, "router_weights", {14: draw.floats(2, EXPERTS)})

@@ -30,16 +30,22 @@ def plain(n: int, k: int, seed: int, dtype: Any = np.float32) -> list[Array | No
     return [(floats(EXPERTS, n, k, seed=seed) / 4).astype(dtype), floats(EXPERTS, n, seed=seed + 1, dtype=dtype)]
 
 
-def coded(n: int, k: int, bits: int, block: int, seed: int, zeros: bool = False) -> tuple[list[Array], Array | None]:
-    """Weights, scales and bias as QMoE takes them, and zero points."""
+def coded(
+    n: int, k: int, bits: int, block: int, seed: int, zeros: bool | type = False, experts: int = EXPERTS
+) -> tuple[list[Array], Array | None]:  # fmt: skip
+    """Weights, scales and bias as QMoE takes them, and zero points, which lie between codes if they have a type."""
     draw = rng(seed)
-    weights = draw.integers(0, 256, (EXPERTS, n, k * bits // 8)).astype(np.uint8)
+    weights = draw.integers(0, 256, (experts, n, k * bits // 8)).astype(np.uint8)
     blocks = k // block if block else 1
-    scales = draw.uniform(0.01, 0.1, (EXPERTS, n, blocks) if block else (EXPERTS, n)).astype(np.float32)
+    scales = draw.uniform(0.01, 0.1, (experts, n, blocks) if block else (experts, n)).astype(np.float32)
     scales *= np.float32(8 / (1 << bits))
-    shape = (EXPERTS, n, -(-blocks * bits // 8)) if block else (EXPERTS, -(-n * bits // 8))
-    stored = draw.integers(0, 256, shape).astype(np.uint8) if zeros else None
-    return [weights, scales, floats(EXPERTS, n, seed=seed)], stored
+    shape = (experts, n, -(-blocks * bits // 8)) if block else (experts, -(-n * bits // 8))
+    stored: Array | None = None
+    if isinstance(zeros, type):
+        stored = draw.uniform(-2, 2 + (1 << bits), scales.shape).astype(zeros)
+    elif zeros:
+        stored = draw.integers(0, 256, shape).astype(np.uint8)
+    return [weights, scales, floats(experts, n, seed=seed)], stored
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 40])
@@ -108,6 +114,50 @@ def test_activations_of_eight_bits() -> None:
         with rv.load(model, providers=["cpu"]) as session:
             (found,) = session.run({"x0": given[0], "x1": given[1]}).values()
         assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def own_bits(block: int, zeros: bool | type) -> tuple[list[Any], dict[str, Any]]:
+    """Three layers of eight experts, all operands but tokens and router, of which the second has other bits."""
+    layers = [
+        coded(64, HIDDEN, 4, block, 1, zeros, 8),
+        coded(HIDDEN, 64, 8, block, 2, zeros, 8),
+        coded(64, HIDDEN, 4, block, 3, zeros, 8),
+    ]
+    attrs = {"k": 2, "block_size": block, "activation_type": "silu", "fc2_expert_weight_bits": 8}
+    return [*(x for layer, _ in layers for x in layer), *(zero for _, zero in layers)], attrs
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("block", [0, 16, 32])
+def test_zero_points_between_codes(block: int, name: str) -> None:
+    operands, attrs = own_bits(block, TYPES[name][0])
+    for tokens in (1, 3, 17, 64):
+        given = [floats(tokens, HIDDEN), floats(tokens, 8, seed=9), *operands]
+        check("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 14), **CLOSE)
+
+
+@pytest.mark.parametrize("zeros", [False, True, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("block", [16, 32])
+def test_activations_of_eight_bits_and_layers_with_bits_of_their_own(block: int, zeros: bool | type) -> None:
+    operands, attrs = own_bits(block, zeros)
+    attrs["accuracy_level"] = 4
+    for tokens in (1, 3, 17, 64):
+        given = [floats(tokens, HIDDEN), floats(tokens, 8, seed=9), *operands]
+        model = one_node("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 14))
+        expected = evaluate("QMoE", *given, domain=MICROSOFT, **attrs)
+        with rv.load(model, providers=["cpu"]) as session:
+            (found,) = session.run({"x0": given[0], "x1": given[1]}).values()
+        assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_between_codes_of_columns_that_fill_no_panel(bits: int) -> None:
+    first, second = coded(40, 24, bits, 8, 1, np.float32), coded(24, 40, bits, 8, 2, np.float32)
+    attrs = {"k": 2, "block_size": 8, "expert_weight_bits": bits}
+    for tokens in (1, 40):
+        given = [floats(tokens, 24), floats(tokens, EXPERTS, seed=9), *first[0], *second[0], *[None] * 3]
+        stored = [first[1], second[1]]
+        check("QMoE", [*given, *stored], attrs, domain=MICROSOFT, constant=range(2, 13), **CLOSE)
 
 
 def small_floats(kind: str) -> tuple[list[Any], dict[str, Any]]:

@@ -25,6 +25,7 @@ from tests.providers.cpu.test_experts import (  # noqa: E402
     TYPES,
     coded,
     floats,
+    own_bits,
     plain,
     small_floats,
 )
@@ -75,7 +76,7 @@ def tokens(count: int = TOKENS, dtype: Any = np.float32) -> list[Array]:
     return [floats(count, HIDDEN, dtype=dtype), floats(count, EXPERTS, seed=9, dtype=dtype)]
 
 
-def few_bits(inner: int, bits: int, block: int, zeros: bool = False) -> list[Any]:
+def few_bits(inner: int, bits: int, block: int, zeros: bool | type = False) -> list[Any]:
     """The operands of QMoE from its weights to its zero points."""
     first, second = coded(inner, HIDDEN, bits, block, 1, zeros), coded(HIDDEN, INNER, bits, block, 2, zeros)
     return [*first[0], *second[0], None, None, None, first[1], second[1], None]
@@ -118,6 +119,32 @@ def test_swiglu(fusion: int, way: str) -> None:
 def test_integers(bits: int, block: int, zeros: bool, way: str) -> None:
     attrs = {"k": 2, "expert_weight_bits": bits, "block_size": block, "activation_type": "silu"}
     check("QMoE", [*tokens(), *few_bits(INNER, bits, block, zeros)], attrs)
+
+
+@pytest.mark.parametrize(("bits", "block"), [(2, 16), (4, 0), (8, 16)])
+def test_zero_points_between_codes(bits: int, block: int, way: str) -> None:
+    attrs = {"k": 2, "expert_weight_bits": bits, "block_size": block, "activation_type": "silu"}
+    check("QMoE", [*tokens(), *few_bits(INNER, bits, block, np.float32)], attrs)
+
+
+@pytest.mark.parametrize(("name", "off"), [("float16", 4e-3), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("block", [0, 16])
+def test_zero_points_between_codes_in_other_types(name: str, off: float, block: int, way: str) -> None:
+    """Nothing of them is lost where codes are numbers of 16 bits."""
+    dtype = TYPES[name][0]
+    operands = few_bits(INNER, 4, block, dtype)
+    operands[:6] = [x if x.dtype == np.uint8 else x.astype(dtype) for x in operands[:6]]
+    given, attrs = [*tokens(dtype=dtype), *operands], {"k": 2, "block_size": block}
+    expected = np.abs(evaluate("QMoE", *given, domain=MICROSOFT, **attrs).astype(np.float32)).max()
+    check("QMoE", given, attrs, {"rtol": 0, "atol": float(expected) * off})
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_zero_points_of_each_layer(block: int, way: str) -> None:
+    """Three layers, the second with other bits and with codes for zero points."""
+    operands, attrs = own_bits(block, np.float32)
+    operands[10] = own_bits(block, True)[0][10]
+    check("QMoE", [floats(TOKENS, HIDDEN), floats(TOKENS, 8, seed=9), *operands], attrs)
 
 
 @pytest.mark.parametrize("normalize", [0, 1])
@@ -205,7 +232,7 @@ def test_rows_that_are_no_whole_words(way: str) -> None:
 
 def test_what_does_not_fit_is_told() -> None:
     layers: list[Any] = [*plain(INNER, HIDDEN, 1), *plain(HIDDEN, INNER, 3)]
-    operands = few_bits(INNER, 4, 16, True)
+    operands, wrong = few_bits(INNER, 4, 16, True), floats(EXPERTS, INNER, 1)
     cases: list[tuple[str, list[Any], dict[str, Any], str]] = [
         ("MoE", [tokens()[0], floats(4, EXPERTS), *layers], {}, "router"),
         ("MoE", [*tokens(), *layers], {"k": EXPERTS + 1}, "router"),
@@ -216,6 +243,9 @@ def test_what_does_not_fit_is_told() -> None:
         ("QMoE", [*tokens(), operands[0], operands[1][:, :, :1], *operands[2:]], {"block_size": 16}, "fc1 has scales"),
         ("QMoE", [*tokens(), operands[0], operands[1][:, :, :1], *operands[2:]], {"block_size": 32}, "fc2 takes 48"),
         ("QMoE", [*tokens(), *operands[:9], operands[9][:, :, :0], *operands[10:]], {"block_size": 16}, "zero points"),
+        ("QMoE", [*tokens(), *operands[:9], wrong, *operands[10:]], {"block_size": 16}, "zero points"),
+        ("QMoE", [*tokens(), *operands[:9], wrong[:, 0, 0], *operands[10:]], {"block_size": 16}, "zero points"),
+        ("QMoE", [*tokens(), *operands[:9], operands[9][:, 0, 0], *operands[10:]], {"block_size": 16}, "zero points"),
         ("QMoE", [*tokens(), *operands, floats(2, EXPERTS)], {"block_size": 16}, "router_weights"),
     ]
     for op, given, attrs, words in cases:

@@ -115,10 +115,12 @@ def layers_of_experts() -> None:
     owners = torch.zeros(visits.most_blocks(4, 4, 16), dtype=torch.int32)
     order = torch.zeros(len(owners) * 16, dtype=torch.int32)
     visits.sort(chosen, order, owners, 4, 16)
-    for coding, bits in CODINGS.items():
+    for coding, between in (*((coding, False) for coding in CODINGS), ("int4", True)):
+        bits = CODINGS[coding]
         weights = zeros(4, 64, 256 * bits // 8, dtype=torch.uint8) if bits else zeros(4, 64, 256)
         scales = zeros(4, 64, 8) if bits else None
-        layer = Experts(coding, weights, 64, 256, 32 if bits else 256, scales, bias=zeros(4, 64))
+        taken = zeros(4, 64, 8, dtype=torch.float32) if between else None
+        layer = Experts(coding, weights, 64, 256, 32 if bits else 256, scales, zeros=taken, bias=zeros(4, 64))
         opening = experts.Opening("swiglu", 1, planes=layer.planes)
         experts.few(x, layer, chosen, zeros(4, 32), shared=2, opening=opening)
         experts.few(zeros(4, 256), layer, chosen, zeros(2, 64), shares=shares)

@@ -1,4 +1,9 @@
-"""com.microsoft QMoE: a layer of experts whose weights are stored in a few bits."""
+"""com.microsoft QMoE: a layer of experts whose weights are stored in a few bits.
+
+ONNX Runtime has zero points as packed codes alone, and blocks of one size. Here zero points of integers may also be
+floats, as MatMulNBits has them (zero may then lie between two codes), and layers may have blocks of their own sizes, as
+they may have bits of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,14 @@ from ranvier.graph.types import Type
 from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib.moe import Hidden, mixed, no_sparse_mixer
 from ranvier.ops.contrib.rules import MICROSOFT
-from ranvier.ops.contrib.weight_only import unpacked
+from ranvier.ops.contrib.weight_only import unpacked, zeros_of
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 from ranvier.records import dataclass
 
 NAME = "QMoE"
 FLOAT4_BLOCKS = {"fp4": 32, "nvfp4": 16}  # weights that share a scale, by the kind of 4-bit float
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _FLOAT4_SCALES = {"fp4": np.dtype(ml_dtypes.float8_e8m0fnu), "nvfp4": np.dtype(ml_dtypes.float8_e4m3fn)}
 # operands of each layer: weights, scales, bias, zero points, scale of a whole expert
 PLACES = {"fc1": (2, 3, 4, 11, 15), "fc2": (5, 6, 7, 12, 16), "fc3": (8, 9, 10, 13, None)}
@@ -55,6 +61,9 @@ def quantized_mixture_of_experts(
     activation_beta: float = 0.0,
     activation_type: str = "relu",
     block_size: int = 0,
+    fc1_block_size: int = 0,
+    fc2_block_size: int = 0,
+    fc3_block_size: int = 0,
     expert_weight_bits: int = 4,
     fc1_expert_weight_bits: int = 0,
     fc2_expert_weight_bits: int = 0,
@@ -75,15 +84,15 @@ def quantized_mixture_of_experts(
     hidden = Hidden(NAME, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit)
     experts = router_probs.shape[-1] if router_probs.ndim else 0
     stored = Stored(quant_type, expert_weight_bits, block_size)
-    fc1 = stored.of_bits(fc1_expert_weight_bits).layer(
+    fc1 = stored.own(fc1_expert_weight_bits, fc1_block_size).layer(
         *("fc1", experts, fc1_experts_weights, fc1_scales, fc1_experts_bias, fc1_zero_points, fc1_global_scale)
     )
-    fc2 = stored.of_bits(fc2_expert_weight_bits).layer(
+    fc2 = stored.own(fc2_expert_weight_bits, fc2_block_size).layer(
         *("fc2", experts, fc2_experts_weights, fc2_scales, fc2_experts_bias, fc2_zero_points, fc2_global_scale)
     )
     fc3 = None
     if fc3_experts_weights is not None:
-        fc3 = stored.of_bits(fc3_expert_weight_bits).layer(
+        fc3 = stored.own(fc3_expert_weight_bits, fc3_block_size).layer(
             *("fc3", experts, fc3_experts_weights, fc3_scales, fc3_experts_bias, fc3_zero_points, None)
         )
     normalize = shares_add_up(normalize_routing_weights, router_weights is not None)
@@ -112,11 +121,16 @@ class Stored:
             int(attrs.get("expert_weight_bits", 4)),
             int(attrs.get("block_size", 0)),
         )
-        return found.of_bits(int(attrs.get(f"{layer}_expert_weight_bits", 0)))
+        return found.own(*(int(attrs.get(f"{layer}_{name}", 0)) for name in ("expert_weight_bits", "block_size")))
 
-    def of_bits(self, bits: int) -> Stored:
-        """The same with the bits that a layer has of its own, if it has."""
-        return replace(self, bits=bits) if bits > 0 else self
+    def own(self, bits: int, block: int) -> Stored:
+        """The same with what a layer has of its own, if it has."""
+        return replace(self, bits=bits if bits > 0 else self.bits, block=block if block > 0 else self.block)
+
+    @property
+    def width(self) -> int:
+        """Bits of a weight, of whatever kind."""
+        return {"int": self.bits, "fp8": 8}.get(self.kind, 4)
 
     def layer(
         self, what: str, experts: int, weights: Array, scales: Array | None, bias: Array | None, zeros: Array | None,
@@ -192,13 +206,11 @@ class Layer:
         return factors if self.whole is None else factors * widened(self.whole)[expert]
 
     def zero_points(self, expert: int) -> Array:
-        """Codes of zero, [outputs, blocks]."""
-        bits = self.stored.bits
-        if self.zeros is None:
-            return np.full((self.outputs, self.blocks), 1 << (bits - 1), np.float32)
-        if self.zeros.ndim == 2:  # one for each row, packed along the rows
-            return unpacked(self.zeros[expert], bits)[: self.outputs, None].astype(np.float32)
-        return unpacked(self.zeros[expert], bits)[:, : self.blocks].astype(np.float32)
+        """Codes of zero, or numbers between them, [outputs, blocks]."""
+        own = None if self.zeros is None else self.zeros[expert]
+        if own is not None and own.ndim == 1 and own.dtype == np.uint8:  # one for each row, packed along the rows
+            return unpacked(own, self.stored.bits)[: self.outputs, None].astype(np.float32)
+        return zeros_of(self.what, own, self.outputs, self.blocks, self.stored.bits)
 
     # -- sizes, and what is not defined -------------------------------------------------------------------------------
 
@@ -216,7 +228,11 @@ class Layer:
         self._scaled((experts, outputs), (experts, outputs, self.blocks))
         if self.zeros is None:
             return
-        per_byte = 8 // bits
+        if self.zeros.dtype != np.uint8 and self.zeros.dtype not in _FLOATS:
+            raise InvalidValue(
+                f"{self.what} has zero points of {self.zeros.dtype}, neither bytes of codes nor floats", op=NAME
+            )
+        per_byte = 8 // bits if self.zeros.dtype == np.uint8 else 1
         wanted: list[tuple[int, ...]] = [(experts, outputs, -(-self.blocks // per_byte))]
         if self.blocks == 1:
             wanted.append((experts, -(-outputs // per_byte)))
@@ -279,6 +295,8 @@ def _(call: TypeCall) -> Sequence[Type | None]:
 def _(call: TypeCall) -> Cost:
     """Each token meets the weights of k experts."""
     tokens = math.prod(dims(call.type(0))[:-1])
-    bits = int(call.attr("expert_weight_bits", 4)) if call.attr("quant_type", "int") == "int" else 4
-    weights = sum(math.prod(dims(call.type(p))[1:]) for p in (2, 5, 8) if call.type(p) is not None) * 8 / bits
+    weights = 0.0
+    for name, (place, *_) in PLACES.items():
+        if call.type(place) is not None:
+            weights += math.prod(dims(call.type(place))[1:]) * 8 / Stored.of(call.attrs, name).width
     return Cost(2.0 * tokens * int(call.attr("k", 1)) * weights, traffic(call))

@@ -46,11 +46,15 @@ def unpacked(packed: Array, bits: int) -> Array:
 def packed(codes: Array, bits: int) -> Array:
     """The inverse of :func:`unpacked`; the last axis is filled up with zeros to whole bytes."""
     if bits == 8:
-        return codes.astype(np.uint8)
+        return codes.astype(np.uint8, copy=False)
     per_byte = 8 // bits
-    padding = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_byte)]
-    grouped = np.pad(codes.astype(np.uint8), padding).reshape(*codes.shape[:-1], -1, per_byte)
-    return np.asarray(np.bitwise_or.reduce(grouped << np.arange(0, 8, bits, dtype=np.uint8), axis=-1))
+    rest = -codes.shape[-1] % per_byte
+    filled = np.pad(codes, [*[(0, 0)] * (codes.ndim - 1), (0, rest)]) if rest else codes
+    words = np.ascontiguousarray(filled, np.uint8).view(f"<u{per_byte}")  # what becomes one byte
+    made = words.copy()
+    for k in range(1, per_byte):
+        made |= words >> words.dtype.type(k * (8 - bits))
+    return made.astype(np.uint8)  # the lowest byte of each
 
 
 def _product(name: str, a: Array, weight: Array, bias: Array | None, weight_transposed: bool = True) -> Array:
@@ -112,7 +116,7 @@ def dequantized_nbits(
             f"{list(b.shape)} and scales {list(scales.shape)}"
         )
     codes = unpacked(b.reshape(outer, blocks, -1), bits).astype(np.float32)
-    zero = _zero_points(name, zero_points, outer, blocks, bits)
+    zero = zeros_of(name, zero_points, outer, blocks, bits)
     factor = widened(scales).reshape(outer, blocks)
     if g_idx is None:
         return ((codes - zero[..., None]) * factor[..., None]).reshape(outer, -1)[:, :inner]
@@ -122,7 +126,7 @@ def dequantized_nbits(
     return np.asarray((codes.reshape(outer, -1)[:, :inner] - zero[:, group]) * factor[:, group])
 
 
-def _zero_points(name: str, zero_points: Array | None, outer: int, blocks: int, bits: int) -> Array:
+def zeros_of(name: str, zero_points: Array | None, outer: int, blocks: int, bits: int) -> Array:
     """Zero points ``[outer, blocks]``: the middle of the range, packed like the codes, or plain numbers."""
     if zero_points is None:
         return np.full((outer, blocks), 1 << (bits - 1), np.float32)

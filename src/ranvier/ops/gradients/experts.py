@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.contrib.moe import PLACES as MOE
 from ranvier.ops.contrib.moe import Hidden
-from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Stored, shares_add_up
-from ranvier.ops.gradients.base import Backward, attribute, constant_array, first, operand
+from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS, PLACES, ROUTER_WEIGHTS, Stored, shares_add_up
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.ops.gradients import few_bits
+from ranvier.ops.gradients.base import Backward, attribute, first, operand
 from ranvier.ops.gradients.contrib import MICROSOFT
 from ranvier.ops.gradients.parts import made_of
 
@@ -30,33 +33,55 @@ def _mixture(b: Backward, node: Node) -> Sequence[Value]:
 
 @made_of("QMoE", domain=MICROSOFT)
 def _quantized(b: Backward, node: Node) -> Sequence[Value]:
-    """Codes and scales stay what they are: the weights are those that constants stand for."""
+    """Codes and scales stay what they are: the weights are the numbers that they stand for."""
     if any(given is not None for given in node.inputs[ROUTER_WEIGHTS + 3 :]):
         raise NotSupported("the gradient of QMoE with activations in float8 is not known")
     if attribute(node, "weights_prepacked", -1) == 1:
         raise NotSupported("the gradient of QMoE with weights_prepacked is not known")
-    router = node.inputs[1]
-    assert router is not None
-    experts = b.sizes(router)[1]
-
-    def content(place: int | None) -> np.ndarray | None:
-        value = None if place is None else operand(node, place)
-        return None if value is None else constant_array(value, "the weights of QMoE")
-
     layers: list[Linear | None] = []
-    for name, (weights, scales, bias, zeros, whole) in PLACES.items():
-        codes = content(weights)
-        if codes is None:
+    for name, (weights, _, bias, *_) in PLACES.items():
+        if operand(node, weights) is None:
             layers.append(None)
-            continue
-        layer = Stored.of(node.attrs, name).layer(
-            name, experts, codes, content(scales), None, content(zeros), content(whole)
-        )
-        decoded = np.stack([layer.decoded(expert) for expert in range(experts)])
-        layers.append((b.cast(b.constant(decoded), b.dtype(first(node))), operand(node, bias)))
+        else:
+            layers.append((b.cast(_decoded(b, node, name), b.dtype(first(node))), operand(node, bias)))
     weigher = operand(node, ROUTER_WEIGHTS)
     normalize = shares_add_up(int(attribute(node, "normalize_routing_weights", 0)), weigher is not None)
     return _mixed(b, node, layers, normalize, weigher)
+
+
+def _decoded(b: Backward, node: Node, name: str) -> Value:
+    """The weights [experts, outputs, inputs] of a layer; codes may be an input, as those of a module are."""
+    stored = Stored.of(node.attrs, name)
+    weights, scales, _, zeros, whole = (None if place is None else operand(node, place) for place in PLACES[name])
+    assert weights is not None
+    bits = stored.width
+    codes = weights if stored.kind == "fp8" else few_bits.unpacked(b, weights, bits)
+    _, outputs, inputs = b.sizes(codes)
+    block = stored.block if stored.block > 0 else FLOAT4_BLOCKS.get(stored.kind, inputs)
+
+    def along(numbers: Value) -> Value:
+        """What groups have one of, for each input."""
+        if len(b.sizes(numbers)) == 2:  # one for a row
+            return b.Unsqueeze(numbers, b.whole(2))
+        return few_bits.stretched(b, numbers, inputs, block, axis=2)
+
+    if stored.kind in FLOAT4_BLOCKS:
+        values = few_bits.looked_up(b, E2M1_LEVELS, codes)
+    else:
+        values = b.cast(codes, DType.float32)
+    if stored.kind == "int" and zeros is None:
+        values = b.Sub(values, b.number(float(1 << (bits - 1)), values))
+    elif zeros is not None:
+        if not b.dtype(zeros).is_float:  # codes themselves; those of rows are packed along the rows
+            count, axis = (outputs, 1) if len(b.sizes(zeros)) == 2 else (inputs // block, 2)
+            zeros = b.Slice(few_bits.unpacked(b, zeros, bits), b.whole(0), b.whole(count), b.whole(axis))
+        values = b.Sub(values, along(b.cast(zeros, DType.float32)))
+    if scales is not None:
+        factors = b.cast(scales, DType.float32)
+        if stored.kind == "fp8":  # blocks are square
+            factors = few_bits.stretched(b, factors, outputs, block, axis=1)
+        values = b.Mul(values, along(factors))
+    return values if whole is None else b.Mul(values, b.Reshape(b.cast(whole, DType.float32), b.whole(-1, 1, 1)))
 
 
 def _mixed(

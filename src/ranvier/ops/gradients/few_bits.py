@@ -13,7 +13,8 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, unpacked
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import unpacked as unpacked_array
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_array, first, gradient, operand
 from ranvier.ops.gradients.parts import made_of
 from ranvier.ops.own.bitlinear import DOMAIN
@@ -73,27 +74,27 @@ def _weight(b: Backward, node: Node) -> Value:
     assert codes is not None
     if node.op == "MatMulBlockQuantizedFp8Weight":
         block = int(attribute(node, "block_size", 128))
-        scales = _stretched(b, node.inputs[2], b.sizes(codes)[1], block)
+        scales = stretched(b, node.inputs[2], b.sizes(codes)[1], block)
         return b.Mul(b.cast(codes, b.dtype(scales)), scales)
     block = int(attribute(node, "block_size", 16))
-    halves = _unpacked(b, codes, 4)
+    halves = unpacked(b, codes, 4)
     steps = constant_array(node.inputs[2], "the scales of MatMulBlockQuantizedFp4Weight")
     blocks = b.constant(steps.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
-    weight = b.Mul(_looked_up(b, E2M1_LEVELS, halves), _stretched(b, blocks, b.sizes(halves)[1], block))
+    weight = b.Mul(looked_up(b, E2M1_LEVELS, halves), stretched(b, blocks, b.sizes(halves)[1], block))
     return b.Mul(weight, b.Reshape(node.inputs[3], b.whole(1)))
 
 
-def _looked_up(b: Backward, levels: np.ndarray, codes: Value) -> Value:
+def looked_up(b: Backward, levels: np.ndarray, codes: Value) -> Value:
     """Numbers that codes stand for; the codes stay bytes until they are read."""
     return b.Gather(b.constant(levels), b.Cast(codes, to=DType.int32.onnx), axis=0)
 
 
-def _unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) -> Value:
+def unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) -> Value:
     """A byte for each code; the last axis grows. They may be an input: a layer whose codes a function is handed."""
     order = -1 if high_first else 1
     shifts = list(range(0, 8, bits))[::order]
     if codes.const is not None:
-        known = unpacked(codes.const.numpy(), bits)
+        known = unpacked_array(codes.const.numpy(), bits)
         return b.constant(known.reshape(-1, len(shifts))[:, ::order].reshape(known.shape))
     mask, sizes = b.constant(np.uint8((1 << bits) - 1)), b.sizes(codes)
     each = [b.BitwiseAnd(b.BitShift(codes, b.constant(np.uint8(s)), direction="RIGHT"), mask) for s in shifts]
@@ -101,9 +102,9 @@ def _unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) ->
     return b.Reshape(apart, b.whole(*sizes[:-1], sizes[-1] * len(shifts)))
 
 
-def _stretched(b: Backward, scales: Value | None, width: int, block: int) -> Value:
-    """One scale for each element of a row."""
-    return b.Gather(scales, b.constant(np.arange(width, dtype=np.int64) // block), axis=1)
+def stretched(b: Backward, scales: Value | None, width: int, block: int, axis: int = 1) -> Value:
+    """One scale for each element along an axis."""
+    return b.Gather(scales, b.constant(np.arange(width, dtype=np.int64) // block), axis=axis)
 
 
 def _of_blocks(b: Backward, node: Node) -> Value:
@@ -123,7 +124,7 @@ def _of_blocks(b: Backward, node: Node) -> Value:
     if zero is not None and not packed:  # codes were read as differences to the middle
         middle = b.number(float(1 << (bits - 1)), rows)
         shift = b.Mul(b.Sub(middle, b.cast(b.Reshape(zero, b.whole(outer, -1)), b.dtype(rows))), rows)
-        weight = b.Add(weight, _stretched(b, shift, b.sizes(weight)[1], block))
+        weight = b.Add(weight, stretched(b, shift, b.sizes(weight)[1], block))
     return b.Slice(weight, b.whole(0), b.whole(inner), b.whole(1))
 
 
@@ -131,13 +132,13 @@ def _of_levels(b: Backward, node: Node) -> Value:
     inner, outer, block = (int(node.attrs[k]) for k in ("K", "N", "block_size"))
     pairs = node.inputs[1]
     assert pairs is not None
-    codes = b.Reshape(_unpacked(b, pairs, 4, high_first=True), b.whole(-1))
+    codes = b.Reshape(unpacked(b, pairs, 4, high_first=True), b.whole(-1))
     if outer * inner % 2:  # the last half is none
         codes = b.Slice(codes, b.whole(0), b.whole(outer * inner), b.whole(0))
     levels = NF4_LEVELS if int(node.attrs["quant_type"]) else FP4_LEVELS
     owner = b.constant(np.arange(outer * inner, dtype=np.int64) // block)
     largest = b.Gather(b.Reshape(node.inputs[2], b.whole(-1)), owner, axis=0)
-    weight = b.Reshape(b.Mul(b.cast(_looked_up(b, levels, codes), b.dtype(largest)), largest), b.whole(outer, inner))
+    weight = b.Reshape(b.Mul(b.cast(looked_up(b, levels, codes), b.dtype(largest)), largest), b.whole(outer, inner))
     return weight if attribute(node, "transB", 1) else b.Transpose(weight, perm=[1, 0])
 
 
@@ -175,7 +176,7 @@ def _bitlinear(b: Backward, node: Node, grads: list[Value | None]) -> Grads:
     given = node.inputs[1]
     assert given is not None
     kind = b.dtype(grad)
-    raised = b.Slice(_unpacked(b, given, 2), b.whole(0), b.whole(int(node.attrs["K"])), b.whole(1))
+    raised = b.Slice(unpacked(b, given, 2), b.whole(0), b.whole(int(node.attrs["K"])), b.whole(1))
     weight = b.Sub(b.cast(raised, kind), b.number(1.0, grad))  # [results, features]
     step = b.cast(b.Reshape(scale, b.whole(-1)), kind)
     unscaled = b.Div(node.output if bias is None else b.Sub(node.output, b.cast(bias, kind)), step)

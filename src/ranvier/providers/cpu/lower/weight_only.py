@@ -23,7 +23,7 @@ from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, unpacked
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, zeros_of
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Same, Target
@@ -139,9 +139,7 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
             groups = Groups.listed(group_of, blocks, coding)
         less = None
         if zeros is not None:
-            given = zeros.reshape(columns, -1)
-            given = unpacked(given, bits)[:, :blocks] if zeros.dtype == np.uint8 else given
-            less = given.astype(np.float32) - np.float32(coding.middle)
+            less = zeros_of(n.op, zeros, columns, blocks, bits) - np.float32(coding.middle)
         factors = scales.reshape(columns, blocks).astype(np.float32)
         return pack_coded(
             lambda first, last: rows[first:last], coding, columns, groups, factors, less, r.isa, filled=True

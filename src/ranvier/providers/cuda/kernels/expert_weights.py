@@ -12,8 +12,8 @@ CODINGS = {"": 0, "int2": 2, "int4": 4, "int8": 8, "e2m1": 4, "e4m3": 8}  # and 
 @dataclass(frozen=True)
 class Experts:
     """A linear layer for each expert: ``weights`` [experts, n, k] of floats, or as many bytes as their codes take, low
-    bits first; ``scales`` [experts, n / square, groups], ``zeros`` bytes that can be read as [experts, n, groups],
-    ``whole`` [experts], ``bias`` [experts, n]."""
+    bits first; ``scales`` [experts, n / square, groups], ``zeros`` bytes or floats that can be read as [experts, n,
+    groups], ``whole`` [experts], ``bias`` [experts, n]."""
 
     coding: str
     weights: torch.Tensor

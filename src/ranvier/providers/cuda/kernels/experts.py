@@ -357,6 +357,7 @@ def _many(
     PLANES: tl.constexpr,
     MIDDLE: tl.constexpr,
     HALVES: tl.constexpr,
+    BETWEEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PAIRS: tl.constexpr,
     OUT_PLANES: tl.constexpr,
@@ -380,6 +381,11 @@ def _many(
     total = tl.zeros((COLUMNS, VISITS), tl.float32)
     if OF_GROUP:
         scale = tl.load(from_scales + (depth // OF_GROUP)[None, :], mask=depth[None, :] < width, other=0.0)
+        if zeros is not None:
+            at_zeros = from_zeros + (depth // OF_GROUP * zero_group)[None, :]
+            own = tl.load(at_zeros, mask=depth[None, :] < width, other=0)
+    elif zeros is not None:
+        own = tl.load(from_zeros)
     for first in range(0, width, DEPTH):
         place = first + depth
         inside = place < width
@@ -387,15 +393,21 @@ def _many(
         if OF_GROUP:
             ahead = place + DEPTH
             next_scale = tl.load(from_scales + (ahead // OF_GROUP)[None, :], mask=ahead[None, :] < width, other=0.0)
+            if zeros is not None:
+                at_zeros = from_zeros + (ahead // OF_GROUP * zero_group)[None, :]
+                next_own = tl.load(at_zeros, mask=ahead[None, :] < width, other=0)
         if BITS == 0:
             value = tl.load(from_x + place[:, None], mask=inside[:, None] & real[None, :], other=0.0)
             total = matrix_product(word.to(TYPE), value, total)
         else:
             if zeros is not None:
-                group = place // OF_GROUP if OF_GROUP else place * 0
-                zero = tl.load(from_zeros + (group * zero_group)[None, :], mask=inside[None, :], other=0).to(tl.float32)
+                zero = own.to(tl.float32)
             else:
                 zero = tl.zeros((1, DEPTH), tl.float32) + MIDDLE
+            if BETWEEN:  # the type has no room for these next to what codes are put into
+                factor = scale.to(tl.float32) if OF_GROUP else 1.0
+                less = zero * factor
+                zero = tl.zeros((1, DEPTH), tl.float32)
             taken = (zero + (1024.0 if tl.float16 == TYPE else 128.0)).to(TYPE)
             for i in tl.static_range(PLANES // 2):
                 here = from_x + (place + i * width)[:, None]
@@ -405,6 +417,9 @@ def _many(
                     both = _pair(word, i, BITS) | (_HALF_PAIR if tl.float16 == TYPE else _PAIR)
                     left = both.to(tl.int16).to(TYPE, bitcast=True) - taken
                     right = (both >> 16).to(tl.int16).to(TYPE, bitcast=True) - taken
+                    if BETWEEN:
+                        left = left.to(tl.float32) * factor - less
+                        right = right.to(tl.float32) * factor - less
                 elif MIDDLE:
                     left = _whole(word, i, BITS) - zero
                     right = _whole(word, i + PLANES // 2, BITS) - zero
@@ -412,13 +427,15 @@ def _many(
                     both = _small_floats(_pair(word, i, BITS), BITS)
                     left = _number(both, BITS)
                     right = _number(both >> 16, BITS)
-                if OF_GROUP:
+                if OF_GROUP and not BETWEEN:
                     left = left * scale
                     right = right * scale
                 total = matrix_product(left.to(TYPE), low, total)
                 total = matrix_product(right.to(TYPE), high, total)
         if OF_GROUP:
             scale = next_scale
+            if zeros is not None:
+                own = next_own
     if scales is not None and OF_GROUP == 0:
         total *= tl.load(scales + expert * scale_rows * groups + column // SQUARE).to(tl.float32)[:, None]
     if whole is not None:
@@ -469,6 +486,7 @@ def many(
 ) -> torch.Tensor:
     """As ``few``, of visits that were sorted in blocks of ``tile.columns``; rows of ``out`` are visits as they were."""
     exact = 8 if x.dtype == torch.float16 else 4 if x.dtype == torch.bfloat16 and not interpreted() else 0
+    halves = layer.middle > 0 and layer.bits <= exact  # such codes and the number they are put into fit the type
     _many[(owners.numel(), blocks(layer.n, tile.rows))](
         x,
         layer.words,
@@ -498,7 +516,8 @@ def many(
         BITS=layer.bits,
         PLANES=layer.planes,
         MIDDLE=layer.middle,
-        HALVES=layer.middle > 0 and layer.bits <= exact,  # such codes and the number they are put into fit the type
+        HALVES=halves,
+        BETWEEN=halves and layer.zeros is not None and layer.zeros.is_floating_point(),
         ACTIVATION=opening.activation,
         PAIRS=opening.pairs,
         OUT_PLANES=opening.planes,

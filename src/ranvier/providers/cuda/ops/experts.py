@@ -262,16 +262,17 @@ def _scales(tensor: Any, node: Node, *, position: int) -> Any:
     return tensor[:, :, None] if tensor.ndim == 2 else tensor
 
 
-def _zeros(tensor: Any, node: Node, *, name: str) -> Any:
-    """A byte each, [experts, rows, groups]; those of rows that have one may lie along the rows."""
-    codes = unpacked(tensor.contiguous(), Stored.of(node.attrs, name).bits)
-    return codes[:, :, None] if codes.ndim == 2 else codes
+def _zeros(tensor: Any, node: Node, *, name: str, position: int) -> Any:
+    """A byte or a float each, [experts, rows, groups]; those of rows that have one may lie along the rows."""
+    if _type(node, position) is DType.uint8:
+        tensor = unpacked(tensor.contiguous(), Stored.of(node.attrs, name).bits)
+    return tensor[:, :, None] if tensor.ndim == 2 else tensor
 
 
 _ZEROS = 3  # among the places of a layer
 _PREPARES = {
     **{scales: partial(_scales, position=scales) for _, scales, *_ in PLACES.values()},
-    **{zeros: partial(_zeros, name=name) for name, (*_, zeros, _) in PLACES.items()},
+    **{zeros: partial(_zeros, name=name, position=zeros) for name, (*_, zeros, _) in PLACES.items()},
 }
 
 
@@ -282,11 +283,12 @@ def _checked(node: Node, name: str, experts: int, operands: Sequence[Any]) -> La
     def like(position: int | None, tensor: Any) -> Any:
         if position is None or tensor is None:
             return None
-        shape = tuple(tensor.shape)
+        shape, dtype = tuple(tensor.shape), _type(node, position)
+        packed = position == PLACES[name][_ZEROS] and dtype is DType.uint8
         per_byte = 8 // stored.bits
-        if position == PLACES[name][_ZEROS] and per_byte > 1:  # as they were before they were prepared
+        if packed and per_byte > 1 and len(shape) == 3:  # as they were before they were prepared
             shape = (*shape[:2], shape[2] // per_byte) if shape[2] > 1 else (shape[0], shape[1] // per_byte)
-        return np.broadcast_to(np.zeros((), _type(node, position).numpy), shape)
+        return np.broadcast_to(np.zeros((), dtype.numpy), shape)
 
     return stored.layer(name, experts, *map(like, PLACES[name], operands))
 
