@@ -39,6 +39,7 @@ _GBPS = 10.0  # bytes of weights that one core takes, roughly
 # most panels of a pass, by its rows: as many sums as registers hold beside their totals
 _WIDE = {1: 2, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
 _NARROW = {1: 2, 2: 2, 3: 1, 4: 1}
+MOST_ROWS = max(_WIDE)
 _COUPLED = {1: 4, 2: 4, 3: 2, 4: 2, 5: 2, 6: 2}  # of codes of two columns in a byte: two vectors or more
 # with as few sums as this, each is kept in parts, so that additions do not wait for each other
 _FEW, _SPLITS = 2, 2
@@ -136,10 +137,13 @@ def _together(b: CodedB, isa: Isa, activations: Activations, rows: int) -> int:
     return math.gcd(b.words, line)
 
 
-def few_rows(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations) -> Launch:
+def few_rows(
+    p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations, most: int = MOST_ROWS
+) -> Launch:  # fmt: skip
+    """``most``: rows of a pass."""
     assert activations == "codes" or not b.coupled
     table = _COUPLED if b.coupled else _WIDE if isa.registers >= 32 else _NARROW
-    rows = Cut.of(p.m, max(table)).size
+    rows = Cut.of(p.m, min(most, max(table))).size
     panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
     if activations == "digits":
         panels = _DIGIT_PANELS[isa.registers >= 32]

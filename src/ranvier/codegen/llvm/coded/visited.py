@@ -12,7 +12,7 @@ from ranvier.codegen.llvm.coded.pack import Array, CodedB, Groups, beside, pack_
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import Form, Prepared, given, prepare, readable
 from ranvier.codegen.llvm.coded.product import Accuracy, many_from, takes_digits
-from ranvier.codegen.llvm.coded.rows import Activations, few_rows, fits_bytes
+from ranvier.codegen.llvm.coded.rows import MOST_ROWS, Activations, few_rows, fits_bytes
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.coded.visiting import ALIGNED, FewRows, ManyRows, Steps, visit_launch
 from ranvier.codegen.llvm.gemm.plan import Plan
@@ -22,6 +22,10 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
+
+# of a pass where activations are codes: nearly as quick for a row as passes of more, and where experts have more rows
+# or fewer than usual, fewer of a pass are none
+_CODED_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ def visited_matmul(
     if integers and suits_unpacked(b, usual, isa):
         inner = by_unpacked(typical, b, prepared, isa, threads)
     else:
-        inner = few_rows(replace(p, m=1) if digits else typical, b, prepared, isa, threads, activations)
+        most = _CODED_ROWS if integers else MOST_ROWS
+        inner = few_rows(replace(p, m=1) if digits else typical, b, prepared, isa, threads, activations, most)
     steps = _steps(experts, prepared.row, prepared.about_row, p)
     return [*prepared.launches, visit_launch(inner, FewRows, visits, steps, inner.tiles, traffic)]
 
