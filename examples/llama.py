@@ -1,8 +1,9 @@
 """Let a language model answer, with weights that stay in few bits: python examples/llama.py model.gguf "a question"
 
-Any GGUF file of a Llama-like model with a vocabulary of byte pairs will do (`general.architecture` llama,
-`tokenizer.ggml.model` gpt2), such as SmolLM2. The network is written with ranvier.nn in the names of the file. Layers
-keep the codes they have there. One call reads the prompt, and every further one is a token after all before it.
+Any GGUF file of a Llama or a Qwen, also one with experts, and with a vocabulary of byte pairs will do
+(`general.architecture` llama, qwen2, qwen3, qwen3moe; `tokenizer.ggml.model` gpt2), such as SmolLM2. The network is
+written with ranvier.nn in the names of the file. Layers keep the codes they have there. One call reads the prompt, and
+every further one is a token after all before it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -20,26 +21,98 @@ import ranvier as rv
 from ranvier import nn
 from ranvier import numpy as rnp
 from ranvier.nn import functional as F
-from ranvier.quantize import Quantized
 from ranvier.weights import WeightLoader
 from ranvier.weights.quantized import quantized_layers
 
-Linear = Callable[[str], nn.Module]
+ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "qwen3moe": False}  # whether neighbours turn together
+
+
+class Parts:
+    """What a network is made of, by the names of the file."""
+
+    def __init__(self, tensors: Any, activations: str) -> None:
+        self.tensors, self.activations, self.layers = tensors, activations, quantized_layers(tensors)
+        self.kind = str(tensors.notes.get("general.architecture"))
+        if self.kind not in ARCHITECTURES:
+            raise SystemExit(f"only {', '.join(ARCHITECTURES)} are known here, not {self.kind!r}")
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.weight" in self.tensors
+
+    def note(self, name: str, otherwise: Any = None) -> Any:
+        return self.tensors.notes.get(f"{self.kind}.{name}", otherwise)
+
+    def numbers(self, name: str) -> np.ndarray:
+        return np.asarray(self.tensors[name].read(), np.float32)
+
+    def linear(self, name: str) -> nn.Module:
+        bias = self.numbers(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+        if name in self.layers:
+            return nn.QuantizedLinear(self.layers[name](), bias, activations=self.activations)
+        weight = self.numbers(f"{name}.weight")
+        layer = holding(nn.Linear(*weight.shape[::-1], bias=bias is not None), weight)
+        if bias is not None:
+            layer.bias.assign(bias)
+        return layer
+
+    def table(self, name: str) -> nn.Module:
+        if name in self.layers:
+            return nn.QuantizedEmbedding(self.layers[name]())
+        weight = self.numbers(f"{name}.weight")
+        return holding(nn.Embedding(*weight.shape), weight)
+
+    def norm(self, name: str) -> nn.Module:
+        weight = self.numbers(f"{name}.weight")
+        return holding(nn.RMSNorm(len(weight), eps=float(self.note("attention.layer_norm_rms_epsilon"))), weight)
+
+
+def holding(module: Any, weight: np.ndarray) -> nn.Module:
+    module.weight.assign(weight)
+    module.weight.requires_grad = False
+    return module
+
+
+class Gated(nn.Module):
+    """Two layers, one of which opens and closes the other, and a third that leads back."""
+
+    def __init__(self, name: str, parts: Parts) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (parts.linear(f"{name}.ffn_{each}") for each in ("gate", "up", "down"))
+
+    def forward(self, x: rv.Tensor) -> rv.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Mixed(nn.Module):
+    """Many of these, of which a token visits the few that suit it best."""
+
+    def __init__(self, name: str, parts: Parts) -> None:
+        super().__init__()
+        gate, up, down = (parts.layers[f"{name}.ffn_{each}_exps"]() for each in ("gate", "up", "down"))
+        chosen = int(parts.note("expert_used_count"))
+        self.gate_inp = parts.linear(f"{name}.ffn_gate_inp")
+        self.exps = nn.QuantizedExperts(up, down, gate, top_k=chosen, activations=parts.activations)
+
+    def forward(self, x: rv.Tensor) -> rv.Tensor:
+        return self.exps(x, self.gate_inp(x))
 
 
 class Block(nn.Module):
     """Attention and a gated layer, each behind a norm and added to what came in."""
 
-    def __init__(self, name: str, linear: Linear, norm: Linear, notes: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, parts: Parts) -> None:
         super().__init__()
-        self.heads = int(notes["llama.attention.head_count"])
-        self.shared = int(notes.get("llama.attention.head_count_kv", self.heads))
-        self.base = float(notes.get("llama.rope.freq_base", 10000.0))
-        self.attn_norm, self.ffn_norm = norm(f"{name}.attn_norm"), norm(f"{name}.ffn_norm")
+        self.heads = int(parts.note("attention.head_count"))
+        self.shared = int(parts.note("attention.head_count_kv", self.heads))
+        self.base, self.neighbours = float(parts.note("rope.freq_base", 10000.0)), ARCHITECTURES[parts.kind]
+        self.attn_norm, self.ffn_norm = parts.norm(f"{name}.attn_norm"), parts.norm(f"{name}.ffn_norm")
         self.attn_q, self.attn_k, self.attn_v, self.attn_output = (
-            linear(f"{name}.attn_{each}") for each in ("q", "k", "v", "output")
+            parts.linear(f"{name}.attn_{each}") for each in ("q", "k", "v", "output")
         )
-        self.ffn_gate, self.ffn_up, self.ffn_down = (linear(f"{name}.ffn_{each}") for each in ("gate", "up", "down"))
+        self.attn_q_norm, self.attn_k_norm = (
+            parts.norm(each) if (each := f"{name}.attn_{of}_norm") in parts else nn.Identity() for of in "qk"
+        )
+        self.ffn = (Mixed if f"{name}.ffn_gate_inp" in parts else Gated)(name, parts)
 
     def begin(self, length: int) -> None:
         """Room for the keys and values of so many tokens; there are none yet."""
@@ -53,12 +126,14 @@ class Block(nn.Module):
             rnp.permute_dims(rnp.reshape(layer(normed), (x.shape[0], heads, -1)), (1, 0, 2))
             for layer, heads in ((self.attn_q, self.heads), (self.attn_k, self.shared), (self.attn_v, self.shared))
         )
-        q, k = (F.rotary_embedding(each, positions, self.base, interleaved=True) for each in (q, k))
+        q, k = (
+            F.rotary_embedding(each, positions, self.base, interleaved=self.neighbours)
+            for each in (self.attn_q_norm(q), self.attn_k_norm(k))
+        )
         keys, values = (with_these(held, positions, now) for held, now in ((self.keys, k), (self.values, v)))
         found = F.scaled_dot_product_attention(q, keys, values, seen, enable_gqa=True)
         x = x + self.attn_output(rnp.reshape(rnp.permute_dims(found, (1, 0, 2)), (x.shape[0], -1)))
-        normed = self.ffn_norm(x)
-        return x + self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))
+        return x + self.ffn(self.ffn_norm(x))
 
 
 def with_these(held: Any, positions: rv.Tensor, rows: rv.Tensor) -> rv.Tensor:
@@ -74,26 +149,11 @@ class Llama(nn.Module):
 
     def __init__(self, tensors: Any, activations: str = "int8") -> None:
         super().__init__()
-        notes, layers = tensors.notes, quantized_layers(tensors)
-
-        def numbers(name: str) -> np.ndarray:
-            return np.asarray(tensors[f"{name}.weight"].read(), np.float32)
-
-        def linear(name: str) -> nn.Module:
-            if name in layers:
-                return nn.QuantizedLinear(layers[name](), activations=activations)
-            return holding(nn.Linear(*numbers(name).shape[::-1], bias=False), numbers(name))
-
-        def norm(name: str) -> nn.Module:
-            epsilon = float(notes["llama.attention.layer_norm_rms_epsilon"])
-            return holding(nn.RMSNorm(len(numbers(name)), eps=epsilon), numbers(name))
-
-        self.token_embd = table(layers.get("token_embd"), numbers)
-        self.blk = nn.ModuleList(
-            [Block(f"blk.{k}", linear, norm, notes) for k in range(int(notes["llama.block_count"]))]
-        )
-        self.output_norm = norm("output_norm")
-        self.output = linear("output" if "output.weight" in tensors else "token_embd")  # small models have one for both
+        parts = Parts(tensors, activations)
+        self.token_embd = parts.table("token_embd")
+        self.blk = nn.ModuleList([Block(f"blk.{k}", parts) for k in range(int(parts.note("block_count")))])
+        self.output_norm = parts.norm("output_norm")
+        self.output = parts.linear("output" if "output" in parts else "token_embd")  # small models have one for both
 
     def begin(self, length: int) -> None:
         self.length = length
@@ -107,18 +167,6 @@ class Llama(nn.Module):
         for block in self.blk:
             x = block(x, positions, seen)
         return self.output(self.output_norm(x[-1:]))[0]
-
-
-def table(coded: Callable[[], Quantized] | None, numbers: Callable[[str], np.ndarray]) -> nn.Module:
-    if coded is not None:
-        return nn.QuantizedEmbedding(coded())
-    return holding(nn.Embedding(*numbers("token_embd").shape), numbers("token_embd"))
-
-
-def holding(module: Any, weight: np.ndarray) -> nn.Module:
-    module.weight.assign(weight)
-    module.weight.requires_grad = False
-    return module
 
 
 class Vocabulary:
@@ -135,7 +183,12 @@ class Vocabulary:
         self.special = frozenset(special)
         self._apart = re.compile("(" + "|".join(map(re.escape, special)) + ")")
         # letters with a space before them, digits one by one, signs, spaces
-        self._words = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+|\d| ?[^\s\w]+|_+|\s+(?!\S)|\s+")
+        words = r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+|\d| ?[^\s\w]+|_+|\s+(?!\S)|\s+"
+        if notes.get("tokenizer.ggml.pre") == "qwen2":  # letters with a sign before them, too, and ends of lines
+            words = (
+                r"'(?i:[sdmt]|ll|ve|re)|(?:[^\w\r\n]|_)?[^\W\d_]+|\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            )
+        self._words = re.compile(words)
         plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
         others = [b for b in range(256) if b not in plain]
         self._letters = {b: chr(b) for b in plain} | {b: chr(256 + k) for k, b in enumerate(others)}

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import ranvier as rv
 from ranvier import nn, optim
 from ranvier.quantize import Integers
+from tests.tensor.nn import test_experts as experts
 from tests.tensor.nn.test_quantized import CODED, Net, expected, moved, numbers, shuffled
 from tests.torch.device import DEVICE
 
@@ -43,6 +44,19 @@ def test_tables(there: None) -> None:
     table, places = nn.QuantizedEmbedding(weight), np.array([[3, 39], [0, 3]])
     found = rv.jit(lambda x: table(x))(rv.Tensor(places)).numpy()
     np.testing.assert_allclose(found, weight.dequantize()[places], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["4 bits", "zeros between codes", "5 bits", "float4", "float8 in squares"])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_experts(there: None, kind: str, tokens: int) -> None:
+    """Also with bits and groups that differ between layers."""
+    up, gate = (experts.KINDS[kind](experts.INNER, experts.FEATURES) for _ in range(2))
+    down = experts.KINDS["2 bits in groups of 16" if kind == "4 bits" else kind](experts.FEATURES, experts.INNER)
+    layer = nn.QuantizedExperts(up, down, gate, top_k=experts.CHOSEN)
+    x, router = numbers(tokens, experts.FEATURES), numbers(tokens, experts.EXPERTS)
+    found = rv.jit(lambda x, r: layer(x, r))(rv.Tensor(x), rv.Tensor(router))
+    wanted = experts.plain(x, router, *(experts.decoded(each) for each in (up, down, gate)))
+    experts.check(found, wanted, 5e-3)
 
 
 def test_what_is_beside_codes_learns(there: None) -> None:

@@ -57,8 +57,7 @@ def linear_form(coded: Quantized, *, level: int = 0) -> CodedForm:
     if coded.scheme == "ternary" and (ternary := ternary_weights(coded)) is not None:
         attrs = {"K": coded.shape[1], "N": coded.shape[0]}
         return CodedForm("BitLinear", (ternary.codes, ternary.scale), attrs, DOMAIN)
-    if coded.table is not None and not coded.flat and _whole(coded.table):  # as llama.cpp's levels are
-        coded = replace(coded, codes=coded.table.astype(np.int8)[coded.codes], bits=8, table=None)
+    coded = levels_as_codes(coded) or coded
     try:
         if coded.table is not None and coded.flat:
             return bnb4_form(coded)
@@ -146,8 +145,12 @@ def _float_form(coded: Quantized) -> CodedForm:
     return CodedForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, ::size].T)), attrs)
 
 
-def _whole(table: Array) -> bool:
-    return bool((table == np.rint(table)).all() and table.min() >= -128 and table.max() <= 127)
+def levels_as_codes(coded: Quantized) -> Quantized | None:
+    """Positions in a table of whole numbers, as llama.cpp's levels are, as those numbers; None where they are not."""
+    table = coded.table
+    if table is None or coded.flat or (table != np.rint(table)).any() or table.min() < -128 or table.max() > 127:
+        return None
+    return replace(coded, codes=table.astype(np.int8)[coded.codes], bits=8, table=None)
 
 
 def _in_order(coded: Quantized) -> tuple[Quantized, Array | None]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ranvier.graph.ir import Graph
-from ranvier.ops.contrib.weight_only import packed
 from ranvier.quantize import Quantized
 from ranvier.quantize.schemes import added_names
 from ranvier.runtime.quantizing.dynamic import DYNAMIC
-from ranvier.runtime.quantizing.expert_nodes import Shared, Stack, put_codes
+from ranvier.runtime.quantizing.expert_nodes import Shared, put_codes
 from ranvier.runtime.quantizing.expert_rows import ExpertRows
+from ranvier.runtime.quantizing.expert_stacks import Stack, Unfit, stacked
 from ranvier.runtime.quantizing.experts import Experts, Linear, find_experts
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, at_most
 from ranvier.runtime.quantizing.sites import named_in_errors
@@ -23,10 +24,6 @@ Array = np.ndarray[Any, Any]
 _BY_SAMPLES = "gptq"
 _FACTORS = "awq"  # divides what a layer reads
 _NO_INTEGERS = ("nf4", "fp8", "fp8_e5m2")
-
-
-class _Unfit(Exception):
-    """Codes that QMoE has no place for."""
 
 
 class ExpertCoder:
@@ -81,7 +78,7 @@ class ExpertCoder:
             return ""
         try:  # what it makes is not known before
             stacks = self._stacks(layer).values()
-        except _Unfit as error:
+        except Unfit as error:
             return f"what {self._scheme} makes has no form for experts: {error}"
         if len({(stack.bits, stack.group) for stack in stacks}) > 1:
             return f"what {self._scheme} makes has no form for experts: groups or bits differ between layers"
@@ -102,23 +99,21 @@ class ExpertCoder:
         return found
 
     def _stack(self, linear: Linear, group: int) -> Stack:
-        """One expert after the other: weights are most of a model, and coding takes several times as much memory."""
-        made: list[tuple[Array, ...]] = []
-        forms: set[tuple[int, int]] = set()
         unseen = 0
-        for expert, matrix in enumerate(linear.numbers):
-            coded, sampled = self._coded(matrix, linear.weight.name, expert, group)
-            unseen += not sampled
-            if coded.table is not None or coded.codes.dtype.kind != "u" or coded.zeros is None:
-                raise _Unfit("its codes are no integers with a scale and a zero each")
-            if coded.zeros.dtype.kind != "u":
-                raise _Unfit("its zeros lie between codes")
-            forms.add((coded.bits, coded.block[1]))
-            made.append((packed(coded.codes, coded.bits), coded.scales.astype(np.float32), coded.zeros))
-        if len(forms) > 1:
-            raise _Unfit("groups or bits differ between experts")
-        codes, scales, zeros = (np.stack(each) for each in zip(*made))
-        return Stack(codes, scales, zeros, *forms.pop(), unseen)
+
+        def coded() -> Iterator[Quantized]:
+            nonlocal unseen
+            for expert, matrix in enumerate(linear.numbers):
+                found, sampled = self._coded(matrix, linear.weight.name, expert, group)
+                unseen += not sampled
+                if found.table is not None or found.codes.dtype.kind != "u" or found.zeros is None:
+                    raise Unfit("its codes are no integers with a scale and a zero each")
+                if found.zeros.dtype.kind != "u":
+                    raise Unfit("its zeros lie between codes")
+                yield found
+
+        made = stacked(coded())
+        return replace(made, unseen=unseen)
 
     def _coded(self, matrix: Array, weight: str, expert: int, group: int) -> tuple[Quantized, bool]:
         """The weights [out, in] of an expert, and whether all that a scheme looks at was there."""

@@ -22,25 +22,13 @@ from ranvier.ops.contrib.rules import MICROSOFT
 from ranvier.ops.contrib.weight_only import packed
 from ranvier.passes.edit import builder
 from ranvier.records import dataclass
+from ranvier.runtime.quantizing.expert_stacks import Stack, in_turns
 from ranvier.runtime.quantizing.experts import Experts
 from ranvier.runtime.quantizing.weight_only import ORIGIN, put_instead
 
 Array = np.ndarray[Any, Any]
 Shared = dict[tuple[object, ...], tuple[Value, Value, Value | None]]  # constants, by the weights they are made of
 _IN_TURNS = 1  # swiglu_fusion of rows that do
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Codes of one linear layer of all experts, packed as QMoE has them, with scales and zeros [experts, outputs,
-    groups]."""
-
-    codes: Array
-    scales: Array
-    zeros: Array
-    bits: int
-    group: int
-    unseen: int = 0  # experts that were to be coded by samples, and that none visits
 
 
 def put_codes(layer: Experts, stacks: Mapping[str, Stack], shared: Shared) -> None:
@@ -97,10 +85,7 @@ class _Form:
         """Arrays [experts, outputs, ...] of the sources of a layer as its own."""
         if name == "fc1" and self.halves:
             arrays = np.split(arrays[0], 2, axis=1)
-        if len(arrays) == 1:
-            return arrays[0]
-        turns: Array = np.stack(arrays, axis=2)
-        return turns.reshape(len(turns), -1, *turns.shape[3:])
+        return in_turns(arrays)
 
 
 def _bias(layer: Experts, name: str, form: _Form, ops: GraphOps) -> Value | None:

@@ -16,6 +16,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig
 from ranvier.ops.contrib.weight_only import NF4_LEVELS
 from ranvier.quantize import Quantized
+from ranvier.quantize.blocks import expand
 
 Array = np.ndarray[Any, Any]
 LEAST_GROUP, MOST_GROUP = 16, 256  # powers of two: ONNX Runtime reads no others
@@ -52,18 +53,20 @@ def in_groups(coded: Quantized, group: int) -> Quantized:
         raise unfit(coded, f"its codes have {coded.bits} bits, at most {_BITS[-1]} can be stored")
     size = _size(coded, group)
     middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
-    codes = coded.codes.astype(np.int32) + middle
-    if codes.size and not 0 <= codes.min() <= codes.max() < 1 << bits:
-        raise unfit(coded, f"its codes go from {coded.codes.min()} to {coded.codes.max()}, which is no {bits} bits")
-    scales = coded.each(coded.scales)[:, ::size].astype(np.float32)
-    zeros = np.zeros(scales.shape, np.float32) if coded.zeros is None else coded.each(coded.zeros)[:, ::size]
+    least, most = int(coded.codes.min(initial=0)), int(coded.codes.max(initial=0))
+    if not 0 <= least + middle <= most + middle < 1 << bits:
+        raise unfit(coded, f"its codes go from {least} to {most}, which is no {bits} bits")
+    codes = coded.codes.astype(np.uint8, copy=False)
+    codes = codes + np.uint8(middle) if middle else codes  # wraps as it should
+    scales = _of_groups(coded, coded.scales, size).astype(np.float32)
+    zeros = np.zeros(scales.shape, np.float32) if coded.zeros is None else _of_groups(coded, coded.zeros, size)
     zeros = zeros.astype(np.float32) + np.float32(middle)
     if not (np.isfinite(scales).all() and np.isfinite(zeros).all()):
         raise unfit(coded, "it has scales or zeros that are no finite numbers")
     whole = (zeros == np.rint(zeros)).all() and 0 <= zeros.min(initial=0) <= zeros.max(initial=0) < 1 << bits
     return replace(
         coded,
-        codes=codes.astype(np.uint8),
+        codes=codes,
         scales=scales,
         zeros=zeros.astype(np.uint8) if whole else zeros,
         block=(1, size),
@@ -92,6 +95,15 @@ def _size(coded: Quantized, group: int) -> int:
     if size < LEAST_GROUP:
         raise unfit(coded, f"{shared} weights share a scale, that must be a multiple of {LEAST_GROUP}")
     return min(size, MOST_GROUP)
+
+
+def _of_groups(coded: Quantized, numbers: Array, size: int) -> Array:
+    """The number of each group of a row; of a tensor's own blocks without one for each element between."""
+    if coded.flat:
+        return coded.each(numbers)[:, ::size]
+    (rows, side), columns = coded.block, coded.shape[1]
+    at = np.arange(0, columns, size) // side if numbers.shape[1] > 1 else np.zeros(-(-columns // size), np.int64)
+    return expand(numbers[:, at], (rows, 1), (coded.shape[0], len(at)))
 
 
 def at_most(group: int, weights: int) -> int:

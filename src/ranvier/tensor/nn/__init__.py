@@ -20,6 +20,7 @@ from ranvier.tensor.nn.modules.convolution import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
+from ranvier.tensor.nn.modules.experts import QuantizedExperts
 from ranvier.tensor.nn.modules.linear import Bilinear, Embedding, Linear
 from ranvier.tensor.nn.modules.normalization import (
     BatchNorm1d,
@@ -175,6 +176,7 @@ __all__ = [
     "PixelShuffle",
     "PoissonNLLLoss",
     "QuantizedEmbedding",
+    "QuantizedExperts",
     "QuantizedLinear",
     "RMSNorm",
     "RNN",

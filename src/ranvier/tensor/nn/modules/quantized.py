@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ranvier.dtypes import DType
-from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
+from ranvier.errors import DTypeMismatch, ShapeMismatch
 from ranvier.quantize.base import Quantized
 from ranvier.tensor.core import Tensor, as_tensor, call
 from ranvier.tensor.elementwise import add
 from ranvier.tensor.expr import spec
-from ranvier.tensor.jitted import jit
 from ranvier.tensor.linalg import matmul
 from ranvier.tensor.manipulate import astype, expand_dims, reshape, take
-from ranvier.tensor.nn.modules.base import Module
+from ranvier.tensor.nn.modules.coded import Coded, floats_in, level_of
 from ranvier.tensor.state import Constant, Parameter
 
 if TYPE_CHECKING:
     from ranvier.runtime.quantizing.coded_forms import CodedForm
 
-_PRODUCT = "_jitted"
 _PARTS = ("codes", "scales", "zeros")  # what operators have behind their data, in their order
 
 
-class _Coded(Module):
-    """Codes as constants, and a function of them that is compiled, also outside of ``jit``."""
+class _Matrix(Coded):
+    """Codes of one matrix."""
 
     scheme: str
     bits: int
@@ -37,36 +34,13 @@ class _Coded(Module):
             self.register_buffer(name, Constant(array))
         self.register_buffer("order", None if form.order is None else Constant(form.order))
 
-    @property
-    def nbytes(self) -> int:
-        """Of codes, scales and zeros."""
-        return sum(buffer.nbytes for buffer in self.buffers())
-
-    @property
-    def _kind(self) -> str:
-        return self._op[0].rpartition("::")[2]
-
     def _parts(self, dtype: DType | None = None) -> list[Tensor]:
         """Codes, and what belongs to them, floats in a type."""
         codes, *others = (part for name in _PARTS if (part := self._buffers.get(name)) is not None)
-        return [codes, *(each if dtype is None or each.dtype.is_integer else astype(each, dtype) for each in others)]
-
-    def _compiled(self) -> Callable[[Tensor], Tensor]:
-        found: Callable[[Tensor], Tensor] | None = self.__dict__.get(_PRODUCT)
-        if found is None:
-            found = jit(self._computed)
-            object.__setattr__(self, _PRODUCT, found)
-        return found
-
-    def _computed(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies compile their own."""
-        return {name: value for name, value in self.__dict__.items() if name != _PRODUCT}
+        return [codes, *(each if dtype is None else floats_in(each, dtype) for each in others)]
 
 
-class QuantizedLinear(_Coded):
+class QuantizedLinear(_Matrix):
     """``x @ weight.T + bias``, the weight [outputs, inputs] in codes: as a scheme makes them, or a checkpoint has them.
 
     Codes are buffers that do not learn; the gradient goes through to the input, so adapters beside them do, and so does
@@ -78,12 +52,9 @@ class QuantizedLinear(_Coded):
 
     def __init__(self, weight: Quantized, bias: Any = None, *, activations: str = "float32") -> None:
         from ranvier.runtime.quantizing.coded_forms import linear_form  # only here: it takes time
-        from ranvier.runtime.quantizing.options import LEVELS
 
         super().__init__()
-        if activations not in LEVELS:
-            raise InvalidInput(f"activations may be rounded to {', '.join(LEVELS)}, not {activations!r}")
-        self._hold(weight, linear_form(weight, level=LEVELS[activations]))
+        self._hold(weight, linear_form(weight, level=level_of(activations)))
         self.out_features, self.in_features = weight.shape
         self.bias: Parameter | None
         self.register_parameter("bias", None if bias is None else Parameter(as_tensor(bias)))
@@ -116,7 +87,7 @@ class QuantizedLinear(_Coded):
         )
 
 
-class QuantizedEmbedding(_Coded):
+class QuantizedEmbedding(_Matrix):
     """A table [rows, features] in codes, looked up by number: only rows that are asked for become numbers."""
 
     def __init__(self, weight: Quantized) -> None:

@@ -1,0 +1,53 @@
+"""Codes of one linear layer of all experts, side by side as QMoE has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier.ops.contrib.weight_only import packed
+from ranvier.quantize import Quantized
+from ranvier.records import dataclass
+
+Array = np.ndarray[Any, Any]
+
+
+class Unfit(Exception):
+    """Codes that QMoE has no place for."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Packed codes, with scales and zeros [experts, outputs, groups]; zeros between codes are floats."""
+
+    codes: Array
+    scales: Array
+    zeros: Array
+    bits: int
+    group: int
+    unseen: int = 0  # experts that were to be coded by samples, and that none visits
+
+
+def stacked(experts: Iterable[Quantized]) -> Stack:
+    """One expert after the other, each as ``in_groups`` has it: weights are most of a model, and coding takes several
+    times as much memory."""
+    made: list[tuple[Array, ...]] = []
+    forms: set[tuple[int, int]] = set()
+    for coded in experts:
+        assert coded.zeros is not None
+        forms.add((coded.bits, coded.block[1]))
+        made.append((packed(coded.codes, coded.bits), coded.scales.astype(np.float32), coded.zeros))
+    if len(forms) != 1:
+        raise Unfit("groups or bits differ between experts" if forms else "there are no experts")
+    codes, scales, zeros = (np.stack(each) for each in zip(*made))
+    return Stack(codes, scales, zeros, *forms.pop())
+
+
+def in_turns(arrays: Sequence[Array]) -> Array:
+    """The rows of several arrays [experts, outputs, ...] one after another: the first of each, then the second."""
+    if len(arrays) == 1:
+        return arrays[0]
+    turns: Array = np.stack(arrays, axis=2)
+    return turns.reshape(len(turns), -1, *turns.shape[3:])
