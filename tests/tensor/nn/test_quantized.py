@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ranvier import nn, optim
 from ranvier.errors import DTypeMismatch, InvalidConfig, InvalidInput, RanvierError, ShapeMismatch
 from ranvier.ops import registry
 from ranvier.ops.contrib.weight_only import FP4_LEVELS
+from ranvier.providers.cpu.lower import weight_only
 from ranvier.quantize import Integers, Quantized, scheme
 from ranvier.tensor.state import Constant
 from ranvier.weights import WeightLoader, save_safetensors
@@ -150,6 +152,27 @@ def test_codes_are_part_of_compiled_functions_until_others_are_loaded() -> None:
     assert compiled.graphs == 2 and not np.allclose(before, compiled(x).numpy())
     compiled(x)
     assert compiled.graphs == 2
+
+
+def test_functions_of_one_layer_have_its_codes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    own = weight_only.pack_coded
+    monkeypatch.setattr(weight_only, "pack_coded", lambda *a, **k: [packed.append(1), own(*a, **k)][1])
+    layer, other = (nn.QuantizedLinear(CODED["uint4"][1]()) for _ in range(2))
+
+    def compiled(factor: float) -> Any:
+        return rv.jit(lambda x: layer(x) * factor)
+
+    one, two, x = compiled(2.0), compiled(3.0), numbers(5, INPUTS)
+    found = [run(rv.Tensor(x[:rows])).numpy() for run in (one, two) for rows in (1, 5)]
+    np.testing.assert_allclose(found[1] * 3, found[3] * 2, rtol=1e-5, atol=1e-5)
+    assert len(packed) == 1
+    rv.jit(lambda x: other(x))(rv.Tensor(x)).numpy()
+    assert len(packed) == 2
+    del one, two, found
+    gc.collect()
+    compiled(4.0)(rv.Tensor(x)).numpy()  # nobody had it any more
+    assert len(packed) == 3
 
 
 def test_a_constant_is_not_assigned_by_the_function_it_is_part_of() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -36,6 +37,10 @@ class Same:
         return id(self.array)
 
 
+# by what they are made of: graphs of one module for several sizes have its codes once
+_IN_USE: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+
+
 class Packs:
     """Constants in the form kernels want them: made once, shared by all specialisations of a partition."""
 
@@ -47,6 +52,18 @@ class Packs:
         if found is None:
             found = self._made[key] = make()
         return cast(T, found)
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """As ``get``, and the same that other partitions have in use. ``key`` has all that it depends on, arrays as
+        ``Same``."""
+
+        def found() -> T:
+            made = _IN_USE.get(key)
+            if made is None:
+                made = _IN_USE[key] = make()
+            return cast(T, made)
+
+        return self.get(key, found)
 
     @property
     def nbytes(self) -> int:

@@ -54,7 +54,7 @@ def bitlinear(n: NodeView, b: Definitions) -> None:
 
     def packed(r: Realiser) -> Packed:
         form = form_of(r.isa, math.prod(result[:-1]), depth, width)
-        return r.packs.get((form.name, Same(codes), depth), lambda: form.pack(codes, depth))
+        return r.packs.shared((form.name, Same(codes), depth, r.isa), lambda: form.pack(codes, depth))
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         flat, copies = _rows_apart_evenly(target, r)

@@ -127,7 +127,7 @@ class _Visits:
         def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
             asked: Accuracy = "int8" if r.target.int8_activations else accuracy
             couple = asked == "int8" and couples(r.isa)
-            packed = r.packs.get(("experts", couple, layer.key), lambda: _packed(layer, r.isa, couple))
+            packed = r.packs.shared(("experts", couple, layer.key, r.isa), lambda: _packed(layer, r.isa, couple))
             return visited_matmul(
                 *(views[0], views[1], packed, outs[0], self.usual, r.isa),
                 aligned=self.align == ALIGNED,

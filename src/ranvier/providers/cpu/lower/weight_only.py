@@ -75,7 +75,8 @@ def product(
         if asked == "float32" and left.dtype is DType.bfloat16:  # rounded already
             asked = "bfloat16"
         couple = asked == "int8" and couples(r.isa)
-        packed = r.packs.get(("coded", couple, key), lambda: coupled(pack(r), r.isa) if couple else pack(r))
+        place = ("coded", n.op, key, couple, r.isa)
+        packed = r.packs.shared(place, lambda: coupled(pack(r), r.isa) if couple else pack(r))
         return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
