@@ -56,6 +56,45 @@ def images(count: int = 4, seed: int = 1) -> list[dict[str, Array]]:
     return [{"image": normal((2, 3, 8, 8), seed=seed + k)} for k in range(count)]
 
 
+def uneven_net() -> ModelProto:
+    """Convolutions and such of single channels by turns, each with a normalization whose factors lie up to ten
+    times apart; whoever reads a channel divides by its factor, so small ones matter as much as large ones."""
+    nodes, weights = [], {}
+    last, factors = "image", np.ones(3, np.float32)
+    shapes = [(32, 3, 3, 3), (32, 1, 3, 3), (32, 32, 1, 1), (32, 1, 3, 3), (32, 32, 1, 1)]
+    for k, shape in enumerate(shapes):
+        groups = 32 if shape[1] == 1 else 1
+        read = factors.reshape((-1, 1, 1, 1) if groups > 1 else (1, -1, 1, 1))
+        factors = np.exp(normal((32,), 0.5, seed=k))
+        weights |= {
+            f"w{k}": normal(shape, float(np.sqrt(2 / np.prod(shape[1:]))), seed=k) / read,
+            f"factors{k}": factors,
+            f"shifts{k}": factors * normal((32,), 0.3, seed=10 + k),
+            f"means{k}": normal((32,), 0.1, seed=20 + k),
+            f"variances{k}": np.ones(32, np.float32),
+        }
+        pads = [shape[2] // 2] * 4
+        nodes += [
+            helper.make_node("Conv", [last, f"w{k}"], [f"c{k}"], f"conv{k}", pads=pads, group=groups),
+            helper.make_node(
+                "BatchNormalization",
+                [f"c{k}", *(f"{name}{k}" for name in ("factors", "shifts", "means", "variances"))],
+                [f"n{k}"],
+                f"normalization{k}",
+            ),
+            helper.make_node("Relu", [f"n{k}"], [f"r{k}"], f"relu{k}"),
+        ]
+        last = f"r{k}"
+    weights["last"] = normal((10, 32), 0.2) / factors
+    nodes += [
+        helper.make_node("GlobalAveragePool", [last], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "last"], ["scores"], "gemm", transB=1),
+    ]
+    image = tensor("image", TensorProto.FLOAT, ["n", 3, 8, 8])
+    return model_of(nodes, [image], [tensor("scores", TensorProto.FLOAT, ["n", 10])], weights)
+
+
 def block() -> ModelProto:
     """The products of a transformer's block: a normalization, two layers with a Gelu between, a sum around them."""
     nodes = [

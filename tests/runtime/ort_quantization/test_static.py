@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ranvier.quantization
-from ranvier.errors import InvalidConfig, InvalidInput
+from ranvier.errors import InvalidConfig, InvalidInput, ShapeMismatch
 from tests.runtime.ort_quantization.nets import (
     activation_scales,
     activation_zeros,
@@ -27,6 +27,7 @@ from tests.runtime.ort_quantization.nets import (
     reader,
     results,
     tokens,
+    uneven_net,
     weight_scales,
 )
 from tests.runtime.small_models import model_of, tensor
@@ -156,6 +157,61 @@ def test_scales_of_weights_are_of_a_tensor_or_of_channels(package: ModuleType, t
     package.quantize_static(conv_net(), path, reader(package, images()), per_channel=True)
     sizes = {name: scale.size for name, scale in weight_scales(path).items()}
     assert sizes["first"] == 12 and sizes["third"] == 24
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_one_scale_for_weights_with_normalizations_in_them(form: str, tmp_path: Path) -> None:
+    path, held = tmp_path / "coded.onnx", images(4, seed=50)
+    expected = np.concatenate([results(uneven_net(), feed)["onnxruntime"] for feed in held])
+    errors: dict[str, list[float]] = {}
+    for package in PACKAGES:  # the other one leaves normalizations as they are
+        package.quantize_static(uneven_net(), path, reader(package, images()), package.QuantFormat[form])
+        assert {scale.size for scale in weight_scales(path).values()} <= {1}
+        found = [results(path, feed) for feed in held]
+        for runtime in found[0]:
+            lost = np.concatenate([each[runtime] for each in found]) - expected
+            errors.setdefault(package.__name__, []).append(float(np.linalg.norm(lost) / np.linalg.norm(expected)))
+    assert max(errors["ranvier.quantization"]) < min(errors["onnxruntime.quantization"]), errors
+
+
+@pytest.mark.parametrize("form", list(ours.QuantFormat))
+def test_what_weights_lose_on_average_comes_off_biases(form: Any, tmp_path: Path) -> None:
+    kind = TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["features"], "conv"),
+        helper.make_node("Conv", ["features", "v"], ["y"], "last"),
+        helper.make_node("MatMul", ["y", "u"], ["product"], "product"),
+        helper.make_node("Add", ["product", "row"], ["z"], "row"),
+    ]
+    weights = {"w": normal((16, 16, 1, 1), 0.1), "b": np.full(16, 2, np.float32), "v": normal((16, 16, 1, 1), 0.1)}
+    weights |= {"u": normal((16, 16), 0.1), "row": normal((16,))}
+    for name in "wvu":
+        weights[name].reshape(16, 16)[3, 5] = 20  # codes of all others are coarse
+    shape = ["n", 16, 16, 16]
+    outputs = [tensor(name, kind, shape) for name in ("z", "features", "y")]  # these are read in codes too
+    model = model_of(nodes, [tensor("x", kind, shape)], outputs, weights)
+    path, feed = tmp_path / "coded.onnx", {"x": 2 + normal((2, 16, 16, 16), 0.1)}
+    ours.quantize_static(model, path, reader(ours, [feed]), form)
+    session, coded = (ranvier.InferenceSession(each) for each in (model.SerializeToString(), str(path)))
+    for name, axes in (("features", (0, 2, 3)), ("y", (0, 2, 3)), ("z", (0, 1, 2))):
+        (was,), (now,) = session.run([name], feed), coded.run([name], feed)
+        others = np.arange(16) != (5 if name == "z" else 3)
+        assert np.abs((now - was).mean(axis=axes)[others]).max() < 0.1, name
+
+
+def test_a_convolution_and_a_product_of_the_same_value(tmp_path: Path) -> None:
+    kind = TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
+        helper.make_node("MatMul", ["x", "u"], ["b"], "product"),
+    ]
+    weights = {"w": normal((8, 8, 3, 3), 0.1), "u": normal((32, 16), 0.2)}
+    outputs = [tensor("a", kind, None), tensor("b", kind, None)]
+    model = model_of(nodes, [tensor("x", kind, [1, 8, 8, 32])], outputs, weights)
+    path, feed = tmp_path / "coded.onnx", {"x": 1 + normal((1, 8, 8, 32))}
+    ours.quantize_static(model, path, reader(ours, [feed]))
+    assert set(weight_scales(path)) == {"conv", "product"}
+    check_near(path, model, feed, 0.999)
 
 
 @pytest.mark.parametrize("given", [{"per_channel": True}, {"per_channel": True, "reduce_range": True}, {}])
@@ -293,6 +349,21 @@ def test_samples_that_do_not_fit(feeds: list[Any], message: str, tmp_path: Path)
     with pytest.raises(ValueError, match=message):
         ours.quantize_static(conv_net(), path, reader(ours, feeds))
     assert not path.exists()
+
+
+def test_a_sample_of_another_shape_is_named(tmp_path: Path) -> None:
+    feeds = [images(1)[0], {"image": normal((2, 4, 8, 8))}]
+    with pytest.raises(ShapeMismatch, match=r"input 'image': expected float32\[n, 3, 8, 8\]") as caught:
+        ours.quantize_static(conv_net(), tmp_path / "o.onnx", reader(ours, feeds))
+    assert caught.value.__notes__ == ["sample 1"]
+
+
+@pytest.mark.parametrize("shapes", [[(1, 3, 8, 8), (1, 4, 8, 8)], [(1, 4, 8, 8)], [(3,)]])
+def test_samples_with_other_channels_than_a_layer_reads(shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+    kind, node = TensorProto.FLOAT, helper.make_node("Conv", ["x", "w"], ["y"], "conv")
+    model = model_of([node], [tensor("x", kind, None)], [tensor("y", kind, None)], {"w": normal((32, 3, 3, 3))})
+    with pytest.raises(InvalidInput, match="node 'conv' reads 3 channels, a sample of 'x' has"):
+        ours.quantize_static(model, tmp_path / "o.onnx", reader(ours, [{"x": normal(shape)} for shape in shapes]))
 
 
 def test_an_input_that_samples_lack_is_named(tmp_path: Path) -> None:

@@ -301,7 +301,8 @@ class Maker:
         sites = [s for s in every if s.name not in left]
         if self.static:
             self._narrow([s for s in every if s.name in left], running)
-            signed, rounding, means = self.options.signed, self.rounding, self.means
+            signed, rounding = self.options.signed, self.rounding
+            means = {s.name: self.means[s.data.name] for s in sites if s.data.name in self.means}
             quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
         elif self._dynamic:
             quantize_dynamic(graph, sites)

@@ -121,9 +121,9 @@ def quantize_static(
 
     Codes of activations that are ``signed`` are ``symmetric`` too, others are not, unless it is said. Nodes whose names
     are ``left`` stay as they are.
-    ``rounding`` of weights: to the nearest codes unless given. ``means`` of the input channels of layers: what rounding
-    of weights adds to a result on average comes off its bias. Without ``joins`` layers alone read codes, and what lies
-    between them is not rounded for others.
+    ``rounding`` of weights: to the nearest codes unless given. ``means`` of the input channels of layers, by names of
+    layers: what rounding of weights adds to a result on average comes off its bias. Without ``joins`` layers alone read
+    codes, and what lies between them is not rounded for others.
     """
     even = signed if symmetric is None else symmetric
     activations, rounding = Integers(8, even, "tensor", signed=signed), rounding or Rounding()
@@ -142,7 +142,7 @@ def quantize_static(
             scales[name] = scales[value.name] = scale  # an output's name goes to what it is behind the pair
     shared: dict[Weights, Value] = {}
     for site in sites:
-        _layer(site, rounding, scales, (means or {}).get(_source(site.data)), shared)
+        _layer(site, rounding, scales, (means or {}).get(site.name), shared)
         behind = tail(site.node)
         if behind.value.name in scales:
             for node in behind.nodes:

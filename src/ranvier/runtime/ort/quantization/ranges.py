@@ -1,4 +1,4 @@
-"""Ranges of values on samples, as scripts ask for them."""
+"""What samples say of values: ranges, as scripts ask for them, and means of what layers read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
+from ranvier.errors import InvalidInput
 from ranvier.graph.ir import Graph
 from ranvier.quantize import Entropy, MinMax, Observer, Percentile
+from ranvier.quantize.observers import ChannelMean
 from ranvier.runtime.ort.quantization.extra import StaticExtra
 from ranvier.runtime.ort.quantization.kinds import CalibrationMethod
+from ranvier.runtime.quantizing.rounding import groups_of, mean_of
 from ranvier.runtime.quantizing.samples import Feed, visit
+from ranvier.runtime.quantizing.sites import Site
 
 Range = tuple[float, float]
 Array = np.ndarray[Any, Any]
@@ -39,18 +43,39 @@ class AveragedMinMax:
         return min(0.0, float(mean[0])), max(0.0, float(mean[1]))
 
 
-def ranges_of(
+def ranges_and_means(
     graph: Graph,
+    sites: Sequence[Site],
     names: Iterable[str],
     feeds: Sequence[Feed],
     method: CalibrationMethod,
     extra: StaticExtra,
     config: SessionConfig,
-) -> dict[str, Range]:
-    """The range of each named value, which holds zero."""
-    watched = {name: _observer(method, extra) for name in names}
-    visit(graph, list(watched), feeds, config, lambda name, x: watched[name].update(x))
-    return {name: _widened(each.range(), extra) for name, each in watched.items()}
+) -> tuple[dict[str, Range], dict[str, Array]]:
+    """The range of each named value, which holds zero; means of the channels that layers read, by names of layers."""
+    readers: dict[str, list[tuple[Site, ChannelMean]]] = {}  # of one value: they may not take the same for channels
+    for site in sites:
+        readers.setdefault(site.data.name, []).append((site, mean_of(site)))
+    watched = {name: _observer(method, extra) for name in dict.fromkeys((*names, *readers))}
+
+    def look(name: str, x: Array) -> None:
+        watched[name].update(x)
+        for site, average in readers.get(name, ()):
+            _check_channels(site, x)
+            average.update(x)
+
+    visit(graph, list(watched), feeds, config, look)
+    ranges = {name: _widened(each.range(), extra) for name, each in watched.items()}
+    return ranges, {site.name: average.mean for those in readers.values() for site, average in those}
+
+
+def _check_channels(site: Site, x: Array) -> None:
+    """An input may leave its channels open, and is looked at before anything is run."""
+    axis = 1 if site.inner is None else site.inner
+    wanted, found = site.numbers.shape[axis] * groups_of(site), x.shape[1:2] if site.inner is None else x.shape[-1:]
+    if found != (wanted,):
+        shape = list(x.shape)
+        raise InvalidInput(f"node {site.name!r} reads {wanted} channels, a sample of {site.data.name!r} has {shape}")
 
 
 def _observer(method: CalibrationMethod, extra: StaticExtra) -> Observer:
@@ -68,4 +93,4 @@ def _widened(bounds: Range, extra: StaticExtra) -> Range:
     return low, max(high, low + extra.least_range)
 
 
-__all__ = ["AveragedMinMax", "ranges_of"]
+__all__ = ["AveragedMinMax", "ranges_and_means"]

@@ -10,6 +10,8 @@ import numpy as np
 from ranvier.errors import InvalidConfig, InvalidInput, nearest
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing.samples import Feed
+from ranvier.runtime.quantizing.sites import noted_in_errors
+from ranvier.runtime.signature import Signature
 
 
 class CalibrationDataReader(abc.ABC):
@@ -56,7 +58,10 @@ def _checked(given: Any, graph: Graph, number: int) -> Feed:
     absent = [name for name in names if name not in given and name not in graph.defaults]
     if absent:
         raise InvalidInput(f"sample {number} lacks the inputs {', '.join(map(repr, absent))}")
-    return {name: np.asarray(value) for name, value in given.items()}
+    found = {name: np.asarray(value) for name, value in given.items()}
+    with noted_in_errors(f"sample {number}"):
+        Signature(graph).bind(found)
+    return found
 
 
 __all__ = ["CalibrationDataReader", "read_feeds"]

@@ -21,7 +21,7 @@ from ranvier.runtime.ort.quantization.chosen import Chosen
 from ranvier.runtime.ort.quantization.extra import static_extra
 from ranvier.runtime.ort.quantization.files import checked_target, config_of, read_model, write_model
 from ranvier.runtime.ort.quantization.kinds import CalibrationMethod, QuantFormat, QuantType, kind_of
-from ranvier.runtime.ort.quantization.ranges import ranges_of
+from ranvier.runtime.ort.quantization.ranges import ranges_and_means
 from ranvier.runtime.ort.quantization.readers import CalibrationDataReader, read_feeds
 from ranvier.runtime.ort.quantization.weights import NearestCodes
 from ranvier.runtime.quantizing.distinct import make_nodes_distinct
@@ -75,7 +75,8 @@ def quantize_static(
     if not sites:
         warn_once(f"nothing to quantize: {target}", "no layer of this model can be quantized, or none was chosen")
     rounded = _results(sites) if operators else []
-    ranges = ranges_of(graph, [*coded_values(graph, sites, left=left), *rounded], feeds, method, extra, config)
+    names = [*coded_values(graph, sites, left=left), *rounded]
+    ranges, means = ranges_and_means(graph, sites, names, feeds, method, extra, config)
     put_codes(
         graph,
         sites,
@@ -83,6 +84,7 @@ def quantize_static(
         signed=activations is QuantType.QInt8,
         symmetric=extra.symmetric,
         rounding=NearestCodes(per_channel=per_channel, reduce_range=reduce_range),
+        means=means,  # with one scale for all channels small ones lose much, and the same in every place
         left=left,
         rounded=rounded,
     )
