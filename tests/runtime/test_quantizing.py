@@ -192,3 +192,29 @@ def test_operators_of_the_first_opset_have_words_in_later_ones() -> None:
         found = session.run({"x": array})
     np.testing.assert_allclose(found["y"], whole[:, :, 2:, 1:6], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["z"], whole[:, :, 2:5, 1:5], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rest", ["float32", "bf16"])
+def test_a_convolution_and_a_product_of_the_same_value(tmp_path: Path, rest: str) -> None:
+    """They take other axes for channels."""
+    rng, kind = np.random.default_rng(5), onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
+        helper.make_node("MatMul", ["x", "u"], ["b"], "product"),
+    ]
+    weights = {"w": rng.normal(0, 0.1, (16, 8, 3, 3)), "u": rng.normal(0, 0.2, (32, 16))}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, [1, 8, 8, 32])],
+        [helper.make_tensor_value_info(name, kind, None) for name in "ab"],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    samples = {"x": (1 + rng.normal(size=(6, 8, 8, 32))).astype(np.float32)}
+    found = prepared(path, CONFIG)
+    _, report = Quantizer(
+        found, feeds_of(found, samples), Quantization(scheme="int8", rest=rest, slower=SLOW), CONFIG
+    ).run()
+    assert report.difference.error < 0.05 and len(report.layers) == 2

@@ -239,7 +239,7 @@ class Maker:
             self.told("looking at activations")
         if self.static:
             self._watched = {n: {way: observer(way) for way in ways} for n in coded_values(self.graph, self.sites)}
-            self._averages = {s.data.name: mean_of(s) for s in self.sites}
+            self._averages = {s.name: mean_of(s) for s in self.sites}
             moments = moments_of(self.sites) if sums else {}
             self._look(ways, feeds, moments)
             self._found = {way: {name: each[way].range() for name, each in self._watched.items()} for way in ways}
@@ -261,17 +261,16 @@ class Maker:
 
     def _look(self, ways: Sequence[str], feeds: Sequence[Feed], moments: Mapping[str, SumMoments]) -> None:
         """More samples for what is known of activations."""
-        readers: dict[str, list[SumMoments]] = {}
+        readers: dict[str, list[SumMoments | ChannelMean]] = {}  # layers may not take the same for channels
         for site in self.sites:
-            if site.name in moments:
-                readers.setdefault(site.data.name, []).append(moments[site.name])
+            for known in (moments, self._averages):
+                if site.name in known:
+                    readers.setdefault(site.data.name, []).append(known[site.name])
 
         def look(name: str, x: np.ndarray[Any, Any]) -> None:
             self.shapes[name] = x.shape
             for way in ways:
                 self._watched[name][way].update(x)
-            if name in self._averages:
-                self._averages[name].update(x)
             for each in readers.get(name, ()):
                 each.update(x)
 
@@ -301,8 +300,7 @@ class Maker:
         sites = [s for s in every if s.name not in left]
         if self.static:
             self._narrow([s for s in every if s.name in left], running)
-            signed, rounding = self.options.signed, self.rounding
-            means = {s.name: self.means[s.data.name] for s in sites if s.data.name in self.means}
+            signed, rounding, means = self.options.signed, self.rounding, self.means
             quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
         elif self._dynamic:
             quantize_dynamic(graph, sites)

@@ -187,7 +187,7 @@ def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str
     shared: dict[Weights, Value] = {}
     for site in sites:
         values, key = rounding.bfloat(site), weights_of(site)
-        mean = means.get(site.data.name)
+        mean = means.get(site.name)
         shift = None if mean is None else mean_loss(site, np.moveaxis(site.numbers, site.outputs, 0) - values, mean)
         ops, name = builder(site.node, ORIGIN), site.weight.name
         if key not in shared:

@@ -53,7 +53,7 @@ class Switches:
         made, rounding = copied(graph), rounding or Rounding()
         for site in find_sites(made):
             if site.name in self.names:
-                self._switch(made, site, f"switch{self.names.index(site.name)}", means.get(site.data.name), rounding)
+                self._switch(made, site, f"switch{self.names.index(site.name)}", means.get(site.name), rounding)
         self._session = Session(made, config)
 
     def __enter__(self) -> Switches:
@@ -115,7 +115,7 @@ class NarrowSwitches:
             if site is not None:
                 lost = np.moveaxis(site.numbers, site.outputs, 0) - rounding.bfloat(site)
                 narrow = _narrowed(builder(node, ORIGIN), site.data)
-                _switch_layer(site, on, narrow, lost, means.get(site.data.name))
+                _switch_layer(site, on, narrow, lost, means.get(site.name))
                 continue
             ops = builder(node, ORIGIN)
             for position, value in read:
