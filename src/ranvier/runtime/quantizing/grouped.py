@@ -53,7 +53,7 @@ def in_groups(coded: Quantized, group: int) -> Quantized:
         raise unfit(coded, f"its codes have {coded.bits} bits, at most {_BITS[-1]} can be stored")
     size = _size(coded, group)
     middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
-    least, most = int(coded.codes.min(initial=0)), int(coded.codes.max(initial=0))
+    least, most = (int(coded.codes.min()), int(coded.codes.max())) if coded.codes.size else (0, 0)
     if not 0 <= least + middle <= most + middle < 1 << bits:
         raise unfit(coded, f"its codes go from {least} to {most}, which is no {bits} bits")
     codes = coded.codes.astype(np.uint8, copy=False)
