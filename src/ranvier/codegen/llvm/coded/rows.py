@@ -288,17 +288,13 @@ class PassDriver(Launched):
         sums = [[[f.var(kind) for _ in range(panels)] for _ in range(lines)] for _ in range(splits)]
         with f.loop(0, groups) as group:
             for r in range(lines):
-                first = second = f.const(kind, 0)
+                begins = f.const(kind, 0)
                 if kernel.integers:
                     numbers = f.gep(about[r // kernel.digits], group * self.about_bytes)
                     less = f.load("i32", f.gep(numbers, 4 + 4 * (r % kernel.digits)))
-                    less = less + WHOLE_BITS if kernel.as_floats else less
-                    first = f.splat(less, self.lanes)
-                    # of coupled sums the first one is subtracted, with what it begins with
-                    second = f.splat(less + WHOLE_BITS, self.lanes) if kernel.coupled and kernel.as_floats else first
+                    begins = f.splat(less + WHOLE_BITS if kernel.as_floats else less, self.lanes)
                 for number, part in enumerate(sums):
-                    for v, acc in enumerate(part[r]):
-                        begins = second if v % 2 else first
+                    for acc in part[r]:
                         acc.set(begins if not number else f.const(kind, 0))
             begin = group * words
             ahead = self._ahead(begin, deep, panels)
@@ -311,12 +307,9 @@ class PassDriver(Launched):
             for part in sums[1:]:
                 for r, v in itertools.product(range(lines), range(panels)):
                     sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
-            if kernel.coupled:
-                for of_row in sums[0]:
-                    for low, both in zip(of_row[::2], of_row[1::2], strict=True):
-                        both.set(both.get() - low.get())
+            numbers = [self._numbers([part.get() for part in line]) for line in sums[0]]
             for v in range(panels):
-                gathered = [[sums[0][r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
+                gathered = [[numbers[r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
                 factor = float(FACTOR if kernel.coupled and v % 2 else 1)
                 self.join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)], factor)
         for r in range(rows):
@@ -424,21 +417,21 @@ class PassDriver(Launched):
         return found
 
     def join(
-        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Var]], totals: list[Var],
+        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Val]], totals: list[Var],
         factor: float = 1.0,
     ) -> None:  # fmt: skip
-        """Sums of a group, ``factor`` times too large, into the totals of vector ``v`` from ``panel`` on."""
+        """Sums of a group, as floats and ``factor`` times too large, into the totals of vector ``v`` from ``panel``
+        on."""
         f, kernel = self.fn, self.kernel
         scale = self.decoder.scale(kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
         zero = None
         if kernel.zero is not None:
             zero = f.neg(self.decoder.zero(kernel.zero, self._entry(Buf.ZEROS, panel, group, kernel.zero, v)))
         for where, gathered, total in zip(about, sums, totals):
-            found = gathered[-1].get()
+            found = gathered[-1]
             if kernel.integers:
-                found = self._number(found)
                 for lower in reversed(gathered[:-1]):
-                    found = f.fma(found, 256.0, self._number(lower.get()))
+                    found = f.fma(found, 256.0, lower)
                 numbers = f.gep(where, group * self.about_bytes)
                 if zero is not None:
                     whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
@@ -449,7 +442,21 @@ class PassDriver(Launched):
                 found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
             total.set(f.fma(found, scale, total.get()))
 
-    def _number(self, total: Val) -> Val:
+    def _numbers(self, sums: list[Val]) -> list[Val]:
+        """The sums of vectors as floats; of coupled ones the first is a part of the second, with what it begins with."""
+        f, kernel = self.fn, self.kernel
+        if not kernel.integers:
+            return sums
+        if not kernel.coupled:
+            return [self.number(each) for each in sums]
+        if kernel.as_floats:
+            sums = [f.bitcast(each, self.kind) for each in sums]
+        pairs = [(low, both - low) for low, both in zip(sums[::2], sums[1::2], strict=True)]
+        if kernel.as_floats:
+            return [each for low, high in pairs for each in (low - WHOLE, high)]
+        return [f.cast(each, "float") for pair in pairs for each in pair]
+
+    def number(self, total: Val) -> Val:
         """An exact sum as a float; where it is the low bits of one, a subtraction does what a conversion would."""
         if self.kernel.as_floats:
             return self.fn.bitcast(total, self.kind) - WHOLE

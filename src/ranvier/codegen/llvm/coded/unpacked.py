@@ -129,7 +129,7 @@ class Unpacked(PassDriver):
                 with f.loop(group * quads, (group + 1) * quads, kernel.together) as quad:
                     self._products(quad, left, sums, panels)
             for v in range(panels):
-                gathered = [[sums[r, v]] for r in range(kernel.rows)]
+                gathered = [[self.number(sums[r, v].get())] for r in range(kernel.rows)]
                 self.join(panel, v, group, about, gathered, [totals[r, v] for r in range(kernel.rows)])
         for cell, total in totals.items():
             f.store(total.get(), f.gep(f.args["scratch"], at[cell]), size)
