@@ -6,8 +6,8 @@ signed number a + 16 (b - 8). The byte as it is and its low half meet the same a
 
     R = sum of (a + 16 (b - 8)) x        A = sum of a x        R - A = 16 times the sum of (b - 8) x
 
-so nothing is shifted, and sums of b are centred already. The first of two vectors holds the k of the low halves of its
-words, the second those of the high ones.
+so nothing is shifted, and sums of b are centred already. That they are 16 times too large is in the scales and zeros of
+its columns. The first of two vectors holds the k of the low halves of its words, the second those of the high ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
+from ranvier.dtypes import DType
 
 HALF_BITS = 4
 FACTOR = 1 << HALF_BITS  # what sums of every second vector are too large by
@@ -49,4 +50,26 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
         shift = np.uint32(4 * half)
         low, high = first >> shift & _LOW, second >> shift & _LOW
         found[:, half] = low | (high ^ _MIDDLE) << np.uint32(4)
-    return replace(b, codes=Storage.packed(room), coupled=True)
+    scales, scale_type = _scaled(b, b.scales, b.scale_type, 1 / FACTOR)
+    zeros, zero_type = b.zeros, b.zero_type
+    if zeros is not None and zero_type is not None:
+        zeros, zero_type = _scaled(b, zeros, zero_type, FACTOR)
+    return replace(
+        b,
+        codes=Storage.packed(room),
+        scales=scales,
+        scale_type=scale_type,
+        zeros=zeros,
+        zero_type=zero_type,
+        coupled=True,
+    )
+
+
+def _scaled(b: CodedB, numbers: Storage, dtype: DType, factor: float) -> tuple[Storage, DType]:
+    """What every second vector has, times a power of two; as float32 where its type does not hold that."""
+    assert numbers.array is not None
+    wide = numbers.array.astype(np.float32)
+    wide.reshape(-1, 2, b.lanes)[:, 1] *= np.float32(factor)
+    narrow = wide.astype(dtype.numpy)
+    fits = np.array_equal(narrow.astype(np.float32), wide)
+    return Storage.packed(narrow if fits else wide), dtype if fits else DType.float32

@@ -310,8 +310,7 @@ class PassDriver(Launched):
             numbers = [self._numbers([part.get() for part in line]) for line in sums[0]]
             for v in range(panels):
                 gathered = [[numbers[r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
-                factor = float(FACTOR if kernel.coupled and v % 2 else 1)
-                self.join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)], factor)
+                self.join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)])
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
@@ -417,11 +416,9 @@ class PassDriver(Launched):
         return found
 
     def join(
-        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Val]], totals: list[Var],
-        factor: float = 1.0,
+        self, panel: Val, v: int, group: Val, about: list[Val], sums: list[list[Val]], totals: list[Var]
     ) -> None:  # fmt: skip
-        """Sums of a group, as floats and ``factor`` times too large, into the totals of vector ``v`` from ``panel``
-        on."""
+        """Sums of a group, as floats, into the totals of vector ``v`` from ``panel`` on."""
         f, kernel = self.fn, self.kernel
         scale = self.decoder.scale(kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
         zero = None
@@ -435,9 +432,8 @@ class PassDriver(Launched):
                 numbers = f.gep(where, group * self.about_bytes)
                 if zero is not None:
                     whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
-                    found = f.fma(zero, f.splat(whole * factor if factor > 1 else whole, self.lanes), found)
-                step = f.load("float", numbers)
-                found = found * f.splat(step * (1 / factor) if factor > 1 else step, self.lanes)
+                    found = f.fma(zero, f.splat(whole, self.lanes), found)
+                found = found * f.splat(f.load("float", numbers), self.lanes)
             elif zero is not None:
                 found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
             total.set(f.fma(found, scale, total.get()))

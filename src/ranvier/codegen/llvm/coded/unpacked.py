@@ -14,7 +14,7 @@ import math
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.builder import Val, Var, vector
-from ranvier.codegen.llvm.coded.coupled import HALF_BITS
+from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import subtracted
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.prepare import Prepared
@@ -51,7 +51,7 @@ def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: in
         *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
         together=math.gcd(quads, _QUADS),
         once=_QUADS % quads == 0,
-        as_floats=dot_of(isa) is SIGNED and stays_small(b, 1),
+        as_floats=dot_of(isa) is SIGNED and stays_small(b, FACTOR if b.coupled else 1),
         coupled=b.coupled,
     )
     vectors = 2 * kernel.rows + b.deep // 4  # totals, what sums begin with, bytes
@@ -108,7 +108,7 @@ class Unpacked(PassDriver):
         found: list[list[Val]] = []
         for pair in zip(words[::2], words[1::2], strict=True):
             found.append([f.bitcast(self.decoder.low(each), kind) - coding.middle for each in pair])
-            found.append([f.ashr(f.bitcast(each, kind), HALF_BITS) for each in pair])
+            found.append([f.and_(f.bitcast(each, kind), -FACTOR) for each in pair])
         return found
 
     def _block(self, panel: Val, row: Val, panels: int) -> None:
