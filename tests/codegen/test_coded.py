@@ -367,6 +367,19 @@ def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
 
 
 @ways
+@pytest.mark.parametrize(("scale", "zero"), [(3 * 2.0**-24, 1), (0.5, 100), (0.5, 2.5)])
+def test_scales_and_zeros_of_coupled_columns_are_held_exactly(isa: Isa, scale: float, zero: float) -> None:
+    """A 16th of a scale that halves hold may be none, and 16 times a zero no byte."""
+    rng, coding = np.random.default_rng(5), CODINGS["int4"]
+    codes, scales = rng.integers(0, 16, (24, 64)).astype(np.uint8), np.full((24, 2), scale, F32)
+    zeros, a = np.full((24, 2), zero, F32), rng.integers(-127, 128, (3, 64)).astype(F32)
+    a[:, ::32] = 127  # so activations are codes as they are
+    b = pack_coded(lambda i, j: codes[i:j], coding, 24, Groups.even(64, 32, coding), scales, zeros, isa)
+    wanted = a.astype(np.float64) @ ((codes - 8.0 - zero) * scale).T
+    np.testing.assert_allclose(product(a, b, isa, accuracy="int8"), wanted, rtol=1e-6)
+
+
+@ways
 @pytest.mark.parametrize("name", ["int2", "int4", "int8", "whole levels2", "whole levels4"])
 def test_single_rows_to_the_full(isa: Isa, name: str) -> None:
     """Where bytes are multiplied a row becomes digits: numbers far apart in size, and columns around passes."""

@@ -23,8 +23,8 @@ from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
 
-HALF_BITS = 4
-FACTOR = 1 << HALF_BITS  # what sums of every second vector are too large by
+_HALF_BITS = 4
+FACTOR = 1 << _HALF_BITS  # what sums of every second vector are too large by
 _LONGEST = 1 << 16  # k of a group: products of two bytes, added up, fit 32 bits
 _LOW, _MIDDLE = np.uint32(0x0F0F0F0F), np.uint32(0x08080808)
 

@@ -439,7 +439,7 @@ class PassDriver(Launched):
             total.set(f.fma(found, scale, total.get()))
 
     def _numbers(self, sums: list[Val]) -> list[Val]:
-        """The sums of vectors as floats; of coupled ones the first is a part of the second, with what it begins with."""
+        """The sums of vectors as floats; of coupled ones the first is a part of the second, so its beginning is too."""
         f, kernel = self.fn, self.kernel
         if not kernel.integers:
             return sums
