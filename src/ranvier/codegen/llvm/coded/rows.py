@@ -307,9 +307,9 @@ class PassDriver(Launched):
             for part in sums[1:]:
                 for r, v in itertools.product(range(lines), range(panels)):
                     sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
-            numbers = [self._numbers([part.get() for part in line]) for line in sums[0]]
+            found = [self._numbers([part.get() for part in line]) for line in sums[0]]
             for v in range(panels):
-                gathered = [[numbers[r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
+                gathered = [[found[r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
                 self.join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)])
         for r in range(rows):
             for v in range(panels):
