@@ -367,9 +367,9 @@ def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
 
 
 @ways
-@pytest.mark.parametrize(("scale", "zero"), [(3 * 2.0**-24, 1), (0.5, 100), (0.5, 2.5)])
+@pytest.mark.parametrize(("scale", "zero"), [(3 * 2.0**-24, 1), (50000, 1), (0.5, 100), (0.5, 2.5)])
 def test_scales_and_zeros_of_coupled_columns_are_held_exactly(isa: Isa, scale: float, zero: float) -> None:
-    """A 16th of a scale that halves hold may be none, and 16 times a zero no byte."""
+    """16 times a scale that halves hold may be none, and 16 times a zero no byte."""
     rng, coding = np.random.default_rng(5), CODINGS["int4"]
     codes, scales = rng.integers(0, 16, (24, 64)).astype(np.uint8), np.full((24, 2), scale, F32)
     zeros, a = np.full((24, 2), zero, F32), rng.integers(-127, 128, (3, 64)).astype(F32)

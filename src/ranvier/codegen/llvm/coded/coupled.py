@@ -6,8 +6,9 @@ signed number a + 16 (b - 8). The byte as it is and its low half meet the same a
 
     R = sum of (a + 16 (b - 8)) x        A = sum of a x        R - A = 16 times the sum of (b - 8) x
 
-so nothing is shifted, and sums of b are centred already. That they are 16 times too large is in the scales and zeros of
-its columns. The first of two vectors holds the k of the low halves of its words, the second those of the high ones.
+so nothing is shifted, and sums of b are centred already. Scales of a are 16 times what they are, so totals of both are
+that much too large, and zeros of b, which are added to its sums. (A 16th of b's scales would be no float16 now and
+then.) The first of two vectors holds the k of the low halves of its words, the second those of the high ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
 
 _HALF_BITS = 4
-FACTOR = 1 << _HALF_BITS  # what sums of every second vector are too large by
+FACTOR = 1 << _HALF_BITS  # what totals are too large by
 _LONGEST = 1 << 16  # k of a group: products of two bytes, added up, fit 32 bits
 _LOW, _MIDDLE = np.uint32(0x0F0F0F0F), np.uint32(0x08080808)
 
@@ -50,10 +51,10 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
         shift = np.uint32(4 * half)
         low, high = first >> shift & _LOW, second >> shift & _LOW
         found[:, half] = low | (high ^ _MIDDLE) << np.uint32(4)
-    scales, scale_type = _scaled(b, b.scales, b.scale_type, 1 / FACTOR)
+    scales, scale_type = _enlarged(b, b.scales, b.scale_type, 0)
     zeros, zero_type = b.zeros, b.zero_type
     if zeros is not None and zero_type is not None:
-        zeros, zero_type = _scaled(b, zeros, zero_type, FACTOR)
+        zeros, zero_type = _enlarged(b, zeros, zero_type, 1)
     return replace(
         b,
         codes=Storage.packed(room),
@@ -65,11 +66,12 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
     )
 
 
-def _scaled(b: CodedB, numbers: Storage, dtype: DType, factor: float) -> tuple[Storage, DType]:
-    """What every second vector has, times a power of two; as float32 where its type does not hold that."""
+def _enlarged(b: CodedB, numbers: Storage, dtype: DType, which: int) -> tuple[Storage, DType]:
+    """What the first or the second of two vectors has, times the factor; as float32 where its type has no such number."""
     assert numbers.array is not None
     wide = numbers.array.astype(np.float32)
-    wide.reshape(-1, 2, b.lanes)[:, 1] *= np.float32(factor)
-    narrow = wide.astype(dtype.numpy)
-    fits = np.array_equal(narrow.astype(np.float32), wide)
+    wide.reshape(-1, 2, b.lanes)[:, which] *= np.float32(FACTOR)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = wide.astype(dtype.numpy)
+        fits = np.array_equal(narrow.astype(np.float32), wide)
     return Storage.packed(narrow if fits else wide), dtype if fits else DType.float32

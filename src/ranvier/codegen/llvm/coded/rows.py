@@ -314,7 +314,7 @@ class PassDriver(Launched):
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
-                f.store(totals[r][v].get(), place)
+                self.keep(totals[r][v], place)
 
     def pointers(self, row: Val) -> tuple[list[Val], list[Val]]:
         """Where the rows of a pass are, and what is known about them."""
@@ -451,6 +451,11 @@ class PassDriver(Launched):
         if kernel.as_floats:
             return [each for low, high in pairs for each in (low - WHOLE, high)]
         return [f.cast(each, "float") for pair in pairs for each in pair]
+
+    def keep(self, total: Var, place: Val) -> None:
+        """Store a total for the finish kernel."""
+        made = total.get()
+        self.fn.store(made * (1 / FACTOR) if self.kernel.coupled else made, place, self.isa.vector_bytes)
 
     def number(self, total: Val) -> Val:
         """An exact sum as a float; where it is the low bits of one, a subtraction does what a conversion would."""

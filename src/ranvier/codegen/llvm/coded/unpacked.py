@@ -132,7 +132,7 @@ class Unpacked(PassDriver):
                 gathered = [[self.number(sums[r, v].get())] for r in range(kernel.rows)]
                 self.join(panel, v, group, about, gathered, [totals[r, v] for r in range(kernel.rows)])
         for cell, total in totals.items():
-            f.store(total.get(), f.gep(f.args["scratch"], at[cell]), size)
+            self.keep(total, f.gep(f.args["scratch"], at[cell]))
 
     def _begins(self, at: int, about: Val, group: Val) -> Val:
         """What the sum at a place begins with."""
