@@ -1,6 +1,7 @@
 """Products with weights of few bits: ours against ONNX Runtime's MatMulNBits and OpenVINO's compressed weights.
 
-    python -m bench.bench_coded [--all] [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32] [--json]
+    python -m bench.bench_coded [--all] [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32]
+                                [--scales float16] [--json]
 
 The products of 4-bit Llama layers by default, about a minute and a half; a line for each as soon as it is measured.
 
@@ -8,8 +9,9 @@ Activations are taken as they are ("exact": accuracy level 0 there, dynamic quan
 ("int8": accuracy level 4, dynamic quantization in groups of the weights' size). Ours and the peers run in turn, and the
 least times of all turns are compared: on a machine that others use too, those are the ones nobody disturbed. What
 reading the same bytes by itself takes is measured in the same turns: "of reading" is that time beside ours. Weights of
-all are out of the near caches whenever they are used, because the others ran in between. OpenVINO is left out where it
-is not installed.
+all are out of the near caches whenever they are used, because the others ran in between. Scales are float32 for all;
+``--scales float16`` has numbers among them that float16 holds, as checkpoints of GPTQ, AWQ and GGUF have them. OpenVINO
+is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Case:
     group: int
     exact: bool
     threads: int
+    scales: str = "float32"
     seconds: dict[str, float] = field(default_factory=dict)  # the least, by runner
     errors: dict[str, float] = field(default_factory=dict)
 
@@ -62,8 +65,8 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Codes and scales of float32."""
-        return self.n * self.k * self.bits // 8 + 4 * self.n * (self.k // self.group)
+        """Codes and scales."""
+        return self.n * self.k * self.bits // 8 + np.dtype(self.scales).itemsize * self.n * (self.k // self.group)
 
     @property
     def name(self) -> str:
@@ -75,7 +78,7 @@ class Weights:
     def __init__(self, case: Case) -> None:
         rng = np.random.default_rng(0)
         self.codes = rng.integers(0, 1 << case.bits, (case.n, case.k)).astype(np.uint8)
-        self.scales = rng.uniform(0.01, 0.1, (case.n, case.k // case.group)).astype(np.float32)
+        self.scales = rng.uniform(0.01, 0.1, (case.n, case.k // case.group)).astype(case.scales).astype(np.float32)
         self.x = rng.standard_normal((case.rows, case.k)).astype(np.float32)
 
     def expected(self, case: Case) -> Array:
@@ -203,6 +206,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="more shapes and codes; several minutes")
     parser.add_argument("--shapes", nargs="+", help="K x N")
     parser.add_argument("--codes", nargs="+", help="int2, int4, int8 or nf4, / group")
+    parser.add_argument("--scales", choices=("float16", "float32"), default="float32", help="numbers that these hold")
     parser.add_argument("--only", choices=("exact", "int8"))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each product")
     parser.add_argument("--json", action="store_true", help="at the end, instead of lines")
@@ -220,7 +224,7 @@ def main() -> None:
             skipped = given.only and exact != (given.only == "exact")
             if skipped or (code == "nf4" and not exact):
                 continue
-            case = Case(k, n, rows, code, int(group), exact, threads)
+            case = Case(k, n, rows, code, int(group), exact, threads, given.scales)
             measure(case, given.seconds)
             cases.append(case)
             if not given.json:

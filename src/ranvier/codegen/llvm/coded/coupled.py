@@ -26,6 +26,7 @@ from ranvier.dtypes import DType
 
 _HALF_BITS = 4
 FACTOR = 1 << _HALF_BITS  # what totals are too large by
+_SHORT = 64  # k of a group: there widening scales of float16 takes longer than reading as many of float32
 _LONGEST = 1 << 16  # k of a group: products of two bytes, added up, fit 32 bits
 _LOW, _MIDDLE = np.uint32(0x0F0F0F0F), np.uint32(0x08080808)
 
@@ -51,7 +52,8 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
         shift = np.uint32(4 * half)
         low, high = first >> shift & _LOW, second >> shift & _LOW
         found[:, half] = low | (high ^ _MIDDLE) << np.uint32(4)
-    scales, scale_type = _enlarged(b, b.scales, b.scale_type, 0)
+    short = b.words * b.coding.per_word < _SHORT
+    scales, scale_type = _enlarged(b, b.scales, DType.float32 if short else b.scale_type, 0)
     zeros, zero_type = b.zeros, b.zero_type
     if zeros is not None and zero_type is not None:
         zeros, zero_type = _enlarged(b, zeros, zero_type, 1)
@@ -67,7 +69,7 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
 
 
 def _enlarged(b: CodedB, numbers: Storage, dtype: DType, which: int) -> tuple[Storage, DType]:
-    """What the first or the second of two vectors has, times the factor; as float32 where its type has no such number."""
+    """What the first or second of two vectors has, times the factor; in float32 where its type has no such number."""
     assert numbers.array is not None
     wide = numbers.array.astype(np.float32)
     wide.reshape(-1, 2, b.lanes)[:, which] *= np.float32(FACTOR)
