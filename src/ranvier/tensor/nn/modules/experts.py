@@ -28,10 +28,10 @@ class QuantizedExperts(Coded):
     """A layer of experts, of which each token visits the few that its router likes best; weights in codes.
 
     ``up`` and ``down``, and ``gate`` where there is one, are codes [experts, out, in], or those of one expert after the
-    other: ``down(activation(gate(x)) * up(x))``, without a gate ``down(activation(up(x)))``. ``fused``: ``up`` has the
-    rows of both, in "turns" (a row of the gate, one of its own) or as "halves", the gate's first. With silu and a gate,
-    ``alpha``, ``beta`` and ``limit`` are as gpt-oss has them: ``gate * sigmoid(alpha * gate) * (up + beta)`` of numbers
-    that are held within the limit.
+    other: ``down(activation(gate(x)) * up(x))``, without a gate ``down(activation(up(x)))``. Activations are "silu",
+    "gelu" (by tanh), "relu" and "identity". ``fused``: ``up`` has the rows of both, in "turns" (a row of the gate, one
+    of its own) or as "halves", the gate's first. With silu and a gate, ``alpha``, ``beta`` and ``limit`` are as gpt-oss
+    has them: ``gate * sigmoid(alpha * gate) * (up + beta)`` of numbers that are held within the limit.
 
     ``normalize``: shares of the chosen experts add up to one. ``activations``: what inputs may be rounded to, at most:
     "int8" is fastest. Codes do not learn; the gradient goes through to the input and to the router, and biases learn.
