@@ -18,6 +18,8 @@ import ranvier as rv
 from ranvier import nn, optim
 from ranvier.errors import DTypeMismatch, InvalidConfig, InvalidInput, ShapeMismatch
 from ranvier.quantize import Integers, Quantized, scheme
+from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights.quantized import quantized_layers
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
@@ -167,6 +169,27 @@ def test_swiglu_of_gpt_oss(fused: Any, kind: str) -> None:
     given = (biases[0][:, second], biases[1], biases[0][:, first])
     wanted = plain(x, router, weight[:, second], decoded(down), weight[:, first], biases=given, **form)
     check(layer(x, router), wanted)
+
+
+def test_experts_of_a_checkpoint_of_gpt_oss(tmp_path: Path) -> None:
+    """Its tensors as they are in the file, read by their names, against numbers made of the bytes here."""
+    held, numbers_of = {}, {}
+    for name, outputs, inputs in (("gate_up_proj", 2 * INNER, FEATURES), ("down_proj", FEATURES, INNER)):
+        blocks = RNG.integers(0, 256, (EXPERTS, outputs, inputs // 32, 16)).astype(np.uint8)
+        exponents = RNG.integers(120, 124, (EXPERTS, outputs, inputs // 32)).astype(np.uint8)
+        held[f"mlp.experts.{name}_blocks"], held[f"mlp.experts.{name}_scales"] = blocks, exponents
+        pairs = np.stack([FLOAT4[blocks & 15], FLOAT4[blocks >> 4]], axis=-1).reshape(*blocks.shape[:3], 32)
+        numbers_of[name] = (pairs * 2.0 ** (exponents.astype(np.float64) - 127)[..., None]).reshape(
+            *blocks.shape[:2], -1
+        )
+    save_safetensors(tmp_path / "m.safetensors", held)
+    layers = quantized_layers(WeightLoader(offline=True).open(tmp_path / "m.safetensors"), {"quant_method": "mxfp4"})
+    up, down = (layers[f"mlp.experts.{name}"]() for name in ("gate_up_proj", "down_proj"))
+    form = {"alpha": 1.702, "beta": 1.0, "limit": 7.0}
+    layer = nn.QuantizedExperts(up, down, top_k=CHOSEN, fused="turns", **form)
+    assert layer.nbytes < 0.55 * 3 * EXPERTS * FEATURES * INNER  # four bits, and eight for 32
+    x, router, both = numbers(5, FEATURES), numbers(5, EXPERTS), numbers_of["gate_up_proj"]
+    check(layer(x, router), plain(x, router, both[:, 1::2], numbers_of["down_proj"], both[:, ::2], **form))
 
 
 def test_a_gate_of_another_kind_is_a_layer_of_its_own() -> None:
