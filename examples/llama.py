@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 import ranvier as rv
 from ranvier import nn
@@ -151,7 +153,9 @@ class Llama(nn.Module):
         super().__init__()
         parts = Parts(tensors, activations)
         self.token_embd = parts.table("token_embd")
-        self.blk = nn.ModuleList([Block(f"blk.{k}", parts) for k in range(int(parts.note("block_count")))])
+        count = range(int(parts.note("block_count")))
+        told = track(count, "reading layers", transient=True, console=Console(stderr=True))
+        self.blk = nn.ModuleList([Block(f"blk.{k}", parts) for k in told])
         self.output_norm = parts.norm("output_norm")
         self.output = parts.linear("output" if "output" in parts else "token_embd")  # small models have one for both
 

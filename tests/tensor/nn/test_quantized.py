@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import load_file
 
 import ranvier as rv
 from ranvier import nn, optim
@@ -337,13 +338,34 @@ def checkpoint(path: Path, net: Net) -> tuple[dict[str, Any], dict[str, Array]]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 32}, stands_for
 
 
+class Told:
+    """Keeps what progress is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def begin(self, name: str, total: int | None, done: int = 0) -> None:
+        self.said.append(("begin", total))
+
+    def advance(self, name: str, count: int) -> None:
+        self.said.append(("advance", count))
+
+    def end(self, name: str) -> None:
+        self.said.append(("end",))
+
+
 def test_a_checkpoint_with_codes(tmp_path: Path) -> None:
     path, trained, x = tmp_path / "m.safetensors", Net(), numbers(3, INPUTS)
     trained.norm.bias.assign(numbers(INPUTS))
     config, weights = checkpoint(path, trained)
-    model = Net()
-    found = nn.load_quantized_(model, WeightLoader(offline=True).open(path), config)
+    model, told = Net(), Told()
+    found = nn.load_quantized_(model, WeightLoader(offline=True).open(path), config, progress=told)
     assert found == ([], [])
+    begun, *advanced, ended = told.said
+    held = load_file(path)
+    codes = sum(v.nbytes for k, v in held.items() if k.rpartition(".")[2] in ("qweight", "qzeros", "scales", "g_idx"))
+    assert begun == ("begin", codes) and ended == ("end",) and sum(count for _, count in advanced) == codes
+    assert len(advanced) == len(weights)
     for name, weight in weights.items():
         trained.get_submodule(name).weight.assign(weight.astype(np.float32))
     places = rv.Tensor(np.array([5, 63]))
@@ -373,8 +395,10 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
         nn.load_quantized_(lacking, tensors, config)
     other = Net()
     other.inner.add_module("0", nn.Linear(INPUTS, 32))
+    told = Told()
     with pytest.raises(ShapeMismatch, match=r"inner.0.weight has the shape \[32, 96\], not \[64, 96\]"):
-        nn.load_quantized_(other, tensors, config)
+        nn.load_quantized_(other, tensors, config, progress=told)
+    assert told.said[-1] == ("end",)  # a bar goes away also where something fails
 
 
 class Held(nn.Module):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from ranvier.tensor.nn.modules.base import Loaded, Module
 from ranvier.tensor.nn.modules.linear import Embedding, Linear
 from ranvier.tensor.nn.modules.quantized import QuantizedEmbedding, QuantizedLinear
 
+if TYPE_CHECKING:
+    from ranvier.weights.progress import Progress
+
+_LABEL = "layers with codes"
 _LEAST = 8  # inputs: with fewer, scales take what codes save
 
 
@@ -59,6 +64,7 @@ def load_quantized_(
     *,
     strict: bool = True,
     activations: str = "float32",
+    progress: Progress | None = None,
 ) -> Loaded:
     """Take over the weights of a checkpoint: GPTQ, AWQ, AutoRound, compressed-tensors, ModelOpt, bitsandbytes, float8,
     BitNet or GGUF.
@@ -66,8 +72,9 @@ def load_quantized_(
     What the checkpoint has in codes becomes a :class:`QuantizedLinear` or :class:`QuantizedEmbedding`; all
     else is loaded as by ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``:
     ``quantization_config`` in the checkpoint's ``config.json``. With ``strict`` all names must be the same.
+    ``progress`` is told about the bytes of layers with codes: ``ranvier.weights.Bars()`` shows them.
     """
-    from ranvier.weights.quantized import is_part, quantized_layers  # only here
+    from ranvier.weights.quantized import layer_of, quantized_layers  # only here
 
     places = {name: (holder, own, layer) for name, holder, own, layer in _places(module)}
     saved = {name for name, _ in module._saved()}
@@ -77,22 +84,42 @@ def load_quantized_(
         if name in places or f"{name}.weight" not in saved  # others hold numbers
     }
     coded = layers.keys() & places.keys()
-    rest = {name: each for name, each in tensors.items() if not is_part(name, layers)}
+    belongs = {name: layer_of(name, layers) for name in tensors}
+    rest = {name: each for name, each in tensors.items() if belongs[name] is None}
     own_names = saved - {f"{name}.weight" for name in coded}
     missing = sorted(own_names - rest.keys())
     unexpected = sorted({*(rest.keys() - own_names), *(layers.keys() - places.keys())})
     loaded = Loaded(missing, unexpected)
     if strict and (missing or unexpected):
         raise InvalidInput(f"the checkpoint does not fit {type(module).__name__}; {loaded.told()}")
-    for name in sorted(coded):
-        holder, own, layer = places[name]
-        codes = layers[name]()
-        if codes.shape != layer.weight.shape:
-            raise ShapeMismatch(f"{name}.weight has the shape {list(layer.weight.shape)}, not {list(codes.shape)}")
-        holder.add_module(own, _made(layer, codes, activations))
+    sizes = dict.fromkeys(sorted(coded), 0)
+    for name, of in belongs.items():
+        if of in sizes:
+            sizes[of] += int(getattr(getattr(tensors[name], "info", None), "nbytes", 0))
+    with _told(progress, sum(sizes.values())) as advance:
+        for name, size in sizes.items():
+            holder, own, layer = places[name]
+            codes = layers[name]()
+            if codes.shape != layer.weight.shape:
+                raise ShapeMismatch(f"{name}.weight has the shape {list(layer.weight.shape)}, not {list(codes.shape)}")
+            holder.add_module(own, _made(layer, codes, activations))
+            advance(size)
     values = {name: np.asarray(each.read()) for name, each in rest.items() if name in own_names}
     module.load_state_dict(values, strict=False)
     return loaded
+
+
+@contextmanager
+def _told(progress: Progress | None, total: int) -> Iterator[Callable[[int], None]]:
+    """What is called with bytes as they are read."""
+    if progress is None:
+        yield lambda count: None
+        return
+    progress.begin(_LABEL, total)
+    try:
+        yield lambda count: progress.advance(_LABEL, count)
+    finally:
+        progress.end(_LABEL)
 
 
 def _places(module: Module) -> Iterator[tuple[str, Module, str, Linear | Embedding]]:

@@ -57,12 +57,16 @@ def quantized_layers(tensors: Tensors, config: Config | None = None) -> dict[str
     return found
 
 
-def is_part(name: str, layers: Collection[str]) -> bool:
-    """Whether a tensor belongs to one of these layers; a bias is a number for each output as ever."""
-    if any(name.removesuffix(ending) in layers for ending in (BLOCKS, SCALES)):
-        return True
+def layer_of(name: str, layers: Collection[str]) -> str | None:
+    """Which of these layers a tensor belongs to, if any; a bias is a number for each output as ever."""
+    for ending in (BLOCKS, SCALES):
+        if name.removesuffix(ending) in layers:
+            return name.removesuffix(ending)
     parts = name.split(".")
-    return parts[-1] != "bias" and any(".".join(parts[:end]) in layers for end in range(1, len(parts)))
+    if parts[-1] == "bias":
+        return None
+    above = (".".join(parts[:end]) for end in range(1, len(parts)))
+    return next((layer for layer in above if layer in layers), None)
 
 
 def _read(read: _Read, layer: str, tensors: Tensors, config: Config) -> Quantized:
@@ -106,4 +110,4 @@ def _read_weight(layer: str, tensors: Tensors, config: Config) -> Quantized:
     return (read_bitnet if is_ternary else read_scaled)(layer, tensors, config)
 
 
-__all__ = ["METHODS", "is_part", "quantized_layers"]
+__all__ = ["METHODS", "layer_of", "quantized_layers"]
