@@ -41,8 +41,6 @@ class ExpertsForm:
 def experts_form(layers: Mapping[str, Experts]) -> ExpertsForm:
     """``layers``: by QMoE's names for them. InvalidConfig where it has no place for such codes."""
     every = [matrix for experts in layers.values() for matrix in experts]
-    if any(len(matrix.shape) != 2 for matrix in every):
-        raise ShapeMismatch("weights of an expert are a matrix [out, in]")
     if "fc3" not in layers and all(_is_float4(matrix) for matrix in every):
         return _float4(layers)
     if all(matrix.codes.dtype == ml_dtypes.float8_e4m3fn for matrix in every):
@@ -99,14 +97,12 @@ def rows_in_turns(gate: Experts, up: Experts) -> list[Quantized] | None:
 
 
 def _grouped(experts: Experts, group: int) -> Iterator[Quantized]:
-    """Each in groups that divide its rows; zeros between codes in all where they are in one."""
-    made = [in_groups(_whole(matrix), group) for matrix in experts]
-    odd = next((m for m in made if m.shape[1] % m.block[1]), None)
-    if odd is not None:
-        raise Unfit(f"groups of {odd.block[1]} do not divide {odd.shape[1]} features")
-    between = any(m.zeros is not None and m.zeros.dtype.kind == "f" for m in made)
-    for m in made:
-        yield replace(m, zeros=m.zeros.astype(np.float32)) if between and m.zeros is not None else m
+    """Each in groups that divide its rows."""
+    for matrix in experts:
+        made = in_groups(_whole(matrix), group)
+        if made.shape[1] % made.block[1]:
+            raise Unfit(f"groups of {made.block[1]} do not divide {made.shape[1]} features")
+        yield made
 
 
 def _whole(coded: Quantized) -> Quantized:

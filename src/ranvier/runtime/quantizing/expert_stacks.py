@@ -41,7 +41,7 @@ def stacked(experts: Iterable[Quantized]) -> Stack:
         made.append((packed(coded.codes, coded.bits), coded.scales.astype(np.float32), coded.zeros))
     if len(forms) != 1:
         raise Unfit("groups or bits differ between experts" if forms else "there are no experts")
-    codes, scales, zeros = (np.stack(each) for each in zip(*made))
+    codes, scales, zeros = (np.stack(each) for each in zip(*made))  # zeros are all floats where those of one are
     return Stack(codes, scales, zeros, *forms.pop())
 
 

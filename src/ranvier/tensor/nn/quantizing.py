@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +73,8 @@ def load_quantized_(
     ``quantization_config`` in the checkpoint's ``config.json``. With ``strict`` all names must be the same.
     ``progress`` is told about the bytes of layers with codes: ``ranvier.weights.Bars()`` shows them.
     """
-    from ranvier.weights.quantized import layer_of, quantized_layers  # only here
+    from ranvier.weights.progress import Silent  # only here
+    from ranvier.weights.quantized import layer_of, quantized_layers
 
     places = {name: (holder, own, layer) for name, holder, own, layer in _places(module)}
     saved = {name for name, _ in module._saved()}
@@ -96,30 +96,21 @@ def load_quantized_(
     for name, of in belongs.items():
         if of in sizes:
             sizes[of] += int(getattr(getattr(tensors[name], "info", None), "nbytes", 0))
-    with _told(progress, sum(sizes.values())) as advance:
+    told = Silent() if progress is None else progress
+    told.begin(_LABEL, sum(sizes.values()))
+    try:
         for name, size in sizes.items():
             holder, own, layer = places[name]
             codes = layers[name]()
             if codes.shape != layer.weight.shape:
                 raise ShapeMismatch(f"{name}.weight has the shape {list(layer.weight.shape)}, not {list(codes.shape)}")
             holder.add_module(own, _made(layer, codes, activations))
-            advance(size)
+            told.advance(_LABEL, size)
+    finally:
+        told.end(_LABEL)
     values = {name: np.asarray(each.read()) for name, each in rest.items() if name in own_names}
     module.load_state_dict(values, strict=False)
     return loaded
-
-
-@contextmanager
-def _told(progress: Progress | None, total: int) -> Iterator[Callable[[int], None]]:
-    """What is called with bytes as they are read."""
-    if progress is None:
-        yield lambda count: None
-        return
-    progress.begin(_LABEL, total)
-    try:
-        yield lambda count: progress.advance(_LABEL, count)
-    finally:
-        progress.end(_LABEL)
 
 
 def _places(module: Module) -> Iterator[tuple[str, Module, str, Linear | Embedding]]:

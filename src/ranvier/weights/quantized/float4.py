@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, unpacked
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.weights.quantized.tensors import Array, check
@@ -17,7 +17,7 @@ def float4(
     """Of bytes [..., K/2] and scales [..., K/group]; without ``group`` the number of scales tells it."""
     if data.dtype != np.uint8:
         raise WeightError(f"layer {layer!r}: two codes of float4 share a byte, not {data.dtype}")
-    codes = np.stack([data & 0xF, data >> 4], axis=-1).reshape(*data.shape[:-1], data.shape[-1] * 2)
+    codes = unpacked(data, 4)
     size = codes.shape[-1] // max(1, scales.shape[-1]) if group is None else group
     block = (*(1 for _ in codes.shape[:-1]), max(1, size))
     check(layer, scales.shape, counts(codes.shape, block))

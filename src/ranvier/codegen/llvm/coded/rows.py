@@ -119,10 +119,9 @@ def fits_bytes(b: CodedB) -> bool:
     return b.words * b.coding.per_word << (b.coding.reach.bit_length() + 7) < 1 << 31
 
 
-def stays_small(b: CodedB, factor: int) -> bool:
-    """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign, when they
-    are so many times as large."""
-    return factor * b.words * b.coding.per_word << (b.coding.reach.bit_length() + 6) < 1 << 22
+def stays_small(b: CodedB) -> bool:
+    """Whether sums of a group, less what the middle adds, fit the lowest 22 bits of a float and their sign."""
+    return (FACTOR if b.coupled else 1) * b.words * b.coding.per_word << (b.coding.reach.bit_length() + 6) < 1 << 22
 
 
 def _together(b: CodedB, isa: Isa, activations: Activations, rows: int) -> int:
@@ -151,7 +150,7 @@ def few_rows(
         panels //= rows
     together = _together(b, isa, activations, rows)
     once = together == b.words and together > 1
-    as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b, FACTOR if b.coupled else 1)
+    as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b)
     kernel = Pass(
         *(b.coding, b.scale_type, b.zero_type, activations, rows, panels),
         together=together,
@@ -445,12 +444,14 @@ class PassDriver(Launched):
             return sums
         if not kernel.coupled:
             return [self.number(each) for each in sums]
-        if kernel.as_floats:
-            sums = [f.bitcast(each, self.kind) for each in sums]
-        pairs = [(low, both - low) for low, both in zip(sums[::2], sums[1::2], strict=True)]
-        if kernel.as_floats:
-            return [each for low, high in pairs for each in (low - WHOLE, high)]
-        return [f.cast(each, "float") for pair in pairs for each in pair]
+        found = []
+        for low, both in zip(sums[::2], sums[1::2], strict=True):
+            if kernel.as_floats:
+                rest = f.bitcast(both, self.kind) - f.bitcast(low, self.kind)
+            else:
+                rest = f.cast(both - low, "float")
+            found += [self.number(low), rest]
+        return found
 
     def keep(self, total: Var, place: Val) -> None:
         """Store a total for the finish kernel."""

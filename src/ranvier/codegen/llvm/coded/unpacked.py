@@ -51,7 +51,7 @@ def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: in
         *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
         together=math.gcd(quads, _QUADS),
         once=_QUADS % quads == 0,
-        as_floats=dot_of(isa) is SIGNED and stays_small(b, FACTOR if b.coupled else 1),
+        as_floats=dot_of(isa) is SIGNED and stays_small(b),
         coupled=b.coupled,
     )
     vectors = 2 * kernel.rows + b.deep // 4  # totals, what sums begin with, bytes

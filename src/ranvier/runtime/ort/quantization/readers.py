@@ -41,14 +41,15 @@ def read_feeds(reader: Any, graph: Graph, option: str = "calibration_data_reader
         what = "nothing" if reader is None else type(reader).__name__
         raise InvalidConfig(f"{option} must have a method get_next that gives inputs of a run, got {what}")
     feeds: list[Feed] = []
+    signature = Signature(graph)
     while given := reader.get_next():  # what is empty ends it too
-        feeds.append(_checked(given, graph, len(feeds)))
+        feeds.append(_checked(given, graph, signature, len(feeds)))
     if not feeds:
         raise InvalidInput(f"{option} gave no samples: its first get_next() was the end; was it read before?")
     return feeds
 
 
-def _checked(given: Any, graph: Graph, number: int) -> Feed:
+def _checked(given: Any, graph: Graph, signature: Signature, number: int) -> Feed:
     if not hasattr(given, "items"):
         raise InvalidInput(f"sample {number} must be a dict of arrays by names of inputs, got {type(given).__name__}")
     names = [value.name for value in graph.inputs]
@@ -60,7 +61,7 @@ def _checked(given: Any, graph: Graph, number: int) -> Feed:
         raise InvalidInput(f"sample {number} lacks the inputs {', '.join(map(repr, absent))}")
     found = {name: np.asarray(value) for name, value in given.items()}
     with noted_in_errors(f"sample {number}"):
-        Signature(graph).bind(found)
+        signature.bind(found)
     return found
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ranvier.dtypes import DType
 from ranvier.errors import InvalidInput
 from ranvier.tensor.core import Tensor
 from ranvier.tensor.expr import Spec
 from ranvier.tensor.jitted import jit
-from ranvier.tensor.manipulate import astype
 from ranvier.tensor.nn.modules.base import Module
 
 _COMPILED = "_jitted"
@@ -42,11 +40,6 @@ class Coded(Module):
     def __getstate__(self) -> dict[str, Any]:
         """Copies compile their own."""
         return {name: value for name, value in self.__dict__.items() if name != _COMPILED}
-
-
-def floats_in(part: Any, dtype: DType) -> Any:
-    """Scales, or zeros that are no codes, in a type."""
-    return part if part.dtype.is_integer else astype(part, dtype)
 
 
 def level_of(activations: str) -> int:

@@ -12,7 +12,7 @@ from ranvier.tensor.elementwise import add
 from ranvier.tensor.expr import spec
 from ranvier.tensor.linalg import matmul
 from ranvier.tensor.manipulate import astype, expand_dims, reshape, take
-from ranvier.tensor.nn.modules.coded import Coded, floats_in, level_of
+from ranvier.tensor.nn.modules.coded import Coded, level_of
 from ranvier.tensor.state import Constant, Parameter
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Matrix(Coded):
     def _parts(self, dtype: DType | None = None) -> list[Tensor]:
         """Codes, and what belongs to them, floats in a type."""
         codes, *others = (part for name in _PARTS if (part := self._buffers.get(name)) is not None)
-        return [codes, *(each if dtype is None else floats_in(each, dtype) for each in others)]
+        return [codes, *(each if dtype is None or each.dtype.is_integer else astype(each, dtype) for each in others)]
 
 
 class QuantizedLinear(_Matrix):
