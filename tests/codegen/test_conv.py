@@ -207,6 +207,7 @@ DEPTHWISE = [
     Case((1, 37, 4, 200), 37, (3, 3), pads=(1, 1, 1, 1), group=37),  # rows of which a line of channels fills a cache
 ]
 THIN = [
+    Case((1, 4, 9, 8), 1, (3, 3), pads=(1, 1, 1, 1)),
     Case((1, 3, 30, 31), 16, (7, 7), strides=(2, 2), pads=(3, 3, 3, 3)),
     Case((2, 3, 20, 37), 24, (3, 3), pads=(1, 1, 1, 1)),
     Case((1, 1, 19, 40), 40, (5, 5), pads=(2, 2, 2, 2)),

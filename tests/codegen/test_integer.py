@@ -139,6 +139,22 @@ def test_signed_batches(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("isa", PATHS, ids=path_name)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+def test_finished_batches_that_lie_apart(isa: Isa, left: type) -> None:
+    """The same is taken out once where results of a batch lie in a larger tensor, as those do that are joined."""
+    a, bias = codes(left, 3, 16, 24), RNG.integers(-500, 500, 20).astype(np.int32)
+    for b in (codes(np.int8, 24, 20), codes(np.int8, 3, 24, 20)):
+        room = np.zeros((3, 2, 16, 20), np.int32)
+        views, target = [view_of(x) for x in (a, bias)], view_of(room[:, 1], "output")
+        value = Op("add", (Result(0, DType.int32), Load(0, DType.int32)), DType.int32)
+        epilogue = Epilogue(value, (Operand(views[1], (0, 0, 1)),))
+        launches = integer_matmul(views[0], pack_codes(b, isa, rows_hint=48), target, isa, epilogue=epilogue)
+        Runner(launches, isa, {views[0].storage: a, views[1].storage: bias, target.storage: room[:, 1]})()
+        np.testing.assert_array_equal(room[:, 1], oracle(a, b) + bias)
+        assert not room[:, 0].any()
+
+
+@pytest.mark.parametrize("isa", PATHS, ids=path_name)
 @pytest.mark.parametrize("kind", [np.uint8, np.int8])
 @pytest.mark.parametrize("per_row", [False, True])
 def test_requantization(isa: Isa, kind: type, per_row: bool) -> None:

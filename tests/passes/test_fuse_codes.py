@@ -113,6 +113,13 @@ def test_transposed_weights_keep_their_scales() -> None:
     assert fused(s.model(y)).ops["QLinearMatMul"] == 1
 
 
+def test_one_scale_and_many_zero_points_stay() -> None:
+    """None of the zero points is left out."""
+    s = Sketch()
+    x = s.DequantizeLinear(codes_input(s, np.uint8, [3, 8, 5]), SCALE, np.arange(100, 108, dtype=np.uint8), axis=1)
+    exact(s, s.Transpose(x, perm=[0, 2, 1]), (3, 8, 5))
+
+
 def gelu(s: Sketch, x: str, dtype: type) -> str:
     """As a quantization tool writes it: every step between codes."""
     root = s.DequantizeLinear(np.array(100, np.uint8), np.float32(np.sqrt(2) / 100))
@@ -127,6 +134,7 @@ FUNCTIONS: dict[str, Callable[[Sketch, str, type], str]] = {
     "hard swish": lambda s, x, dtype: s.HardSwish(x),
     "tanh": lambda s, x, dtype: s.Tanh(x),
     "many steps": lambda s, x, dtype: s.Abs(s.Sub(s.Mul(x, np.float32(0.3)), np.float32(0.1))),
+    "constants with axes": lambda s, x, dtype: s.Tanh(s.Mul(x, np.full((1, 1), 0.3, np.float32))),
 }
 
 
@@ -154,6 +162,13 @@ def test_no_table() -> None:
     x = dequantized(s, codes_input(s, np.uint8, [4, 9]), np.uint8)
     middle = s.Sigmoid(x)
     assert fused(s.model(quantized(s, s.Mul(x, middle), np.uint8, 0.1), s.Exp(middle))).ops["Gather"] == 0
+
+
+def test_no_table_where_a_constant_adds_an_axis() -> None:
+    s = Sketch()
+    x = dequantized(s, codes_input(s, np.int8, [9]), np.int8)
+    y = quantized(s, s.Tanh(s.Mul(x, np.full((1, 1), 0.3, np.float32))), np.int8, 0.01)
+    assert exact(s, y, (9,)).ops["Gather"] == 0
 
 
 def test_fused_models_are_valid() -> None:

@@ -80,6 +80,15 @@ def test_bounds_inside_the_range_stay() -> None:
     assert result.ops["QLinearConv"] == result.ops["Clip"] == 1
 
 
+def test_scales_below_zero_are_left() -> None:
+    """The lower bound of numbers is the upper one of such codes."""
+    s = Sketch()
+    x = codes_of(s, s.input("x", [3, 16]))
+    y = s.Relu(s.MatMul(x, s.DequantizeLinear(weights(16, 7), np.float32(0.002))))
+    result = within_a_step(s, s.QuantizeLinear(y, np.float32(-STEP), np.array(200, np.uint8)), (3, 16))
+    assert result.ops["QLinearMatMul"] == 0
+
+
 def test_float_bias() -> None:
     s = Sketch()
     x = codes_of(s, s.input("x", [1, 4, 5, 5]))
@@ -108,6 +117,18 @@ def test_gemm_multiplies_codes(turned: int) -> None:
     result = within_a_step(s, s.Tanh(s.Gemm(x, w, bias, transB=turned)), (3, 16), quantized=False)
     assert result.ops["MatMulInteger"] == 1
     assert result.ops["Gemm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((7, 7), 0), ((7, 5), 0), ((7, 1), 0), ((7, 5), 1), ((1, 5), -1), ((5,), 0)]
+)
+def test_what_gemm_adds_has_scales_along_any_axis(shape: tuple[int, ...], axis: int) -> None:
+    s = Sketch()
+    x = codes_of(s, s.input("x", [7, 16]))
+    w = s.DequantizeLinear(weights(16, 7 if shape == (7, 7) else 5), np.float32(0.002))
+    numbers = RNG.integers(-2000, 2000, shape).astype(np.int32)
+    added = s.DequantizeLinear(numbers, np.linspace(1e-4, 1e-3, shape[axis], dtype=np.float32), axis=axis)
+    assert within_a_step(s, s.Gemm(x, w, added), (7, 16), quantized=False).ops["MatMulInteger"] == 1
 
 
 def test_convolution_with_a_float_result() -> None:

@@ -48,3 +48,12 @@ def test_nothing_can_be_picked(op: str, inputs: list[Array], attrs: dict[str, An
 def test_picking_nothing_from_nothing(provider: str) -> None:
     (found,) = outcome("Gather", [EMPTY, np.zeros((0, 2), np.int64)], {"axis": 1}, provider, "")
     assert found.shape == (100_000, 0, 2, 90)
+
+
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin"])
+def test_nothing_is_found_in_no_images(op: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch of none is no reason to leave generated code."""
+    attrs = {"axis": 1} if op.startswith("Arg") else {}
+    (found,) = outcome(op, [np.zeros((0, 3, 4, 5), np.float32)], attrs, "cpu", "")
+    assert found.shape == ((0, 1, 4, 5) if attrs else (0, 3, 1, 1))
+    assert "reference" not in caplog.text

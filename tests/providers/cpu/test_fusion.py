@@ -203,3 +203,18 @@ def test_codes_are_stored_as_codes() -> None:
     products = [record.bytes for record in profile.kernels if record.kernel == "gemm driver"]
     assert len(products) == 2
     assert products[0] == products[1]
+
+
+@pytest.mark.parametrize("op", ["Softmax", "ReduceMax", "squares"])
+@pytest.mark.parametrize("columns", [9, 1])
+def test_numbers_of_codes_go_into_row_work_and_beside_it(op: str, columns: int) -> None:
+    """A residual around row work: both read the same numbers, which are made of codes in its loops."""
+    rows = {
+        "Softmax": [node("Softmax", "b", "c", axis=-1)],
+        "ReduceMax": [node("ReduceMax", "b axes", "c", keepdims=1)],
+        "squares": [node("Mul", "b b", "e"), node("ReduceMean", "e axes", "c", keepdims=1)],
+    }
+    steps = [node("QuantizeLinear", "x s z", "a"), node("DequantizeLinear", "a s z", "b"), *rows[op]]
+    steps += [node("Add", "b c", "d"), node("Relu", "d", "y")]
+    constants = {"s": np.asarray(np.float32(0.05)), "z": np.asarray(np.uint8(100)), "axes": np.array([1])}
+    launches(model(steps, {"x": (7, columns)}, ["y"], constants), {"x": random(7, columns)})

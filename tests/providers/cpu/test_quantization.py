@@ -82,6 +82,19 @@ def test_ties_saturation_and_what_is_no_number() -> None:
         check("QuantizeLinear", [x, one, np.array(3, dtype)])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
+@pytest.mark.parametrize("step", [-0.3, -0.5])
+def test_scales_below_zero(dtype: type, step: float) -> None:
+    """They turn the order of codes round, also where they are known when code is made."""
+    parameters = [np.asarray(step, np.float32), np.asarray(10, dtype)]
+    x = np.linspace(-70, 70, 77, dtype=np.float32)
+    (codes,) = check("QuantizeLinear", [x, *parameters], constant=[1, 2])
+    check("DequantizeLinear", [codes, *parameters], constant=[1, 2])
+    total = [codes, *parameters, codes[::-1].copy(), *parameters, *parameters]
+    if dtype is not np.int16:
+        check("QLinearAdd", total, domain="com.microsoft", constant=[1, 2, 4, 5, 6, 7])
+
+
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision(kind: type) -> None:
     x = numbers(4, 33).astype(kind)

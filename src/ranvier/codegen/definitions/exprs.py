@@ -45,11 +45,14 @@ def div(a: Expr, b: Expr) -> Expr:
 
 
 def ratio(x: Expr, y: Expr, known: Array | None) -> Expr:
-    """``x / y`` without a division where ``y`` is one number that is known, and an ordinary one."""
-    ordinary = known is not None and known.size == 1 and 2.0**-60 < abs(float(known.reshape(-1)[0])) < 2.0**60
+    """``x / y`` without a division where ``y`` is one number that is known, and an ordinary one.
+
+    It is above zero too: those who make codes of the quotient clip ``x`` between the bounds of codes times ``y``.
+    """
+    ordinary = known is not None and known.size == 1 and 2.0**-60 < float(known.reshape(-1)[0]) < 2.0**60
     if not ordinary or x.dtype is not DType.float32 or y.dtype is not DType.float32:
         return div(x, y)
-    if isinstance(y, Const) and math.frexp(float(y.value))[0] in (0.5, -0.5):
+    if isinstance(y, Const) and math.frexp(float(y.value))[0] == 0.5:
         return mul(x, const(1 / float(y.value), y))
     return op("quotient", x, y, op("reciprocal", y))
 

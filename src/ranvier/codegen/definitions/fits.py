@@ -88,7 +88,7 @@ def _reshape(n: NodeView) -> bool:
 
 @_rule("ArgMax", "ArgMin", "GlobalMaxPool", "GlobalAveragePool")
 def _not_empty(n: NodeView) -> bool:
-    return 0 not in n.shape(0)
+    return 0 not in n.shape(0) or 0 in n.out_shape()  # of no images at all there is nothing to find
 
 
 @_rule("SpaceToDepth")

@@ -174,7 +174,7 @@ class _Grouping:
         joined = sorted([k, *self.members[leader]])
         if len(joined) > _MAX_MEMBERS or not self._plain(joined):
             return
-        if len({v for m in joined for v in self.defs[m].operands}) > _MAX_OPERANDS:
+        if len({v for m in joined for v in self.defs[m].operands}) > _MAX_OPERANDS or self._on_both_sides(k, joined):
             return
         self.members[self._find(k)] = members[:-1]
         self._apart(k, members, leader)
@@ -225,6 +225,20 @@ class _Grouping:
 
     def _moves_before(self, anchor: int, members: Sequence[int]) -> bool:
         """Elements from computed positions may flow into an anchor; what follows one has only its own positions."""
+        feeding = self._feeding(anchor, members)
+        return all(m in feeding for m in members if isinstance(self.defs[m], Moved))
+
+    def _on_both_sides(self, k: int, members: Sequence[int]) -> bool:
+        """Is ``k`` read by what leads to a row's sum and by what follows it? That has no elements of the row."""
+        for m in members:
+            each = self.defs[m]
+            if isinstance(each, Rows) and 0 not in each.mapped:
+                before = {m, *self._feeding(m, members)}
+                return len({u in before for u in self.users[k]}) > 1
+        return False
+
+    def _feeding(self, anchor: int, members: Sequence[int]) -> set[int]:
+        """Members whose results flow into the anchor."""
         feeding: set[int] = set()
         stack = [anchor]
         while stack:
@@ -232,7 +246,7 @@ class _Grouping:
                 if m in members and m not in feeding:
                     feeding.add(m)
                     stack.append(m)
-        return all(m in feeding for m in members if isinstance(self.defs[m], Moved))
+        return feeding
 
     def _plain(self, members: Sequence[int]) -> bool:
         """Members see each other's results as they are, not under another shape."""

@@ -36,8 +36,8 @@ def rows_nest(r: BaseRealiser, each: Group, anchor: Rows) -> Nest:
     maps: list[tuple[int, Expr]] = []
     finals: list[tuple[int, Expr]] = []
     if after:
-        values: dict[Value, Expr] = {}
         mapped = 0 in anchor.mapped
+        values: dict[Value, Expr] = dict(made) if mapped else {}
         values[anchor.out] = body.maps[0] if mapped else body.finals[0]
         for follower in after:
             assert isinstance(follower, Pointwise)

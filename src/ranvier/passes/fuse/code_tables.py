@@ -19,7 +19,7 @@ from ranvier.ops.registry import Array
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder, bypass, prune
 from ranvier.passes.evaluate import Evaluator
-from ranvier.passes.facts import dtype_of, is_elementwise, is_pure
+from ranvier.passes.facts import dtype_of, is_elementwise, is_pure, widens
 from ranvier.passes.fuse.codes import Left, code_type, dequantized, parameters
 
 _MOST = 40  # nodes of a function
@@ -55,6 +55,9 @@ class CodeTables:
         if found is None:
             return
         source, nodes = found
+        if any(widens(source, v.const.shape) for n in nodes for v in n.inputs if v is not None and v.const is not None):
+            ctx.left(last.op, "a constant may widen the operand")
+            return
         try:
             table = _results(last, source, nodes)
         except RanvierError as error:
@@ -143,4 +146,4 @@ def _results(last: Node, source: Value, nodes: list[Node]) -> Array:
     run = Evaluator()
     for node in nodes:
         env.update(zip(node.outputs, run.node(node, env)))
-    return np.ascontiguousarray(env[last.output])
+    return np.ascontiguousarray(env[last.output].reshape(-1))  # constants of size 1 may have had more axes

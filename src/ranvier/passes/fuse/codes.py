@@ -49,12 +49,14 @@ def parameters(node: Node) -> Quantized:
     scale, zero = array_of(node.input(1)), array_of(node.input(2))
     if scale is None or scale.dtype != np.float32 or (node.input(2) is not None and zero is None):
         raise Left("scale and zero point are not small constants of float32")
+    if not np.all(scale > 0):
+        raise Left("a scale is not above zero")
     if node.attrs.get("block_size", 0):
         raise Left("quantized in blocks")
     value = node.input(0)
     assert value is not None
-    if scale.size == 1:
-        return Quantized(value, scale.reshape(()), None if zero is None else zero.reshape(-1)[:1].reshape(()), None)
+    if scale.size == 1 and (zero is None or zero.size == 1):
+        return Quantized(value, scale.reshape(()), None if zero is None else zero.reshape(()), None)
     rank = rank_of(value)
     if rank is None or scale.ndim != 1 or (zero is not None and zero.shape != scale.shape):
         raise Left("scale and zero point are of different shapes")

@@ -235,4 +235,7 @@ def _numbers(value: Value | None) -> Array:
     if given is None or given.codes.const is None:
         raise Left("the bias is not constant")
     codes, zero = given.codes.const.numpy().astype(np.float32), given.zero
-    return np.asarray((codes if zero is None else codes - zero.astype(np.float32)) * given.scale, np.float32)
+    along = () if given.axis is None else (-1, *(1,) * (codes.ndim - 1 - given.axis))
+    if zero is not None:
+        codes = codes - zero.astype(np.float32).reshape(along)
+    return np.asarray(codes * given.scale.reshape(along), np.float32)

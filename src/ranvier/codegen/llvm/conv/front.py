@@ -66,7 +66,7 @@ def packing(
     if shape.is_depthwise:
         return "depthwise"
     usual = "gemm"
-    if narrow.is_narrow(shape, isa, item):
+    if narrow.is_narrow(shape, isa, item) and not takes_any_layout(shape):
         usual = "narrow"
     elif winograd and (m := _winograd_size(shape, isa.pace, packed_at_run)):
         usual = f"winograd{m}"

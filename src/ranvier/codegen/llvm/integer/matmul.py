@@ -65,7 +65,7 @@ def _as_pixels(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> list[Launc
     target = View(p.out.storage, p.out.dtype, (each.extent, p.n, p.m), strides, p.out.offset)
     zero = View(p.a.storage, p.a.dtype, (1,), (1,), p.a.offset)  # no window leaves the image
     epilogue, spreading = p.epilogue, list[Launch]()
-    if p.batch:
+    if each.b:  # else the convolution does, for all images alike
         epilogue, spreading = put_right(p.a.dtype, b, epilogue, (each.extent,), isa, threads)
     made = integer_conv(image, zero, b, target, shape, isa, epilogue=epilogue, threads=threads, apart=each.b * 4)
     return [*spreading, *made]
