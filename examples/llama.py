@@ -50,7 +50,7 @@ class Parts:
     def linear(self, name: str) -> nn.Module:
         bias = self.numbers(f"{name}.bias") if f"{name}.bias" in self.tensors else None
         if name in self.layers:
-            return nn.QuantizedLinear(self.layers[name](), bias, activations=self.activations)
+            return nn.QuantizedLinear(self.layers[name], bias, activations=self.activations)
         weight = self.numbers(f"{name}.weight")
         layer = holding(nn.Linear(*weight.shape[::-1], bias=bias is not None), weight)
         if bias is not None:
@@ -59,7 +59,7 @@ class Parts:
 
     def table(self, name: str) -> nn.Module:
         if name in self.layers:
-            return nn.QuantizedEmbedding(self.layers[name]())
+            return nn.QuantizedEmbedding(self.layers[name])
         weight = self.numbers(f"{name}.weight")
         return holding(nn.Embedding(*weight.shape), weight)
 
@@ -90,7 +90,7 @@ class Mixed(nn.Module):
 
     def __init__(self, name: str, parts: Parts) -> None:
         super().__init__()
-        gate, up, down = (parts.layers[f"{name}.ffn_{each}_exps"]() for each in ("gate", "up", "down"))
+        gate, up, down = (parts.layers[f"{name}.ffn_{each}_exps"] for each in ("gate", "up", "down"))
         chosen = int(parts.note("expert_used_count"))
         self.gate_inp = parts.linear(f"{name}.ffn_gate_inp")
         self.exps = nn.QuantizedExperts(up, down, gate, top_k=chosen, activations=parts.activations)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, pack_coded
+from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
@@ -39,6 +40,7 @@ FLOAT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)  # twice what they are
 CODINGS = {
     "int2": Coding(2),
     "int4": Coding(4),
+    "int6": Coding(6),
     "int8": Coding(8),
     "levels4": Coding(4, "levels", LEVELS),
     "levels2": Coding(2, "levels", (0.0, -1.5, 0.25, 2.0)),
@@ -155,7 +157,7 @@ def test_every_coding(isa: Isa, coding: Coding) -> None:
 def test_depths_and_groups(isa: Isa, m: int) -> None:
     """Groups that are no whole words, depths that are no whole groups, one group for all, groups in any order."""
     for coding, (k, group), listed in itertools.product(
-        [CODINGS["int4"], CODINGS["int2"], CODINGS["int8"]],
+        [CODINGS[f"int{bits}"] for bits in (2, 4, 6, 8)],
         [(1, 16), (7, 16), (33, 16), (64, 64), (100, 32), (130, 128), (48, 6), (72, 72), (61, 1000)],
         [False, True],
     ):
@@ -241,7 +243,7 @@ def quantized(a: Array, groups: Groups) -> Array:
 
 
 @ways
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 6, 8])
 @pytest.mark.parametrize("accuracy", ["float32", "int8"])
 def test_largest_sums(isa: Isa, bits: int, accuracy: Accuracy) -> None:
     """All products of a group have the same sign and the largest size: in groups whose sums still fit the low bits of a
@@ -286,18 +288,19 @@ def test_groups_of_uneven_length_take_little_room() -> None:
 
 
 @ways
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_bytes_that_are_full_give_the_same(isa: Isa, bits: int) -> None:
     """Whole panels and less, groups of whole words and others, and an order of k."""
-    coding, rng = Coding(bits), np.random.default_rng(bits)
+    coding, rng = held(bits, isa, codes=True), np.random.default_rng(bits)
+    raised = np.uint8(coding.middle - (1 << (bits - 1)))  # what stands for the same in more bits
     for n, (k, group), listed in itertools.product([1, 40, 600], [(64, 32), (96, 48), (60, 20), (200, 24)], [0, 1]):
         codes = rng.integers(0, 1 << bits, (n, k)).astype(np.uint8)
         count = -(-k // group)
         groups = Groups.listed(rng.integers(0, count, k), count, coding) if listed else Groups.even(k, group, coding)
         about = (rng.random((n, count)).astype(F32), None, isa)
-        apart = pack_coded(lambda a, b, c=codes: c[a:b], coding, n, groups, *about)
+        apart = pack_coded(lambda a, b, c=codes + raised: c[a:b], coding, n, groups, *about)
         full = packed(np.pad(codes, ((0, 0), (0, 16)), constant_values=1), bits)  # more than K, as blocks may have
-        same = pack_coded(lambda a, b, c=full: c[a:b], coding, n, groups, *about, filled=True)
+        same = pack_coded(lambda a, b, c=full: c[a:b], coding, n, groups, *about, filled=True, bits=bits)
         assert apart.codes.array is not None and same.codes.array is not None
         np.testing.assert_array_equal(same.codes.array, apart.codes.array)
 
@@ -316,7 +319,7 @@ def test_many_rows_as_codes(isa: Isa) -> None:
 
 
 @ways
-@pytest.mark.parametrize("name", ["int2", "int4", "int8", "whole levels4"])
+@pytest.mark.parametrize("name", ["int2", "int4", "int6", "int8", "whole levels4"])
 def test_activations_as_codes(isa: Isa, name: str) -> None:
     """The same as multiplying rounded activations where integers are multiplied; no worse than that elsewhere."""
     coding = CODINGS[name]
@@ -341,7 +344,7 @@ def test_activations_as_codes(isa: Isa, name: str) -> None:
 def test_many_rows_in_pairs(isa: Isa, accuracy: Accuracy) -> None:
     """Both sides rounded to bfloat16 at most."""
     for (m, n), (k, group), name in itertools.product(
-        [(12, 40), (33, 33), (36, 100), (70, 64)], [(64, 32), (100, 16), (7, 16)], ["int4", "levels4", "e4m3"]
+        [(12, 40), (33, 33), (36, 100), (70, 64)], [(64, 32), (100, 16), (7, 16)], ["int4", "int6", "levels4", "e4m3"]
     ):
         w = Weights(CODINGS[name], k, n, group, isa, zeros="whole", seed=m)
         a = rows(m, k, m)
@@ -380,7 +383,7 @@ def test_scales_and_zeros_of_coupled_columns_are_held_exactly(isa: Isa, scale: f
 
 
 @ways
-@pytest.mark.parametrize("name", ["int2", "int4", "int8", "whole levels2", "whole levels4"])
+@pytest.mark.parametrize("name", ["int2", "int4", "int6", "int8", "whole levels2", "whole levels4"])
 def test_single_rows_to_the_full(isa: Isa, name: str) -> None:
     """Where bytes are multiplied a row becomes digits: numbers far apart in size, and columns around passes."""
     coding = CODINGS[name]

@@ -205,6 +205,48 @@ def test_matmul_nbits(bits, inner, outer, block):
         check("MatMulNBits", [x, codes, steps, None, draw.ints(0, blocks, blocks * block)], **attrs)
 
 
+def stored(bits, *shape):
+    """Codes and the bytes that hold them: one stream of bits along the last axis, the lowest first."""
+    codes = draw.ints(0, 1 << bits, *shape).astype(np.uint8)
+    each = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return codes, np.packbits(each.reshape(*shape[:-1], -1), axis=-1, bitorder="little")
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+@pytest.mark.parametrize(("inner", "outer", "block"), [(64, 24, 32), (80, 16, 32), (45, 7, 16), (9, 3, 8)])
+def test_matmul_nbits_of_widths_that_fill_no_byte(bits, inner, outer, block):
+    """ONNX Runtime defines these, and reads none of them."""
+    blocks = -(-inner // block)
+    (codes, raw), (whole, zeros) = stored(bits, outer, blocks, block), stored(bits, outer, blocks)
+    steps, between = draw.steps(outer, blocks, top=0.1), draw.steps(outer, blocks, top=4.0)
+    attrs = {"K": inner, "N": outer, "bits": bits, "block_size": block}
+    group_of = draw.ints(0, blocks, blocks * block, dtype=np.int32)
+    x = draw.floats(3, 5, inner)
+    even = np.arange(inner) // block
+    for given, zero, groups in (
+        ([], np.full((outer, blocks), 1 << (bits - 1)), even),
+        ([zeros], whole, even),
+        ([between], between, even),
+        ([zeros, group_of], whole, group_of[:inner]),
+    ):
+        weight = codes.reshape(outer, -1)[:, :inner].astype(np.float64) - zero.astype(np.float64)[:, groups]
+        found = run("MatMulNBits", x, raw, steps, *given, **attrs)
+        np.testing.assert_allclose(found, x @ (weight * steps[:, groups]).T, rtol=1e-4, atol=1e-4)
+    check_rules("MatMulNBits", [x, raw, steps], [found], ["y"], attrs)
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+def test_rows_of_widths_that_fill_no_byte(bits):
+    (codes, raw), (whole, zeros) = stored(bits, 20, 64), stored(bits, 20, 4)
+    steps, rows = draw.steps(20, 4, top=0.1), draw.ints(-20, 20, 3, 4, dtype=np.int64)
+    attrs = {"bits": bits, "block_size": 16, "quantize_axis": 1, "gather_axis": 0}
+    for given, zero in (([], np.full((20, 4), 1 << (bits - 1))), ([zeros], whole)):
+        table = (codes.astype(np.float64) - zero.repeat(16, 1)) * steps.repeat(16, 1)
+        found = run("GatherBlockQuantized", raw, rows, steps, *given, **attrs)
+        np.testing.assert_allclose(found, table[rows], rtol=1e-5)
+        check_rules("GatherBlockQuantized", [raw, rows, steps, *given], [found], ["y"], attrs)
+
+
 def test_matmul_nbits_rejects_what_does_not_fit():
     codes, steps = draw.codes(np.uint8, 4, 2, 16), draw.steps(4, 2)
     attrs = {"K": 64, "N": 4, "block_size": 32}
@@ -212,6 +254,8 @@ def test_matmul_nbits_rejects_what_does_not_fit():
         run("MatMulNBits", draw.floats(3, 63), codes, steps, **attrs)
     with pytest.raises(ShapeMismatch, match="need 4 x 2 blocks"):
         run("MatMulNBits", draw.floats(3, 64), codes[:, :1], steps, **attrs)
+    with pytest.raises(InvalidValue, match="7 bits in blocks of 32"):
+        run("MatMulNBits", draw.floats(3, 64), codes, steps, bits=7, **attrs)
     with pytest.raises(NotSupported, match="weight_prepacked"):
         run("MatMulNBits", draw.floats(3, 64), codes, steps, weight_prepacked=1, **attrs)
     with pytest.raises(ShapeMismatch, match="bias of \\[3\\] for 4 columns"):

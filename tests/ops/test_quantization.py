@@ -17,7 +17,7 @@ from ranvier.dtypes import DType, of
 from ranvier.errors import DTypeMismatch, InvalidValue, ShapeMismatch
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
-from ranvier.ops.contrib.weight_only import packed, unpacked
+from ranvier.ops.contrib.weight_only import WIDTHS, packed, unpacked
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2]
 FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz]
@@ -365,12 +365,24 @@ def test_costs_count_the_multiplications():
 
 
 @quick
-@given(data=st.data(), bits=st.sampled_from([2, 4, 8]), shape=array_shapes(max_dims=3, max_side=9))
+@given(data=st.data(), bits=st.sampled_from(WIDTHS), shape=array_shapes(min_side=0, max_dims=3, max_side=33))
 def test_packing_round_trip(data, bits, shape):
     codes = data.draw(arrays(np.uint8, shape, elements=st.integers(0, 2**bits - 1)))
     stored = packed(codes, bits)
     assert stored.shape == (*shape[:-1], -(-shape[-1] * bits // 8))
-    np.testing.assert_array_equal(unpacked(stored, bits)[..., : shape[-1]], codes)
+    found = unpacked(stored, bits)
+    assert found.shape == (*shape[:-1], stored.shape[-1] * 8 // bits)
+    np.testing.assert_array_equal(found[..., : shape[-1]], codes)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_packed_codes_are_one_stream_of_bits(bits):
+    """The lowest ones first, of one code after the other; also where more are packed than are taken at a time."""
+    codes = rng.integers(0, 2**bits, (70, 4001)).astype(np.uint8)
+    each = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    stream = np.packbits(each.reshape(70, -1), axis=-1, bitorder="little")
+    np.testing.assert_array_equal(packed(codes, bits), stream)
+    np.testing.assert_array_equal(unpacked(stream, bits)[:, :4001], codes)
 
 
 @pytest.mark.parametrize(("which", "bits"), [(ml_dtypes.uint4, 4), (ml_dtypes.uint2, 2)])

@@ -107,6 +107,19 @@ def test_bits_and_blocks_of_single_layers_and_a_third_layer(blocks: tuple[int, i
     check_rules("QMoE", given, [found], ["y"], {"block_size": 16, **own, **how})
 
 
+@pytest.mark.parametrize("bits", [3, 5, 6])
+@pytest.mark.parametrize(("block", "zeros"), [(0, False), (0, True), (16, False), (32, True)])
+def test_widths_that_fill_no_byte(bits: int, block: int, zeros: bool) -> None:
+    layers = [Layer(INNER, HIDDEN, bits, block, zeros), Layer(HIDDEN, INNER, bits, block, zeros)]
+    given = _trimmed(operands([*layers, None], 5))
+    own, how = {"expert_weight_bits": bits, "block_size": block}, {"k": 2, "activation_type": "silu"}
+    found = run("QMoE", *given, **own, **how)
+    numbers = [x for layer in layers for x in (layer.weights, layer.bias)]
+    whole = run("MoE", *given[:2], *numbers, normalize_routing_weights=1, **how)
+    np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-5)
+    check_rules("QMoE", given, [found], ["y"], {**own, **how})
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("block", [0, 16, 32])
 def test_zero_points_between_codes(block: int, dtype: type) -> None:
@@ -245,7 +258,7 @@ def test_what_does_not_fit() -> None:
     refused(ShapeMismatch, "top 9", k=9)
     refused(ShapeMismatch, "router_weights", {14: draw.floats(2, EXPERTS)})
     refused(ShapeMismatch, "fc1 takes 32 features, got 16", {0: draw.floats(3, 16)})
-    refused(InvalidValue, "3 bits", expert_weight_bits=3)
+    refused(InvalidValue, "7 bits", expert_weight_bits=7)
     refused(InvalidValue, "swiglu needs fc3", activation_type="swiglu")
     refused(InvalidValue, "activation_type", activation_type="cube")
     refused(NotSupported, "quant_type 'fp2'", quant_type="fp2")

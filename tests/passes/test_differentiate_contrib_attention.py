@@ -162,11 +162,11 @@ CASES = {
             fused("QMoE", k=2, expert_weight_bits=bits, activation_type="silu", order=(0, 1, 4, 5, 2, 6, 7, 3)),
             [r(4, 4), r(4, 3, seed=9), r(3, 8, seed=5), r(3, 4, seed=6)],
             [
-                codes(3, 8, bits // 2), r(3, 8, low=0.2, seed=3) / (1 << bits),
+                codes(3, 8, -(-bits // 2)), r(3, 8, low=0.2, seed=3) / (1 << bits),
                 codes(3, 4, bits, seed=1), r(3, 4, low=0.2, seed=4) / (1 << bits),
             ],
         )
-        for bits in (4, 8)
+        for bits in (4, 5, 6, 8)
     },
     "QMoE weighed apart": Case(
         fused("QMoE", k=2, expert_weight_bits=8, order=(0, 1, 3, 4, None, 5, 6, *[None] * 7, 2)),

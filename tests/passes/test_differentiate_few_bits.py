@@ -15,6 +15,7 @@ from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.ops import complete
+from ranvier.ops.contrib.weight_only import WIDTHS
 from ranvier.ops.own.bitlinear import pack_codes
 from ranvier.passes.differentiate import differentiate
 from tests.passes.gradient_tools import Array, Case, check, r, run
@@ -37,7 +38,7 @@ FLOAT8 = r(3, 6, seed=4).astype(ml_dtypes.float8_e4m3fn)
 STEPS8 = r(3, 1, low=0.5).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 TABLE = codes(4, 8)
 CASES = {
-    **{f"MatMulNBits {bits}": nbits(bits, (0, 2, 3, None, None, 1), [ROWS, BIAS], SCALES) for bits in (2, 4, 8)},
+    **{f"MatMulNBits {bits}": nbits(bits, (0, 2, 3, None, None, 1), [ROWS, BIAS], SCALES) for bits in WIDTHS},
     "MatMulNBits with zeros": nbits(4, (0, 1, 2, 3), [ROWS], SCALES, codes(3, 1)),
     "MatMulNBits that learns": nbits(4, (0, 2, 1), [ROWS, SCALES]),
     "MatMulNBits that learns with zeros": nbits(4, (0, 3, 1, 2), [ROWS, SCALES, r(3, 2, seed=5)]),

@@ -67,6 +67,18 @@ def test_a_function_that_does_something_else_for_some_sizes_is_noticed() -> None
         np.testing.assert_allclose(function(x(size)).numpy(), factor * x(size), rtol=1e-6)
 
 
+def test_a_number_that_comes_back_is_noticed() -> None:
+    """It followed from the size in two calls, and is what it was in the first in a third."""
+    five, six = rv.Tensor(np.float32(5)), rv.Tensor(np.float32(6))
+
+    @rv.jit
+    def function(x: rv.Tensor) -> rv.Tensor:
+        return x * (six if x.shape[0] == 6 else five)
+
+    for size in (5, 6, 7):
+        np.testing.assert_array_equal(function(x(size)).numpy(), x(size) * np.float32(6 if size == 6 else 5))
+
+
 @pytest.mark.parametrize("power", [2, 0])
 def test_numbers_that_do_not_follow_from_a_size_are_no_symbols(power: int) -> None:
     @rv.jit

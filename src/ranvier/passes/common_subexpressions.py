@@ -104,9 +104,9 @@ class _Scope:
 
 
 def _content(value: Value) -> Hashable | None:
-    """What a small constant holds, so that equal ones are equal; None for a large one."""
+    """What a small constant holds, so that equal ones are equal; None for a large one, or one that is to be made."""
     tensor = value.const
-    if tensor is None or tensor.nbytes > SMALL:
+    if tensor is None or tensor.nbytes > SMALL or tensor.again:
         return None
     array = tensor.numpy()
     if tensor.dtype is DType.string:

@@ -14,7 +14,7 @@ import numpy as np
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidConfig, KernelError, OutOfMemory, RanvierError, nearest
 from ranvier.graph.ir import Graph, Value
-from ranvier.graph.tensors import ConstTensor
+from ranvier.graph.tensors import stand_in
 from ranvier.graph.types import TensorType
 from ranvier.ops.allocation import MAX_RANK, current_limit, tensor_limit
 from ranvier.providers.base import (
@@ -153,17 +153,6 @@ def provider_options(provider: ExecutionProvider, given: Mapping[str, Any]) -> A
     return provider.Options(**given)
 
 
-_ONE_ZERO = bytes(16)  # an element of any type, and nobody can write to it
-
-
-def _stand_in(tensor: ConstTensor) -> Array:
-    """An array of the same type and shape without the data, for kernels that do not read it."""
-    dtype = tensor.dtype.numpy
-    if dtype.hasobject:
-        return np.broadcast_to(np.zeros((), dtype), tensor.shape)
-    return np.ndarray(tensor.shape, dtype, _ONE_ZERO, 0, (0,) * len(tensor.shape))
-
-
 class Program:
     """Steps for some outputs of a graph. Immutable; one ``run`` keeps all its state in a list of slots."""
 
@@ -197,7 +186,7 @@ class Program:
                 read.update(item.part.subgraph.inputs)
         for value, slot in self.slots.items():
             if value.const is not None and value.producer is None:
-                self.template[slot] = value.const.numpy() if value in read else _stand_in(value.const)
+                self.template[slot] = value.const.numpy() if value in read else stand_in(value.const)
                 constants.add(slot)
         self.input_slots = tuple(self.slots[v] for v in graph.inputs)
         self.output_slots = tuple(self._last[v] for v in self.outputs)

@@ -15,6 +15,7 @@ from ranvier.graph.types import TensorType
 from ranvier.ops import NEWEST, registry
 from ranvier.ops.proto import schema_of
 from ranvier.tensor.expr import CUSTOM, INPUT, ITEM, STOP, Expr, line_of
+from ranvier.tensor.stored import constant_of
 from ranvier.tensor.tracing import user_line
 
 
@@ -35,8 +36,7 @@ def lowered(
     for k, leaf in enumerate(leaves):
         values[leaf] = graph.add_input(f"x{k}", TensorType(leaf.dtype, leaf.shape))
     for each in constants:
-        assert each.array is not None
-        values[each] = graph.add_constant(ConstTensor.of(each.array))
+        values[each] = graph.add_constant(constant_of(each))
     for expr in order:
         assert expr.spec is not None
         op, attrs, fixed, count = expr.spec

@@ -22,6 +22,7 @@ from ranvier.tensor.expr import CALL, CUSTOM, INPUT, Array, Expr, applied, fetch
 from ranvier.tensor.groups import config_for, realise
 from ranvier.tensor.resident import DeviceRun, device_run, tell
 from ranvier.tensor.state import State
+from ranvier.tensor.stored import constant_behind
 from ranvier.tensor.symbolic import SYMBOL, Differs, Family, Traced
 from ranvier.tensor.tracing import Tracing
 
@@ -54,7 +55,8 @@ class Behind:
             if expr in seen:
                 pending.pop()
                 continue
-            if expr.array is not None or fetch(expr):
+            # in this order: another thread may fetch it meanwhile
+            if constant_behind(expr) is not None or fetch(expr) or expr.array is not None:
                 self.constants.append(expr)
             elif expr.spec is not None and expr.spec[0] == INPUT:
                 if expr.spec[1][0][1] is not tracing:

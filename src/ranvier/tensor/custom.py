@@ -16,6 +16,7 @@ from ranvier.tensor.backward import derives, write_out
 from ranvier.tensor.core import Tensor, as_tensor, wrapped
 from ranvier.tensor.expr import CUSTOM, INPUT, Expr, Trace, applied, fetch, is_variable, spec
 from ranvier.tensor.pullback import Own, Pullback
+from ranvier.tensor.stored import constant_behind
 from ranvier.tensor.trees import filled, leaves, mapped
 
 _AFTER = spec("ranvier::After")
@@ -122,10 +123,12 @@ class _Block(_Equal):
                 pending.pop()
                 continue
             write_out(expr)
-            fetch(expr)
+            stays = constant_behind(expr) is not None  # where it is
+            if not stays:
+                fetch(expr)
             if is_variable(expr) or expr in outer or (expr.spec is not None and expr.spec[0] == INPUT):
                 captured[expr] = None
-            elif expr.spec is None or (expr.array is not None and not derives(expr)):
+            elif stays or expr.spec is None or (expr.array is not None and not derives(expr)):
                 self._fixed[expr] = expr
             else:
                 missing = [x for x in expr.inputs if x not in seen]

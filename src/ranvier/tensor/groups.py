@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -24,6 +24,7 @@ from ranvier.runtime.preferred import preferred
 from ranvier.runtime.session import Session
 from ranvier.tensor.building import graph_of
 from ranvier.tensor.expr import Array, Expr, fetch, is_variable, line_of
+from ranvier.tensor.stored import constant_behind, constant_of
 
 _KEPT = 512  # compiled groups
 DEEPEST = 1000  # operators in a row; deeper expressions are computed as they are made
@@ -89,9 +90,11 @@ class Walk:
     expression that will be computed later. References are counted by Python already, so this costs nothing to keep.
     """
 
-    __slots__ = ("key", "leaves", "order", "outputs")
+    __slots__ = ("_read", "absent", "key", "leaves", "order", "outputs")
 
-    def __init__(self, wanted: Iterable[Expr]) -> None:
+    def __init__(self, wanted: Iterable[Expr], read: Container[Expr] = ()) -> None:
+        self._read = read  # numbers that are at hand
+        self.absent: list[Expr] = []  # others that are to be read first; the walk stands for nothing then
         self.order: list[Expr] = []
         self.leaves: list[Expr] = []
         first = dict.fromkeys(wanted)  # in their order: equal structures shall have equal keys
@@ -127,6 +130,12 @@ class Walk:
                 key.append(expr.shape)
                 continue
             inputs = expr.inputs
+            if not inputs and expr not in self._read and constant_behind(expr) is not None:
+                pending.pop()
+                numbers[expr] = len(uses)
+                uses.append(0)
+                self.absent.append(expr)
+                continue
             if not inputs and fetch(expr):
                 continue  # and is a leaf now
             ready = True
@@ -169,15 +178,21 @@ _looking = threading.Lock()
 
 def _realise(wanted: list[Expr], device: Device | None) -> None:
     graph: Graph | None = None
-    with _looking:
-        wanted = [expr for expr in wanted if expr.array is None]
-        if not wanted:
-            return  # another thread was faster
-        walk = Walk(wanted)
-        key = (walk.key, device, preferred())
-        group = groups.find(key)
-        if group is None:
-            graph = graph_of(walk.leaves, walk.order, walk.outputs)
+    read: dict[Expr, Array] = {}
+    while True:
+        with _looking:
+            wanted = [expr for expr in wanted if expr.array is None]
+            if not wanted:
+                return  # another thread was faster
+            walk = Walk(wanted, read)
+            if not walk.absent:
+                key = (walk.key, device, preferred())
+                group = groups.find(key)
+                if group is None:
+                    graph = graph_of(walk.leaves, walk.order, walk.outputs)
+                break
+        # while nobody waits: reading takes long, and who reads may compute with tensors
+        read |= {expr: constant_of(expr).numpy() for expr in walk.absent}
     try:
         if group is None:
             assert graph is not None

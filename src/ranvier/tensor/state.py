@@ -17,12 +17,14 @@ from weakref import ref
 import numpy as np
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
+from ranvier.graph.tensors import ConstTensor
 from ranvier.runtime.outputs import writable
 from ranvier.tensor.autodiff import under_way
 from ranvier.tensor.backward import variables_behind
-from ranvier.tensor.core import Tensor, as_tensor, wrapped
+from ranvier.tensor.core import Tensor, as_tensor, device_of, wrapped
 from ranvier.tensor.expr import STOP, Array, Expr, Trace, applied, known, spec, tie
 from ranvier.tensor.pullback import Pullback
+from ranvier.tensor.stored import constant_behind, stored
 from ranvier.tensor.tracing import Tracing, now
 
 _STOP = spec(STOP)
@@ -166,11 +168,58 @@ class Constant(State):
     for the value it has: it is part of them, in the order that the processor reads it in, and no input. Another value
     has them compiled again."""
 
-    __slots__ = ()
+    __slots__ = ("_inside",)
+
+    _inside: ref[Expr] | None  # of numbers that are read again: what stands for it in functions that are compiled
+
+    def __init__(self, data: Any, dtype: Any = None, device: Any = None, name: str = "") -> None:
+        self._inside = None
+        super().__init__(data, dtype, device, name)
+
+    @classmethod
+    def of(cls, constant: ConstTensor, name: str = "") -> Constant:
+        """One of numbers that are read again where they are not in memory."""
+        made = cls.__new__(cls)
+        made._spare = made._home = made._inside = None
+        made.name = name
+        made._held = stored(constant)
+        return made
+
+    @property
+    def _expr(self) -> Expr:
+        """Outside of functions that are compiled a new one for each who asks: numbers go with whoever wanted them."""
+        tracing = now.tracing
+        if tracing is not None:
+            return self._traced(tracing)
+        constant = constant_behind(self._held)
+        return self._held if constant is None else stored(constant, self._held.device)
+
+    @_expr.setter
+    def _expr(self, expr: Expr) -> None:
+        self._replace(expr)
+
+    def put_on(self, device: Any) -> None:
+        """Have its numbers on a device."""
+        constant, place = constant_behind(self._held), device_of(device)
+        if place != self._held.device:  # otherwise functions of it would be compiled again
+            self._replace(self.value.to_device(device)._expr if constant is None else stored(constant, place))
+
+    def cut(self, expr: Expr) -> Expr:
+        constant = constant_behind(expr)
+        return super().cut(expr) if constant is None else stored(constant, expr.device)
 
     def _traced(self, tracing: Tracing) -> Expr:
+        """The same in all functions, by which they are known to do the same; where its numbers are wanted meanwhile, as
+        a gradient outside of ``jit`` does, they stay with functions that have been traced, and go with them."""
         tracing.met(self, "_held", self._held)
-        return self._held
+        constant = constant_behind(self._held)
+        if constant is None:
+            return self._held
+        inside = None if self._inside is None else self._inside()
+        if inside is None or constant_behind(inside) is not constant or inside.device != self._held.device:
+            inside = stored(constant, self._held.device)
+            self._inside = ref(inside)
+        return inside
 
     def _replace(self, expr: Expr) -> None:
         if now.tracing is not None:

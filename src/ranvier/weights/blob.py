@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.memory.mapping import mapped
+from ranvier.memory.mapping import give_back, mapped
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop
@@ -55,7 +55,8 @@ class MemoryBlob:
             view = memoryview(data)
         except TypeError as error:
             raise WeightError(f"{name!r}: {error}") from None
-        self._data = np.frombuffer(view.cast("B") if view.c_contiguous else view.tobytes(), np.uint8)
+        self._bytes = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        self._data = np.frombuffer(self._bytes, np.uint8)
         self._data.flags.writeable = False
 
     @classmethod
@@ -73,6 +74,16 @@ class MemoryBlob:
     @property
     def size(self) -> int:
         return len(self._data)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its memory is that of a file, which the system may take back."""
+        return self._mapped is not None
+
+    def give_back(self, start: int, stop: int) -> None:
+        """Nobody is expected to look at these bytes soon: pages of a file need not be in memory."""
+        if self._mapped is not None:
+            give_back(self._bytes[start:stop])
 
     def read(self, start: int, stop: int) -> Bytes:
         check_range(self, start, stop)

@@ -22,7 +22,7 @@ def places(size: int, *shape: int, dtype: Any = np.int64) -> Array:
     return np.random.default_rng(3).integers(-size, size, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("rows", [places(20, 3, 4), places(20, 5, dtype=np.int32), np.array(7), np.array([3, 20, -21])])
 def test_codes_that_share_bytes(bits: int, rows: Array) -> None:
     """Indices outside the table give zeros."""

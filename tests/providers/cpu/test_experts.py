@@ -83,7 +83,7 @@ def test_swiglu(fusion: int) -> None:
         check("QMoE", given, {**attrs, **more}, domain=MICROSOFT, constant=range(2, 14), **CLOSE)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("block", [0, 16])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_integers(bits: int, block: int, zeros: bool) -> None:
@@ -102,14 +102,18 @@ def test_integers(bits: int, block: int, zeros: bool) -> None:
         check("QMoE", [*given, weigher], normal, domain=MICROSOFT, constant=constant, **CLOSE)
 
 
-def test_activations_of_eight_bits() -> None:
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [3, 4, 5, 6])
+def test_activations_of_eight_bits(bits: int, zeros: bool) -> None:
     """``accuracy_level`` 4: close, and not the same."""
-    layers = [coded(INNER, HIDDEN, 4, 16, 1), coded(HIDDEN, INNER, 4, 16, 2)]
-    weights = [x for layer, _ in layers for x in layer]
+    layers = [coded(INNER, HIDDEN, bits, 16, 1, zeros), coded(HIDDEN, INNER, bits, 16, 2, zeros)]
+    weights = [*(x for layer, _ in layers for x in layer), None, None, None, *(zero for _, zero in layers)]
     for tokens in (1, 5, 60):
         given = [floats(tokens, HIDDEN), floats(tokens, EXPERTS, seed=9), *weights]
-        attrs = {"k": 2, "block_size": 16, "accuracy_level": 4}
-        model = one_node("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 8))
+        while given[-1] is None:
+            given.pop()
+        attrs = {"k": 2, "expert_weight_bits": bits, "block_size": 16, "accuracy_level": 4}
+        model = one_node("QMoE", given, attrs, domain=MICROSOFT, constant=range(2, 14))
         expected = evaluate("QMoE", *given, domain=MICROSOFT, **attrs)
         with rv.load(model, providers=["cpu"]) as session:
             (found,) = session.run({"x0": given[0], "x1": given[1]}).values()
@@ -150,7 +154,7 @@ def test_activations_of_eight_bits_and_layers_with_bits_of_their_own(block: int,
         assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_zero_points_between_codes_of_columns_that_fill_no_panel(bits: int) -> None:
     first, second = coded(40, 24, bits, 8, 1, np.float32), coded(24, 40, bits, 8, 2, np.float32)
     attrs = {"k": 2, "block_size": 8, "expert_weight_bits": bits}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,9 +14,13 @@ from onnx import helper
 import ranvier as rv
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import host
+from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops import evaluate
 from ranvier.ops.contrib.weight_only import packed
+from ranvier.runtime.quantizing.coded_forms import linear_form
+from ranvier.weights.quantized.gguf_blocks import gguf_layer
+from ranvier.weights.stored import TensorInfo
 from tests.providers.cpu.compare import Array, agree, check, one_node, run
 
 MICROSOFT = "com.microsoft"
@@ -41,7 +46,7 @@ def attributes(k: int, n: int, bits: int, block: int, **more: int) -> dict[str, 
     return {"K": k, "N": n, "bits": bits, "block_size": block, **more}
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize(("k", "block"), [(64, 16), (96, 32), (100, 32), (256, 128), (30, 128), (64, 128)])
 def test_nbits(bits: int, k: int, block: int) -> None:
     codes, scales, zeros = nbits(k, 33, bits, block, k)
@@ -127,6 +132,31 @@ def test_accuracy_levels(level: int, m: int) -> None:
         rtol=off,
         atol=10 * off,
     )
+
+
+@pytest.mark.parametrize("kind", ["Q3_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"])
+def test_blocks_of_gguf_files(kind: str) -> None:
+    """Codes stay in as many bits as they have there, and are multiplied as the package of those files decodes them."""
+    gguf = pytest.importorskip("gguf")
+    rng, n, k = np.random.default_rng(3), 37, 512
+    which = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[which]
+    data = rng.integers(0, 256, (n, k // block, size), np.uint8)
+    for at in {"Q3_K": (108,), "Q5_0": (0,), "Q6_K": (208,)}.get(kind, (0, 2)):
+        data[..., at : at + 2] = rng.uniform(-0.1, 0.1, (n, k // block, 1)).astype("<f2").view(np.uint8)
+    data = data.reshape(n, -1)
+    info = TensorInfo("a.weight", DType.float32, (n, k), data.nbytes, kind)
+    coded: Any = SimpleNamespace(info=info, raw=SimpleNamespace(read=lambda: data))
+    weight = gguf.quants.dequantize(data, which)
+    for level, m in ((0, 1), (0, 3), (0, 40), (3, 2), (3, 40), (4, 1), (4, 2), (4, 20)):
+        form = linear_form(gguf_layer(coded), level=level)
+        assert form.op == "MatMulNBits" and form.attrs["bits"] == int(kind[1])
+        assert form.operands[0].nbytes == n * k * int(kind[1]) // 8
+        x = rows(m, k)
+        model = one_node(form.op, [x, *form.operands], dict(form.attrs), domain=form.domain, constant=range(1, 4))
+        (found,) = run(model, {"x0": x}, "cpu")
+        size = np.abs(x) @ np.abs(weight).T
+        assert (np.abs(found - x @ weight.T) <= size * (1e-5 if level == 0 else 2e-2)).all()
 
 
 def test_sessions_may_ask_for_less_accuracy() -> None:

@@ -102,7 +102,9 @@ KINDS = {
     "zeros between codes": lambda n, k: stack(n, k, zeros="between"),
     "2 bits in groups of 16": lambda n, k: stack(n, k, bits=2, group=16),
     "8 bits of rows": lambda n, k: each(n, k, "int8", granularity="channel"),
+    "3 bits": lambda n, k: stack(n, k, bits=3),
     "5 bits": lambda n, k: stack(n, k, bits=5, zeros="between"),
+    "6 bits in groups of 16": lambda n, k: stack(n, k, bits=6, group=16),
     "float4": lambda n, k: levels(n, k, FLOAT4, powers=True),
     "float4 with other scales": lambda n, k: levels(n, k, FLOAT4, powers=False),
     "levels of 8 bits": lambda n, k: levels(n, k, np.linspace(-120, 120, 16).round().astype(np.float32), powers=False),
@@ -126,6 +128,17 @@ def test_gated_experts(kind: str) -> None:
             check(run(rv.Tensor(x), rv.Tensor(router)), wanted)
     assert layer.nbytes < 0.4 * 4 * 3 * EXPERTS * FEATURES * INNER
     assert f"num_experts={EXPERTS}, top_k={CHOSEN}" in repr(layer)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_codes_keep_their_bits(bits: int) -> None:
+    up, down = stack(INNER, FEATURES, bits, zeros="between"), stack(FEATURES, INNER, bits)
+    layer = nn.QuantizedExperts(up, down, top_k=CHOSEN, activation="relu")
+    assert layer.fc1_codes.shape == (EXPERTS, INNER, FEATURES * bits // 8)
+    assert layer.fc2_codes.shape == (EXPERTS, FEATURES, INNER * bits // 8)
+    assert layer.fc2_zeros.shape == (EXPERTS, FEATURES, -(-INNER // 32 * bits // 8))
+    signed = replace(down, codes=(down.codes - (1 << (bits - 1))).astype(np.int8), zeros=None)
+    assert nn.QuantizedExperts(up, signed, top_k=CHOSEN, activation="relu")._buffers.get("fc2_zeros") is None
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "identity"])
@@ -201,8 +214,11 @@ def test_a_gate_of_another_kind_is_a_layer_of_its_own() -> None:
     check(layer(x, router), plain(x, router, decoded(up), decoded(down), decoded(gate), **form))
 
 
-def test_gradients_go_through_to_inputs_router_and_biases() -> None:
-    layers = stack(INNER, FEATURES), stack(FEATURES, INNER), stack(INNER, FEATURES)
+@pytest.mark.parametrize(("bits", "zeros"), [(4, ""), (3, ""), (5, "between"), (6, "")])
+def test_gradients_go_through_to_inputs_router_and_biases(bits: int, zeros: str) -> None:
+    """The codes are inputs of the graph, whose bits it takes apart."""
+    shapes = (INNER, FEATURES), (FEATURES, INNER), (INNER, FEATURES)
+    layers = [stack(*shape, bits, zeros=zeros) for shape in shapes]
     layer = nn.QuantizedExperts(*layers, top_k=CHOSEN, down_bias=numbers(EXPERTS, FEATURES))
     x, router, along = numbers(3, FEATURES), 3 * numbers(3, EXPERTS), numbers(3, FEATURES)
     weights = [decoded(each) for each in layers]
@@ -290,7 +306,7 @@ def test_copies_and_saved_states() -> None:
         np.testing.assert_array_equal(made(x, router).numpy(), wanted)
 
 
-@pytest.mark.parametrize("kind", ["4 bits", "8 bits of rows"])
+@pytest.mark.parametrize("kind", ["4 bits", "8 bits of rows", "3 bits", "6 bits in groups of 16"])
 def test_exported_experts_are_one_operator_that_others_read(kind: str, tmp_path: Path) -> None:
     layers = [KINDS[kind](*shape) for shape in ((INNER, FEATURES), (FEATURES, INNER), (INNER, FEATURES))]
     layer, path = nn.QuantizedExperts(*layers, top_k=CHOSEN), tmp_path / "experts.onnx"

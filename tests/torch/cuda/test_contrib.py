@@ -118,6 +118,15 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
         {"K": 40, "N": 6, "bits": 4, "block_size": 16},
         1,
     ),
+    **{
+        f"{bits}_bits": (
+            "MatMulNBits",
+            [f(3, 40), u8(6, 3, 2 * bits), np.abs(f(18)), u8(6, -(-3 * bits // 8))],
+            {"K": 40, "N": 6, "bits": bits, "block_size": 16},
+            1,
+        )
+        for bits in (3, 5, 6)
+    },
     "nf4": ("MatMulBnb4", [f(3, 16), u8(32), np.abs(f(4))], {"K": 16, "N": 4, "block_size": 16, "quant_type": 1}, 1),
     "fp8": (
         "MatMulBlockQuantizedFp8Weight",

@@ -101,7 +101,7 @@ def steps_of(model: Any, tokens: int, width: int = WIDTH) -> Counter[str]:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 20])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_products_with_codes(bits: int, tokens: int) -> None:
     g = Graph()
     g.coded("x", 24, bits, zeros=True, bias=True, name="y")

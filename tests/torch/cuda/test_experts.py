@@ -15,6 +15,7 @@ import ranvier as rv  # noqa: E402
 from ranvier.dtypes import DType  # noqa: E402
 from ranvier.errors import ShapeMismatch  # noqa: E402
 from ranvier.ops import evaluate  # noqa: E402
+from ranvier.ops.contrib.weight_only import WIDTHS  # noqa: E402
 from ranvier.providers.cuda.library import installed  # noqa: E402
 from ranvier.providers.cuda.ops import experts  # noqa: E402
 from tests.providers.cpu.compare import Array, one_node  # noqa: E402
@@ -113,7 +114,7 @@ def test_swiglu(fusion: int, way: str) -> None:
     check("QMoE", [*tokens(2), *operands], attrs)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("block", [0, 16])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_integers(bits: int, block: int, zeros: bool, way: str) -> None:
@@ -121,10 +122,11 @@ def test_integers(bits: int, block: int, zeros: bool, way: str) -> None:
     check("QMoE", [*tokens(), *few_bits(INNER, bits, block, zeros)], attrs)
 
 
-@pytest.mark.parametrize(("bits", "block"), [(2, 16), (4, 0), (8, 16)])
-def test_zero_points_between_codes(bits: int, block: int, way: str) -> None:
+@pytest.mark.parametrize(("bits", "block"), [(2, 16), (3, 16), (4, 0), (5, 0), (6, 16), (8, 16)])
+@pytest.mark.parametrize("kind", [np.float32, ml_dtypes.bfloat16])
+def test_zero_points_between_codes(bits: int, block: int, kind: type, way: str) -> None:
     attrs = {"k": 2, "expert_weight_bits": bits, "block_size": block, "activation_type": "silu"}
-    check("QMoE", [*tokens(), *few_bits(INNER, bits, block, np.float32)], attrs)
+    check("QMoE", [*tokens(), *few_bits(INNER, bits, block, kind)], attrs)
 
 
 @pytest.mark.parametrize(("name", "off"), [("float16", 4e-3), ("bfloat16", 2e-2)])
@@ -214,13 +216,14 @@ def test_numbers_of_tokens_that_change(way: str) -> None:
             np.testing.assert_allclose(found, evaluate("QMoE", x, router, *weights, domain=MICROSOFT, **attrs), **CLOSE)
 
 
-def test_weights_that_are_computed(way: str) -> None:
-    layers = few_bits(INNER, 4, 0, zeros=True)
-    given = [*tokens(), *layers]
-    model = one_node("QMoE", given, {"k": 2}, domain=MICROSOFT)
+@pytest.mark.parametrize("bits", [3, 4, 6])
+def test_weights_that_are_computed(bits: int, way: str) -> None:
+    layers = few_bits(INNER, bits, 0, zeros=True)
+    given, attrs = [*tokens(), *layers], {"k": 2, "expert_weight_bits": bits}
+    model = one_node("QMoE", given, attrs, domain=MICROSOFT)
     with rv.load(model, providers=["cuda"], provider_options=options()) as session:
         (found,) = session.run({f"x{k}": x for k, x in enumerate(given) if x is not None}).values()
-    np.testing.assert_allclose(found, evaluate("QMoE", *given, domain=MICROSOFT, k=2), **CLOSE)
+    np.testing.assert_allclose(found, evaluate("QMoE", *given, domain=MICROSOFT, **attrs), **CLOSE)
 
 
 def test_rows_that_are_no_whole_words(way: str) -> None:
@@ -267,7 +270,8 @@ def test_what_is_left_to_others() -> None:
         ("MoE", layers, {"activation_type": "swiglu"}, "swiglu without fc3"),
         ("MoE", layers, {"activation_type": "tanh"}, "'tanh'"),
         ("QMoE", operands, {"weights_prepacked": 1}, "weights_prepacked"),
-        ("QMoE", operands, {"expert_weight_bits": 3}, "3 bits"),
+        ("QMoE", operands, {"expert_weight_bits": 7}, "7 bits"),
+        ("QMoE", operands, {"expert_weight_bits": 3}, "a row is a multiple of 8"),
         ("QMoE", operands, {"quant_type": "fp3"}, "'fp3'"),
         ("QMoE", [*operands, *[None] * 3, np.ones(EXPERTS, np.float32)], {}, "activations in float8"),
     ]

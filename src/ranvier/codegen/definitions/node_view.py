@@ -11,6 +11,7 @@ from ranvier.codegen.definitions.defs import NeedsValue, Shape
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.varying import whole
 
@@ -64,6 +65,10 @@ class NodeView:
     def attr(self, name: str, default: Any = None) -> Any:
         found = self.attrs.get(name)
         return default if found is None else found
+
+    def constant(self, k: int) -> ConstTensor | None:
+        """Operand ``k`` where it is a constant, whose content need not be in memory."""
+        return self.input(k).const if self.has(k) else None
 
     def known(self, k: int) -> Array | None:
         """The content of operand ``k`` where it is a constant or follows from shapes."""

@@ -173,7 +173,7 @@ class BaseRealiser(ABC):
         for value in (v for d in each.defs if not isinstance(d, Alias) for v in d.operands):
             view = self._views.get(value)
             tensor = self._tensors.get(id(view.storage.array)) if view is not None else None
-            if tensor is not None:
+            if tensor is not None and not tensor.again:  # which is there for as long as the kernel has it
                 tensor.release()
 
     def temporary(self, dtype: DType, shape: Sequence[int], order: tuple[int, ...] | None = None) -> View:

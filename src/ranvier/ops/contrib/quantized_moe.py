@@ -21,7 +21,7 @@ from ranvier.graph.types import Type
 from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib.moe import Hidden, mixed, no_sparse_mixer
 from ranvier.ops.contrib.rules import MICROSOFT
-from ranvier.ops.contrib.weight_only import unpacked, zeros_of
+from ranvier.ops.contrib.weight_only import WIDTHS, unpacked, zeros_of
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.registry import Array, Cost, TypeCall, op
 from ranvier.records import dataclass
@@ -216,7 +216,7 @@ class Layer:
 
     def _integers(self) -> None:
         bits, block = self.stored.bits, self.stored.block
-        if bits not in (2, 4, 8):
+        if bits not in WIDTHS:
             raise InvalidValue(f"{self.what} weights of {bits} bits are not defined", op=NAME)
         if self.whole is not None:
             raise InvalidValue(f"{self.what}: global scales are of floats, its weights integers", op=NAME)
@@ -232,10 +232,10 @@ class Layer:
             raise InvalidValue(
                 f"{self.what} has zero points of {self.zeros.dtype}, neither bytes of codes nor floats", op=NAME
             )
-        per_byte = 8 // bits if self.zeros.dtype == np.uint8 else 1
-        wanted: list[tuple[int, ...]] = [(experts, outputs, -(-self.blocks // per_byte))]
+        each = bits if self.zeros.dtype == np.uint8 else 8
+        wanted: list[tuple[int, ...]] = [(experts, outputs, -(-self.blocks * each // 8))]
         if self.blocks == 1:
-            wanted.append((experts, -(-outputs // per_byte)))
+            wanted.append((experts, -(-outputs * each // 8)))
         if self.zeros.shape not in wanted:
             raise ShapeMismatch(f"{self.what} has zero points {list(self.zeros.shape)} and not {list(wanted[0])}")
 

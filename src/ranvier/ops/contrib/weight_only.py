@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, NotSupported, ShapeMismatch
 from ranvier.graph.types import Dim, TensorType, Type
 from ranvier.ops.accumulate import widened
-from ranvier.ops.contrib.rules import MICROSOFT, rounded, tensor, times
+from ranvier.ops.contrib.rules import MICROSOFT, divided, rounded, tensor, times
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.operands import index_array, normal_axis, scalar
 from ranvier.ops.registry import Array, Cost, TypeCall, op
@@ -34,10 +34,22 @@ NF4_LEVELS = np.array(
 )  # fmt: skip
 
 
+WIDTHS = (2, 3, 4, 5, 6, 8)  # bits that codes may have
+WIDER = {3: 4, 5: 8, 6: 8}  # bits that hold them where none but 2, 4 and 8 are read
+_ROWS = 1 << 14  # of words that are taken apart at a time
+
+
+def raised_by(bits: int) -> int:
+    """What is added to codes and to their zeros in ``WIDER`` bits: their middle is so far below that of more bits."""
+    return (1 << (WIDER.get(bits, bits) - 1)) - (1 << (bits - 1))
+
+
 def unpacked(packed: Array, bits: int) -> Array:
-    """Codes of 2, 4 or 8 bits from bytes, the low bits first; the last axis grows."""
+    """Codes from bytes, the low bits first; the last axis grows. Of 3, 5 and 6 bits they go on in the next byte."""
     if bits == 8:
         return packed
+    if 8 % bits:
+        return _unpacked_across(packed, bits)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return codes.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))
@@ -47,14 +59,77 @@ def packed(codes: Array, bits: int) -> Array:
     """The inverse of :func:`unpacked`; the last axis is filled up with zeros to whole bytes."""
     if bits == 8:
         return codes.astype(np.uint8, copy=False)
+    if 8 % bits:
+        return _packed_across(codes, bits)
     per_byte = 8 // bits
-    rest = -codes.shape[-1] % per_byte
-    filled = np.pad(codes, [*[(0, 0)] * (codes.ndim - 1), (0, rest)]) if rest else codes
-    words = np.ascontiguousarray(filled, np.uint8).view(f"<u{per_byte}")  # what becomes one byte
+    words = _in_runs(codes, per_byte).view(f"<u{per_byte}")[..., 0]  # what becomes one byte
     made = words.copy()
     for k in range(1, per_byte):
         made |= words >> words.dtype.type(k * (8 - bits))
     return made.astype(np.uint8)  # the lowest byte of each
+
+
+def _unpacked_across(packed: Array, bits: int) -> Array:
+    """Four codes at a time, which are a part of one 32-bit word or of two; as many of them as are whole."""
+    fours = _fours(bits)
+    given = _in_runs(packed, 4 * len(fours) * bits // 8).view("<u4")
+    found = np.empty((*given.shape[:-1], len(fours)), "<u4")
+    for words, codes in _at_a_time(given, found):
+        for k, (word, shift) in enumerate(fours):
+            four = words[:, word] >> np.uint32(shift)
+            if shift + 4 * bits > 32:
+                four |= words[:, word + 1] << np.uint32(32 - shift)
+            codes[:, k] = _moved(_moved(four, 2 * bits, 16, 1), bits, 8, 0x00010001)
+    return _in_one(found.view(np.uint8))[..., : packed.shape[-1] * 8 // bits]
+
+
+def _packed_across(codes: Array, bits: int) -> Array:
+    fours = _fours(bits)
+    given = _in_runs(codes, 4 * len(fours)).view("<u4")
+    made = np.zeros((*given.shape[:-1], len(fours) * bits // 8), "<u4")
+    for runs, words in _at_a_time(given, made):
+        for k, (word, shift) in enumerate(fours):
+            four = _moved_back(_moved_back(runs[:, k], bits, 8, 0x00010001), 2 * bits, 16, 1)
+            words[:, word] |= four << np.uint32(shift)
+            if shift + 4 * bits > 32:
+                words[:, word + 1] |= four >> np.uint32(32 - shift)
+    return _in_one(made.view(np.uint8))[..., : -(-codes.shape[-1] * bits // 8)]
+
+
+def _fours(bits: int) -> list[tuple[int, int]]:
+    """Word and bit at which each four codes begin, of the fewest that fill words."""
+    return [divmod(4 * bits * k, 32) for k in range(8 // math.gcd(8, bits))]
+
+
+def _moved(words: Array, bits: int, to: int, each: int) -> Array:
+    """The second of two neighbours of so many bits, which begin where ``each`` has ones, moved up to bit ``to``."""
+    first = np.uint32(((1 << bits) - 1) * each)
+    moved: Array = (words & first) | (words & first << np.uint32(bits)) << np.uint32(to - bits)
+    return moved
+
+
+def _moved_back(words: Array, bits: int, to: int, each: int) -> Array:
+    first = np.uint32(((1 << bits) - 1) * each)
+    moved: Array = (words & first) | words >> np.uint32(to - bits) & first << np.uint32(bits)
+    return moved
+
+
+def _in_runs(array: Array, length: int) -> Array:
+    """The last axis in runs of so many bytes, zeros behind the last."""
+    rest = -array.shape[-1] % length
+    filled = np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, rest)]) if rest else array
+    return np.ascontiguousarray(filled, np.uint8).reshape(*array.shape[:-1], filled.shape[-1] // length, length)
+
+
+def _in_one(runs: Array) -> Array:
+    return runs.reshape(*runs.shape[:-2], runs.shape[-2] * runs.shape[-1])
+
+
+def _at_a_time(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Some rows of all of them: so few that what is made in between stays near the processor."""
+    flat = [array.reshape(-1, array.shape[-1]) for array in arrays]
+    for at in range(0, len(flat[0]), _ROWS):
+        yield tuple(array[at : at + _ROWS] for array in flat)
 
 
 def _product(name: str, a: Array, weight: Array, bias: Array | None, weight_transposed: bool = True) -> Array:
@@ -105,7 +180,7 @@ def dequantized_nbits(
     block_size: int,
 ) -> Array:
     """The weight ``[outer, inner]`` that blocks of codes along the inner axis stand for."""
-    if bits not in (2, 4, 8) or block_size < 1 or (block_size * bits) % 8:
+    if bits not in WIDTHS or block_size < 1 or (block_size * bits) % 8:
         raise InvalidValue(f"{name}: {bits} bits in blocks of {block_size} are not defined", op=name)
     if inner < 1 or outer < 1:
         raise InvalidValue(f"{name}: a weight of {outer} x {inner} codes has none", op=name)
@@ -234,9 +309,9 @@ def gather_block_quantized(
     at_axis = normal_axis(name, gather_axis, data.ndim)
     block_axis = normal_axis(name, quantize_axis, data.ndim)
     packed_bytes = data.dtype == np.uint8
-    if packed_bytes and (bits not in (2, 4, 8) or block_axis != data.ndim - 1 or at_axis == block_axis):
-        raise InvalidValue(f"{name}: bytes hold 2-, 4- or 8-bit codes along the last axis, gathered along another")
-    width = data.shape[block_axis] * (8 // bits if packed_bytes else 1)
+    if packed_bytes and (bits not in WIDTHS or block_axis != data.ndim - 1 or at_axis == block_axis):
+        raise InvalidValue(f"{name}: bytes hold codes of 2 to 6 or 8 bits along the last axis, gathered along another")
+    width = data.shape[block_axis] * 8 // bits if packed_bytes else data.shape[block_axis]
     step = block_size or width
     blocks = -(-width // step)
     fits = scales.ndim == data.ndim and scales.shape[block_axis] == blocks
@@ -318,6 +393,11 @@ def _(call: TypeCall) -> Cost:
     return Cost(2.0 * math.prod(a) * math.prod(columns), traffic(call))
 
 
+def _codes_in(size: Dim, bits: int) -> Dim:
+    """Codes that so many bytes hold."""
+    return divided(times(size, 8), bits) if 8 % bits else times(size, 8 // bits)
+
+
 @gather_block_quantized.infer
 def _(call: TypeCall) -> Sequence[Type | None]:
     data, indices, scales = tensor(call, 0), tensor(call, 1).shape, tensor(call, 2)
@@ -326,5 +406,5 @@ def _(call: TypeCall) -> Sequence[Type | None]:
     axis = call.attr("gather_axis", 0) % len(data.shape)
     shape = [*data.shape]
     if data.dtype is DType.uint8:
-        shape[-1] = times(shape[-1], 8 // int(call.attr("bits", 4)))
+        shape[-1] = _codes_in(shape[-1], int(call.attr("bits", 4)))
     return [TensorType(scales.dtype, (*shape[:axis], *indices, *shape[axis + 1 :]))]

@@ -91,6 +91,8 @@ def looked_up(b: Backward, levels: np.ndarray, codes: Value) -> Value:
 
 def unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) -> Value:
     """A byte for each code; the last axis grows. They may be an input: a layer whose codes a function is handed."""
+    if 8 % bits:
+        return _unpacked_across(b, codes, bits)
     order = -1 if high_first else 1
     shifts = list(range(0, 8, bits))[::order]
     if codes.const is not None:
@@ -100,6 +102,24 @@ def unpacked(b: Backward, codes: Value, bits: int, high_first: bool = False) -> 
     each = [b.BitwiseAnd(b.BitShift(codes, b.constant(np.uint8(s)), direction="RIGHT"), mask) for s in shifts]
     apart = b.Concat(*(b.Unsqueeze(one, b.whole(len(sizes))) for one in each), axis=len(sizes))
     return b.Reshape(apart, b.whole(*sizes[:-1], sizes[-1] * len(shifts)))
+
+
+def _unpacked_across(b: Backward, codes: Value, bits: int) -> Value:
+    """Of codes that go on in the next byte, what is in each of both."""
+    if codes.const is not None:
+        return b.constant(unpacked_array(codes.const.numpy(), bits))
+    size, axis = b.sizes(codes)[-1], b.rank(codes) - 1
+    byte, shift = np.divmod(np.arange(size * 8 // bits) * bits, 8)
+    mask = (1 << bits) - 1
+    left = mask >> (8 - shift)  # bits of the next byte, none where all are in the first
+
+    def part(at: np.ndarray, direction: str, shifts: np.ndarray) -> Value:
+        bytes_ = b.Gather(codes, b.constant(at), axis=axis)
+        return b.BitShift(bytes_, b.constant(shifts.astype(np.uint8)), direction=direction)
+
+    low = b.BitwiseAnd(part(byte, "RIGHT", shift), b.constant(np.uint8(mask)))
+    ahead = part(np.minimum(byte + 1, size - 1), "LEFT", (8 - shift) % 8)
+    return b.BitwiseOr(low, b.BitwiseAnd(ahead, b.constant((left << (8 - shift)).astype(np.uint8))))
 
 
 def stretched(b: Backward, scales: Value | None, width: int, block: int, axis: int = 1) -> Value:

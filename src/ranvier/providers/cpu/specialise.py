@@ -20,10 +20,11 @@ from ranvier.codegen.signature import Constant, Tensor
 from ranvier.codegen.storage import Storage
 from ranvier.errors import InvalidValue
 from ranvier.graph.ir import Value
+from ranvier.graph.tensors import Same
 from ranvier.ops.pulse import watching
 from ranvier.providers.base import KernelTime, Subgraph
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Packs, Realised, Same, Target
+from ranvier.providers.cpu.target import Packs, Realised, Target
 from ranvier.providers.cpu.watch import Watch
 from ranvier.records import dataclass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -15,26 +15,11 @@ from ranvier.codegen.storage import Storage
 from ranvier.codegen.tuning import Decision, Table
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.graph.tensors import ConstTensor, Same
 from ranvier.providers.base import NodePrecision
 from ranvier.records import dataclass
 
 T = TypeVar("T")
-
-
-class Same:
-    """An array as part of a key: equal to itself only, and kept alive, so that no other can come to stand in its
-    place in memory and be taken for it."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, array: np.ndarray[Any, Any] | None) -> None:
-        self.array = array
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.array is other.array
-
-    def __hash__(self) -> int:
-        return id(self.array)
 
 
 # by what they are made of: graphs of one module for several sizes have its codes once
@@ -53,14 +38,18 @@ class Packs:
             found = self._made[key] = make()
         return cast(T, found)
 
-    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """As ``get``, and the same that other partitions have in use. ``key`` has all that it depends on, arrays as
-        ``Same``."""
+    def shared(self, sources: Sequence[ConstTensor | None], more: Hashable, make: Callable[[], T]) -> T:
+        """As ``get``, of constants and all ``more`` that it depends on, and the same that other partitions have in use.
+        Constants are not looked at again then."""
+        key = (*(None if each is None else Same(each.origin) for each in sources), more)
 
         def found() -> T:
             made = _IN_USE.get(key)
             if made is None:
                 made = _IN_USE[key] = make()
+                for each in sources:
+                    if each is not None:
+                        each.release()
             return cast(T, made)
 
         return self.get(key, found)

@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from ranvier import dtypes
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, ShapeMismatch
 from ranvier.ops.contrib.rules import MICROSOFT
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, packed
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, WIDTHS, packed
 from ranvier.ops.own.bitlinear import DOMAIN
 from ranvier.passes.ternary import ternary_weights
 from ranvier.quantize import Quantized
@@ -64,7 +64,7 @@ def linear_form(coded: Quantized, *, level: int = 0) -> CodedForm:
         if coded.table is not None or dtypes.of(coded.codes).is_float:
             return _float_form(coded)
         neighbours, order = _in_order(coded)
-        return replace(nbits_form(in_groups(neighbours, _widest(coded)), level), order=order)
+        return replace(nbits_form(in_groups(neighbours, _widest(coded), WIDTHS), level), order=order)
     except InvalidConfig:  # no operator has such codes
         return CodedForm("MatMul", (np.ascontiguousarray(coded.dequantize().T),))
 
@@ -72,9 +72,12 @@ def linear_form(coded: Quantized, *, level: int = 0) -> CodedForm:
 def table_form(coded: Quantized) -> CodedForm:
     """A table [rows, features] of which some rows are looked up: codes, scales, and zeros or, where those lie between
     codes, what is to be added to the numbers of a group."""
+    if len(coded.shape) != 2:
+        raise ShapeMismatch(f"a table has rows and features, not {list(coded.shape)}")
     rows, features = coded.shape
     try:
-        found = in_groups(coded, min(MOST_GROUP, max(LEAST_GROUP, features & -features)))  # groups are full
+        group = min(MOST_GROUP, max(LEAST_GROUP, features & -features))  # groups are full
+        found = in_groups(coded, group, WIDTHS)
     except InvalidConfig:
         return CodedForm("Gather", (coded.dequantize(),))
     size, bits = found.block[1], found.bits

@@ -16,7 +16,7 @@ import numpy as np
 
 from ranvier.errors import ShapeMismatch
 from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, packed
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, WIDTHS, packed
 from ranvier.quantize import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.records import dataclass
@@ -36,6 +36,11 @@ class ExpertsForm:
 
     attrs: Mapping[str, Any]
     parts: Mapping[str, Mapping[str, Array]]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All of these, by the names of layer and part."""
+        return {f"{layer}_{part}": array for layer, parts in self.parts.items() for part, array in parts.items()}
 
 
 def experts_form(layers: Mapping[str, Experts]) -> ExpertsForm:
@@ -99,7 +104,7 @@ def rows_in_turns(gate: Experts, up: Experts) -> list[Quantized] | None:
 def _grouped(experts: Experts, group: int) -> Iterator[Quantized]:
     """Each in groups that divide its rows."""
     for matrix in experts:
-        made = in_groups(_whole(matrix), group)
+        made = in_groups(_whole(matrix), group, WIDTHS)
         if made.shape[1] % made.block[1]:
             raise Unfit(f"groups of {made.block[1]} do not divide {made.shape[1]} features")
         yield made

@@ -6,6 +6,7 @@ DequantizeLinear with a scale for each row, positions in the table of NF4 into M
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from ranvier.quantize.blocks import expand
 
 Array = np.ndarray[Any, Any]
 LEAST_GROUP, MOST_GROUP = 16, 256  # powers of two: ONNX Runtime reads no others
-_BITS = (2, 4, 8)
+_BITS = (2, 4, 8)  # that ONNX Runtime reads
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
@@ -43,14 +44,14 @@ def storable(coded: Quantized, group: int) -> Quantized:
     return in_groups(coded, group)
 
 
-def in_groups(coded: Quantized, group: int) -> Quantized:
+def in_groups(coded: Quantized, group: int, widths: Sequence[int] = _BITS) -> Quantized:
     """The same numbers, in groups of a power of two of weights: as many as share a scale, or ``group`` where whole rows
-    do. InvalidConfig where that operator has no such numbers."""
+    do; in the fewest bits of ``widths``. InvalidConfig where that operator has no such numbers."""
     if coded.codes.ndim != 2 or coded.codes.dtype.kind not in "iu" or coded.table is not None:
         raise unfit(coded, "its codes are no integers with a scale and a zero each")
-    bits = next((b for b in _BITS if b >= coded.bits), None)
+    bits = next((b for b in widths if b >= coded.bits), None)
     if bits is None:
-        raise unfit(coded, f"its codes have {coded.bits} bits, at most {_BITS[-1]} can be stored")
+        raise unfit(coded, f"its codes have {coded.bits} bits, at most {widths[-1]} can be stored")
     size = _size(coded, group)
     middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
     least, most = (int(coded.codes.min()), int(coded.codes.max())) if coded.codes.size else (0, 0)

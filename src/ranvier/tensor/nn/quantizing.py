@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ranvier.devices import usable_cores
 from ranvier.errors import InvalidConfig, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
+from ranvier.records import dataclass
 from ranvier.tensor.nn.modules.base import Loaded, Module
+from ranvier.tensor.nn.modules.coded import Reader
 from ranvier.tensor.nn.modules.linear import Embedding, Linear
 from ranvier.tensor.nn.modules.quantized import QuantizedEmbedding, QuantizedLinear
 
 if TYPE_CHECKING:
     from ranvier.weights.progress import Progress
+    from ranvier.weights.quantized.tensors import Layer
 
 _LABEL = "layers with codes"
+_AT_ONCE = 4  # layers that are read, each of which has its codes as bytes for a moment
 _LEAST = 8  # inputs: with fewer, scales take what codes save
 
 
@@ -98,14 +104,17 @@ def load_quantized_(
             sizes[of] += int(getattr(getattr(tensors[name], "info", None), "nbytes", 0))
     told = Silent() if progress is None else progress
     told.begin(_LABEL, sum(sizes.values()))
+
+    def read(name: str) -> Module:
+        layer = places[name][2]
+        return _made(layer, _Fitting(name, layer.weight.shape, layers[name]), activations)
+
     try:
-        for name, size in sizes.items():
-            holder, own, layer = places[name]
-            codes = layers[name]()
-            if codes.shape != layer.weight.shape:
-                raise ShapeMismatch(f"{name}.weight has the shape {list(layer.weight.shape)}, not {list(codes.shape)}")
-            holder.add_module(own, _made(layer, codes, activations))
-            told.advance(_LABEL, size)
+        with ThreadPoolExecutor(min(_AT_ONCE, usable_cores())) as pool:
+            for (name, size), made in zip(sizes.items(), pool.map(read, sizes)):
+                holder, own, _ = places[name]
+                holder.add_module(own, made)
+                told.advance(_LABEL, size)
     finally:
         told.end(_LABEL)
     values = {name: np.asarray(each.read()) for name, each in rest.items() if name in own_names}
@@ -130,7 +139,26 @@ def _codes(matrix: np.ndarray[Any, Any], name: str, group: int) -> Quantized:
     return Ternary().quantize(plain) if name == "ternary" else codes_of(plain, name, group).codes
 
 
-def _made(layer: Linear | Embedding, codes: Quantized, activations: str) -> Module:
+@dataclass(frozen=True)
+class _Fitting:
+    """Codes of a checkpoint in place of a weight, read when it is called."""
+
+    name: str
+    shape: tuple[int, ...]
+    layer: Layer
+
+    def __call__(self) -> Quantized:
+        codes = self.layer()
+        if codes.shape != self.shape:
+            raise ShapeMismatch(f"{self.name}.weight has the shape {list(self.shape)}, not {list(codes.shape)}")
+        return codes
+
+    @property
+    def lasting(self) -> bool:
+        return self.layer.lasting
+
+
+def _made(layer: Linear | Embedding, codes: Quantized | Reader, activations: str) -> Module:
     made: Module
     if isinstance(layer, Embedding):
         made = QuantizedEmbedding(codes)

@@ -53,7 +53,7 @@ def quantized_layers(tensors: Tensors, config: Config | None = None) -> dict[str
             layer, read = name.removesuffix(BLOCKS), read_mxfp4
         if read is not None:
             read = _OWN.get(method, read)
-            found[layer] = functools.partial(_read, read, layer, tensors, settings)
+            found[layer] = Layer(functools.partial(_read, read, layer, tensors, settings), tensors, name)
     return found
 
 

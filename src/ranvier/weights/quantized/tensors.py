@@ -10,10 +10,10 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.quantize.base import Quantized
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 Config = Mapping[str, Any]
-Layer = Callable[[], Quantized]
 
 
 class Readable(Protocol):
@@ -21,6 +21,33 @@ class Readable(Protocol):
 
 
 Tensors = Mapping[str, Readable]
+
+
+@dataclass(frozen=True, eq=False)  # as functions are
+class Layer:
+    """A layer that is read when it is called."""
+
+    read: Callable[[], Quantized]
+    tensors: Tensors
+    codes: str  # the tensor that has them
+
+    def __call__(self) -> Quantized:
+        found, stored = self.read(), self._stored
+        if stored is not None:
+            stored.blob.give_back(stored.start, stored.start + stored.info.nbytes)
+        return found
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it can be read again at any time."""
+        return self._stored is not None
+
+    @property
+    def _stored(self) -> Any:
+        """Its codes as bytes of a file on this machine, which is mapped; None where they are something else."""
+        tensor = self.tensors[self.codes]
+        found = getattr(tensor, "raw", tensor)
+        return found if getattr(getattr(found, "blob", None), "is_file", False) else None
 
 
 def method_of(config: Config) -> str:

@@ -17,6 +17,7 @@ from ranvier.codegen.loops.ir import Expr, Index, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.ops.contrib.weight_only import WIDTHS
 
 _NIBBLES = frozenset({DType.int4, DType.uint4})
 _TAKEN = FLOATS | _NIBBLES | {DType.uint8, DType.int32, DType.int64}
@@ -52,17 +53,16 @@ class _Table:
             raise Declined(f"codes of {self.dtype} along axis {along} of rank {rank}")
         self.at, self.along = at % rank, along % rank
         self.bits = bits if self.dtype is DType.uint8 else 0  # of codes that share a byte with others; 0: they do not
-        if self.bits and (bits not in (2, 4, 8) or self.along != rank - 1 or self.at == self.along):
+        if self.bits and (bits not in WIDTHS or self.along != rank - 1 or self.at == self.along):
             raise Declined(f"{bits} bits along axis {self.along}, gathered along axis {self.at}")
-        self.in_byte = 8 // self.bits if self.bits else 1
-        width = self.shape[self.along] * self.in_byte
+        width = self.shape[self.along] * 8 // (self.bits or 8)
         self.block = int(n.attr("block_size", 128)) or width
         blocks = -(-width // self.block)
         wanted = [(blocks,) if k == self.along else (1, size) for k, size in enumerate(self.shape)]
         if len(self.scales) != rank or any(size not in some for size, some in zip(self.scales, wanted)):
             raise Declined(f"scales of shape {list(self.scales)} for codes of {list(self.shape)}")
         stored = list(self.scales)
-        stored[-1] = -(-stored[-1] // self.in_byte)
+        stored[-1] = -(-stored[-1] * (self.bits or 8) // 8)
         if n.has(3) and (n.shape(3) != tuple(stored) or n.dtype(3) is not self.dtype):
             raise Declined(f"zero points of shape {list(n.shape(3))}")
 
@@ -89,11 +89,19 @@ class _Table:
 
     def _code(self, nest: NestBuilder, view: View, row: Expr, place: Expr) -> Expr:
         """The code at a place along the axis of blocks: a byte of its own, or some bits of one."""
-        if self.in_byte == 1:
+        if self.bits in (0, 8):
             return from_code(self._load(nest, view, row, place), self.dtype)
-        byte = self._load(nest, view, row, op("floordiv", place, Size(self.in_byte)))
-        shift = mul(cast(op("mod", place, Size(self.in_byte)), _INT), const(self.bits, _INT))
-        return op("bitand", op("shr", cast(byte, _INT), shift), const((1 << self.bits) - 1, _INT))
+        if 8 % self.bits:
+            at = mul(place, Size(self.bits))
+            byte, shift = op("floordiv", at, Size(8)), cast(op("mod", at, Size(8)), _INT)
+            after = op("min", add(byte, Size(1)), Size(view.shape[-1] - 1))  # what ends in the last byte needs no other
+            low, high = (cast(self._load(nest, view, row, each), _INT) for each in (byte, after))
+            found = op("bitor", low, mul(high, const(256, _INT)))
+        else:
+            in_byte = 8 // self.bits
+            found = cast(self._load(nest, view, row, op("floordiv", place, Size(in_byte))), _INT)
+            shift = mul(cast(op("mod", place, Size(in_byte)), _INT), const(self.bits, _INT))
+        return op("bitand", op("shr", found, shift), const((1 << self.bits) - 1, _INT))
 
     def _load(self, nest: NestBuilder, view: View, row: Expr, place: Expr) -> Expr:
         """What stands in this row and place, and else where the result's element is; one element serves an axis."""

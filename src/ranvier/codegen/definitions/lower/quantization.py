@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +76,8 @@ class Derived:
     def __init__(self) -> None:
         self._made: dict[Hashable, Array] = {}
 
-    def get(self, arrays: list[Array | None], more: Hashable, make: Callable[[], Array]) -> Array:
+    def get(self, arrays: Sequence[object | None], more: Hashable, make: Callable[[], Array]) -> Array:
+        """``arrays``, or what stands for one whose numbers are not always there (:attr:`ConstTensor.origin`)."""
         key = (tuple(id(a) for a in arrays), more)
         found = self._made.get(key)
         if found is None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from ranvier.codegen.llvm.coded.pack import CodedB, beside
+from ranvier.codegen.llvm.coded.parts import in_parts
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
@@ -28,6 +29,7 @@ _HALF_BITS = 4
 FACTOR = 1 << _HALF_BITS  # what totals are too large by
 _SHORT = 64  # k of a group: there widening scales of float16 takes longer than reading as many of float32
 _LONGEST = 1 << 16  # k of a group: products of two bytes, added up, fit 32 bits
+_AT_A_TIME = 1 << 16  # pairs of vectors
 _LOW, _MIDDLE = np.uint32(0x0F0F0F0F), np.uint32(0x08080808)
 
 
@@ -46,12 +48,17 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
     given = b.codes.array.view(np.uint32)
     room = packed_empty(given.shape, np.dtype(np.int32))
     room[-1] = 0
-    first, second = (given[:-1].reshape(-1, 2, b.lanes)[:, k] for k in range(2))
+    pairs = given[:-1].reshape(-1, 2, b.lanes)
     found = room[:-1].view(np.uint32).reshape(-1, 2, b.lanes)
-    for half in range(2):
-        shift = np.uint32(4 * half)
-        low, high = first >> shift & _LOW, second >> shift & _LOW
-        found[:, half] = low | (high ^ _MIDDLE) << np.uint32(4)
+
+    def couple(begin: int, end: int) -> None:
+        first, second = (np.ascontiguousarray(pairs[begin:end, k]) for k in range(2))
+        for half in range(2):
+            shift = np.uint32(4 * half)
+            low, high = first >> shift & _LOW, second >> shift & _LOW
+            found[begin:end, half] = low | (high ^ _MIDDLE) << np.uint32(4)
+
+    in_parts(couple, len(pairs), _AT_A_TIME, room.nbytes)
     short = b.words * b.coding.per_word < _SHORT
     scales, scale_type = _enlarged(b, b.scales, DType.float32 if short else b.scale_type, 0)
     zeros, zero_type = b.zeros, b.zero_type

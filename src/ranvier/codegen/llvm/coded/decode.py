@@ -6,7 +6,8 @@ import numpy as np
 
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
-from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.coded.coding import Coding, Piece
+from ranvier.codegen.llvm.coded.pack import EACH, beside
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
@@ -28,6 +29,8 @@ class Decoder:
         self.lanes = isa.lanes(4)
         self.kind = vector("float", self.lanes)
         self.permutes = isa.triple == "x86_64" and self.lanes >= 8
+        self.step = isa.vector_bytes * beside(isa)  # bytes from one part of a word to the next
+        self.mask: Val | None = None
         small = coding.bits <= 4
         # An instruction that permutes a register's lanes looks at as many bits of an index as lanes need: no mask.
         self.tables: list[Val] = []
@@ -47,13 +50,15 @@ class Decoder:
 
     def words(self, at: Val) -> list[Val]:
         """The words at an address, once for each byte of theirs; or the floats in them, where several are decoded at
-        once.
+        once; or, of words that have parts, fours of k as bytes.
 
         Where only the lowest bits of an index count, loading from the next byte on does what a shift by eight would do:
         the units that load have time, and those that compute have not. What follows the last word has to be readable.
         """
-        f, size, kind = self.fn, self.isa.vector_bytes, vector("i32", self.lanes)
-        first = f.load(kind, at, size)
+        f, kind = self.fn, vector("i32", self.lanes)
+        first, *others = self.parts(at)
+        if others:
+            return self.quads([first, *others])
         if self.halves:
             return self._by_halves(first)
         if self.planes:
@@ -61,6 +66,11 @@ class Decoder:
         if len(self.tables) != 1:
             return [first] * 4
         return [first, *(f.load(kind, f.gep(at, byte), 1) for byte in range(1, 4))]
+
+    def parts(self, at: Val) -> list[Val]:
+        """The parts of words at an address."""
+        f, size, kind = self.fn, self.isa.vector_bytes, vector("i32", self.lanes)
+        return [f.load(kind, f.gep(at, part * self.step) if part else at, size) for part in range(self.coding.parts)]
 
     def value(self, words: list[Val], k: int) -> Val:
         """The floats of position ``k`` of the words, ``factor`` times too small."""
@@ -71,6 +81,8 @@ class Decoder:
             index = words[k % 4]
             return self._permuted(f.lshr(index, bits * (k // 4)) if k >= 4 else index)
         word, shift = words[0], 8 * (k % 4) + bits * (k // 4)
+        if self.coding.parts > 1:
+            word, shift, bits = words[k // 4], 8 * (k % 4), 8
         if self.coding.kind in _FLOATS:
             return self._float8(word, shift)
         if bits > 8:
@@ -166,7 +178,7 @@ class Decoder:
     def hold_masks(self) -> None:
         """Before a loop: what :meth:`quads` needs in registers, which the compiler would fill anew for every use."""
         f, bits = self.fn, self.coding.bits
-        mask = f.const(vector("i32", self.lanes), ((1 << bits) - 1) * 0x01010101 if bits < 8 else -0x7F7F7F80)
+        mask = f.const(vector("i32", self.lanes), ((1 << bits) - 1) * EACH if bits < 8 else -0x7F7F7F80)
         self.mask = f.opaque(mask, "w")
         if self.coding.kind == "levels":
             self.bytes = f.opaque(self._bytes(), "w")
@@ -186,25 +198,39 @@ class Decoder:
 
     def low(self, word: Val) -> Val:
         """The lower halves of bytes (see ``coupled.py``)."""
+        assert self.mask is not None
         return self.fn.and_(word, self.mask)
 
-    def quads(self, word: Val) -> list[Val]:
-        """Four consecutive k as bytes each, unsigned ones but for 8 bits where products are of signed bytes (see
-        :func:`subtracted`)."""
-        f, bits = self.fn, self.coding.bits
-        mask = ((1 << bits) - 1) * 0x01010101
-        if self.coding.kind == "levels":
-            return [self._byte(f.and_(f.lshr(word, bits * i) if i else word, mask)) for i in range(8 // bits)]
-        if dot_of(self.isa) is SIGNED:
-            if bits == 8:
-                return [f.xor(word, self.mask)]
-            bytes_ = vector("i8", 4 * self.lanes)
-            last = 8 // bits - 1
-            top = f.bitcast(f.lshr(f.bitcast(word, bytes_), bits * last), word.type)  # nothing to be masked
-            return [*(f.and_(f.lshr(word, bits * i) if i else word, self.mask) for i in range(last)), top]
-        if bits == 8:
-            return [word]
-        return [f.and_(f.lshr(word, bits * i) if i else word, mask) for i in range(8 // bits)]
+    def quads(self, parts: list[Val]) -> list[Val]:
+        """Four consecutive k of a word as bytes each, unsigned ones but for 8 bits where products are of signed bytes
+        (see :func:`subtracted`)."""
+        f, coding = self.fn, self.coding
+        if coding.bits == 8 and dot_of(self.isa) is SIGNED:
+            assert self.mask is not None
+            return [f.xor(parts[0], self.mask)]
+        found = [self._quad(parts, pieces) for pieces in coding.pieces]
+        return [self._byte(each) for each in found] if coding.kind == "levels" else found
+
+    def _quad(self, parts: list[Val], pieces: tuple[Piece, ...]) -> Val:
+        """Four k whose codes are in one piece, or in pieces at the top of bytes, which are put one below the other."""
+        f, (part, at, bits), *others = self.fn, *pieces
+        word = parts[part]
+        if at + bits < 8:  # what reaches to the top of its byte needs no mask
+            mask: Val | int = ((1 << bits) - 1) * EACH if self.mask is None else self.mask
+            return f.and_(f.lshr(word, at) if at else word, mask)
+        kind = vector("i8", 4 * self.lanes)
+        found = f.bitcast(word, kind)
+        for part, _, width in others:
+            found = self._below(found, f.bitcast(parts[part], kind), bits)
+            bits += width
+        return f.bitcast(f.lshr(found, 8 - bits) if bits < 8 else found, word.type)
+
+    def _below(self, bytes_: Val, others: Val, bits: int) -> Val:
+        """So many highest bits of bytes, and below them what others begin with."""
+        f = self.fn
+        if self.isa.triple == "aarch64":  # the compiler would make several instructions of it
+            return f.intrinsic("llvm.aarch64.neon.vsri.v16i8", bytes_.type, [bytes_, others, f.const("i32", bits)])
+        return f.or_(f.and_(bytes_, -(256 >> bits)), f.lshr(others, bits))
 
 
 def _table(isa: Isa) -> str:

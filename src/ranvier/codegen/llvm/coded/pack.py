@@ -6,6 +6,10 @@ are a panel together (:func:`beside`); elsewhere each is one, and several are re
 has its code in byte b, ``bits * i`` bits up: a shift and a mask leave four consecutive k as bytes, which is what
 instructions for integers multiply, and single codes are no harder to reach.
 
+Words of codes of 6 bits have three parts, each a vector as the words of others are. The bytes of each have the codes
+of four k, and above them a third of those of four more: three fours take a mask, and the last an instruction that
+shifts and two that shift and insert.
+
 Groups of K that share a scale are whole words. Where they are not in the graph, or their k are not consecutive, an
 order says which k of the activations stands where, and codes of zero fill what is left.
 """
@@ -19,6 +23,7 @@ import numpy as np
 
 from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.coded.parts import in_parts
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
@@ -28,7 +33,8 @@ from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 LINE = 64
-_PANELS = 32  # packed at a time: what is spread out to bytes in between is small
+EACH = 0x01010101  # byte of a word
+_PANELS = 64  # packed at a time: what is spread out to bytes in between is small
 
 
 def beside(isa: Isa) -> int:
@@ -85,7 +91,7 @@ class CodedB:
     lanes: int  # of a vector
     groups: int
     words: int  # of a group, in one column
-    codes: Storage  # [panels, groups, words, columns of a panel] of 32 bits, and one more
+    codes: Storage  # [panels, groups, words, their parts, columns of a panel] of 32 bits, and one more
     scales: Storage  # [panels, groups, columns of a panel]
     scale_type: DType
     zeros: Storage | None  # likewise: subtracted from what codes stand for, before they are scaled
@@ -107,7 +113,12 @@ class CodedB:
     def nbytes(self) -> int:
         """What a product reads."""
         about = sum(dtype.numpy.itemsize for dtype in (self.scale_type, self.zero_type) if dtype is not None)
-        return self.vectors * self.lanes * self.groups * (4 * self.words + about)
+        return self.vectors * self.lanes * self.groups * (self.group_bytes + about)
+
+    @property
+    def group_bytes(self) -> int:
+        """Codes of a group, in one column."""
+        return 4 * self.words * self.coding.parts
 
 
 def pack_coded(
@@ -120,10 +131,11 @@ def pack_coded(
     isa: Isa,
     *,
     filled: bool = False,
+    bits: int = 0,
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8 (of floats, where those are stored), or
-    ``filled`` bytes: as many codes in each as fit, the low bits first, anything behind the last of K. ``scales`` and
-    ``zeros``, what is subtracted from the values of codes, are [N, groups] as they were given."""
+    ``filled`` bytes: codes of ``bits``, or as many as the coding has, the low bits first, anything behind the last of
+    K. ``scales`` and ``zeros``, what is subtracted from the values of codes, are [N, groups] as they were given."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -131,19 +143,21 @@ def pack_coded(
     count, length = groups.order.shape
     words = length // coding.per_word
     panels = -(-n // lanes)
-    size = panels * count * words * lanes
+    size = panels * count * words * coding.parts * lanes
     room = packed_empty((size + 1,), np.dtype(np.int32))  # kernels look past the last word
     room[size] = 0
-    packed = room[:size].reshape(panels, count * words, lanes)
-    for first in range(0, panels, _PANELS):
-        last = min(panels, first + _PANELS)
+    packed = room[:size].reshape(panels, count * words * coding.parts, lanes)
+
+    def fill(first: int, last: int) -> None:
         found = codes(first * lanes, min(n, last * lanes))
-        if filled and groups.plain:
+        if filled and groups.plain and coding.parts == 1 and bits in (0, coding.bits):
             rows = _turned(found[:, : groups.k * coding.bits // 8], coding, (last - first) * lanes)
         else:
-            apart = unpacked(found, coding.bits)[:, : groups.k] if filled else found
+            apart = _apart(found, coding, bits)[:, : groups.k] if filled else found
             rows = _words(apart, order, groups.plain, coding, (last - first) * lanes)
         packed[first:last] = rows.reshape(last - first, lanes, -1).swapaxes(1, 2)
+
+    in_parts(fill, panels, _PANELS, room.nbytes)
     exact = scales.astype(np.float16).astype(np.float32) if np.abs(scales).max(initial=0) < 65504 else None
     narrow = exact is not None and np.array_equal(exact, scales)
     scale_type = DType.float16 if narrow else DType.float32
@@ -162,8 +176,14 @@ def pack_coded(
     )
 
 
+def _apart(filled: Array, coding: Coding, bits: int) -> Array:
+    """Bytes that are full as codes; those of fewer bits than a coding's are raised, so that its middle is theirs."""
+    found = unpacked(filled, bits or coding.bits)
+    return found + np.uint8(coding.middle - (1 << (bits - 1))) if bits and bits != coding.bits else found
+
+
 def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int) -> Array:
-    """[columns, K] as words [columns, words]; columns past the last have codes of zero."""
+    """[columns, K] as words [columns, words and their parts]; columns past the last have codes of zero."""
     if coding.bits > 8:
         floats = np.zeros((columns, len(order)), f"<u{coding.bits // 8}")
         raw = codes.view(floats.dtype)
@@ -171,12 +191,17 @@ def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int
         return floats.view("<i4")
     spread = np.full((columns, len(order)), coding.nothing, np.uint8)
     spread[: len(codes)] = codes if plain else np.where(order < 0, coding.nothing, codes[:, np.maximum(order, 0)])
-    parts = 8 // coding.bits
-    fours = spread.view("<u4").reshape(columns, -1, parts)
-    found = fours[:, :, 0].copy()
-    for i in range(1, parts):
-        found |= fours[:, :, i] << np.uint32(coding.bits * i)
-    return found.view("<i4")
+    fours = spread.view("<u4").reshape(columns, -1, coding.quads)
+    found = np.zeros((columns, fours.shape[1], coding.parts), "<u4")
+    for i, pieces in enumerate(coding.pieces):
+        below = coding.bits
+        for part, at, width in pieces:
+            below -= width
+            piece = fours[:, :, i]
+            if width < coding.bits:
+                piece = piece >> np.uint32(below) & np.uint32(((1 << width) - 1) * EACH)
+            found[:, :, part] |= piece << np.uint32(at)
+    return found.view("<i4").reshape(columns, -1)
 
 
 def _turned(rows: Array, coding: Coding, columns: int) -> Array:

@@ -181,7 +181,7 @@ class _Panels(Launched):
         codes = self.buf(Buf.GIVEN + driver.Buf.B)
         steps = coding.per_word // (2 if self.kernel.pairs else 1)  # rows of the panel that a word makes
         with f.loop(0, width) as v:
-            stream = self.places.codes(codes, first + v, groups * words)
+            stream = self.places.codes(codes, first + v, groups * words * coding.parts)
             target = f.gep(f.args["scratch"], v * size)
             with f.loop(0, groups) as group:
                 about, kernel = (first + v, group), self.kernel
@@ -191,7 +191,7 @@ class _Panels(Launched):
                     zero = self.decoder.zero(kernel.zero, self._about(Buf.ZEROS, kernel.zero, *about))
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
-                    found = self.decoder.words(f.gep(stream, word * self.places.step))
+                    found = self.decoder.words(f.gep(stream, word * (self.places.step * coding.parts)))
                     values = []
                     for k in range(coding.per_word):
                         value = self.decoder.value(found, k)

@@ -130,7 +130,7 @@ def _together(b: CodedB, isa: Isa, activations: Activations, rows: int) -> int:
     the least to do: groups of two lines are one turn."""
     if activations == "floats" or dot_of(isa) is not SIGNED:
         return 1
-    line = LINE // isa.vector_bytes
+    line = max(1, LINE // (isa.vector_bytes * b.coding.parts))
     if activations == "codes" and rows == 1 and b.words == 2 * line:
         return b.words
     return math.gcd(b.words, line)
@@ -149,7 +149,7 @@ def few_rows(
         rows = 2 if p.m % 2 == 0 and isa.registers >= 32 else 1  # no row is repeated
         panels //= rows
     together = _together(b, isa, activations, rows)
-    once = together == b.words and together > 1
+    once = together == b.words
     as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b)
     kernel = Pass(
         *(b.coding, b.scale_type, b.zero_type, activations, rows, panels),
@@ -224,7 +224,8 @@ class PassDriver(Launched):
         self.places = Places(fn, isa)
         assert self.places.beside == 1 or self.places.beside % kernel.panels == 0
         self.picks = kernel.integers and dot_of(isa) is SIGNED  # products pick lanes of what rows' registers hold
-        self.quads = 8 // kernel.coding.bits  # fours of k that a word holds
+        self.quads = kernel.coding.quads
+        self.step = self.places.step * kernel.coding.parts  # bytes from one word of a vector to the next
         # words whose activations fill a register of a row: one load for all of them
         self.span = min(kernel.together, max(1, self.lanes // (self.quads * kernel.digits))) if self.picks else 1
         self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
@@ -324,7 +325,7 @@ class PassDriver(Launched):
 
     def streams(self, panel: Val, deep: Val, panels: int) -> list[Val]:
         """Where the codes of vectors begin: each has a pointer of its own, or those that lie side by side share one."""
-        f, codes = self.fn, self.buf(Buf.CODES)
+        f, codes, deep = self.fn, self.buf(Buf.CODES), deep * self.kernel.coding.parts
         if self.places.beside == 1:
             return [self.fn.opaque(self.places.codes(codes, panel + v, deep)) for v in range(panels)]
         first = self.fn.opaque(self.places.codes(codes, panel, deep))
@@ -333,11 +334,11 @@ class PassDriver(Launched):
     def _ahead(self, word: Val, deep: Val, panels: int) -> Val:
         """How far ahead of a group's words to ask for codes: behind the end of a panel lies its neighbour, which is
         read at the same time, and what comes next lies behind all of those."""
-        f, size = self.fn, self.isa.vector_bytes
+        f = self.fn
         if self.places.beside > 1:
             return f.i64(_AHEAD_ALONE)
-        inside = f.cmp("slt", word + _AHEAD // size, deep)
-        return f.select(inside, f.i64(_AHEAD), deep * ((panels - 1) * size) + _AHEAD)
+        inside = f.cmp("slt", word + _AHEAD // self.step, deep)
+        return f.select(inside, f.i64(_AHEAD), deep * ((panels - 1) * self.step) + _AHEAD)
 
     def _ask_for_scales(self, panel: Val, group: Val, groups: Val, panels: int) -> None:
         """Scales are a line now and then, too few for the processor to see where they go."""
@@ -353,7 +354,7 @@ class PassDriver(Launched):
     def _turn(
         self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
     ) -> None:  # fmt: skip
-        f, step = self.fn, self.places.step
+        f, step = self.fn, self.step
         later = word * step + ahead
         for stream in streams if self.places.beside == 1 else streams[:1]:
             for line in range(0, step * self.kernel.together, LINE):
@@ -373,10 +374,9 @@ class PassDriver(Launched):
         picked: list[list[Val]] | None,
     ) -> None:
         f, coding, digits = self.fn, self.kernel.coding, self.kernel.digits
-        size = self.isa.vector_bytes
-        here = [f.gep(s, word * self.places.step) for s in streams]
+        here = [f.gep(s, word * self.step) for s in streams]
         if self.kernel.integers:
-            words = [f.load(self.words, at, size) for at in here]
+            words = [self.decoder.parts(at) for at in here]
             quads = self._coupled(words) if self.kernel.coupled else [self.decoder.quads(each) for each in words]
             for i in range(self.quads):
                 for r, row in enumerate(left):
@@ -399,9 +399,9 @@ class PassDriver(Launched):
                     acc = sums[k % len(sums)][r][v]
                     acc.set(f.fma(wide, value, acc.get()))
 
-    def _coupled(self, words: list[Val]) -> list[list[Val]]:
+    def _coupled(self, words: list[list[Val]]) -> list[list[Val]]:
         """What the sums of every vector are made of: low halves of bytes, and the bytes themselves."""
-        pairs = [words[v : v + 2] for v in range(0, len(words), 2)]
+        pairs = [[word for (word,) in words[v : v + 2]] for v in range(0, len(words), 2)]
         return [quads for pair in pairs for quads in ([self.decoder.low(each) for each in pair], pair)]
 
     def _picked(self, word: Val, left: list[Val]) -> list[list[Val]]:

@@ -46,7 +46,7 @@ def suits_unpacked(b: CodedB, rows: int, isa: Isa) -> bool:
 
 
 def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int) -> Launch:
-    quads = b.words * 8 // b.coding.bits
+    quads = b.words * b.coding.quads
     kernel = Pass(
         *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
         together=math.gcd(quads, _QUADS),
@@ -92,12 +92,12 @@ class Unpacked(PassDriver):
         deep = self.dim(Dim.GROUPS) * self.dim(Dim.WORDS)
         streams = self.streams(panel, deep, panels)
         with f.loop(0, deep) as word:
-            found = self._bytes([f.load(self.words, f.gep(s, word * self.places.step), size) for s in streams])
+            found = self._bytes([self.decoder.parts(f.gep(s, word * self.step)) for s in streams])
             to = f.gep(self.bytes, word * (self.quads * panels * size))
             for v, i in itertools.product(range(panels), range(self.quads)):
                 f.store(found[v][i], f.gep(to, (i * panels + v) * size), size)
 
-    def _bytes(self, words: list[Val]) -> list[list[Val]]:
+    def _bytes(self, words: list[list[Val]]) -> list[list[Val]]:
         """Words of vectors as fours of k, less their middle where products are of signed bytes."""
         f, coding = self.fn, self.kernel.coding
         kind = vector("i8", self.isa.vector_bytes)
@@ -106,7 +106,8 @@ class Unpacked(PassDriver):
             fours = [[f.bitcast(x, kind) for x in self.decoder.quads(each)] for each in words]
             return [[x - middle if middle else x for x in each] for each in fours]
         found: list[list[Val]] = []
-        for pair in zip(words[::2], words[1::2], strict=True):
+        alone = [word for (word,) in words]
+        for pair in zip(alone[::2], alone[1::2], strict=True):
             found.append([f.bitcast(self.decoder.low(each), kind) - coding.middle for each in pair])
             found.append([f.and_(f.bitcast(each, kind), -FACTOR) for each in pair])
         return found

@@ -47,7 +47,8 @@ class Experts:
 
 
 def pack_experts(
-    codes: Array, coding: Coding, groups: Groups, scales: Array, zeros: Array | None, isa: Isa, *, filled: bool
+    codes: Array, coding: Coding, groups: Groups, scales: Array, zeros: Array | None, isa: Isa, *, filled: bool,
+    bits: int = 0,
 ) -> Experts:  # fmt: skip
     """``codes``, ``scales`` and ``zeros`` are [experts, N, …]; what follows is as :func:`pack_coded` takes it."""
     count, n = codes.shape[:2]
@@ -64,6 +65,7 @@ def pack_experts(
         None if zeros is None else flat(zeros),
         isa,
         filled=filled,
+        bits=bits,
     )
     return Experts(packed, count, n)
 
@@ -131,7 +133,7 @@ def _steps(experts: Experts, row: int, about: int, p: Problem) -> Steps:
         row=row,
         about=about,
         out=p.out_strides[0] * p.out.dtype.numpy.itemsize,
-        codes=experts.step(4 * b.words),
+        codes=experts.step(b.group_bytes),
         scales=experts.step(b.scale_type.numpy.itemsize),
         zeros=experts.step(zero.numpy.itemsize),
     )

@@ -24,8 +24,8 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.ops.own.bitlinear import DOMAIN, LEAST, are_codes
 from ranvier.providers.cpu.lower.index import lowers
+from ranvier.providers.cpu.lower.weight_only import constant
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
 
 INT, FLOAT = DType.int32, DType.float32
 # tokens that are codes already, by the value they come from: layers side by side read the same
@@ -40,7 +40,7 @@ def _check(node: Node) -> str | None:
 @lowers("BitLinear", domain=DOMAIN, dtypes=FLOATS | {DType.uint8}, check=_check)
 def bitlinear(n: NodeView, b: Definitions) -> None:
     depth, width = int(n.attr("K")), int(n.attr("N"))
-    x, codes, dtype = n.input(0), n.need(1), n.dtype(0)
+    x, codes, dtype = n.input(0), constant(n, 1), n.dtype(0)
     shape, result = b.shape(x), n.out_shape()
     if not shape or shape[-1] != depth or codes.shape != (width, -(-depth // 4)):
         raise Declined(f"{n.op}: {width} x {depth} weights, x {list(shape)}, codes {list(codes.shape)}")
@@ -48,13 +48,13 @@ def bitlinear(n: NodeView, b: Definitions) -> None:
         raise Declined(f"{n.op}: scale or bias do not fit {width} results")
     if not depth:
         raise Declined(f"{n.op}: nothing to multiply")
-    if not DERIVED.get([codes], ("ternary", depth), lambda: np.asarray(are_codes(codes, depth))):
+    if not DERIVED.get([codes.origin], ("ternary", depth), lambda: np.asarray(are_codes(codes.numpy(), depth))):
         raise Declined(f"{n.op}: codes that are none")
     tokens, factors, sums = _quantized(b, x)
 
     def packed(r: Realiser) -> Packed:
         form = form_of(r.isa, math.prod(result[:-1]), depth, width)
-        return r.packs.shared((form.name, Same(codes), depth, r.isa), lambda: form.pack(codes, depth))
+        return r.packs.shared([codes], (form.name, depth, r.isa), lambda: form.pack(codes.numpy(), depth))
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         flat, copies = _rows_apart_evenly(target, r)

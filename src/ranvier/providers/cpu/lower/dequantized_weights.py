@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.definitions.lower.quantization import DERIVED
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.llvm.coded import CodedB, Coding, Groups, pack_coded
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.providers.cpu.lower.weight_only import product
+from ranvier.graph.tensors import ConstTensor
+from ranvier.providers.cpu.lower.weight_only import all_finite, product
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -40,11 +39,10 @@ _CODINGS = {
 class Weight:
     """Codes as they are stored, [K, N] or turned; scales and zero points [N, groups] or ready to be spread to that."""
 
-    codes: Array
-    dtype: DType
+    codes: ConstTensor
     turned: bool  # [N, K]
-    scales: Array
-    zeros: Array | None
+    scales: ConstTensor
+    zeros: ConstTensor | None
     block: int  # k that share a scale
 
     @property
@@ -56,13 +54,13 @@ class Weight:
         return int(self.codes.shape[0 if self.turned else 1])
 
     def packed(self, r: Realiser) -> CodedB:
-        coding = _CODINGS[self.dtype]
-        matrix = self.codes if self.turned else self.codes.T
+        coding = _CODINGS[self.codes.dtype]
+        matrix = self.codes.numpy() if self.turned else self.codes.numpy().T
         groups = Groups.even(self.k, self.block, coding)
         zeros = None
-        unsigned = self.dtype.name.startswith("uint")
+        unsigned = self.codes.dtype.name.startswith("uint")
         if coding.kind == "integers" and (self.zeros is not None or unsigned):
-            given = np.float32(0) if self.zeros is None else self._spread(self.zeros)
+            given = np.float32(0) if self.zeros is None else self._spread(self.zeros.numpy())
             zeros = np.broadcast_to(given - np.float32(coding.middle if unsigned else 0), (self.n, len(groups.order)))
 
         def some(first: int, last: int) -> Array:
@@ -71,7 +69,7 @@ class Weight:
                 return part.view(np.uint8)
             return (part.astype(np.int16) + (0 if unsigned else coding.middle)).astype(np.uint8)
 
-        return pack_coded(some, coding, self.n, groups, self._spread(self.scales), zeros, r.isa)
+        return pack_coded(some, coding, self.n, groups, self._spread(self.scales.numpy()), zeros, r.isa)
 
     def _spread(self, numbers: Array) -> Array:
         found = numbers.astype(np.float32)
@@ -81,10 +79,6 @@ class Weight:
         if found.ndim == 1:
             return np.repeat(found[:, None], count, axis=1)
         return found if self.turned else found.T
-
-
-def _content(value: Value | None) -> Array | None:
-    return value.const.numpy() if value is not None and value.const is not None else None
 
 
 def _weight(node: Node) -> Weight | None:
@@ -97,14 +91,13 @@ def _weight(node: Node) -> Weight | None:
     source = node.inputs[1].producer if node.inputs[1] is not None else None
     if source is None or source.op != "DequantizeLinear" or source.domain:
         return None
-    given = [_content(value) for value in source.inputs]
+    given = [None if value is None else value.const for value in source.inputs]
     if len(given) < 2 or any(value is not None and found is None for value, found in zip(source.inputs, given)):
         return None
     codes, scales = given[0], given[1]
     zeros = given[2] if len(given) > 2 else None
-    assert codes is not None and scales is not None and source.inputs[0] is not None
-    dtype = source.inputs[0].const.dtype if source.inputs[0].const is not None else None
-    if dtype not in _CODINGS or codes.ndim != 2 or codes.size < _LEAST:
+    assert codes is not None and scales is not None
+    if codes.dtype not in _CODINGS or len(codes.shape) != 2 or codes.size < _LEAST:
         return None
     turned = bool(attrs.get("transB"))
     along_k, along_n = (1, 0) if turned else (0, 1)
@@ -119,13 +112,13 @@ def _weight(node: Node) -> Weight | None:
         return None
     if zeros is not None and zeros.shape != scales.shape:
         return None
-    if _CODINGS[dtype].kind != "integers":
-        if zeros is not None and zeros.astype(np.float32).any():
+    if _CODINGS[codes.dtype].kind != "integers":
+        if zeros is not None and zeros.numpy().astype(np.float32).any():
             return None
-        if not DERIVED.get([codes], "finite", lambda: np.asarray(np.isfinite(codes.astype(np.float32)).all())):
+        if not all_finite(codes):
             return None
         zeros = None
-    return Weight(codes, dtype, turned, scales, zeros, block or k)
+    return Weight(codes, turned, scales, zeros, block or k)
 
 
 def _taken(node: Node, b: Definitions) -> Weight | None:
@@ -153,6 +146,6 @@ def multiplied(n: NodeView, b: Definitions) -> bool:
     weight = _taken(n.node, b)
     if weight is None or not _kept(n.input(1), b):
         return False
-    key = (*map(Same, (weight.codes, weight.scales, weight.zeros)), weight.turned, weight.block)
-    product(n, b, weight.n, weight.packed, key, "float32", n.input(2) if n.has(2) else None)
+    sources, more = (weight.codes, weight.scales, weight.zeros), (weight.turned, weight.block)
+    product(n, b, weight.n, weight.packed, sources, more, "float32", n.input(2) if n.has(2) else None)
     return True

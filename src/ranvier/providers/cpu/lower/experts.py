@@ -20,6 +20,7 @@ from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, coupled, couples
+from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
 from ranvier.codegen.llvm.isa import Isa
@@ -30,13 +31,20 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import ConstTensor, stand_in
 from ranvier.ops.contrib.moe import PLACES as MOE
 from ranvier.ops.contrib.moe import Hidden
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
 from ranvier.providers.cpu.lower.index import lowers
-from ranvier.providers.cpu.lower.weight_only import FLOAT8, LEVELS, TWICE_E2M1, all_finite, computed
+from ranvier.providers.cpu.lower.weight_only import (
+    FLOAT8,
+    LEVELS,
+    TWICE_E2M1,
+    all_finite,
+    computed,
+    constant,
+)
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -48,12 +56,14 @@ _MOST_CHOICES = 32  # experts of a token: the sum over them is written out
 
 @dataclass(frozen=True)
 class _Linear:
-    """A layer that is packed: ``pack`` makes the weights of all experts, once for every ``key``."""
+    """A layer that is packed: ``pack`` makes the weights of all experts of ``sources``, once for all ``more`` that they
+    depend on."""
 
     inputs: int
     outputs: int
-    pack: Callable[[Isa], Experts]
-    key: Hashable
+    pack: Callable[[Isa, bool], Experts]  # and whether 4-bit codes of two columns will share a byte
+    sources: Sequence[ConstTensor | None]
+    more: Hashable
     bias: Value | None
 
 
@@ -127,7 +137,10 @@ class _Visits:
         def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
             asked: Accuracy = "int8" if r.target.int8_activations else accuracy
             couple = asked == "int8" and couples(r.isa)
-            packed = r.packs.shared(("experts", couple, layer.key, r.isa), lambda: _packed(layer, r.isa, couple))
+            packed = r.packs.shared(
+                *(layer.sources, ("experts", couple, layer.more, r.isa)),
+                make=lambda: _packed(layer, r.isa, couple),
+            )
             return visited_matmul(
                 *(views[0], views[1], packed, outs[0], self.usual, r.isa),
                 aligned=self.align == ALIGNED,
@@ -164,7 +177,7 @@ class _Visits:
 
 
 def _packed(layer: _Linear, isa: Isa, couple: bool) -> Experts:
-    made = layer.pack(isa)
+    made = layer.pack(isa, couple)
     return replace(made, all=coupled(made.all, isa)) if couple else made
 
 
@@ -261,17 +274,17 @@ def moe(n: NodeView, b: Definitions) -> None:
 
 
 def _floats(n: NodeView, experts: int, weights: int, bias: int) -> _Linear:
-    content, dtype = n.need(weights), n.dtype(weights)
-    if content.ndim != 3 or len(content) != experts or not content.size:
+    content = constant(n, weights)
+    if len(content.shape) != 3 or content.shape[0] != experts or not content.size:
         raise Declined(f"weights of {list(content.shape)} for {experts} experts")
     count, outputs, inputs = content.shape
-    coding = _STORED[dtype]
+    coding = _STORED[content.dtype]
 
-    def pack(isa: Isa) -> Experts:
-        groups = Groups.even(inputs, inputs, coding)
-        return pack_experts(content, coding, groups, np.ones((count, outputs, 1), np.float32), None, isa, filled=False)
+    def pack(isa: Isa, couple: bool) -> Experts:
+        floats, groups = content.numpy(), Groups.even(inputs, inputs, coding)
+        return pack_experts(floats, coding, groups, np.ones((count, outputs, 1), np.float32), None, isa, filled=False)
 
-    return _Linear(inputs, outputs, pack, Same(content), _bias(n, bias, count, outputs))
+    return _Linear(inputs, outputs, pack, (content,), None, _bias(n, bias, count, outputs))
 
 
 def _bias(n: NodeView, k: int, experts: int, outputs: int) -> Value | None:
@@ -305,8 +318,8 @@ def qmoe(n: NodeView, b: Definitions) -> None:
         if not n.has(weights):
             continue
         own = Stored.of(n.attrs, name)
-        contents = [n.need(k) if k is not None and n.has(k) else None for k in (weights, scales, zeros, whole)]
-        layers[name] = _few_bits(own, name, experts, contents, _bias(n, bias, experts, n.shape(weights)[1]))
+        sources = [n.constant(k) if k is not None else None for k in (weights, scales, zeros, whole)]
+        layers[name] = _few_bits(own, name, experts, sources, _bias(n, bias, experts, n.shape(weights)[1]))
     weigher = n.input(ROUTER_WEIGHTS) if n.has(ROUTER_WEIGHTS) else None
     normalize = shares_add_up(int(n.attr("normalize_routing_weights", 0)), weigher is not None)
     accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
@@ -314,32 +327,34 @@ def qmoe(n: NodeView, b: Definitions) -> None:
 
 
 def _few_bits(
-    stored: Stored, name: str, experts: int, contents: list[Array | None], bias: Value | None
+    stored: Stored, name: str, experts: int, sources: list[ConstTensor | None], bias: Value | None
 ) -> _Linear:  # fmt: skip
-    weights, scales, zeros, whole = contents
+    weights = sources[0]
     assert weights is not None
+
+    def layer_of(contents: list[Array | None]) -> Layer:
+        codes, scales, zeros, whole = contents
+        assert codes is not None
+        return Layer(stored, name, experts, codes, scales, None, zeros, whole)
+
     try:
-        layer = Layer(stored, name, experts, weights, scales, None, zeros, whole)
+        sizes = layer_of([None if each is None else stand_in(each) for each in sources])
     except RanvierError as error:
         raise Declined(str(error)) from error
     if stored.kind == "fp8" and not all_finite(weights):
         raise Declined("weights that are no numbers")
-    coding = {
-        "int": Coding(stored.bits),
-        "fp8": Coding(8, "e4m3"),
-        "fp4": TWICE_E2M1,
-        "nvfp4": TWICE_E2M1,
-    }[stored.kind]
+    floats = {"fp8": Coding(8, "e4m3"), "fp4": TWICE_E2M1, "nvfp4": TWICE_E2M1}
 
-    def pack(isa: Isa) -> Experts:
+    def pack(isa: Isa, couple: bool) -> Experts:
+        layer = layer_of([None if each is None else each.numpy() for each in sources])
+        coding = floats.get(stored.kind) or held(stored.bits, isa, codes=couple)
         groups = Groups.even(layer.inputs, layer.block, coding)
         every = range(experts)
         less = None
-        if zeros is not None:
-            less = np.stack([layer.zero_points(e) for e in every]) - np.float32(coding.middle)
+        if layer.zeros is not None:
+            less = np.stack([layer.zero_points(e) for e in every]) - np.float32(1 << (stored.bits - 1))
         factors = np.stack([layer.factors(e) for e in every]) / np.float32(2 if coding is TWICE_E2M1 else 1)
-        raw = weights.view(np.uint8)
-        return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8")
+        raw = layer.weights.view(np.uint8)
+        return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8", bits=stored.width)
 
-    key = (*map(Same, contents), stored.kind, stored.bits, stored.block)
-    return _Linear(layer.inputs, layer.outputs, pack, key, bias)
+    return _Linear(sizes.inputs, sizes.outputs, pack, sources, (stored.kind, stored.bits, stored.block), bias)

@@ -43,6 +43,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, of
 from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import Same
 from ranvier.graph.types import TensorType
 from ranvier.ops.nn.window import per_axis, resolve_pads
 from ranvier.providers.cpu.lower.index import lowers
@@ -58,7 +59,6 @@ from ranvier.providers.cpu.lower.integer_product import (
 from ranvier.providers.cpu.products.convolution import channels_last
 from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"

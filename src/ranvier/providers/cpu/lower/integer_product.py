@@ -27,11 +27,11 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import Same
 from ranvier.graph.types import TensorType
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"

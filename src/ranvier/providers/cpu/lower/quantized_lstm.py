@@ -18,11 +18,11 @@ from ranvier.codegen.loops.ir import Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import Same
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.lower.integer_product import FLOAT, INT, MICROSOFT, QUANTIZED, multiply, product_of_scales
 from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same
 
 Array = np.ndarray[Any, Any]
 _CONSTANT = (1, 2, 3, 8, 9, 10, 11)  # weights, bias, scales and zero points

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -18,15 +19,17 @@ from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, couples, pack_coded
+from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, zeros_of
+from ranvier.graph.tensors import ConstTensor
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, WIDTHS, zeros_of
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same, Target
+from ranvier.providers.cpu.target import Target
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
@@ -47,8 +50,11 @@ def computed(node: Node, operands: Sequence[int]) -> str | None:
     return None
 
 
-def _content(n: NodeView, k: int) -> Array | None:
-    return n.need(k) if n.has(k) else None
+def constant(n: NodeView, k: int) -> ConstTensor:
+    found = n.constant(k)
+    if found is None:
+        raise Declined(f"{n.op}: operand {k} is no constant")
+    return found
 
 
 def product(
@@ -56,11 +62,12 @@ def product(
     b: Definitions,
     columns: int,
     pack: Callable[[Realiser], CodedB],
-    key: Hashable,
+    sources: Sequence[ConstTensor | None],
+    more: Hashable,
     accuracy: Accuracy,
     bias: Value | Use | None = None,
 ) -> None:
-    """``pack`` makes the weights, once for every ``key``."""
+    """``pack`` makes the weights of ``sources``, once for all ``more`` that they depend on."""
     x, shape, dtype = n.input(0), n.out_shape(), n.out_dtype()
     inner = b.shape(x)
     if not inner:
@@ -75,8 +82,10 @@ def product(
         if asked == "float32" and left.dtype is DType.bfloat16:  # rounded already
             asked = "bfloat16"
         couple = asked == "int8" and couples(r.isa)
-        place = ("coded", n.op, key, couple, r.isa)
-        packed = r.packs.shared(place, lambda: coupled(pack(r), r.isa) if couple else pack(r))
+        packed = r.packs.shared(
+            *(sources, ("coded", n.op, more, couple, r.isa)),
+            make=lambda: coupled(pack(r), r.isa) if couple else pack(r),
+        )
         return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
@@ -118,65 +127,67 @@ def _nbits(node: Node) -> str | None:
 def matmul_nbits(n: NodeView, b: Definitions) -> None:
     k, columns, block = (int(n.attr(name, 0)) for name in ("K", "N", "block_size"))
     bits = int(n.attr("bits", 4))
-    if bits not in (2, 4, 8) or min(k, columns, block) < 1 or (block * bits) % 8 or n.shape(0)[-1:] != (k,):
+    if bits not in WIDTHS or min(k, columns, block) < 1 or (block * bits) % 8 or n.shape(0)[-1:] != (k,):
         raise Declined(f"{bits} bits in blocks of {block}, K = {k}, N = {columns}")
-    codes, scales, zeros, listed = n.need(1), n.need(2), _content(n, 3), _content(n, 4)
+    codes, scales, zeros, listed = constant(n, 1), constant(n, 2), n.constant(3), n.constant(4)
     blocks = -(-k // block)
     fits = codes.size == columns * blocks * (block * bits // 8) and scales.size == columns * blocks
     if zeros is not None:
-        fits &= zeros.size == columns * (-(-blocks * bits // 8) if zeros.dtype == np.uint8 else blocks)
-    group_of = None if listed is None else listed.reshape(-1)[:k]
+        fits &= zeros.size == columns * (-(-blocks * bits // 8) if zeros.dtype is DType.uint8 else blocks)
+    group_of = None if listed is None else listed.numpy().reshape(-1)[:k]
     if group_of is not None:
         fits &= len(group_of) == k and group_of.min() >= 0 and group_of.max() < blocks
     if not fits:
         raise Declined("sizes of its operands do not fit")
 
+    accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
+
     def pack(r: Realiser) -> CodedB:
-        coding = Coding(bits)
-        rows = codes.reshape(columns, -1)
+        coding = held(bits, r.isa, codes=r.target.int8_activations or accuracy == "int8")
+        rows = codes.numpy().reshape(columns, -1)
         if group_of is None or np.array_equal(group_of, np.arange(k) // block):
             groups = Groups.even(k, block, coding)
         else:
             groups = Groups.listed(group_of, blocks, coding)
         less = None
         if zeros is not None:
-            less = zeros_of(n.op, zeros, columns, blocks, bits) - np.float32(coding.middle)
-        factors = scales.reshape(columns, blocks).astype(np.float32)
+            less = zeros_of(n.op, zeros.numpy(), columns, blocks, bits) - np.float32(1 << (bits - 1))
+        factors = scales.numpy().reshape(columns, blocks).astype(np.float32)
         return pack_coded(
-            lambda first, last: rows[first:last], coding, columns, groups, factors, less, r.isa, filled=True
+            *(lambda first, last: rows[first:last], coding, columns, groups, factors, less, r.isa),
+            filled=True,
+            bits=bits,
         )
 
-    accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
-    key = (*map(Same, (codes, scales, zeros, listed)), bits, block, k)
-    product(n, b, columns, pack, key, accuracy, _bias(n, 5, columns))
+    product(n, b, columns, pack, (codes, scales, zeros, listed), (bits, block, k), accuracy, _bias(n, 5, columns))
 
 
 @lowers("MatMulBnb4", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: computed(node, (1, 2)))
 def matmul_bnb4(n: NodeView, b: Definitions) -> None:
     """The weight is stored as N rows of K, block after block, and multiplied by turned or (transB = 0) as it is."""
     k, rows, block, kind = (int(n.attr(name, -1)) for name in ("K", "N", "block_size", "quant_type"))
-    codes, largest, turned = n.need(1), n.need(2), bool(n.attr("transB", 1))
+    codes, largest, turned = constant(n, 1), constant(n, 2), bool(n.attr("transB", 1))
     fits = kind in (0, 1) and block >= 1 and k > 0 and rows > 0 and n.shape(0)[-1:] == (k if turned else rows,)
     if not fits or codes.size != -(-rows * k // 2) or largest.size != -(-rows * k // block):
         raise Declined("sizes of its operands do not fit")
     levels = NF4_LEVELS if kind else FP4_LEVELS
 
-    def some(first: int, last: int) -> Array:
-        bytes_ = codes.reshape(-1)[first * k // 2 : -(-last * k // 2)]
+    def apart(held: Array, first: int, last: int) -> Array:
+        bytes_ = held.reshape(-1)[first * k // 2 : -(-last * k // 2)]
         pairs = np.stack((bytes_ >> 4, bytes_ & 15), axis=-1).reshape(-1)
         return pairs[first * k % 2 :][: (last - first) * k].reshape(last - first, k)
 
-    def filled(first: int, last: int) -> Array:
-        bytes_ = codes.reshape(rows, k // 2)[first:last]
+    def filled(held: Array, first: int, last: int) -> Array:
+        bytes_ = held.reshape(rows, k // 2)[first:last]
         return bytes_ >> 4 | bytes_ << 4
 
     if not turned:
         # blocks run along columns: kept as codes, each k of a column would need a scale of its own
         def make() -> Array:
-            factors = np.repeat(largest.reshape(-1).astype(np.float32), block)[: rows * k]
-            return np.asarray(levels[some(0, rows)] * factors.reshape(rows, k))
+            factors = np.repeat(largest.numpy().reshape(-1).astype(np.float32), block)[: rows * k]
+            return np.asarray(levels[apart(codes.numpy(), 0, rows)] * factors.reshape(rows, k))
 
-        weight = DERIVED.get([codes, largest], ("bnb4", k, block, kind), make)
+        weight = DERIVED.get([codes.origin, largest.origin], ("bnb4", k, block, kind), make)
         _as_it_is(n, b, b.constant(weight))
         return
     # blocks run over the flattened weight: what divides them and rows has one scale
@@ -185,11 +196,12 @@ def matmul_bnb4(n: NodeView, b: Definitions) -> None:
     def pack(r: Realiser) -> CodedB:
         coding = Coding(4, "levels", tuple(float(x) for x in levels))
         starts = np.arange(0, rows * k, group) // block
-        scales = largest.reshape(-1).astype(np.float32)[starts].reshape(rows, k // group)
+        scales = largest.numpy().reshape(-1).astype(np.float32)[starts].reshape(rows, k // group)
         groups, whole = Groups.even(k, group, coding), not k % 2
-        return pack_coded(filled if whole else some, coding, rows, groups, scales, None, r.isa, filled=whole)
+        some = functools.partial(filled if whole else apart, codes.numpy())
+        return pack_coded(some, coding, rows, groups, scales, None, r.isa, filled=whole)
 
-    product(n, b, rows, pack, (Same(codes), Same(largest), k, block, kind), "float32")
+    product(n, b, rows, pack, (codes, largest), (k, block, kind), "float32")
 
 
 def _as_it_is(n: NodeView, b: Definitions, weight: Value) -> None:
@@ -206,12 +218,14 @@ def _as_it_is(n: NodeView, b: Definitions, weight: Value) -> None:
 _CODINGS = {DType.float8_e4m3fn: Coding(8, "e4m3"), DType.float8_e5m2: Coding(8, "e5m2")}
 
 
-def all_finite(codes: Array) -> bool:
+def all_finite(codes: ConstTensor) -> bool:
     """Whether float8 stands for numbers alone, as kernels take it; looked at once."""
-    return bool(DERIVED.get([codes], "finite", lambda: np.asarray(np.isfinite(codes.astype(np.float32)).all())))
+    return bool(
+        DERIVED.get([codes.origin], "finite", lambda: np.asarray(np.isfinite(codes.numpy().astype(np.float32)).all()))
+    )
 
 
-def _blocks(codes_k: int, columns: int, scales: Array, block: int) -> None:
+def _blocks(codes_k: int, columns: int, scales: ConstTensor, block: int) -> None:
     if scales.shape != (columns, -(-codes_k // block)):
         raise Declined("scales do not fit the blocks")
 
@@ -224,37 +238,37 @@ def _fp8(node: Node) -> str | None:
 
 @lowers("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, dtypes=TAKEN, check=_fp8)
 def matmul_fp8(n: NodeView, b: Definitions) -> None:
-    codes, scales, block = n.need(1), n.need(2), int(n.attr("block_size", 128))
-    coding = _CODINGS.get(n.dtype(1))
-    if coding is None or codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != codes.shape[1:]:
-        raise Declined(f"weights of {n.dtype(1)}, {list(codes.shape)}")
+    codes, scales, block = constant(n, 1), constant(n, 2), int(n.attr("block_size", 128))
+    coding = _CODINGS.get(codes.dtype)
+    if coding is None or len(codes.shape) != 2 or block < 1 or n.shape(0)[-1:] != codes.shape[1:]:
+        raise Declined(f"weights of {codes.dtype}, {list(codes.shape)}")
     if not all_finite(codes):
         raise Declined("weights that are no numbers")
     columns, k = codes.shape
     _blocks(k, columns, scales, block)
 
     def pack(r: Realiser) -> CodedB:
-        raw, factors = codes.view(np.uint8), scales.astype(np.float32)
+        raw, factors = codes.numpy().view(np.uint8), scales.numpy().astype(np.float32)
         groups = Groups.even(k, block, coding)
         return pack_coded(lambda first, last: raw[first:last], coding, columns, groups, factors, None, r.isa)
 
-    product(n, b, columns, pack, (Same(codes), Same(scales), block), "float32", _bias(n, 4, columns))
+    product(n, b, columns, pack, (codes, scales), block, "float32", _bias(n, 4, columns))
 
 
 @lowers("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, dtypes=TAKEN, check=lambda node: computed(node, (1, 2, 3)))
 def matmul_fp4(n: NodeView, b: Definitions) -> None:
-    codes, steps, whole, block = n.need(1), n.need(2), n.need(3), int(n.attr("block_size", 16))
-    if codes.ndim != 2 or block < 1 or n.shape(0)[-1:] != (2 * codes.shape[1],) or whole.size != 1:
+    codes, steps, whole, block = constant(n, 1), constant(n, 2), constant(n, 3), int(n.attr("block_size", 16))
+    if len(codes.shape) != 2 or block < 1 or n.shape(0)[-1:] != (2 * codes.shape[1],) or whole.size != 1:
         raise Declined(f"weights of {list(codes.shape)}")
     columns, k = codes.shape[0], 2 * codes.shape[1]
-    factors = steps.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(whole.reshape(-1)[0])
-    _blocks(k, columns, factors, block)
+    _blocks(k, columns, steps, block)
 
     def pack(r: Realiser) -> CodedB:
-        groups = Groups.even(k, block, TWICE_E2M1)
+        rows, groups = codes.numpy(), Groups.even(k, block, TWICE_E2M1)
+        factors = steps.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        factors = factors * np.float32(whole.numpy().reshape(-1)[0])
         return pack_coded(
-            *(lambda first, last: codes[first:last], TWICE_E2M1, columns, groups, factors / 2, None, r.isa), filled=True
+            *(lambda first, last: rows[first:last], TWICE_E2M1, columns, groups, factors / 2, None, r.isa), filled=True
         )
 
-    key = (*map(Same, (codes, steps, whole)), block)
-    product(n, b, columns, pack, key, "float32", _bias(n, 5, columns))
+    product(n, b, columns, pack, (codes, steps, whole), block, "float32", _bias(n, 5, columns))

@@ -18,10 +18,11 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.graph.tensors import Same
 from ranvier.providers.cpu.narrow.rates import Pace, depthwise_pace, window_pace
 from ranvier.providers.cpu.products.matmul import content
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same, Target
+from ranvier.providers.cpu.target import Target
 
 BF16, F16 = DType.bfloat16, DType.float16
 _SIDE_BY_SIDE = 16  # images from which on it pays to let them lie next to each other

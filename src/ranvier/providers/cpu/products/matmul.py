@@ -19,9 +19,10 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
+from ranvier.graph.tensors import Same
 from ranvier.providers.cpu.narrow.rates import Pace, product_pace
 from ranvier.providers.cpu.realise import Realiser
-from ranvier.providers.cpu.target import Same, Target
+from ranvier.providers.cpu.target import Target
 from ranvier.varying import value_at
 
 Array = np.ndarray[Any, Any]

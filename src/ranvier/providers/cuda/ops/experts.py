@@ -11,13 +11,14 @@ import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import ShapeMismatch
-from ranvier.graph.ir import Node
+from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops.contrib.moe import PLACES as MOE
 from ranvier.ops.contrib.moe import Hidden, check_experts
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
+from ranvier.ops.contrib.weight_only import WIDER, WIDTHS, raised_by
 from ranvier.providers.cuda.library import functional, installed, torch
-from ranvier.providers.cuda.ops.weight_only import unpacked
+from ranvier.providers.cuda.ops.weight_only import packed, unpacked
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
 if TYPE_CHECKING:
@@ -234,20 +235,42 @@ def _few_bits(node: Node) -> str | None:
         return "weights_prepacked is a layout of one kind of GPU"
     if any(given is not None for given in node.inputs[ROUTER_WEIGHTS + 3 :]):
         return "activations in float8 are not lowered to torch"
-    for name in PLACES:
+    for name, (weights, *_) in PLACES.items():
         stored = Stored.of(node.attrs, name)
-        if stored.kind not in _CODINGS or (stored.kind == "int" and stored.bits not in (2, 4, 8)):
+        if stored.kind not in _CODINGS or (stored.kind == "int" and stored.bits not in WIDTHS):
             return f"weights of {stored.bits} bits of quant_type {stored.kind!r} are not lowered to torch"
+        if stored.kind == "int" and stored.bits == 3 and not _in_threes(node.input(weights)):
+            return "weights of 3 bits are lowered to torch where a row is a multiple of 8"
     return _activates(node)
 
 
 _CODINGS = {"int": "int{}", "fp8": "e4m3", "fp4": "e2m1", "nvfp4": "e2m1"}
 
 
+def _in_threes(weights: Value | None) -> bool:
+    """Whether rows are as many bytes as eight codes of 3 bits or a multiple of that: then they are whole bytes in four
+    bits too."""
+    if weights is None:
+        return True
+    shape = weights.type.shape if isinstance(weights.type, TensorType) else None
+    width = shape[-1] if shape else None
+    return isinstance(width, int) and width % 3 == 0
+
+
 def _type(node: Node, position: int) -> DType:
     value = node.input(position)
     assert value is not None and isinstance(value.type, TensorType) and value.type.dtype is not None
     return value.type.dtype
+
+
+def _weights(tensor: Any, node: Node, *, name: str) -> Any:
+    """In bits that kernels read."""
+    stored = Stored.of(node.attrs, name)
+    bits, wide = stored.bits, WIDER.get(stored.bits)
+    if stored.kind != "int" or wide is None or tensor.ndim != 3 or not len(tensor):
+        return tensor
+    # one expert after the other: taking codes apart takes many times as much memory as they do
+    return torch.stack([packed(unpacked(codes, bits) + raised_by(bits), wide) for codes in tensor])
 
 
 def _scales(tensor: Any, node: Node, *, position: int) -> Any:
@@ -263,14 +286,16 @@ def _scales(tensor: Any, node: Node, *, position: int) -> Any:
 
 
 def _zeros(tensor: Any, node: Node, *, name: str, position: int) -> Any:
-    """A byte or a float each, [experts, rows, groups]; those of rows that have one may lie along the rows."""
+    """A byte or a float each, [experts, rows, groups]; those of rows that have one may lie along the rows. They are
+    raised as the codes are."""
+    bits = Stored.of(node.attrs, name).bits
     if _type(node, position) is DType.uint8:
-        tensor = unpacked(tensor.contiguous(), Stored.of(node.attrs, name).bits)
-    return tensor[:, :, None] if tensor.ndim == 2 else tensor
+        return unpacked(tensor.contiguous(), bits) + raised_by(bits)
+    return tensor.float() + raised_by(bits) if bits in WIDER else tensor  # halves have less room above
 
 
-_ZEROS = 3  # among the places of a layer
 _PREPARES = {
+    **{weights: partial(_weights, name=name) for name, (weights, *_) in PLACES.items()},
     **{scales: partial(_scales, position=scales) for _, scales, *_ in PLACES.values()},
     **{zeros: partial(_zeros, name=name, position=zeros) for name, (*_, zeros, _) in PLACES.items()},
 }
@@ -279,15 +304,15 @@ _PREPARES = {
 def _checked(node: Node, name: str, experts: int, operands: Sequence[Any]) -> Layer:
     """Sizes and types are looked at by the reference, in arrays that have nothing else."""
     stored = Stored.of(node.attrs, name)
+    weights, _, _, zeros, _ = PLACES[name]
+    each = {weights: WIDER.get(stored.bits, stored.bits), zeros: 8}  # bits of those that are prepared
 
     def like(position: int | None, tensor: Any) -> Any:
         if position is None or tensor is None:
             return None
         shape, dtype = tuple(tensor.shape), _type(node, position)
-        packed = position == PLACES[name][_ZEROS] and dtype is DType.uint8
-        per_byte = 8 // stored.bits
-        if packed and per_byte > 1 and len(shape) == 3:  # as they were before they were prepared
-            shape = (*shape[:2], shape[2] // per_byte) if shape[2] > 1 else (shape[0], shape[1] // per_byte)
+        if stored.kind == "int" and position in each and dtype is DType.uint8 and shape:  # as they were before
+            shape = (*shape[:-1], -(-shape[-1] * 8 // each[position] * stored.bits // 8))
         return np.broadcast_to(np.zeros((), dtype.numpy), shape)
 
     return stored.layer(name, experts, *map(like, PLACES[name], operands))
@@ -306,9 +331,10 @@ def qmoe(call: Call, x: Any, router: Any, *operands: Any) -> Any:
             continue
         known = _checked(call.node, name, experts, own)
         scales, bias, zeros, whole = (None if each is None else each.contiguous() for each in own[1:])
-        kind = known.stored.kind
+        zeros = zeros[:, :, None] if zeros is not None and zeros.ndim == 2 else zeros
+        kind, bits = known.stored.kind, known.stored.bits
         layers[name] = Experts(
-            _CODINGS[kind].format(known.stored.bits),
+            _CODINGS[kind].format(WIDER.get(bits, bits)),
             own[0].contiguous().view(torch.uint8),
             known.outputs,
             known.inputs,

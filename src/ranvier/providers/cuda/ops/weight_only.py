@@ -9,7 +9,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, WIDTHS
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
@@ -21,8 +21,19 @@ def unpacked(packed: Any, bits: int) -> Any:
     """Codes from bytes, the low bits first; the last axis grows."""
     if bits == 8:
         return packed
+    if 8 % bits:  # codes go on in the next byte
+        at = torch.arange(packed.shape[-1] * 8 // bits, device=packed.device) * bits
+        wide = torch.nn.functional.pad(packed, (0, 1)).to(torch.int16)
+        both = wide.index_select(-1, at // 8) | (wide.index_select(-1, at // 8 + 1) << 8)
+        return ((both >> (at % 8).to(torch.int16)) & ((1 << bits) - 1)).to(torch.uint8)
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return torch.stack(parts, dim=-1).reshape(*packed.shape[:-1], packed.shape[-1] * len(parts))
+
+
+def packed(codes: Any, bits: int) -> Any:
+    """The inverse of :func:`unpacked` for bits of which a byte has whole codes, of rows that are whole bytes."""
+    parts = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
+    return sum((parts[..., k] << (k * bits) for k in range(1, 8 // bits)), parts[..., 0])
 
 
 def _times(call: Call, a: Any, weight: Any, bias: Any) -> Any:
@@ -37,7 +48,7 @@ def _times(call: Call, a: Any, weight: Any, bias: Any) -> Any:
 def _layout(node: Node) -> str | None:
     if node.attrs.get("weight_prepacked", 0):
         return "weight_prepacked is a layout of one kind of GPU"
-    return None if node.attrs.get("bits", 4) in (2, 4, 8) else f"{node.attrs.get('bits')} bits are not lowered to torch"
+    return None if node.attrs.get("bits", 4) in WIDTHS else f"{node.attrs.get('bits')} bits are not lowered to torch"
 
 
 def numbers_of(node: Node, b: Any, scales: Any, zeros: Any = None, groups: Any = None) -> Any:
@@ -112,7 +123,7 @@ def _packing(node: Node) -> str | None:
     if not isinstance(kind, TensorType) or kind.dtype is not DType.uint8:
         return None
     bits = node.attrs.get("bits", 4)
-    if bits not in (2, 4, 8):
+    if bits not in WIDTHS:
         return f"{bits} bits are not lowered to torch"
     if not kind.shape:
         return "its table has no axes that are known"
@@ -126,7 +137,7 @@ def gather_block_quantized(call: Call, data: Any, indices: Any, scales: Any, zer
     """Rows of a table of codes; an index outside of it gives zeros."""
     at, along = call.attr("gather_axis", 0) % data.ndim, call.attr("quantize_axis", 1) % data.ndim
     bits = call.attr("bits", 4) if call.operand_dtype(0) is DType.uint8 else 0  # 0: a code has an element of its own
-    size, width = data.shape[at], data.shape[along] * (8 // bits if bits else 1)
+    size, width = data.shape[at], data.shape[along] * 8 // (bits or 8)
     block = call.attr("block_size", 128) or width
     wanted = [(-(-width // block),) if k == along else (1, n) for k, n in enumerate(data.shape)]
     if scales.ndim != data.ndim or any(n not in some for n, some in zip(scales.shape, wanted)):

@@ -259,8 +259,12 @@ class Module:
         """Change the type of all floating-point parameters and buffers, or their device. Codes stay what they are."""
         kind = None if dtype is None else dtypes.of(dtype)
         for state in [*self.parameters(), *self.buffers()]:
+            if isinstance(state, Constant):
+                if device is not None:
+                    state.put_on(device)
+                continue
             value = state.value
-            if kind is not None and value.dtype.is_float and not isinstance(state, Constant):
+            if kind is not None and value.dtype.is_float:
                 value = astype(value, kind)
             state._replace((value if device is None else value.to_device(device))._expr)
         return self

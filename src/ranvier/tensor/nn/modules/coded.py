@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
 
 from ranvier.errors import InvalidInput
+from ranvier.graph.tensors import remade
+from ranvier.memory.trim import gone
+from ranvier.quantize.base import Quantized
 from ranvier.tensor.core import Tensor
 from ranvier.tensor.expr import Spec
 from ranvier.tensor.jitted import jit
 from ranvier.tensor.nn.modules.base import Module
+from ranvier.tensor.state import Constant
+
+Array = np.ndarray[Any, Any]
+Reader = Callable[[], Quantized]
+T = TypeVar("T")
 
 _COMPILED = "_jitted"
+_LEAST = 1 << 16  # bytes that are worth reading again; those who rewrite graphs look at what smaller ones hold
 
 
 class Coded(Module):
@@ -40,6 +51,29 @@ class Coded(Module):
     def __getstate__(self) -> dict[str, Any]:
         """Copies compile their own."""
         return {name: value for name, value in self.__dict__.items() if name != _COMPILED}
+
+
+def held(arrays: Sequence[Array], make: Callable[[], Sequence[Array]] | None) -> list[Constant]:
+    """Constants of a module; ``make`` gives the arrays again, so that those that take much memory need not stay."""
+    if make is None:
+        return [Constant(array) for array in arrays]
+    constants = remade(arrays, make, "a checkpoint")
+    return [
+        Constant(array) if array.nbytes <= _LEAST else Constant.of(constant)
+        for array, constant in zip(arrays, constants, strict=True)
+    ]
+
+
+def let_go(codes: Iterable[Quantized]) -> None:
+    """Nobody needs these codes any more: a module has them in another form."""
+    gone(sum(each.codes.nbytes for each in codes))
+
+
+def codes_of(given: T | Callable[[], T]) -> tuple[T, Callable[[], T] | None]:
+    """Codes, and what reads them again where that takes no more than looking at a file once more."""
+    if not callable(given):
+        return given, None
+    return given(), given if getattr(given, "lasting", True) else None
 
 
 def level_of(activations: str) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
@@ -12,13 +13,11 @@ from ranvier.tensor.core import Tensor, as_tensor, call
 from ranvier.tensor.expr import spec
 from ranvier.tensor.manipulate import astype, reshape, stack
 from ranvier.tensor.nn.functional import softmax
-from ranvier.tensor.nn.modules.coded import Coded, level_of
-from ranvier.tensor.state import Constant, Parameter
+from ranvier.tensor.nn.modules.coded import Array, Coded, Reader, codes_of, held, let_go, level_of
+from ranvier.tensor.state import Parameter
 
-if TYPE_CHECKING:
-    from ranvier.runtime.quantizing.expert_forms import ExpertsForm
-
-Weights = Quantized | Sequence[Quantized]
+Weights = Quantized | Sequence[Quantized] | Reader
+Layers = dict[str, list[Quantized]]
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity")
 _FUSIONS = {"turns": 1, "halves": 2}
 _PARTS = ("codes", "scales", "bias", "zeros", "whole")  # of each linear layer, in the operator's order
@@ -28,10 +27,11 @@ class QuantizedExperts(Coded):
     """A layer of experts, of which each token visits the few that its router likes best; weights in codes.
 
     ``up`` and ``down``, and ``gate`` where there is one, are codes [experts, out, in], or those of one expert after the
-    other: ``down(activation(gate(x)) * up(x))``, without a gate ``down(activation(up(x)))``. Activations are "silu",
-    "gelu" (by tanh), "relu" and "identity". ``fused``: ``up`` has the rows of both, in "turns" (a row of the gate, one
-    of its own) or as "halves", the gate's first. With silu and a gate, ``alpha``, ``beta`` and ``limit`` are as gpt-oss
-    has them: ``gate * sigmoid(alpha * gate) * (up + beta)`` of numbers that are held within the limit.
+    other, or functions that read them, which are asked again where codes are needed once more:
+    ``down(activation(gate(x)) * up(x))``, without a gate ``down(activation(up(x)))``. Activations are "silu", "gelu"
+    (by tanh), "relu" and "identity". ``fused``: ``up`` has the rows of both, in "turns" (a row of the gate, one of its
+    own) or as "halves", the gate's first. With silu and a gate, ``alpha``, ``beta`` and ``limit`` are as gpt-oss has
+    them: ``gate * sigmoid(alpha * gate) * (up + beta)`` of numbers that are held within the limit.
 
     ``normalize``: shares of the chosen experts add up to one. ``activations``: what inputs may be rounded to, at most:
     "int8" is fastest. Codes do not learn; the gradient goes through to the input and to the router, and biases learn.
@@ -55,23 +55,23 @@ class QuantizedExperts(Coded):
         normalize: bool = True,
         activations: str = "float32",
     ) -> None:
-        from ranvier.runtime.quantizing.expert_forms import experts_form, of_experts, rows_in_turns  # it takes time
-
         super().__init__()
         shaped = (alpha, beta, limit) != (1.0, 0.0, None)
         _check_hidden(activation, fused, gate is not None, shaped)
-        layers, biases = {"fc1": of_experts(up), "fc2": of_experts(down)}, {"fc1": up_bias, "fc2": down_bias}
-        if gate is not None:
-            gates = of_experts(gate)
-            _check_sizes(gates, layers["fc1"])
-            together = rows_in_turns(gates, layers["fc1"]) if activation == "silu" else None
-            if together is not None:
-                layers["fc1"], biases["fc1"], fused = together, _in_turns(gate_bias, up_bias), "turns"
-            else:
-                layers["fc1"], layers["fc3"] = gates, layers["fc1"]
-                biases["fc1"], biases["fc3"] = gate_bias, up_bias
-        elif gate_bias is not None:
+        given = {"up": up, "down": down} | ({} if gate is None else {"gate": gate})
+        codes: dict[str, Any] = {}
+        readers: dict[str, Any] = {}
+        for name, each in given.items():
+            codes[name], readers[name] = codes_of(each)
+        layers, biases = _layers(codes, activation), {"fc2": down_bias}
+        if gate is None and gate_bias is not None:
             raise InvalidInput("there is a bias of a gate, and no gate")
+        if gate is None:
+            biases["fc1"] = up_bias
+        elif "fc3" in layers:
+            biases["fc1"], biases["fc3"] = gate_bias, up_bias
+        else:
+            biases["fc1"], fused = _in_turns(gate_bias, up_bias), "turns"
         self.num_experts, self.top_k, self.normalize = len(layers["fc2"]), top_k, normalize
         self.in_features, self.inner_features = _check_layers(layers, fused is not None)
         if not 1 <= top_k <= self.num_experts:
@@ -82,14 +82,21 @@ class QuantizedExperts(Coded):
             attrs |= {"activation_type": "swiglu", "activation_alpha": float(alpha), "activation_beta": float(beta)}
             attrs |= {"swiglu_fusion": _FUSIONS[fused]} if fused else {}
             attrs |= {"swiglu_limit": float(limit)} if limit is not None else {}
-        self._hold(experts_form(layers), attrs, level_of(activations))
+        again = functools.partial(_read_again, readers, activation) if all(readers.values()) else None
+        self._hold(layers, again, attrs, level_of(activations))
         for name, bias in biases.items():
             self._add(f"{name}_bias", bias, (self.num_experts, layers[name][0].shape[0]))
+        let_go(codes for experts in layers.values() for codes in experts)
 
-    def _hold(self, form: ExpertsForm, attrs: dict[str, Any], level: int) -> None:
-        for layer, parts in form.parts.items():
-            for part, array in parts.items():
-                self.register_buffer(f"{layer}_{part}", Constant(array))
+    def _hold(
+        self, layers: Layers, again: Callable[[], Sequence[Array]] | None, attrs: dict[str, Any], level: int
+    ) -> None:
+        from ranvier.runtime.quantizing.expert_forms import experts_form  # only here: it takes time
+
+        form = experts_form(layers)
+        arrays = form.arrays
+        for name, constant in zip(arrays, held(list(arrays.values()), again), strict=True):
+            self.register_buffer(name, constant)
         attrs |= form.attrs
         attrs |= {"accuracy_level": level} if level else {}
         self._op = spec("com.microsoft::QMoE", tuple(sorted(attrs.items())))
@@ -139,6 +146,27 @@ class QuantizedExperts(Coded):
             f"num_experts={self.num_experts}, top_k={self.top_k}, in_features={self.in_features}, "
             f"inner_features={self.inner_features}, schemes={self.schemes}"
         )
+
+
+def _layers(given: Mapping[str, Quantized | Sequence[Quantized]], activation: str) -> Layers:
+    """Codes of each expert, by QMoE's names for its layers; gates and what they open are one of them if they can."""
+    from ranvier.runtime.quantizing.expert_forms import of_experts, rows_in_turns  # only here: it takes time
+
+    own = {name: of_experts(each) for name, each in given.items()}
+    if "gate" not in own:
+        return {"fc1": own["up"], "fc2": own["down"]}
+    _check_sizes(own["gate"], own["up"])
+    together = rows_in_turns(own["gate"], own["up"]) if activation == "silu" else None
+    if together is not None:
+        return {"fc1": together, "fc2": own["down"]}
+    return {"fc1": own["gate"], "fc2": own["down"], "fc3": own["up"]}
+
+
+def _read_again(readers: Mapping[str, Any], activation: str) -> list[Array]:
+    from ranvier.runtime.quantizing.expert_forms import experts_form  # only here: it takes time
+
+    layers = _layers({name: read() for name, read in readers.items()}, activation)
+    return list(experts_form(layers).arrays.values())
 
 
 def _check_hidden(activation: str, fused: str | None, gated: bool, shaped: bool) -> None:

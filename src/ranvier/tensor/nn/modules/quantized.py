@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ranvier.dtypes import DType
@@ -12,7 +14,7 @@ from ranvier.tensor.elementwise import add
 from ranvier.tensor.expr import spec
 from ranvier.tensor.linalg import matmul
 from ranvier.tensor.manipulate import astype, expand_dims, reshape, take
-from ranvier.tensor.nn.modules.coded import Coded, level_of
+from ranvier.tensor.nn.modules.coded import Coded, Reader, codes_of, held, let_go, level_of
 from ranvier.tensor.state import Constant, Parameter
 
 if TYPE_CHECKING:
@@ -27,12 +29,19 @@ class _Matrix(Coded):
     scheme: str
     bits: int
 
-    def _hold(self, weight: Quantized, form: CodedForm) -> None:
+    def _hold(self, given: Quantized | Reader, form_of: Callable[[Quantized], CodedForm]) -> tuple[int, ...]:
+        """Have the codes in their form, and return the shape of what they stand for."""
+        weight: Quantized
+        weight, again = codes_of(given)
+        form = form_of(weight)
         self.scheme, self.bits = weight.scheme, weight.bits
         self._op = spec(f"{form.domain}::{form.op}" if form.domain else form.op, tuple(sorted(form.attrs.items())))
-        for name, array in zip(_PARTS, form.operands):
-            self.register_buffer(name, Constant(array))
+        make = None if again is None else lambda: form_of(again()).operands
+        for name, constant in zip(_PARTS, held(form.operands, make)):
+            self.register_buffer(name, constant)
         self.register_buffer("order", None if form.order is None else Constant(form.order))
+        let_go([weight])
+        return weight.shape
 
     def _parts(self, dtype: DType | None = None) -> list[Tensor]:
         """Codes, and what belongs to them, floats in a type."""
@@ -47,15 +56,17 @@ class QuantizedLinear(_Matrix):
     the bias. The product is a compiled function also outside of ``jit``: it reads codes in the order that the processor
     wants them in, and nothing makes numbers of all of them.
 
+    ``weight``: codes, or a function that reads them, as ``quantized_layers`` gives. It is asked again where they are
+    needed once more: in memory is only what the processor reads then, once a product was compiled.
     ``activations``: what the input may be rounded to, at most, where weights have groups: "int8" is fastest.
     """
 
-    def __init__(self, weight: Quantized, bias: Any = None, *, activations: str = "float32") -> None:
+    def __init__(self, weight: Quantized | Reader, bias: Any = None, *, activations: str = "float32") -> None:
         from ranvier.runtime.quantizing.coded_forms import linear_form  # only here: it takes time
 
         super().__init__()
-        self._hold(weight, linear_form(weight, level=level_of(activations)))
-        self.out_features, self.in_features = weight.shape
+        form_of = functools.partial(linear_form, level=level_of(activations))
+        self.out_features, self.in_features = self._hold(weight, form_of)
         self.bias: Parameter | None
         self.register_parameter("bias", None if bias is None else Parameter(as_tensor(bias)))
         if self.bias is not None and self.bias.shape != (self.out_features,):
@@ -88,16 +99,14 @@ class QuantizedLinear(_Matrix):
 
 
 class QuantizedEmbedding(_Matrix):
-    """A table [rows, features] in codes, looked up by number: only rows that are asked for become numbers."""
+    """A table [rows, features] in codes, or a function that reads them, looked up by number: only rows that are asked
+    for become numbers."""
 
-    def __init__(self, weight: Quantized) -> None:
+    def __init__(self, weight: Quantized | Reader) -> None:
         from ranvier.runtime.quantizing.coded_forms import table_form  # only here: it takes time
 
         super().__init__()
-        if len(weight.shape) != 2:
-            raise ShapeMismatch(f"a table has rows and features, not {list(weight.shape)}")
-        self._hold(weight, table_form(weight))
-        self.num_embeddings, self.embedding_dim = weight.shape
+        self.num_embeddings, self.embedding_dim = self._hold(weight, table_form)
 
     def forward(self, input: Any) -> Tensor:
         places = as_tensor(input)

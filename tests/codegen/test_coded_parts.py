@@ -1,0 +1,33 @@
+"""Parts of weights that are packed side by side: each once, all of them, and what goes wrong is told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ranvier.codegen.llvm.coded import parts
+
+
+@pytest.mark.parametrize("nbytes", [1, 1 << 30])
+@pytest.mark.parametrize("count", [0, 1, 7, 8])
+def test_every_part_once(count: int, nbytes: int) -> None:
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def work(first: int, last: int) -> None:
+        with lock:
+            done.extend(range(first, last))
+
+    parts.in_parts(work, count, 3, nbytes)
+    assert sorted(done) == list(range(count))
+
+
+@pytest.mark.parametrize("nbytes", [1, 1 << 30])
+def test_what_goes_wrong_is_told(nbytes: int) -> None:
+    def work(first: int, last: int) -> None:
+        if first:
+            raise ValueError("a part")
+
+    with pytest.raises(ValueError, match="a part"):
+        parts.in_parts(work, 4, 2, nbytes)
