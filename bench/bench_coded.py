@@ -11,17 +11,19 @@ least times of all turns are compared: on a machine that others use too, those a
 reading the same bytes by itself takes is measured in the same turns: "of reading" is that time beside ours. Weights of
 all are out of the near caches whenever they are used, because the others ran in between. Scales are float32 for all;
 ``--scales float16`` has numbers among them that float16 holds, as checkpoints of GPTQ, AWQ and GGUF have them. OpenVINO
-is left out where it is not installed.
+is left out where it is not installed. Codes of 3, 5 and 6 bits, which neither of them reads, have ours of as many bits
+as they read beside them, 4 or 8 ("wider").
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,15 +34,16 @@ from onnx import helper
 import ranvier as rv
 from ranvier.codegen.llvm import peaks
 from ranvier.codegen.llvm.isa import available
-from ranvier.ops.contrib.weight_only import packed
+from ranvier.ops.contrib.weight_only import WIDER, packed, raised_by
 
 Array = np.ndarray[Any, Any]
 SHAPES = ("4096x4096", "4096x11008")
 CODES = ("int4/32", "int4/128")
 ALL_SHAPES = ("2048x2048", *SHAPES, "11008x4096")
-ALL_CODES = (*CODES, "int8/128", "int2/64", "nf4/64")
-COLUMNS = ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "error")
-WIDTHS = (-48, 9, 7, 11, 12, 10, 8)
+ALL_CODES = (*CODES, "int8/128", "int6/32", "int5/32", "int3/32", "int2/64", "nf4/64")
+COLUMNS = ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "wider", "error")
+WIDTHS = (-48, 9, 7, 11, 12, 10, 8, 8)
+PEERS = ("onnxruntime", "openvino", "wider")
 MICROSOFT = "com.microsoft"
 
 
@@ -110,12 +113,24 @@ def model(case: Case, w: Weights) -> onnx.ModelProto:
 Runner = Callable[[], Array]
 
 
+def wider(case: Case, w: Weights) -> Runner | None:
+    """Ours of the same numbers in more bits."""
+    bits = WIDER.get(case.bits)
+    if bits is None:
+        return None
+    more = copy.copy(w)
+    more.codes = w.codes + np.uint8(raised_by(case.bits))
+    return ours(replace(case, code=f"int{bits}"), more)
+
+
 def ours(case: Case, w: Weights) -> Runner:
     session = rv.load(model(case, w), providers=["cpu"], threads=case.threads)
     return lambda: np.asarray(next(iter(session.run({"x": w.x}).values())))
 
 
-def onnx_runtime(case: Case, w: Weights) -> Runner:
+def onnx_runtime(case: Case, w: Weights) -> Runner | None:
+    if case.bits in WIDER:
+        return None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = case.threads
     data = model(case, w).SerializeToString()
@@ -159,7 +174,7 @@ def openvino(case: Case, w: Weights) -> Runner | None:
     return run
 
 
-MAKERS = {"ours": ours, "onnxruntime": onnx_runtime, "openvino": openvino}
+MAKERS = {"ours": ours, "onnxruntime": onnx_runtime, "openvino": openvino, "wider": wider}
 
 
 def measure(case: Case, seconds: float) -> None:
@@ -194,7 +209,7 @@ def line(cells: Sequence[str]) -> str:
 
 def row(case: Case) -> str:
     least = case.seconds["ours"]
-    peers = [f"{ratio(case, name):.2f} x" if name in case.seconds else "-" for name in ("onnxruntime", "openvino")]
+    peers = [f"{ratio(case, name):.2f} x" if name in case.seconds else "-" for name in PEERS]
     rate, read = f"{case.nbytes / least / 1e9:.1f}", f"{100 * ratio(case, 'reading'):.0f} %"
     return line((case.name, f"{least * 1e6:.0f}", rate, read, *peers, f"{case.errors['ours']:.0e}"))
 
@@ -205,7 +220,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--all", action="store_true", help="more shapes and codes; several minutes")
     parser.add_argument("--shapes", nargs="+", help="K x N")
-    parser.add_argument("--codes", nargs="+", help="int2, int4, int8 or nf4, / group")
+    parser.add_argument("--codes", nargs="+", help="int2 to int6, int8 or nf4, / group")
     parser.add_argument("--scales", choices=("float16", "float32"), default="float32", help="numbers that these hold")
     parser.add_argument("--only", choices=("exact", "int8"))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each product")

@@ -7,6 +7,10 @@ Ours is the network of ``examples/llama.py``, compiled whole, weights as they ar
 prompt of ``--prompt`` tokens, then ``--tokens`` tokens one by one, both always the same ones. Medians over rounds of
 the seconds of a prompt, and of those of one token. Scores differ by what activations are rounded to: shown is how far
 they are from those of the first row at most, and how often the largest score is the same token's.
+
+With ``--memory`` each has a process of its own, which reads the model, the prompt and two tokens: seconds until the
+model is there and until the tokens are, and the megabytes that are its own then. Pages of the file are not: the system
+takes them back where others need them. The most at once has these pages too.
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import os
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +101,42 @@ def measure(runners: list[Any], prompt: list[int], tokens: list[int], rounds: in
     return found
 
 
+def footprint(path: str, length: int, threads: int, activations: str | None, prompt: list[int]) -> dict[str, Any]:
+    """Of one of them, alone in its process; llama.cpp without ``activations``."""
+    os.environ["RANVIER_THREADS"] = str(threads)
+    empty = _megabytes("RssAnon")
+    begun = time.perf_counter()
+    runner: Any = Theirs(path, length, threads) if activations is None else Ours(path, length, activations)
+    loaded = time.perf_counter() - begun
+    runner.begin()
+    runner.read(prompt)
+    for _ in range(2):
+        runner.read(prompt[:1])
+    found = {"load": loaded, "tokens": time.perf_counter() - begun}
+    return {"runner": runner.name, **found, "own": _megabytes("RssAnon") - empty, "most": _megabytes("VmHWM")}
+
+
+def _megabytes(what: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith(f"{what}:"))
+
+
+def _alone(*given: Any) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(footprint, *given).result()
+
+
+def memory_table(path: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"{Path(path).name}, {Path(path).stat().st_size / 1e6:.0f} MB")
+    table.add_column("")
+    for column in ("threads", "model there, s", "tokens there, s", "own memory, MB", "most at once, MB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        seconds = f"{row['load']:.1f}", f"{row['tokens']:.1f}"
+        table.add_row(row["runner"], str(row["threads"]), *seconds, f"{row['own']:.0f}", f"{row['most']:.0f}")
+    return table
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("model")
@@ -103,16 +145,27 @@ def main() -> None:
     arguments.add_argument("--prompt", type=int, default=128)
     arguments.add_argument("--tokens", type=int, default=32)
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--memory", action="store_true", help="what each of them takes, instead")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     rng = np.random.default_rng(0)
     prompt, tokens = ([int(t) for t in rng.integers(100, 20000, count)] for count in (options.prompt, options.tokens))
     length = options.prompt + options.tokens
     rows = []
+    has_peer = importlib.util.find_spec("llama_cpp") is not None
+    if options.memory:
+        kinds = [*options.activations, *([None] if has_peer else [])]
+        for threads in options.threads:
+            rows += [{"threads": threads, **_alone(options.model, length, threads, x, prompt)} for x in kinds]
+        if options.json:
+            print(json.dumps(rows))
+        else:
+            Console().print(memory_table(options.model, rows))
+        return
     for threads in options.threads:
         os.environ["RANVIER_THREADS"] = str(threads)  # of sessions that are made from now on
         runners: list[Any] = [Ours(options.model, length, each) for each in options.activations]
-        if importlib.util.find_spec("llama_cpp") is not None:
+        if has_peer:
             runners.append(Theirs(options.model, length, threads))
         rows += [{"threads": threads, **row} for row in measure(runners, prompt, tokens, options.rounds)]
     if options.json:
