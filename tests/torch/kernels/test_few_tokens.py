@@ -12,9 +12,9 @@ from ranvier.providers.cuda.kernels import few_tokens, int4, native
 from ranvier.providers.cuda.kernels.few_tokens import Around, Cut
 from tests.torch.kernels.checking import DEVICE, Array, close, exact, poisoned, random, rms_norm, silu
 from tests.torch.kernels.test_few_bits import int4_weights
-from tests.torch.kernels.twins import Twin, twin
+from tests.torch.kernels.twins import Twin, late_twin, twin
 
-__all__ = ["twin"]
+__all__ = ["late_twin", "twin"]
 
 
 def halves(packed: int4.Int4, dtype: torch.dtype) -> tuple[int4.Int4, Array]:
@@ -55,6 +55,16 @@ def test_is_the_product(
     found = few_tokens.coded(x, packed, poisoned(m, n, dtype=kind), Around(), cut)
     close(found, exact(x) @ weights.T, 1e-2 if dtype is torch.bfloat16 else 2e-3)
     assert all(grid == 1 for each in twin for grid, _, _ in each.launches)  # tiles in turn
+
+
+def test_lanes_that_are_late_miss_nothing(late_twin: list[Twin]) -> None:
+    """The ring turns several times; who waits for a phase must not find the one after it over as well. There are two
+    warps that multiply, one that brings and one that finishes."""
+    dtype = torch.bfloat16
+    packed, weights = halves(int4_weights(5, 96, 512, 32, False)[0], dtype)
+    x = random(1, 1, 512, dtype=dtype)
+    found = few_tokens.coded(x, packed, poisoned(1, 96, dtype=dtype), Around(), Cut(2, 1, 1, steps=2))
+    close(found, exact(x) @ weights.T, 1e-2)
 
 
 def test_what_rides_along(twin: list[Twin]) -> None:

@@ -1,9 +1,11 @@
 // CUDA C on a processor: a block is as many threads as it has, one block after the other. Warps meet where an
 // instruction needs all their lanes, and the matrix unit is the table of its documentation (PTX, mma.m16n8k32).
 
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -189,8 +191,14 @@ inline void barriers_begun() {}
 inline void arrive(unsigned long long* at) { change(at, 1, 0); }
 inline void arrive_expecting(unsigned long long* at, int bytes) { change(at, 1, bytes); }
 inline void wait(unsigned long long* at, int parity) {
+#ifdef LATE
+    if (threadIdx.x >> 5 == LATE && threadIdx.x & 31) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+#endif
     std::unique_lock<std::mutex> lock(phases_mutex);
-    phases_change.wait(lock, [&] { return (phases.at(at).ended & 1) != parity; });
+    const auto over = [&] { return (phases.at(at).ended & 1) != parity; };
+    if (phases_change.wait_for(lock, std::chrono::seconds(60), over)) return;
+    std::fprintf(stderr, "thread %u waits for a phase that is over, or never comes\n", threadIdx.x);
+    std::abort();  // rather than to wait for ever
 }
 inline void bring(void* to, const void* from, int bytes, unsigned long long* when) {
     if (bytes <= 0 || bytes % 16 || (uintptr_t)to % 16 || (uintptr_t)from % 16) std::abort();  // the engine's rules

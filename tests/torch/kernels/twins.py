@@ -28,7 +28,8 @@ extern "C" void twin(int grid{declared}) {{ run_blocks(grid, THREADS, [&] {{ {na
 class Twin:
     """Stands for a loaded kernel; a launch runs it here."""
 
-    def __init__(self, folder: Path, name: str, defines: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, folder: Path, name: str, defines: tuple[tuple[str, int], ...], late: int | None = None) -> None:
+        """``late``: a warp whose lanes but the first are behind where they wait for a barrier."""
         source = native.source(name)
         signature = re.search(rf"{name}\(([^)]*)\)", source)
         assert signature is not None
@@ -39,7 +40,7 @@ class Twin:
         digest = hashlib.sha256((text + str(defines)).encode()).hexdigest()[:16]
         written, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
         written.write_text(text)
-        constants = [f"-D{key}={value}" for key, value in defines]
+        constants = [f"-D{key}={value}" for key, value in (*defines, *([] if late is None else [("LATE", late)]))]
         how = ["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-w", f"-I{FOLDER}"]
         subprocess.run([str(COMPILER), *how, *constants, str(written), "-o", str(library)], check=True, timeout=120)
         self._call = ctypes.CDLL(str(library)).twin
@@ -58,6 +59,16 @@ class Twin:
 @pytest.fixture
 def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
     """Kernels that were asked for. On a GPU they are the real ones, and nothing is listed."""
+    return _twins(tmp_path, monkeypatch, None)
+
+
+@pytest.fixture(params=range(4))
+def late_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[Twin]:
+    """The same with lanes of one warp far apart, as a processor that runs lanes by themselves may let them be."""
+    return _twins(tmp_path, monkeypatch, request.param)
+
+
+def _twins(folder: Path, monkeypatch: pytest.MonkeyPatch, late: int | None) -> list[Twin]:
     made: list[Twin] = []
     known: dict[tuple[str, tuple[tuple[str, int], ...]], Twin] = {}
     if DEVICE == "cuda":
@@ -67,7 +78,7 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
 
     def function(name: str, defines: tuple[tuple[str, int], ...], device: int) -> Twin:
         if (name, defines) not in known:
-            made.append(Twin(tmp_path, name, defines))
+            made.append(Twin(folder, name, defines, late))
             known[name, defines] = made[-1]
         return known[name, defines]
 

@@ -297,10 +297,11 @@ __device__ __forceinline__ void walk(const Ring& ring, float* parts, const float
         parity ^= 1;
     };
     if (warp == WARPS) {
+        if (lane) return;  // a lane behind the one that brings would wait for phases that are long over
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             for (int piece = 0; piece < PIECES; ++piece, next()) {
                 wait(ring.empty + stage, parity ^ 1);
-                if (lane == 0) copy(ring.stages + stage * ring.stage_bytes, tile, piece, ring.full + stage);
+                copy(ring.stages + stage * ring.stage_bytes, tile, piece, ring.full + stage);
             }
         }
         let_next_start();  // its weights come behind these, not among them
