@@ -9,6 +9,7 @@ from ranvier.weights.formats.registry import register_format
 from ranvier.weights.formats.safetensors import save as save_safetensors
 from ranvier.weights.http import Missing
 from ranvier.weights.loader import Metadata, WeightLoader
+from ranvier.weights.opened import FileChanged
 from ranvier.weights.progress import Bars, Progress
 from ranvier.weights.sources.base import Context, Source
 from ranvier.weights.sources.hub import HubSource
@@ -25,6 +26,7 @@ __all__ = [
     "Cast",
     "Checkpoint",
     "Context",
+    "FileChanged",
     "FileSource",
     "Format",
     "HubSource",

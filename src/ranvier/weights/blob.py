@@ -16,6 +16,7 @@ import numpy as np
 
 from ranvier.errors import WeightError
 from ranvier.memory.mapping import give_back, mapped
+from ranvier.weights.opened import Opened
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop
@@ -50,7 +51,7 @@ class MemoryBlob:
     def __init__(self, name: str, data: Any) -> None:
         self.name = name
         self.path: Path | None = None  # of the file it is, for readers that follow references in it
-        self._mapped: tuple[Path, os.stat_result] | None = None
+        self._opened: Opened | None = None  # of the file it is a mapping of
         try:
             view = memoryview(data)
         except TypeError as error:
@@ -66,7 +67,7 @@ class MemoryBlob:
             if not path.is_file() and path.exists():  # opening a pipe waits for somebody who writes
                 raise WeightError(f"cannot open {str(path)!r}: it is no file")
             found = cls(path.name, mapped(path))
-            found._mapped = path.absolute(), path.stat()
+            found._opened = Opened(path, found.size)
             return found
         except (OSError, ValueError) as error:
             raise WeightError(f"cannot open {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
@@ -78,32 +79,22 @@ class MemoryBlob:
     @property
     def is_file(self) -> bool:
         """Whether its memory is that of a file, which the system may take back."""
-        return self._mapped is not None
+        return self._opened is not None
 
     def give_back(self, start: int, stop: int) -> None:
         """Nobody is expected to look at these bytes soon: pages of a file need not be in memory."""
-        if self._mapped is not None:
+        if self._opened is not None:
             give_back(self._bytes[start:stop])
 
     def read(self, start: int, stop: int) -> Bytes:
         check_range(self, start, stop)
-        if self._mapped is not None:
-            self._check_there()
+        self.check()
         return self._data[start:stop]
 
-    def _check_there(self) -> None:
-        """WeightError where somebody wrote another file over the mapped one: where it is shorter, a look at what was
-        behind its end would end the program. One that was removed, or replaced as a whole, stays what it was."""
-        assert self._mapped is not None
-        path, before = self._mapped
-        try:
-            now = path.stat()
-        except OSError:
-            return
-        if os.path.samestat(now, before) and now.st_size != self.size:
-            raise WeightError(
-                f"{str(path)!r} had {self.size} bytes when it was opened and now has {now.st_size}; open it again"
-            )
+    def check(self) -> None:
+        """FileChanged where its memory is that of a file which somebody wrote to since it was opened."""
+        if self._opened is not None:
+            self._opened.check()
 
     def read_many(self, ranges: Sequence[Range]) -> list[Bytes]:
         return [self.read(*each) for each in ranges]

@@ -21,8 +21,9 @@ from ranvier.providers.cpu.lower import dequantized_weights, weight_only
 from ranvier.quantize import Integers, Quantized, Ternary, scheme
 from ranvier.tensor.nn.modules import coded
 from ranvier.tensor.stored import constant_behind
-from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights import FileChanged, WeightLoader, save_safetensors
 from ranvier.weights.quantized import quantized_layers
+from tests.weights.changing import CHANGES, HARMLESS, Event, aged, cut_off, written_over
 
 Array = np.ndarray[Any, Any]
 INPUTS, OUTPUTS = 128, 160
@@ -318,3 +319,97 @@ def test_a_checkpoint_in_memory_is_not(tmp_path: Path) -> None:
     module = Holder()
     nn.load_quantized_(module, opened)
     assert constant_behind(module.inner.codes._held) is None
+
+
+def gguf_file(path: Path, **shapes: tuple[int, ...]) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer, kind = gguf.GGUFWriter(path, "test"), gguf.GGMLQuantizationType.Q8_0
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(numbers(*shape), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+FILES = {"m.safetensors": checkpoint, "m.gguf": lambda path: gguf_file(path, inner=(OUTPUTS, INPUTS))}
+SENTENCE = r"m\.\w+' (was written to after|had \d+ bytes when) .*: load the model again"
+
+
+def loaded(path: Path) -> Holder:
+    FILES[path.name](path)
+    aged(path)
+    module = Holder()
+    nn.load_quantized_(module, WeightLoader().open(path))
+    return module
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("event", CHANGES)
+def test_codes_of_a_file_that_was_written_to_are_not_packed(tmp_path: Path, name: str, event: Event) -> None:
+    module = loaded(tmp_path / name)
+    function, x = rv.jit(module), numbers(3, INPUTS)
+    expected = function(x).numpy()
+    event(tmp_path / name)
+    np.testing.assert_array_equal(function(x).numpy(), expected)  # what is packed is there
+    assert function(numbers(5, INPUTS)).numpy().shape == (5, OUTPUTS)
+    function.clear()
+    gc.collect()
+    for _ in range(2):
+        with pytest.raises(FileChanged, match=SENTENCE):
+            function(numbers(7, INPUTS)).realise()
+        with pytest.raises(FileChanged, match=SENTENCE):
+            module(numbers(7, INPUTS)).realise()
+        with pytest.raises(FileChanged, match=SENTENCE):
+            module.inner.codes.numpy()
+    with pytest.raises(FileChanged, match=SENTENCE):
+        rv.export(module, rv.Tensor(x), tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("event", HARMLESS)
+def test_codes_of_a_file_that_was_replaced_are_those_that_were_loaded(tmp_path: Path, name: str, event: Event) -> None:
+    module = loaded(tmp_path / name)
+    function, x = rv.jit(module), numbers(7, INPUTS)
+    expected = function(x).numpy()
+    function(numbers(3, INPUTS)).realise()
+    there = in_memory(module.inner)
+    event(tmp_path / name)
+    function.clear()
+    read_another()
+    gc.collect()
+    assert there() is None
+    np.testing.assert_array_equal(function(x).numpy(), expected)
+
+
+@pytest.mark.parametrize("event", [written_over, cut_off])
+@pytest.mark.parametrize("outputs", [1, OUTPUTS])
+def test_codes_in_memory_stay_what_they_are(tmp_path: Path, outputs: int, event: Event) -> None:
+    """Those of one output lie in their file as the processor has them."""
+    path = tmp_path / "m.safetensors"
+    codes = numbers(outputs, 2048).astype(ml_dtypes.float8_e4m3fn)
+    scales = np.full((outputs, 1), 0.5, np.float32)
+    save_safetensors(path, {"a.weight": codes, "a.weight_scale": scales})
+    aged(path)
+    layer = nn.QuantizedLinear(quantized_layers(WeightLoader().open(path))["a"])
+    assert constant_behind(layer.codes._held) is not None
+    event(path)
+    x = numbers(3, 2048)
+    np.testing.assert_allclose(layer(x).numpy(), x @ (codes.astype(np.float32) / 2).T, rtol=1e-4, atol=1e-3)
+
+
+def test_experts_of_a_file_that_was_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    gguf_file(path, up=(4, 64, 32), down=(4, 32, 64))
+    aged(path)
+    layers = quantized_layers(WeightLoader().open(path))
+    experts = nn.QuantizedExperts(layers["up"], layers["down"], top_k=2, activation="relu")
+    experts(numbers(1, 32), numbers(1, 4)).realise()
+    written_over(path)
+    experts(numbers(1, 32), numbers(1, 4)).realise()
+    experts._compiled().clear()  # type: ignore[attr-defined]
+    read_another()
+    gc.collect()
+    with pytest.raises(FileChanged, match=SENTENCE):
+        experts(numbers(7, 32), numbers(7, 4)).realise()

@@ -34,6 +34,7 @@ class Layer:
     def __call__(self) -> Quantized:
         found, stored = self.read(), self._stored
         if stored is not None:
+            stored.blob.check()  # once more: it may have been written over while codes were made of it
             stored.blob.give_back(stored.start, stored.start + stored.info.nbytes)
         return found
 

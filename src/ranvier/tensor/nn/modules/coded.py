@@ -57,11 +57,23 @@ def held(arrays: Sequence[Array], make: Callable[[], Sequence[Array]] | None) ->
     """Constants of a module; ``make`` gives the arrays again, so that those that take much memory need not stay."""
     if make is None:
         return [Constant(array) for array in arrays]
-    constants = remade(arrays, make, "a checkpoint")
+    constants = remade(_own(arrays), lambda: _own(make()), "a checkpoint")
     return [
         Constant(array) if array.nbytes <= _LEAST else Constant.of(constant)
         for array, constant in zip(arrays, constants, strict=True)
     ]
+
+
+def _own(arrays: Iterable[Array]) -> list[Array]:
+    """Arrays that stay what they are: forms are nearly always new ones, and seldom the bytes of a file as it has them,
+    which are others when somebody writes to it."""
+    found = []
+    for array in arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        found.append(array if base is None else array.copy())
+    return found
 
 
 def let_go(codes: Iterable[Quantized]) -> None:
