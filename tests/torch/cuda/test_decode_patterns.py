@@ -159,7 +159,7 @@ def test_codes_are_on_the_device_once(order: tuple[int, ...]) -> None:
             for _ in range(2):
                 found = session.run({"x": x})["y"]
                 np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
-            assert all(tensor.dtype != torch.uint8 for tensor in seen[-1]._fixed.values())
+            assert all(tensor.dtype != torch.uint8 for tensor in seen[-1]._constants.tensors.values())
     assert len(seen) == 2 and seen[0] is seen[1]
 
 

@@ -15,6 +15,7 @@ from ranvier.errors import RanvierError
 from ranvier.graph.ir import Node, Value
 from ranvier.logs import logger
 from ranvier.providers.cuda.bounds import ATTENTION
+from ranvier.providers.cuda.constants import Constants
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.place import Gpu, Place
 from ranvier.providers.cuda.steps import Env, Step
@@ -35,17 +36,18 @@ class Decoding:
         self._attends = any(node.op == ATTENTION and node.domain == CONTRIB for node in nodes)
         self._coded = any(node.op == "MatMulNBits" and node.domain == CONTRIB for node in nodes)
         self._shelf: Any = None
-        self._fixed: dict[Value, Any] = {}
+        self._constants: Constants | None = None
 
-    def lay_out(self, fixed: dict[Value, Any]) -> None:
-        """Weights that nothing but products read: rows of the output together, seen as they were. ``fixed`` is kept:
-        codes are taken out of it when they are there in another form."""
-        self._fixed = fixed
+    def lay_out(self, constants: Constants) -> None:
+        """Weights that nothing but products read: rows of the output together, seen as they were. ``constants`` are
+        kept: codes are taken out of them when they are there in another form."""
+        self._constants = constants
         if not self._attends:
             return
-        for value, tensor in fixed.items():
-            if tensor.ndim == 2 and tensor.is_floating_point() and _only_multiplies(value):
-                fixed[value] = tensor.mT.contiguous().mT
+        for value in constants.values:
+            const = value.const
+            if const is not None and len(const.shape) == 2 and const.dtype.is_float and _only_multiplies(value):
+                constants.tensors[value] = constants.form(value, "rows of the output", lambda x: x.mT.contiguous().mT)
 
     def __call__(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> Sequence[Step]:
         if self._attends or self._coded:
@@ -60,7 +62,7 @@ class Decoding:
         from ranvier.providers.cuda.decode_weights import Shelf
 
         if self._shelf is None:
-            self._shelf = Shelf()
+            self._shelf = Shelf(self._place)
         processors, pdl = _TWIN_PROCESSORS, False
         if isinstance(self._place, Gpu):
             facts = torch.cuda.get_device_properties(self._place.device)
@@ -69,7 +71,8 @@ class Decoding:
         search = Search(steps, env, outputs, self._shelf, processors, pdl=pdl)
         found = search.run()
         for value in search.let_go():
-            self._fixed.pop(value, None)
+            if self._constants is not None:
+                self._constants.let_go(value)
         return found
 
 

@@ -7,18 +7,20 @@ with the other order. Codes of 4 bits are put into the kernels' own order; those
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
 
 from ranvier.graph.ir import Node, Value
+from ranvier.providers.cuda.constants import shared
 from ranvier.providers.cuda.kernels import choose, few_tokens, int4, w4a16
 from ranvier.providers.cuda.kernels.few_tokens import Around
 from ranvier.providers.cuda.kernels.gemv import gated_gemv, gemv
 from ranvier.providers.cuda.ops.weight_only import numbers_of
+from ranvier.providers.cuda.place import Place
 from ranvier.providers.cuda.steps import Env
 from ranvier.records import dataclass
 
@@ -94,13 +96,16 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
 Weights = Floats | GatedFloats | Codes
+T = TypeVar("T")
+_SIZES = ("K", "N", "bits", "block_size")  # attributes that say how codes lie
 
 
 class Shelf:
     """Weights of a part, by the nodes that multiply with them. Codes of 4 bits are here once, in the form in which few
     tokens want them; what reads them by themselves finds them in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._made: dict[Any, Any] = {}
         self._places: dict[Node, tuple[Codes, slice]] = {}  # rows in which codes of 4 bits are
 
@@ -114,11 +119,10 @@ class Shelf:
         if key not in self._made:
             bias = torch.cat([env.tensors[value].reshape(-1) for value in biases]) if biases else None
             if kind == "int4":
-                parts = [self._codes(node, env) for node in nodes]
-                made = self._made[key] = Codes(int4.stacked(*parts) if len(parts) > 1 else parts[0], bias)
-                ends = list(itertools.accumulate(part.n for part in parts))
-                for node, part, end in zip(nodes, parts, ends):
-                    self._places.setdefault(node, (made, slice(end - part.n, end)))
+                made = self._made[key] = Codes(self._shared("stacked", nodes, lambda: self._stacked(nodes, env)), bias)
+                ends = itertools.accumulate(int(node.attrs["N"]) for node in nodes)
+                for node, end in zip(nodes, ends):
+                    self._places.setdefault(node, (made, slice(end - int(node.attrs["N"]), end)))
             else:
                 self._made[key] = Floats([self._rows(node, env) for node in nodes], bias)
         found: Floats | Codes = self._made[key]
@@ -128,7 +132,7 @@ class Shelf:
         key = (gate, up, activation)
         if key not in self._made:
             if kind == "int4":
-                codes = int4.interleaved(self._codes(gate, env), self._codes(up, env))
+                codes = self._shared("interleaved", (gate, up), lambda: self._interleaved(gate, up, env))
                 made = self._made[key] = Codes(codes, None, activation)
                 for first, node in enumerate((gate, up)):
                     self._places.setdefault(node, (made, slice(first, None, 2)))
@@ -153,14 +157,29 @@ class Shelf:
             found: torch.Tensor = _tensor(node, 1, env).mT
             return found
         if node not in self._made:
-            if node.op == "MatMul":
-                made = _tensor(node, 1, env).mT.contiguous()
-            else:
-                operands = [None if node.input(k) is None else _tensor(node, k, env) for k in (1, 2, 3)]
-                made = numbers_of(node, *operands).to(_tensor(node, 0, env).dtype)
-            self._made[node] = made
+            form = ("floats", _tensor(node, 0, env).dtype)
+            self._made[node] = self._shared(form, [node], lambda: self._numbers(node, env))
         kept: torch.Tensor = self._made[node]
         return kept
+
+    def _numbers(self, node: Node, env: Env) -> torch.Tensor:
+        if node.op == "MatMul":
+            return _tensor(node, 1, env).mT.contiguous()
+        operands = [None if node.input(k) is None else _tensor(node, k, env) for k in (1, 2, 3)]
+        return numbers_of(node, *operands).to(_tensor(node, 0, env).dtype)
+
+    def _stacked(self, nodes: Sequence[Node], env: Env) -> int4.Int4:
+        parts = [self._codes(node, env) for node in nodes]
+        return int4.stacked(*parts) if len(parts) > 1 else parts[0]
+
+    def _interleaved(self, gate: Node, up: Node, env: Env) -> int4.Int4:
+        return int4.interleaved(self._codes(gate, env), self._codes(up, env))
+
+    def _shared(self, form: Hashable, nodes: Sequence[Node], make: Callable[[], T]) -> T:
+        """Weights of nodes in a form, which parts of other graphs may have too."""
+        sources = [node.input(k) for node in nodes for k in (1, 2, 3)]
+        sizes = [(node.op, *(node.attrs.get(name) for name in _SIZES)) for node in nodes]
+        return shared(self._place, sources, (form, *sizes), make)
 
     def _codes(self, node: Node, env: Env) -> int4.Int4:
         if node in self._places:

@@ -14,11 +14,12 @@ from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType
 from ranvier.providers.base import Array, CompileContext, Subgraph
 from ranvier.providers.cuda.bounds import Bounds
+from ranvier.providers.cuda.constants import Constants, is_constant
 from ranvier.providers.cuda.failures import Health
-from ranvier.providers.cuda.library import TORCH_NAMES, tensor_over, torch
+from ranvier.providers.cuda.library import TORCH_NAMES, torch
 from ranvier.providers.cuda.place import Gpu, Twin
 from ranvier.providers.cuda.steps import NodeStep, part_steps
-from ranvier.providers.cuda.transfers import KIND, host_of, remember
+from ranvier.providers.cuda.transfers import KIND, host_of
 from ranvier.providers.cuda.variant import Specialise, Variant, marked
 from ranvier.providers.foreign import ForeignKernel
 
@@ -41,7 +42,7 @@ class CudaKernel(ForeignKernel):
         graphs: bool = False,
         kept: int = 8,
         specialise: Specialise | None = None,
-        lay_out: Callable[[dict[Value, Any]], None] | None = None,
+        lay_out: Callable[[Constants], None] | None = None,
     ) -> None:
         self._place = place
         self._health = health
@@ -63,18 +64,16 @@ class CudaKernel(ForeignKernel):
 
     def _load(self, part: Subgraph, ctx: CompileContext) -> None:
         """Constants on the device, each in the form its readers want and in no other."""
-        fixed = [(v, v.const) for v in part.inputs if v.const is not None and v.producer is None]
-        given = [(v, k) for k, v in enumerate(part.inputs) if v.const is None or v.producer is not None]
+        given = [(v, k) for k, v in enumerate(part.inputs) if not is_constant(v)]
         with self._place.computing():
-            there = {v: remember(tensor_over(c.numpy()).to(self._place.device), c.numpy()) for v, c in fixed}
+            constants = Constants(self._place, part.inputs)
             if self._lay_out is not None:
-                self._lay_out(there)
-            self._steps, on_host = part_steps(part, ctx.opsets, there)
+                self._lay_out(constants)
+            self._steps, on_host = part_steps(part, ctx.opsets, constants)
             read = {v for step in self._steps for v in step.reads} | set(part.outputs)
-            for value in [v for v in there if v not in read]:
-                del there[value]
-            self._fixed = there  # also whoever lays out has it
-        self._fixed_on_host = {v: c.numpy() for v, c in fixed if v in on_host}
+            constants.keep(read)
+            self._fixed = constants.tensors  # also whoever lays out has it
+        self._fixed_on_host = {v: v.const.numpy() for v in constants.values if v in on_host and v.const is not None}
         sized = {v for step in self._steps for v in getattr(step, "sizes_of", ())}
         self._given = [(v, k) for v, k in given if v in read or v in sized]
         self._shaping = [(v, k) for v, k in given if v in on_host]

@@ -12,8 +12,10 @@ from ranvier.codegen.definitions.realiser import slice_of
 from ranvier.codegen.storage import View
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType
+from ranvier.providers.cuda.constants import shared
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.patterns import Steps
+from ranvier.providers.cuda.place import Place
 from ranvier.providers.cuda.steps import Env, NodeStep
 from ranvier.records import dataclass
 
@@ -37,20 +39,27 @@ class Member:
 class Shelf:
     """Matrices side by side, kept for all sizes of a part."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._kept: dict[tuple[tuple[Value, bool], ...], tuple[Value, Any]] = {}
 
     def joined(self, parts: Sequence[tuple[Value, bool]], env: Env) -> tuple[Value, Any]:
         key = tuple(parts)
         if key not in self._kept:
-            tensors = [env.tensors[v].mT if turned else env.tensors[v] for v, turned in parts]
-            tensor = torch.cat(tensors, dim=-1).contiguous()
-            if tensor.ndim == 2 and tensor.shape[1] % _ALIGNED:  # rows that begin anywhere are read element by element
-                tensor = tensor.mT.contiguous().mT
+            form = ("side by side", *(turned for _, turned in parts))
+            tensor = shared(self._place, [v for v, _ in parts], form, lambda: _beside(parts, env))
             kind = parts[0][0].type
             assert isinstance(kind, TensorType)
             self._kept[key] = Value(f"{parts[0][0].name} …", TensorType(kind.dtype, tuple(tensor.shape))), tensor
         return self._kept[key]
+
+
+def _beside(parts: Sequence[tuple[Value, bool]], env: Env) -> Any:
+    tensors = [env.tensors[v].mT if turned else env.tensors[v] for v, turned in parts]
+    tensor = torch.cat(tensors, dim=-1).contiguous()
+    if tensor.ndim == 2 and tensor.shape[1] % _ALIGNED:  # rows that begin anywhere are read element by element
+        tensor = tensor.mT.contiguous().mT
+    return tensor
 
 
 class MergedStep:

@@ -42,6 +42,15 @@ class Place(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def settle(self) -> None:
+        """Until what was launched while computing is done."""
+        ...
+
+    def uses(self, tensor: Any) -> None:
+        """A tensor that other places of the device may have made and may let go of: its memory is not used for anything
+        else before what is launched here until then is done."""
+        ...
+
     def empty_cache(self) -> None: ...
 
     def memory(self) -> tuple[int, int, int, int]:
@@ -75,6 +84,12 @@ class Twin:
         return replay
 
     def synchronize(self) -> None:
+        return None
+
+    def settle(self) -> None:
+        return None
+
+    def uses(self, tensor: Any) -> None:
         return None
 
     def empty_cache(self) -> None:
@@ -128,6 +143,13 @@ class Gpu:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
+
+    def settle(self) -> None:
+        self.compute.synchronize()
+
+    def uses(self, tensor: Any) -> None:
+        tensor.record_stream(self.compute)
+        tensor.record_stream(torch.cuda.default_stream(self.index))  # where tied runs are
 
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()

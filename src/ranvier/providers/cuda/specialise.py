@@ -82,7 +82,7 @@ class Specialiser:
         self._place = place
         self._lone = lone
         self._chooser = Chooser(place, prefer)
-        self._shelf = Shelf()
+        self._shelf = Shelf(place)
 
     def __call__(self, steps: Sequence[Step], env: Env, outputs: Sequence[Value]) -> list[Step]:
         try:

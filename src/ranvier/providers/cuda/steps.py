@@ -8,16 +8,18 @@ nodes puts a step of its own in their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from ranvier.errors import KernelError, RanvierError
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import Same
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
 from ranvier.providers.base import Array, Subgraph
+from ranvier.providers.cuda.constants import Constants
 from ranvier.providers.cuda.failures import PROVIDER, is_lost, is_out_of_memory
 from ranvier.providers.cuda.library import as_bits, fitted, torch, torch_type, widened
 from ranvier.providers.cuda.table import Call, Lowering, draws_alike, lowering_of
@@ -136,10 +138,10 @@ class HostStep:
 
 
 def part_steps(
-    part: Subgraph, opsets: Mapping[str, int], fixed: Mapping[Value, Any]
+    part: Subgraph, opsets: Mapping[str, int], constants: Constants
 ) -> tuple[list[NodeStep | HostStep], set[Value]]:
-    """The steps of a part, one for each node, and the values whose content the host needs. ``fixed`` are the constants
-    as tensors; those that a function wants in another form are put into it here, once."""
+    """The steps of a part, one for each node, and the values whose content the host needs. Constants that a
+    function wants in another form are put into it here, once."""
     lowerings = [(node, _known(node)) for node in part.nodes]
     on_host = needed_on_host(lowerings)
     steps: list[NodeStep | HostStep] = []
@@ -152,12 +154,27 @@ def part_steps(
             steps.append(HostStep(node, opsets, sizes_only=lowering.numpy))
             continue
         prepared = {
-            position: prepare(adapted(fixed[value], lowering), node)
+            position: constants.form(value, _form(node, lowering, position), _preparing(node, lowering, prepare))
             for position, prepare in lowering.prepares.items()
-            if (value := node.input(position)) is not None and value in fixed
+            if (value := node.input(position)) is not None and value in constants
         }
         steps.append(NodeStep(node, lowering, prepared))
     return steps, on_host
+
+
+def _preparing(node: Node, lowering: Lowering, prepare: Callable[[Any, Node], Any]) -> Callable[[Any], Any]:
+    return lambda tensor: prepare(adapted(tensor, lowering), node)
+
+
+def _form(node: Node, lowering: Lowering, position: int) -> Hashable | None:
+    """All that an operand's form may depend on beside its numbers; None where attributes cannot be told apart."""
+    attrs = [(name, tuple(attr) if isinstance(attr, list) else attr) for name, attr in sorted(node.attrs.items())]
+    form = (Same(lowering), position, node.domain, node.op, *attrs)
+    try:
+        hash(form)
+    except TypeError:
+        return None
+    return form
 
 
 def adapted(tensor: Any, lowering: Lowering) -> Any:

@@ -20,7 +20,7 @@ from ranvier.providers.cuda.library import tensor_over, torch
 from ranvier.providers.cuda.place import Place, Replay
 from ranvier.providers.cuda.steps import Env, HostStep, NodeStep, Step
 from ranvier.providers.cuda.together import Overwriting
-from ranvier.providers.cuda.transfers import CHECKS, KIND, SHARED, Checks, checks_of, remember
+from ranvier.providers.cuda.transfers import CHECKS, HOST, KIND, SHARED, Checks, checks_of, remember
 
 Specialise = Callable[[Sequence[Step], Env, Sequence[Value]], Sequence[Step]]
 Results = tuple[list[Any], Checks | None]
@@ -253,13 +253,22 @@ class Variant:
             return found, None if checks is None else Checks(checks.flags.clone(), checks.messages)
 
     def _gathered(self, env: Env) -> Results:
-        results = [env.tensors[value] for value in self._outputs]
+        results = [_apart(env.tensors[v]) if v in self._shared else env.tensors[v] for v in self._outputs]
         for result, value in zip(results, self._outputs):
             setattr(result, SHARED, value in self._shared)
         if not env.requirements:
             return results, None
         flags = torch.stack([flag.reshape(()) for flag in env.requirements])
         return results, Checks(flags, tuple(env.messages))
+
+
+def _apart(tensor: Any) -> Any:
+    """The same elements as another tensor: what is noted on a result is no business of others that have the weight."""
+    found = tensor.view_as(tensor)
+    for name in (HOST, KIND):
+        if hasattr(tensor, name):
+            setattr(found, name, getattr(tensor, name))
+    return found
 
 
 def _in_memory_of(value: Value, env: Env) -> set[Value]:
