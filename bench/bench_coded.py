@@ -12,7 +12,8 @@ reading the same bytes by itself takes is measured in the same turns: "of readin
 all are out of the near caches whenever they are used, because the others ran in between. Scales are float32 for all;
 ``--scales float16`` has numbers among them that float16 holds, as checkpoints of GPTQ, AWQ and GGUF have them. OpenVINO
 is left out where it is not installed. Codes of 3, 5 and 6 bits, which neither of them reads, have ours of as many bits
-as they read beside them, 4 or 8 ("wider").
+as they read beside them, 4 or 8 ("wider"). With ``--scales steps`` scales of groups, and minima of 2, 4 and 5 bits, are
+integers times a float16 that 256 weights share, as in kinds of GGUF; "wider" are others near them, in float32.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ COLUMNS = ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino"
 WIDTHS = (-48, 9, 7, 11, 12, 10, 8, 8)
 PEERS = ("onnxruntime", "openvino", "wider")
 MICROSOFT = "com.microsoft"
+SHARED = 256  # weights that have one step
 
 
 @dataclass
@@ -69,7 +71,14 @@ class Case:
     @property
     def nbytes(self) -> int:
         """Codes and scales."""
-        return self.n * self.k * self.bits // 8 + np.dtype(self.scales).itemsize * self.n * (self.k // self.group)
+        codes, groups = self.n * self.k * self.bits // 8, self.n * (self.k // self.group)
+        if self.scales == "steps":
+            return codes + (2 if self.minima else 1) * (groups + 2 * self.n * self.k // SHARED)
+        return codes + np.dtype(self.scales).itemsize * groups
+
+    @property
+    def minima(self) -> bool:
+        return self.scales == "steps" and self.bits in (2, 4, 5)
 
     @property
     def name(self) -> str:
@@ -81,12 +90,30 @@ class Weights:
     def __init__(self, case: Case) -> None:
         rng = np.random.default_rng(0)
         self.codes = rng.integers(0, 1 << case.bits, (case.n, case.k)).astype(np.uint8)
-        self.scales = rng.uniform(0.01, 0.1, (case.n, case.k // case.group)).astype(case.scales).astype(np.float32)
+        groups = case.n, case.k // case.group
+        self.zeros: Array | None = None
+        if case.scales == "steps":
+            self.scales = _stepped(rng, case, 1)
+            if case.minima:
+                self.zeros = _stepped(rng, case, 0) / self.scales
+        else:
+            self.scales = rng.uniform(0.01, 0.1, groups).astype(case.scales).astype(np.float32)
         self.x = rng.standard_normal((case.rows, case.k)).astype(np.float32)
 
     def expected(self, case: Case) -> Array:
         scales = np.repeat(self.scales, case.group, axis=1)
-        return np.asarray(self.x @ ((self.codes - np.float32(1 << (case.bits - 1))) * scales).T)
+        middle = np.float32(1 << (case.bits - 1))
+        zeros = middle if self.zeros is None else np.repeat(self.zeros, case.group, axis=1)
+        return np.asarray(self.x @ ((self.codes - zeros) * scales).T)
+
+
+def _stepped(rng: np.random.Generator, case: Case, least: int) -> Array:
+    """Integers times a float16 that 256 weights share, the largest of them as large as can be."""
+    run = SHARED // case.group
+    integers = rng.integers(least, 64, (case.n, case.k // case.group)).astype(np.float32)
+    integers[:, ::run] = 63
+    steps = rng.uniform(1e-4, 1e-3, (case.n, case.k // SHARED)).astype(np.float16).astype(np.float32)
+    return integers * np.repeat(steps, run, axis=1)
 
 
 def model(case: Case, w: Weights) -> onnx.ModelProto:
@@ -97,8 +124,10 @@ def model(case: Case, w: Weights) -> onnx.ModelProto:
     else:
         op, codes = "MatMulNBits", packed(w.codes.reshape(case.n, -1, case.group), case.bits)
         attrs |= {"bits": case.bits, "accuracy_level": 0 if case.exact else 4}
-    node = helper.make_node(op, ["x", "codes", "scales"], ["y"], domain=MICROSOFT, **attrs)
     stored = [("codes", codes), ("scales", w.scales.reshape(-1))]
+    if w.zeros is not None:
+        stored.append(("zeros", w.zeros.reshape(-1)))
+    node = helper.make_node(op, ["x", *(name for name, _ in stored)], ["y"], domain=MICROSOFT, **attrs)
     graph = helper.make_graph(
         [node],
         "product",
@@ -114,7 +143,13 @@ Runner = Callable[[], Array]
 
 
 def wider(case: Case, w: Weights) -> Runner | None:
-    """Ours of the same numbers in more bits."""
+    """Ours of the same numbers in more bits; or of nearly the same."""
+    if case.scales == "steps":
+        more = copy.copy(w)
+        more.scales = np.nextafter(w.scales, np.float32(1))
+        if w.zeros is not None:
+            more.zeros = w.zeros * np.random.default_rng(1).uniform(0.99, 1.01, w.zeros.shape).astype(np.float32)
+        return ours(case, more)
     bits = WIDER.get(case.bits)
     if bits is None:
         return None
@@ -129,7 +164,7 @@ def ours(case: Case, w: Weights) -> Runner:
 
 
 def onnx_runtime(case: Case, w: Weights) -> Runner | None:
-    if case.bits in WIDER:
+    if case.bits in WIDER or case.minima:
         return None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = case.threads
@@ -139,7 +174,7 @@ def onnx_runtime(case: Case, w: Weights) -> Runner | None:
 
 
 def openvino(case: Case, w: Weights) -> Runner | None:
-    if not case.code.startswith("int") or case.bits not in (4, 8):
+    if not case.code.startswith("int") or case.bits not in (4, 8) or case.minima:
         return None
     try:
         import openvino as ov
@@ -221,7 +256,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="more shapes and codes; several minutes")
     parser.add_argument("--shapes", nargs="+", help="K x N")
     parser.add_argument("--codes", nargs="+", help="int2 to int6, int8 or nf4, / group")
-    parser.add_argument("--scales", choices=("float16", "float32"), default="float32", help="numbers that these hold")
+    parser.add_argument("--scales", choices=("float16", "float32", "steps"), default="float32", help="numbers of them")
     parser.add_argument("--only", choices=("exact", "int8"))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each product")
     parser.add_argument("--json", action="store_true", help="at the end, instead of lines")

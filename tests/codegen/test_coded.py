@@ -11,7 +11,9 @@ import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, pack_coded
 from ranvier.codegen.llvm.coded.held import held
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
+from ranvier.codegen.llvm.coded.numbers import Layout
+from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.dtypes import DType
@@ -63,6 +65,14 @@ def meaning(coding: Coding) -> Array:
     return np.arange(1 << coding.bits) - float(1 << (coding.bits - 1))
 
 
+def stepped(rng: np.random.Generator, n: int, count: int, group: int, least: int) -> Array:
+    """Numbers of groups that are integers times a half that 256 weights share; of the first columns nothing."""
+    run = 256 // group
+    steps = rng.uniform(1e-3, 2e-3, (n, count // run)).astype(np.float16).astype(F32)
+    steps[:3] = 0 if least <= 0 else 2.0**-8
+    return np.repeat(steps, run, axis=1) * rng.integers(least, 64, (n, count)).astype(F32)
+
+
 class Weights:
     """Random codes with scales and zero points, packed, and what they stand for in float64."""
 
@@ -77,6 +87,7 @@ class Weights:
         zeros: str = "",
         half: bool = False,
         listed: bool = False,
+        shared: bool = False,
         seed: int = 0,
     ) -> None:
         rng = np.random.default_rng(seed)
@@ -87,8 +98,13 @@ class Weights:
         scales = (rng.uniform(0.01, 0.1, (n, count)) * 2.0 ** (-6 if coding.kind == "e5m2" else 0)).astype(F32)
         if half:
             scales = scales.astype(np.float16).astype(F32)
-        zero = None
-        if zeros:
+        if shared:
+            scales = stepped(rng, n, count, group, -64 if zeros != "offset" else 1)
+        zero = offsets = None
+        if zeros == "offset":  # a zero point as those have who divide by scales, in float32
+            offsets = stepped(rng, n, count, group, 0)
+            zero = (offsets / scales) - F32(coding.middle)
+        elif zeros:
             zero = rng.integers(-2, 3, (n, count)).astype(F32) + F32(0.25 if zeros == "float" else 0)
         if listed:
             group_of = rng.integers(0, count, k)
@@ -99,6 +115,9 @@ class Weights:
         self.packed: CodedB = pack_coded(lambda a, b: codes[a:b], coding, n, groups, scales, zero, isa)
         less = 0.0 if zero is None else zero.astype(np.float64)[:, group_of]
         self.matrix = ((values[codes] - less) * scales.astype(np.float64)[:, group_of]).T
+        if offsets is not None:
+            wide = (values[codes] + coding.middle) * scales.astype(np.float64)[:, group_of]
+            self.matrix = (wide - offsets.astype(np.float64)[:, group_of]).T
 
 
 def product(
@@ -365,8 +384,61 @@ def test_rows_that_are_not_numbers_stay_so() -> None:
 
 
 def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
-    assert Weights(Coding(4), 64, 20, 32, ISAS[0], half=True).packed.scale_type is DType.float16
-    assert Weights(Coding(4), 64, 20, 32, ISAS[0]).packed.scale_type is DType.float32
+    assert Weights(Coding(4), 64, 20, 32, ISAS[0], half=True).packed.scales.layout == Layout(DType.float16)
+    assert Weights(Coding(4), 64, 20, 32, ISAS[0]).packed.scales.layout == Layout(DType.float32)
+
+
+@ways
+@pytest.mark.parametrize(
+    ("name", "group", "zeros"),
+    [
+        ("int4", 32, "offset"),
+        ("int4", 32, ""),
+        ("int2", 16, "offset"),
+        ("int6", 32, "offset"),
+        ("int6", 16, ""),
+        ("int8", 16, ""),
+        ("int4", 32, "whole"),
+        ("levels4", 32, ""),
+        ("whole levels4", 32, ""),
+    ],
+)
+def test_groups_that_share_a_step(isa: Isa, name: str, group: int, zeros: str) -> None:
+    """Scales, and what zero points subtract, are a byte each; results are what they are of float32."""
+    for n, k in [(20, 512), (150, 256)]:
+        w = Weights(CODINGS[name], k, n, group, isa, zeros=zeros, shared=True, seed=n)
+        run = Layout(DType.float32) if dot_of(isa) is SIGNED else Layout(DType.int8, 256 // group)
+        assert w.packed.scales.layout == run
+        if zeros:
+            assert w.packed.zeros.layout == (run if zeros == "offset" else Layout(DType.int8))
+        for m in (1, 2, 5, 18, 40):
+            a = rows(m, k, m)
+            check(product(a, w.packed, isa, split=2), a, w)
+            size = np.abs(a.astype(np.float64)) @ np.abs(w.matrix)
+            got = product(a, w.packed, isa, accuracy="int8", split=2)
+            np.testing.assert_array_less(np.abs(got - a.astype(np.float64) @ w.matrix), size * 2.0**-6 + 1e-30)
+            a = np.random.default_rng(m).integers(-127, 128, (m, k)).astype(F32)
+            a[:, ::group] = 127  # codes as they are
+            if m < (33 if w.packed.coding.whole else 12) or not multiplies_pairs(isa):  # else weights become bfloat16
+                check(product(a, w.packed, isa, accuracy="int8"), a, w)
+
+
+@ways
+def test_minima_that_halves_hold_are_offsets(isa: Isa) -> None:
+    rng, coding, n, k = np.random.default_rng(7), CODINGS["int4"], 40, 96
+    codes = rng.integers(0, 16, (n, k)).astype(np.uint8)
+    scales, minima = (rng.uniform(1e-3, 1e-2, (n, 3)).astype(np.float16).astype(F32) for _ in range(2))
+    zeros = minima / scales - F32(8)
+    b = pack_coded(lambda i, j: codes[i:j], coding, n, Groups.even(k, 32, coding), scales, zeros, isa)
+    if dot_of(isa) is not SIGNED:
+        assert b.numbers == (Layout(DType.float16), Layout(DType.float16), 8)
+    wanted = codes * np.repeat(scales, 32, axis=1).astype(np.float64) - np.repeat(minima, 32, axis=1)
+    for m in (1, 3, 20):
+        a = np.random.default_rng(m).integers(-127, 128, (m, k)).astype(F32)
+        a[:, ::32] = 127
+        for accuracy in ("float32", "int8"):
+            got = product(a, b, isa, accuracy=accuracy)
+            np.testing.assert_allclose(got, a @ wanted.T, rtol=1e-5, atol=1e-3)
 
 
 @ways

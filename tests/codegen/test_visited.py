@@ -11,11 +11,11 @@ import pytest
 from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, coupled
 from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.visits import VISIT, most_visits, sort_visits, sorted_rows
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
-from tests.codegen.test_coded import CODINGS, KEPT, meaning, ways
+from tests.codegen.test_coded import CODINGS, KEPT, meaning, stepped, ways
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
@@ -62,8 +62,9 @@ class Case:
     """Experts with random weights, what they stand for, and tokens that have chosen."""
 
     def __init__(
-        self, coding: Coding, isa: Isa, experts: int, k: int, n: int, group: int, *, zeros: bool = False, seed: int = 0
-    ) -> None:
+        self, coding: Coding, isa: Isa, experts: int, k: int, n: int, group: int, *, zeros: bool = False, seed: int = 0,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         less = None
         if coding.bits > 8:
@@ -77,9 +78,15 @@ class Case:
             scales = (rng.uniform(0.01, 0.1, (experts, n, count)) * (2.0**-6 if coding.kind == "e5m2" else 1)).astype(
                 F32
             )
+            if shared:
+                scales = np.stack([stepped(rng, n, count, group, 1) for _ in range(experts)])
             group_of = np.arange(k) // group
             wide = values[stored]
-            if zeros:
+            if zeros and shared:
+                offsets = np.stack([stepped(rng, n, count, group, 0) for _ in range(experts)])
+                less = (offsets / scales).astype(np.float64) - coding.middle
+                wide = wide - less[..., group_of]
+            elif zeros:
                 less = rng.integers(-2, 3, scales.shape).astype(F32)
                 wide = wide - less[..., group_of]
             self.matrices = wide * scales.astype(np.float64)[..., group_of]
@@ -139,6 +146,16 @@ def test_codes_of_eight_bits(isa: Isa, bits: int) -> None:
         case = Case(Coding(bits), isa, 4, 128, 33, 32, zeros=zeros, seed=bits)
         for tokens in (1, 6, 90):
             case.check(isa, tokens, 2, accuracy="int8")
+
+
+@ways
+@pytest.mark.parametrize(("bits", "group", "zeros"), [(4, 32, True), (6, 16, False)])
+def test_groups_that_share_a_step(isa: Isa, bits: int, group: int, zeros: bool) -> None:
+    case = Case(Coding(bits), isa, 5, 256, 40, group, zeros=zeros, shared=True)
+    assert bool(case.packed.all.scales.layout.run) == (dot_of(isa) is not SIGNED)
+    for tokens in (1, 7, 40, 160):
+        case.check(isa, tokens, 2)
+        case.check(isa, tokens, 2, accuracy="int8")
 
 
 @ways

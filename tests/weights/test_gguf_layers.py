@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ranvier.codegen.llvm.coded.numbers import factored
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, NotSupported, WeightError
 from ranvier.ops import evaluate
@@ -137,6 +138,22 @@ def test_groups_without_a_scale(kind: str) -> None:
     assert numbers[0].any() and not numbers[2].any()
     np.testing.assert_array_equal(in_groups(coded, 32).dequantize(), coded.dequantize())
     assert coded.codes.max() < 1 << coded.bits
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HALVES if sizes(kind)[0] == 256])
+def test_scales_and_minima_are_multiples_of_few_numbers(kind: str) -> None:
+    """Kernels keep a byte of each where they are: also of groups without a scale, and of whole blocks."""
+    data = random_blocks(kind, 40, 4, 3)
+    if kind in SCALES:
+        data.reshape(40, 4, -1)[3, :, SCALES[kind]] &= 0xF0
+    data.reshape(40, 4, -1)[2, :, HALVES[kind][0][0] :][:, :2] = 0
+    coded = gguf_layer(tensor(data, kind))
+    scales = factored(coded.scales, coded.block[1])
+    assert scales is not None
+    np.testing.assert_array_equal(np.repeat(scales[1], 256 // coded.block[1], axis=1) * scales[0], coded.scales)
+    if coded.zeros is not None:
+        middle = 1 << (coded.bits - 1)
+        assert factored(coded.zeros.astype(np.float64) - middle, coded.block[1], coded.scales, middle) is not None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HALVES if kind not in TABLES])

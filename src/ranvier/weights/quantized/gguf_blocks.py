@@ -29,11 +29,13 @@ _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 
 @dataclass(frozen=True)
 class _Read:
-    """What blocks hold: codes in the order of the weights, and of each group a scale, and a minimum where there is."""
+    """What blocks hold: codes in the order of the weights, and a scale of each group. Where they have minima, ``steps``
+    are what scales and minima of a block are multiples of."""
 
     codes: Array
     scales: Array
     minima: Array | None = None
+    steps: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,11 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
         scales, zeros = read.scales.reshape(groups), None
         if read.minima is not None:
             minima = read.minima.reshape(groups)
-            level = scales == 0  # all weights are the minimum: once that, as a scale
-            zeros = np.where(level, np.float32(0), -minima / scales)
-            codes.reshape(*groups, layout.group)[level] = 1
-            scales = np.where(level, minima, scales)
+            level = scales == 0  # all weights are the minimum
+            if level.any():
+                scales = np.where(level, _any_scale(read).reshape(groups), scales)
+                codes.reshape(*groups, layout.group)[level] = 0
+            zeros = np.where(scales == 0, np.float32(0), -minima / scales)
     return Quantized(
         kind.lower(),
         codes,
@@ -117,6 +120,13 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
         axis=1,
         scale_bytes=data.size - n * k * layout.bits // 8,
     )
+
+
+def _any_scale(read: _Read) -> Array:
+    """For groups without one: what other scales of the block are multiples of, so that all are; or what minima are."""
+    assert read.steps is not None
+    step, least = read.steps
+    return np.broadcast_to(np.where(step == 0, least, step), read.scales.shape)
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------------
@@ -150,6 +160,16 @@ def _half(data: Array) -> Array:
     return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
+def _with_minima(
+    codes: Array, scale: Array, minimum: Array, scales: Array | None = None, minima: Array | None = None
+) -> _Read:  # fmt: skip
+    """A block's scale and minimum, two bytes each; or what those of groups are times, minima below zero."""
+    step, least = _half(scale), _half(minimum)
+    if scales is None or minima is None:
+        return _Read(codes, step, least, (step, least))
+    return _Read(codes, step * scales, least * -minima.astype(np.float32), (step, least))
+
+
 def _parts(blocks: Array, *sizes: int) -> list[Array]:
     """A block cut into runs of bytes of these sizes, and the rest."""
     return np.split(blocks, np.cumsum(sizes), axis=-1)
@@ -165,7 +185,7 @@ def _q4_0(blocks: Array) -> _Read:
 
 def _q4_1(blocks: Array) -> _Read:
     scale, minimum, low = _parts(blocks, 2, 2)
-    return _Read(_spread(low, 4, 16), _half(scale), _half(minimum))
+    return _with_minima(_spread(low, 4, 16), scale, minimum)
 
 
 def _q5_0(blocks: Array) -> _Read:
@@ -175,7 +195,7 @@ def _q5_0(blocks: Array) -> _Read:
 
 def _q5_1(blocks: Array) -> _Read:
     scale, minimum, high, low = _parts(blocks, 2, 2, 4)
-    return _Read(_joined(_spread(low, 4, 16), _spread(high, 1, 1), 4), _half(scale), _half(minimum))
+    return _with_minima(_joined(_spread(low, 4, 16), _spread(high, 1, 1), 4), scale, minimum)
 
 
 def _q8_0(blocks: Array) -> _Read:
@@ -198,7 +218,7 @@ def _mxfp4(blocks: Array) -> _Read:
 
 def _q2_k(blocks: Array) -> _Read:
     both, low, scale, minimum = _parts(blocks, 16, 64, 2)
-    return _Read(_spread(low, 2, 32), _half(scale) * (both & 0xF), _half(minimum) * -(both >> 4).astype(np.float32))
+    return _with_minima(_spread(low, 2, 32), scale, minimum, both & 0xF, both >> 4)
 
 
 def _q3_k(blocks: Array) -> _Read:
@@ -220,15 +240,13 @@ def _six_bits(data: Array) -> tuple[Array, Array]:
 
 def _q4_k(blocks: Array) -> _Read:
     scale, minimum, both, low = _parts(blocks, 2, 2, 12)
-    scales, minima = _six_bits(both)
-    return _Read(_spread(low, 4, 32), _half(scale) * scales, _half(minimum) * -minima.astype(np.float32))
+    return _with_minima(_spread(low, 4, 32), scale, minimum, *_six_bits(both))
 
 
 def _q5_k(blocks: Array) -> _Read:
     scale, minimum, both, high, low = _parts(blocks, 2, 2, 12, 32)
-    scales, minima = _six_bits(both)
     codes = _joined(_spread(low, 4, 32), _spread(high, 1, 32), 4)
-    return _Read(codes, _half(scale) * scales, _half(minimum) * -minima.astype(np.float32))
+    return _with_minima(codes, scale, minimum, *_six_bits(both))
 
 
 def _q6_k(blocks: Array) -> _Read:

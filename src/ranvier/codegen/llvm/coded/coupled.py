@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ranvier.codegen.llvm.coded.numbers import Layout, Numbers
 from ranvier.codegen.llvm.coded.pack import CodedB, beside
 from ranvier.codegen.llvm.coded.parts import in_parts
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
@@ -60,27 +61,23 @@ def coupled(b: CodedB, isa: Isa) -> CodedB:
 
     in_parts(couple, len(pairs), _AT_A_TIME, room.nbytes)
     short = b.words * b.coding.per_word < _SHORT
-    scales, scale_type = _enlarged(b, b.scales, DType.float32 if short else b.scale_type, 0)
-    zeros, zero_type = b.zeros, b.zero_type
-    if zeros is not None and zero_type is not None:
-        zeros, zero_type = _enlarged(b, zeros, zero_type, 1)
-    return replace(
-        b,
-        codes=Storage.packed(room),
-        scales=scales,
-        scale_type=scale_type,
-        zeros=zeros,
-        zero_type=zero_type,
-        coupled=True,
-    )
+    less = b.less
+    if less is not None:
+        assert less.middle is None
+        less = replace(less, numbers=_enlarged(b, less.numbers, short, 1))
+    return replace(b, codes=Storage.packed(room), scales=_enlarged(b, b.scales, short, 0), less=less, coupled=True)
 
 
-def _enlarged(b: CodedB, numbers: Storage, dtype: DType, which: int) -> tuple[Storage, DType]:
-    """What the first or second of two vectors has, times the factor; in float32 where its type has no such number."""
-    assert numbers.array is not None
-    wide = numbers.array.astype(np.float32)
+def _enlarged(b: CodedB, numbers: Numbers, short: bool, which: int) -> Numbers:
+    """What the first or second of two vectors has, times the factor; in float32 where its type has no such number, or
+    takes longer to read."""
+    storage, layout = numbers.storage, numbers.layout
+    assert storage.array is not None
+    assert not layout.run
+    dtype = DType.float32 if short and layout.dtype is DType.float16 else layout.dtype
+    wide = storage.array.astype(np.float32)
     wide.reshape(-1, 2, b.lanes)[:, which] *= np.float32(FACTOR)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype(dtype.numpy)
         fits = np.array_equal(narrow.astype(np.float32), wide)
-    return Storage.packed(narrow if fits else wide), dtype if fits else DType.float32
+    return Numbers(Storage.packed(narrow if fits else wide), Layout(dtype if fits else DType.float32))

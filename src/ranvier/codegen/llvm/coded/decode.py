@@ -10,7 +10,6 @@ from ranvier.codegen.llvm.coded.coding import Coding, Piece
 from ranvier.codegen.llvm.coded.pack import EACH, beside
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.dtypes import DType
 
 _MANTISSA, _EXPONENT = 23, 0x7F800000  # of a float: bits behind the exponent, and those of it
 _TABLE = 16  # entries that an instruction of NEON looks up
@@ -97,15 +96,13 @@ class Decoder:
         whole = f.bitcast(f.or_(code, _WHOLE), self.kind)
         return whole - float((1 << 23) + self.coding.middle)
 
-    def scale(self, dtype: DType, at: Val) -> Val:
-        """What values of a group are multiplied by, for every column."""
-        found = _numbers(self.fn, self.isa, dtype, at)
-        return found * float(self.factor) if self.factor > 1 else found
+    def scale(self, numbers: Val) -> Val:
+        """What values as :meth:`value` gives them are multiplied by."""
+        return numbers * float(self.factor) if self.factor > 1 else numbers
 
-    def zero(self, dtype: DType, at: Val) -> Val:
-        """What is subtracted from values before."""
-        found = _numbers(self.fn, self.isa, dtype, at)
-        return found * (1.0 / self.factor) if self.factor > 1 else found
+    def zero(self, numbers: Val) -> Val:
+        """What is subtracted from them before."""
+        return numbers * (1.0 / self.factor) if self.factor > 1 else numbers
 
     def _looked_up(self, word: Val, i: int) -> list[Val]:
         """The floats of four k, from ``4 i`` on: single bytes of all of them, looked up by codes, are put together.
@@ -259,13 +256,3 @@ def _woven(f: Fn, a: Val, b: Val) -> tuple[Val, Val]:
 def subtracted(isa: Isa, coding: Coding) -> int:
     """What is to be subtracted from bytes as :meth:`Decoder.quads` gives them, to leave what they stand for."""
     return 0 if coding.bits == 8 and dot_of(isa) is SIGNED else -coding.least
-
-
-def _numbers(fn: Fn, isa: Isa, dtype: DType, at: Val) -> Val:
-    """Scales or zero points of a vector of columns as floats."""
-    lanes = isa.lanes(4)
-    if dtype is DType.float16:
-        return vmath.half_to_float(fn, fn.load(vector("i16", lanes), at), isa)
-    if dtype is DType.int8:
-        return fn.cast(fn.cast(fn.load(vector("i8", lanes), at), "i32"), "float")
-    return fn.load(vector("float", lanes), at)

@@ -23,11 +23,12 @@ import numpy as np
 
 from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.coded.numbers import Layout, Numbers, Subtracted, scales_of, subtracted_of
 from ranvier.codegen.llvm.coded.parts import in_parts
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
-from ranvier.dtypes import DType
 from ranvier.ops.contrib.weight_only import unpacked
 from ranvier.records import dataclass
 
@@ -92,10 +93,8 @@ class CodedB:
     groups: int
     words: int  # of a group, in one column
     codes: Storage  # [panels, groups, words, their parts, columns of a panel] of 32 bits, and one more
-    scales: Storage  # [panels, groups, columns of a panel]
-    scale_type: DType
-    zeros: Storage | None  # likewise: subtracted from what codes stand for, before they are scaled
-    zero_type: DType | None
+    scales: Numbers
+    less: Subtracted | None
     order: Storage | None  # int32 [deep]
     coupled: bool = False  # codes of two columns share a byte (``coupled.py``)
 
@@ -112,13 +111,26 @@ class CodedB:
     @property
     def nbytes(self) -> int:
         """What a product reads."""
-        about = sum(dtype.numpy.itemsize for dtype in (self.scale_type, self.zero_type) if dtype is not None)
-        return self.vectors * self.lanes * self.groups * (self.group_bytes + about)
+        read = (self.scales,) if self.less is None else (self.scales, self.less.numbers)
+        about = sum(numbers.layout.column(self.groups) for numbers in read)
+        return self.vectors * self.lanes * (self.code_bytes + about)
 
     @property
-    def group_bytes(self) -> int:
-        """Codes of a group, in one column."""
-        return 4 * self.words * self.coding.parts
+    def code_bytes(self) -> int:
+        """Codes of a column."""
+        return 4 * self.groups * self.words * self.coding.parts
+
+    @property
+    def numbers(self) -> tuple[Layout, Layout | None, int | None]:
+        """What code depends on: how scales lie, and what is subtracted, and the middle of codes where that is known."""
+        if self.less is None:
+            return self.scales.layout, None, None
+        return self.scales.layout, self.less.numbers.layout, self.less.middle
+
+    @property
+    def zeros(self) -> Numbers:
+        """What is subtracted; kernels that subtract nothing are handed the scales."""
+        return self.scales if self.less is None else self.less.numbers
 
 
 def pack_coded(
@@ -135,7 +147,7 @@ def pack_coded(
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8 (of floats, where those are stored), or
     ``filled`` bytes: codes of ``bits``, or as many as the coding has, the low bits first, anything behind the last of
-    K. ``scales`` and ``zeros``, what is subtracted from the values of codes, are [N, groups] as they were given."""
+    K. ``scales`` (float32) and ``zeros``, what is subtracted from the values of codes, are [N, groups]."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -158,20 +170,16 @@ def pack_coded(
         packed[first:last] = rows.reshape(last - first, lanes, -1).swapaxes(1, 2)
 
     in_parts(fill, panels, _PANELS, room.nbytes)
-    exact = scales.astype(np.float16).astype(np.float32) if np.abs(scales).max(initial=0) < 65504 else None
-    narrow = exact is not None and np.array_equal(exact, scales)
-    scale_type = DType.float16 if narrow else DType.float32
-    zero_type = None
-    if zeros is not None and zeros.any():
-        whole = np.array_equal(zeros, np.clip(np.rint(zeros), -128, 127))
-        zero_type = DType.int8 if whole else DType.float32
+    middle, shared = None, 0
+    if dot_of(isa) is not SIGNED:
+        middle = 1 << (bits or coding.bits) - 1 if coding.kind == "integers" else None
+        shared = length if groups.plain else 0
+    less = None if zeros is None else subtracted_of(zeros, scales, shared, lanes, middle)
     return CodedB(
         *(coding, groups.k, n, isa.lanes(4), count, words),
         codes=Storage.packed(room),
-        scales=_spread(scales, lanes, scale_type),
-        scale_type=scale_type,
-        zeros=_spread(zeros, lanes, zero_type) if zeros is not None and zero_type else None,
-        zero_type=zero_type,
+        scales=scales_of(scales, shared, lanes),
+        less=less,
         order=None if groups.plain else Storage.packed(order.astype(np.int32)),
     )
 
@@ -211,12 +219,3 @@ def _turned(rows: Array, coding: Coding, columns: int) -> Array:
         return words
     nothing = _words(np.empty((0, coding.per_word), np.uint8), np.arange(coding.per_word), True, coding, 1)
     return np.concatenate([words, np.broadcast_to(nothing, (columns - len(words), words.shape[1]))])
-
-
-def _spread(numbers: Array, lanes: int, dtype: DType) -> Storage:
-    """[N, groups] as [panels, groups, lanes], zeros past the last column."""
-    n, groups = numbers.shape
-    panels = -(-n // lanes)
-    found = np.zeros((panels * lanes, groups), dtype.numpy)
-    found[:n] = numbers
-    return Storage.packed(np.ascontiguousarray(found.reshape(panels, lanes, groups).swapaxes(1, 2)))

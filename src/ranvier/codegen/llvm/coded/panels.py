@@ -15,6 +15,7 @@ from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.decode import Decoder
+from ranvier.codegen.llvm.coded.numbers import Layout
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.control import Launched, quotient
@@ -97,14 +98,14 @@ def many_rows(p: Problem, b: CodedB, isa: Isa, threads: int, floats: type[Plan] 
         Dim.DECODED: decoded,
         Dim.BUFFERS: buffers,
     }
-    spec = Unpacking(b.coding, b.scale_type, b.zero_type, pairs).spec()
+    spec = Unpacking(b.coding, *b.numbers, pairs).spec()
     scratch = decoded + buffers + multiply.scratch
     tiles = p.entries * row_groups * panels.cut.count
     return [
         *before,
         Launch(
             spec,
-            (At(b.scales), At(b.zeros or b.scales), Code(driver.driver_spec()), *multiply.buffers),
+            (At(b.scales.storage), At(b.zeros.storage), Code(driver.driver_spec()), *multiply.buffers),
             (*(numbers[each] for each in Dim if each in numbers), *dims),
             tiles=tiles,
             writes=multiply.writes,
@@ -123,13 +124,14 @@ class Unpacking:
     """What code depends on."""
 
     coding: Coding
-    scale: DType
-    zero: DType | None
+    scale: Layout
+    zero: Layout | None
+    middle: int | None  # of offsets
     pairs: bool
 
     def spec(self) -> KernelSpec:
-        zero = self.zero.name if self.zero else ""
-        key = ("coded panels", *self.coding.key, self.scale.name, zero, self.pairs)
+        numbers = (*self.scale.key, self.zero and self.zero.key, self.middle)
+        key = ("coded panels", *self.coding.key, *numbers, self.pairs)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Panels(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
@@ -184,18 +186,25 @@ class _Panels(Launched):
             stream = self.places.codes(codes, first + v, groups * words * coding.parts)
             target = f.gep(f.args["scratch"], v * size)
             with f.loop(0, groups) as group:
-                about, kernel = (first + v, group), self.kernel
-                scale = self.decoder.scale(kernel.scale, self._about(Buf.SCALES, kernel.scale, *about))
-                zero = None
+                about, kernel = (first + v, groups, group), self.kernel
+                scale = self.decoder.scale(self.places.numbers(self.buf(Buf.SCALES), *about, kernel.scale))
+                zero = more = None
                 if kernel.zero is not None:
-                    zero = self.decoder.zero(kernel.zero, self._about(Buf.ZEROS, kernel.zero, *about))
+                    zero = self.places.numbers(self.buf(Buf.ZEROS), *about, kernel.zero)
+                    if kernel.middle is None:
+                        zero = self.decoder.zero(zero)
+                    else:
+                        more = f.fma(scale, float(kernel.middle), f.neg(zero))
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
                     found = self.decoder.words(f.gep(stream, word * (self.places.step * coding.parts)))
                     values = []
                     for k in range(coding.per_word):
                         value = self.decoder.value(found, k)
-                        values.append((value if zero is None else value - zero) * scale)
+                        if more is not None:
+                            values.append(f.fma(value, scale, more))
+                        else:
+                            values.append((value if zero is None else value - zero) * scale)
                     rows = self._paired(values) if self.kernel.pairs else values
                     here = f.gep(target, word * steps * row)
                     for value in rows:
@@ -204,9 +213,6 @@ class _Panels(Launched):
             if self.kernel.pairs:  # depths are padded for the units that multiply
                 with f.loop(groups * words * steps, self.dim(Dim.DEEP)) as past:
                     f.store(f.const(self.words, 0), f.gep(target, past * row), size)
-
-    def _about(self, buf: Buf, dtype: DType, number: Val, group: Val) -> Val:
-        return self.places.entry(self.buf(buf), number, self.dim(Dim.GROUPS), group, dtype.numpy.itemsize)
 
     def _paired(self, values: list[Val]) -> list[Val]:
         f = self.fn

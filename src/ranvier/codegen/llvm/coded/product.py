@@ -78,7 +78,7 @@ def coded_matmul(
     elif takes_digits(b, p.m, isa):
         prepared = prepare(p, b, isa, "digits")
         return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "digits")]
-    elif b.zeros is not None:
+    elif b.less is not None:
         prepared = prepare(p, b, isa, "sums")
     else:
         prepared = given(p) if readable(p, b) else prepare(p, b, isa, "plain")

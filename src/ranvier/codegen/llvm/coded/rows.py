@@ -19,6 +19,7 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import Decoder
+from ranvier.codegen.llvm.coded.numbers import Layout
 from ranvier.codegen.llvm.coded.pack import LINE, CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
@@ -83,8 +84,9 @@ class Pass:
     """What code of a pass depends on."""
 
     coding: Coding
-    scale: DType
-    zero: DType | None
+    scale: Layout
+    zero: Layout | None
+    middle: int | None  # of offsets
     activations: Activations
     rows: int
     panels: int
@@ -94,8 +96,8 @@ class Pass:
     coupled: bool = False  # codes of two columns share a byte
 
     def spec(self, driver: type[PassDriver]) -> KernelSpec:
-        zero = self.zero.name if self.zero else ""
-        key = (driver.name, *self.coding.key, self.scale.name, zero, self.activations, self.rows, self.panels)
+        numbers = (*self.scale.key, self.zero and self.zero.key, self.middle)
+        key = (driver.name, *self.coding.key, *numbers, self.activations, self.rows, self.panels)
         key += (self.together, self.once, self.as_floats, self.coupled)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -103,6 +105,11 @@ class Pass:
 
         size = f"{self.rows}x{self.panels}"
         return KernelSpec(f"{driver.name} {self.coding.bits} bits {self.activations} {size}", key, emit)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether numbers of groups are made of two."""
+        return bool(self.scale.run or (self.zero is not None and self.zero.run))
 
     @property
     def integers(self) -> bool:
@@ -152,7 +159,7 @@ def few_rows(
     once = together == b.words
     as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b)
     kernel = Pass(
-        *(b.coding, b.scale_type, b.zero_type, activations, rows, panels),
+        *(b.coding, *b.numbers, activations, rows, panels),
         together=together,
         once=once,
         as_floats=as_floats,
@@ -195,7 +202,7 @@ def pass_launch(
     return Launch(
         kernel.spec(driver),
         (
-            *(prepared.rows, prepared.about, At(b.codes), At(b.scales), At(b.zeros or b.scales), At.of(p.out)),
+            *(prepared.rows, prepared.about, At(b.codes), At(b.scales.storage), At(b.zeros.storage), At.of(p.out)),
             Code(done.spec),
             *done.buffers,
         ),
@@ -345,11 +352,11 @@ class PassDriver(Launched):
         f = self.fn
         later = group + _GROUPS_AHEAD
         if self.places.beside > 1:
-            f.prefetch(self._entry(Buf.SCALES, panel, later, self.kernel.scale))
+            f.prefetch(self.places.entry(self.buf(Buf.SCALES), panel, groups, later, self.kernel.scale))
             return
         beyond = f.select(f.cmp("slt", later, groups), f.i64(0), groups * (panels - 1))
         for v in range(panels):
-            f.prefetch(self._entry(Buf.SCALES, panel, later + beyond, self.kernel.scale, v))
+            f.prefetch(self.places.entry(self.buf(Buf.SCALES), panel, groups, later + beyond, self.kernel.scale, v))
 
     def _turn(
         self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
@@ -419,23 +426,43 @@ class PassDriver(Launched):
     ) -> None:  # fmt: skip
         """Sums of a group, as floats, into the totals of vector ``v`` from ``panel`` on."""
         f, kernel = self.fn, self.kernel
-        scale = self.decoder.scale(kernel.scale, self._entry(Buf.SCALES, panel, group, kernel.scale, v))
-        zero = None
-        if kernel.zero is not None:
-            zero = f.neg(self.decoder.zero(kernel.zero, self._entry(Buf.ZEROS, panel, group, kernel.zero, v)))
+        scale, added = self.factors(panel, v, group)
+        zero, more = (added, None) if kernel.middle is None else (None, added)
         for where, gathered, total in zip(about, sums, totals):
             found = gathered[-1]
             if kernel.integers:
                 for lower in reversed(gathered[:-1]):
                     found = f.fma(found, 256.0, lower)
                 numbers = f.gep(where, group * self.about_bytes)
+                step, whole = numbers, f.gep(numbers, 4 + 4 * kernel.digits)
+                if more is not None:
+                    found = f.fma(more, self._wide(whole), found * scale)
+                    total.set(f.fma(found, self._wide(step), total.get()))
+                    continue
                 if zero is not None:
-                    whole = f.load("float", f.gep(numbers, 4 + 4 * kernel.digits))
-                    found = f.fma(zero, f.splat(whole, self.lanes), found)
-                found = found * f.splat(f.load("float", numbers), self.lanes)
+                    found = f.fma(zero, self._wide(whole), found)
+                found = found * self._wide(step)
             elif zero is not None:
-                found = f.fma(zero, f.splat(f.load("float", f.gep(where, group, "float")), self.lanes), found)
+                found = f.fma(zero, self._wide(f.gep(where, group, "float")), found)
+            elif more is not None:
+                total.set(f.fma(more, self._wide(f.gep(where, group, "float")), total.get()))
             total.set(f.fma(found, scale, total.get()))
+
+    def factors(self, panel: Val, v: int, group: Val) -> tuple[Val, Val | None]:
+        """The scales of a vector's group; and what is added, as often as activations say: to its sums, or (offsets) to
+        what scales make of them."""
+        f, kernel, groups = self.fn, self.kernel, self.dim(Dim.GROUPS)
+        scale = self.decoder.scale(self.places.numbers(self.buf(Buf.SCALES), panel, groups, group, kernel.scale, v))
+        if kernel.zero is None:
+            return scale, None
+        less = f.neg(self.places.numbers(self.buf(Buf.ZEROS), panel, groups, group, kernel.zero, v))
+        if kernel.middle is None:
+            return scale, self.decoder.zero(less)
+        return scale, f.fma(scale, float(kernel.middle), less)
+
+    def _wide(self, at: Val) -> Val:
+        """A float for all columns."""
+        return self.fn.splat(self.fn.load("float", at), self.lanes)
 
     def _numbers(self, sums: list[Val]) -> list[Val]:
         """The sums of vectors as floats; of coupled ones the first is a part of the second, so its beginning is too."""
@@ -463,9 +490,3 @@ class PassDriver(Launched):
         if self.kernel.as_floats:
             return self.fn.bitcast(total, self.kind) - WHOLE
         return self.fn.cast(total, "float")
-
-    def _entry(self, buf: Buf, panel: Val, group: Val, dtype: DType, v: int = 0) -> Val:
-        base, groups, item = self.buf(buf), self.dim(Dim.GROUPS), dtype.numpy.itemsize
-        if self.places.beside == 1:
-            return self.places.entry(base, panel + v, groups, group, item)
-        return self.fn.gep(self.places.entry(base, panel, groups, group, item), v * self.lanes * item)

@@ -4,7 +4,7 @@
 scratch, and all rows meet them there. The vector units are what counts: a sum takes an instruction for four k, and
 three when a group ends. Where products are of signed bytes codes are stored less their middle, and what a sum begins
 with comes from memory as far as the compiler leaves it there, for the units that load have time; elsewhere it begins
-with what the middle adds to the sums of its row.
+with what the middle adds to the sums of its row. Scales that are made of two numbers are made once as well.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _VECTORS = 2  # of a block
 _PICKED = (4, 13)
 _OTHERS = {32: (6, 33), 16: (3, 17)}  # the same where rows take no registers, by how many there are
 _QUADS = 8  # fours of k that the code of a turn takes at most
+_FACTORS = 2  # of a group: what scales it, and what is added
 _DEEPEST = 1 << 16  # k whose bytes are kept in scratch
 _GOPS = 100.0  # of one core, roughly
 
@@ -48,13 +49,14 @@ def suits_unpacked(b: CodedB, rows: int, isa: Isa) -> bool:
 def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int) -> Launch:
     quads = b.words * b.coding.quads
     kernel = Pass(
-        *(b.coding, b.scale_type, b.zero_type, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
+        *(b.coding, *b.numbers, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
         together=math.gcd(quads, _QUADS),
         once=_QUADS % quads == 0,
         as_floats=dot_of(isa) is SIGNED and stays_small(b),
         coupled=b.coupled,
     )
     vectors = 2 * kernel.rows + b.deep // 4  # totals, what sums begin with, bytes
+    vectors += _FACTORS * b.groups if kernel.stepped else 0
     scratch = vectors * _VECTORS * isa.vector_bytes
     work = 2.0 * p.m * p.n * p.k * p.entries / _GOPS / 1e3
     return pass_launch(kernel, Unpacked, p, b, prepared, isa, threads, work=work, scratch=scratch)
@@ -96,6 +98,26 @@ class Unpacked(PassDriver):
             to = f.gep(self.bytes, word * (self.quads * panels * size))
             for v, i in itertools.product(range(panels), range(self.quads)):
                 f.store(found[v][i], f.gep(to, (i * panels + v) * size), size)
+        if not self.kernel.stepped:
+            return
+        self.made = f.gep(self.bytes, deep * (self.quads * panels * size))
+        with f.loop(0, self.dim(Dim.GROUPS)) as group:
+            for v in range(panels):
+                for k, each in enumerate(super().factors(panel, v, group)):
+                    if each is not None:
+                        f.store(each, self._made(v, group, k), size)
+
+    def factors(self, panel: Val, v: int, group: Val) -> tuple[Val, Val | None]:
+        if not self.kernel.stepped:
+            return super().factors(panel, v, group)
+        f, size = self.fn, self.isa.vector_bytes
+        scale, added = (f.load(self.kind, self._made(v, group, k), size) for k in range(_FACTORS))
+        return scale, None if self.kernel.zero is None else added
+
+    def _made(self, v: int, group: Val, which: int) -> Val:
+        """Where a factor of a vector's group is, in scratch."""
+        f, size = self.fn, self.isa.vector_bytes
+        return f.gep(self.made, group * (_VECTORS * _FACTORS * size) + (v * _FACTORS + which) * size)
 
     def _bytes(self, words: list[list[Val]]) -> list[list[Val]]:
         """Words of vectors as fours of k, less their middle where products are of signed bytes."""

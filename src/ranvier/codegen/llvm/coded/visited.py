@@ -41,9 +41,9 @@ class Experts:
         """The first, or any from where it begins."""
         return replace(self.all, n=self.n)
 
-    def step(self, item: int) -> int:
-        """Bytes between experts of what has ``item`` bytes for a group of a column."""
-        return self.all.n // self.count * self.all.groups * item
+    def step(self, column: int) -> int:
+        """Bytes between experts of what a column has so many of."""
+        return self.all.n // self.count * column
 
 
 def pack_experts(
@@ -96,7 +96,7 @@ def visited_matmul(
         return [*prepared.launches, _by_panels(typical, experts, prepared, visits, isa, threads, traffic)]
     activations: Activations = "codes" if integers else "digits" if digits else "floats"
     forms: dict[Activations, Form] = {"codes": "codes", "digits": "digits", "floats": "plain"}
-    form: Form = "sums" if activations == "floats" and b.zeros is not None else forms[activations]
+    form: Form = "sums" if activations == "floats" and b.less is not None else forms[activations]
     prepared = given(p) if form == "plain" and readable(p, b) else prepare(p, b, isa, form)
     if integers and suits_unpacked(b, usual, isa):
         inner = by_unpacked(typical, b, prepared, isa, threads)
@@ -128,12 +128,11 @@ class _EvenBlocks(Plan):
 
 def _steps(experts: Experts, row: int, about: int, p: Problem) -> Steps:
     b = experts.all
-    zero = b.zero_type or b.scale_type  # kernels that have none are handed the scales
     return Steps(
         row=row,
         about=about,
         out=p.out_strides[0] * p.out.dtype.numpy.itemsize,
-        codes=experts.step(b.group_bytes),
-        scales=experts.step(b.scale_type.numpy.itemsize),
-        zeros=experts.step(zero.numpy.itemsize),
+        codes=experts.step(b.code_bytes),
+        scales=experts.step(b.scales.layout.column(b.groups)),
+        zeros=experts.step(b.zeros.layout.column(b.groups)),
     )

@@ -352,7 +352,7 @@ def _few_bits(
         every = range(experts)
         less = None
         if layer.zeros is not None:
-            less = np.stack([layer.zero_points(e) for e in every]) - np.float32(1 << (stored.bits - 1))
+            less = np.stack([layer.zero_points(e) for e in every]) - np.float64(1 << (stored.bits - 1))
         factors = np.stack([layer.factors(e) for e in every]) / np.float32(2 if coding is TWICE_E2M1 else 1)
         raw = layer.weights.view(np.uint8)
         return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8", bits=stored.width)

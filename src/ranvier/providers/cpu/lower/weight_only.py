@@ -151,7 +151,7 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
             groups = Groups.listed(group_of, blocks, coding)
         less = None
         if zeros is not None:
-            less = zeros_of(n.op, zeros.numpy(), columns, blocks, bits) - np.float32(1 << (bits - 1))
+            less = zeros_of(n.op, zeros.numpy(), columns, blocks, bits) - np.float64(1 << (bits - 1))  # exactly
         factors = scales.numpy().reshape(columns, blocks).astype(np.float32)
         return pack_coded(
             *(lambda first, last: rows[first:last], coding, columns, groups, factors, less, r.isa),
