@@ -16,7 +16,7 @@ LAYERS = (
     ("errors",),
     ("dtypes", "logs", "places", "plugged", "rules"),
     ("devices",),
-    ("config",),
+    ("config", "parts"),
     ("memory",),
     ("dlpack",),
     ("interop",),

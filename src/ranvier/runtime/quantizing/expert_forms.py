@@ -7,7 +7,7 @@ numbers of all experts are what codes are there to save.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,12 @@ import numpy as np
 from ranvier.errors import ShapeMismatch
 from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS
 from ranvier.ops.contrib.weight_only import E2M1_LEVELS, WIDTHS, packed
+from ranvier.parts import side_by_side
 from ranvier.quantize import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.coded_forms import levels_as_codes
-from ranvier.runtime.quantizing.expert_stacks import Stack, Unfit, in_turns, stacked
+from ranvier.runtime.quantizing.expert_stacks import Stack, Unfit, in_turns, packed_expert, stack_of
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, in_groups, unfit
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,7 @@ def experts_form(layers: Mapping[str, Experts]) -> ExpertsForm:
         return _float8(layers)
     try:
         group = _widest(every)
-        return _integers({name: stacked(_grouped(experts, group)) for name, experts in layers.items()})
+        return _integers({name: _stacked(experts, group) for name, experts in layers.items()})
     except Unfit as error:
         raise unfit(every[0], str(error)) from None
 
@@ -88,26 +89,36 @@ def rows_in_turns(gate: Experts, up: Experts) -> list[Quantized] | None:
         turned: Array = in_turns([one[None], other[None]])[0]
         return turned
 
-    made = []
-    for one, other in zip(gate, up, strict=True):
-        if kind(one) != kind(other) or one.flat or one.order is not None or one.block[0] != 1:
-            return None
+    def joined(pair: tuple[Quantized, Quantized]) -> Quantized:
+        one, other = pair
         zeros = None if one.zeros is None or other.zeros is None else both(one.zeros, other.zeros)
         codes, scales = both(one.codes, other.codes), both(one.scales, other.scales)
-        made.append(replace(one, codes=codes, scales=scales, zeros=zeros))
-    return made
+        return replace(one, codes=codes, scales=scales, zeros=zeros)
+
+    pairs = list(zip(gate, up, strict=True))
+    for one, other in pairs:
+        if kind(one) != kind(other) or one.flat or one.order is not None or one.block[0] != 1:
+            return None
+    return list(side_by_side(joined, pairs, _nbytes(gate)))
 
 
 # -- integers ---------------------------------------------------------------------------------------------------------
 
 
-def _grouped(experts: Experts, group: int) -> Iterator[Quantized]:
+def _stacked(experts: Experts, group: int) -> Stack:
     """Each in groups that divide its rows."""
-    for matrix in experts:
+
+    def one(matrix: Quantized) -> Stack:
         made = in_groups(_whole(matrix), group, WIDTHS)
         if made.shape[1] % made.block[1]:
             raise Unfit(f"groups of {made.block[1]} do not divide {made.shape[1]} features")
-        yield made
+        return packed_expert(made)
+
+    return stack_of(side_by_side(one, experts, _nbytes(experts)))
+
+
+def _nbytes(experts: Experts) -> int:
+    return sum(matrix.codes.nbytes for matrix in experts)
 
 
 def _whole(coded: Quantized) -> Quantized:

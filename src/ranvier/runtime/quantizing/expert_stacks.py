@@ -33,15 +33,24 @@ class Stack:
 def stacked(experts: Iterable[Quantized]) -> Stack:
     """One expert after the other, each as ``in_groups`` has it: weights are most of a model, and coding takes several
     times as much memory."""
-    made: list[tuple[Array, ...]] = []
-    forms: set[tuple[int, int]] = set()
-    for coded in experts:
-        assert coded.zeros is not None
-        forms.add((coded.bits, coded.block[1]))
-        made.append((packed(coded.codes, coded.bits), coded.scales.astype(np.float32), coded.zeros))
+    return stack_of(map(packed_expert, experts))
+
+
+def packed_expert(coded: Quantized) -> Stack:
+    """A stack of one, without the axis of experts."""
+    assert coded.zeros is not None
+    codes, scales = packed(coded.codes, coded.bits), coded.scales.astype(np.float32)
+    return Stack(codes, scales, coded.zeros, coded.bits, coded.block[1])
+
+
+def stack_of(experts: Iterable[Stack]) -> Stack:
+    """All of them, each as :func:`packed_expert` makes it."""
+    made = list(experts)
+    forms = {(each.bits, each.group) for each in made}
     if len(forms) != 1:
         raise Unfit("groups or bits differ between experts" if forms else "there are no experts")
-    codes, scales, zeros = (np.stack(each) for each in zip(*made))  # zeros are all floats where those of one are
+    codes, scales = (np.stack([getattr(each, part) for each in made]) for part in ("codes", "scales"))
+    zeros = np.stack([each.zeros for each in made])  # all floats where those of one are
     return Stack(codes, scales, zeros, *forms.pop())
 
 

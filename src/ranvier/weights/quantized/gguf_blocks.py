@@ -18,12 +18,14 @@ import numpy as np
 
 from ranvier.errors import WeightError
 from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.parts import in_parts
 from ranvier.quantize.base import Quantized
 from ranvier.records import dataclass
 from ranvier.weights.quantized.tensors import Array, Config, Tensors, powers_of_two
 from ranvier.weights.stored import TensorInfo, Weight
 from ranvier.weights.ternary import decoded
 
+_AT_A_TIME = 1 << 21  # weights
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
@@ -47,6 +49,8 @@ class _Layout:
     group: int  # weights that share a scale
     bits: int
     read: Callable[[Array], _Read]
+    codes: type[np.integer[Any]] = np.int8
+    minima: bool = False
     table: Array | None = None
 
 
@@ -97,18 +101,18 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
     n, k = shape
     if k % layout.weights or data.size != n * (k // layout.weights) * layout.size:
         raise WeightError(f"{kind}: {n} x {k} weights do not fit in {data.size} bytes")
-    with np.errstate(divide="ignore", invalid="ignore"):  # also of scales that are no numbers
-        read = layout.read(data.reshape(n, k // layout.weights, layout.size))
-        codes = np.ascontiguousarray(read.codes).reshape(n, k)
-        groups = n, k // layout.group
-        scales, zeros = read.scales.reshape(groups), None
-        if read.minima is not None:
-            minima = read.minima.reshape(groups)
-            level = scales == 0  # all weights are the minimum
-            if level.any():
-                scales = np.where(level, _any_scale(read).reshape(groups), scales)
-                codes.reshape(*groups, layout.group)[level] = 0
-            zeros = np.where(scales == 0, np.float32(0), -minima / scales)
+    rows, groups = data.reshape(n, k // layout.weights, layout.size), (n, k // layout.group)
+    codes, scales, zeros = np.empty((n, k), layout.codes), np.empty(groups, np.float32), None
+    if layout.minima:
+        zeros = np.empty(groups, np.float32)
+
+    def fill(first: int, last: int) -> None:
+        made = _part(layout, rows[first:last], (last - first, k))
+        codes[first:last], scales[first:last] = made[:2]
+        if zeros is not None:
+            zeros[first:last] = made[2]
+
+    in_parts(fill, n, max(1, _AT_A_TIME // max(1, k)), data.nbytes)
     return Quantized(
         kind.lower(),
         codes,
@@ -120,6 +124,22 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
         axis=1,
         scale_bytes=data.size - n * k * layout.bits // 8,
     )
+
+
+def _part(layout: _Layout, rows: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array | None]:
+    """Codes, scales and zeros of some rows."""
+    n, k = shape
+    groups = n, k // layout.group
+    with np.errstate(divide="ignore", invalid="ignore"):  # also of scales that are no numbers
+        read = layout.read(rows)
+        codes, scales = read.codes.reshape(shape), read.scales.reshape(groups)
+        if read.minima is None:
+            return codes, scales, None
+        level = scales == 0  # all weights are the minimum
+        if level.any():
+            scales = np.where(level, _any_scale(read).reshape(groups), scales)
+            codes.reshape(*groups, layout.group)[level] = 0
+        return codes, scales, np.where(scales == 0, np.float32(0), -read.minima.reshape(groups) / scales)
 
 
 def _any_scale(read: _Read) -> Array:
@@ -263,18 +283,18 @@ def _iq4_xs(blocks: Array) -> _Read:
 
 _LAYOUTS = {
     "Q4_0": _Layout(32, 18, 32, 4, _q4_0),
-    "Q4_1": _Layout(32, 20, 32, 4, _q4_1),
+    "Q4_1": _Layout(32, 20, 32, 4, _q4_1, np.uint8, minima=True),
     "Q5_0": _Layout(32, 22, 32, 5, _q5_0),
-    "Q5_1": _Layout(32, 24, 32, 5, _q5_1),
+    "Q5_1": _Layout(32, 24, 32, 5, _q5_1, np.uint8, minima=True),
     "Q8_0": _Layout(32, 34, 32, 8, _q8_0),
-    "Q2_K": _Layout(256, 84, 16, 2, _q2_k),
+    "Q2_K": _Layout(256, 84, 16, 2, _q2_k, np.uint8, minima=True),
     "Q3_K": _Layout(256, 110, 16, 3, _q3_k),
-    "Q4_K": _Layout(256, 144, 32, 4, _q4_k),
-    "Q5_K": _Layout(256, 176, 32, 5, _q5_k),
+    "Q4_K": _Layout(256, 144, 32, 4, _q4_k, np.uint8, minima=True),
+    "Q5_K": _Layout(256, 176, 32, 5, _q5_k, np.uint8, minima=True),
     "Q6_K": _Layout(256, 210, 16, 6, _q6_k),
-    "IQ4_NL": _Layout(32, 18, 32, 4, _iq4_nl, _NONLINEAR),
-    "IQ4_XS": _Layout(256, 136, 32, 4, _iq4_xs, _NONLINEAR),
-    "MXFP4": _Layout(32, 17, 32, 4, _mxfp4, E2M1_LEVELS),
+    "IQ4_NL": _Layout(32, 18, 32, 4, _iq4_nl, np.uint8, table=_NONLINEAR),
+    "IQ4_XS": _Layout(256, 136, 32, 4, _iq4_xs, np.uint8, table=_NONLINEAR),
+    "MXFP4": _Layout(32, 17, 32, 4, _mxfp4, np.uint8, table=E2M1_LEVELS),
 }
 _TERNARY = ("TQ1_0", "TQ2_0")
 _AXES = (2, 3)  # of a matrix, and of one for each expert

@@ -19,12 +19,12 @@ import numpy as np
 
 from ranvier.codegen.llvm.coded.numbers import Layout, Numbers
 from ranvier.codegen.llvm.coded.pack import CodedB, beside
-from ranvier.codegen.llvm.coded.parts import in_parts
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
+from ranvier.parts import in_parts
 
 _HALF_BITS = 4
 FACTOR = 1 << _HALF_BITS  # what totals are too large by

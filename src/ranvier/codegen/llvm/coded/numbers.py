@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.llvm.coded.parts import in_parts
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
+from ranvier.parts import in_parts
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]

@@ -24,12 +24,12 @@ import numpy as np
 from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.numbers import Layout, Numbers, Subtracted, scales_of, subtracted_of
-from ranvier.codegen.llvm.coded.parts import in_parts
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
 from ranvier.ops.contrib.weight_only import unpacked
+from ranvier.parts import in_parts
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]

@@ -1,12 +1,13 @@
-"""Parts of weights that are packed side by side: each once, all of them, and what goes wrong is told."""
+"""Parts of weights that are worked on side by side: each once, all of them, and what goes wrong is told."""
 
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from ranvier.codegen.llvm.coded import parts
+from ranvier import parts
 
 
 @pytest.mark.parametrize("nbytes", [1, 1 << 30])
@@ -21,6 +22,15 @@ def test_every_part_once(count: int, nbytes: int) -> None:
 
     parts.in_parts(work, count, 3, nbytes)
     assert sorted(done) == list(range(count))
+
+
+@pytest.mark.parametrize("nbytes", [1, 1 << 30])
+def test_results_are_in_the_order_of_what_they_are_of(nbytes: int) -> None:
+    def work(item: int) -> int:
+        time.sleep((7 - item) * 1e-3)
+        return item * item
+
+    assert list(parts.side_by_side(work, range(7), nbytes)) == [k * k for k in range(7)]
 
 
 @pytest.mark.parametrize("nbytes", [1, 1 << 30])
