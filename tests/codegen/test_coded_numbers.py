@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,23 @@ def test_what_is_no_such_number_is_left() -> None:
     assert factored(numbers[:, :12], 32) is None  # a run that is not whole
     for group in (0, 24, 128, 256):
         assert (factored(numbers, group) is None) == (group != 128)
+
+
+@pytest.mark.parametrize("scale", [3e38, 1e-45, np.inf, np.nan, 0.0, -1.0])
+@pytest.mark.parametrize("zero", [2.5, 3e38, -3e38, np.inf, np.nan, 1e-45])
+def test_any_numbers_may_come(scale: float, zero: float) -> None:
+    """Without a word, and as they are."""
+    rng = np.random.default_rng(3)
+    scales, zeros = halves(rng, 4, 16), rng.uniform(size=(4, 16)).astype(F32)
+    scales[2, 3], zeros[2, 3] = scale, zero
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numbers, found = scales_of(scales, 32, 4), subtracted_of(zeros, scales, 32, 4, 8)
+    assert numbers.storage.array is not None and found is not None and found.numbers.storage.array is not None
+    held = numbers.storage.array.swapaxes(1, 2).reshape(4, 16)
+    np.testing.assert_array_equal(held.astype(F32), scales)
+    if found.middle is None:
+        np.testing.assert_array_equal(found.numbers.storage.array.swapaxes(1, 2).reshape(4, 16), zeros)
 
 
 @pytest.mark.parametrize("columns", [4, 16])

@@ -86,22 +86,25 @@ def subtracted_of(zeros: Array, scales: Array, group: int, columns: int, middle:
         if found is not None:
             return Subtracted(_runs(*found, columns), middle)
         offsets = _offsets(zeros, scales, middle)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             halves = offsets.astype(np.float16)
-        if (np.abs(halves - offsets) <= _slack(offsets, scales, middle)).all():
+            near = np.abs(halves - offsets) <= _slack(offsets, scales, middle)
+        if near.all():
             return Subtracted(_plain(halves, columns, DType.float16), middle)
     return Subtracted(_plain(zeros, columns, DType.float32), None)
 
 
 def _offsets(zeros: Array, scales: Array, middle: int) -> Array:
-    """What zero points subtract from weights."""
-    offsets: Array = (zeros + middle).astype(np.float32) * scales
+    """What zero points subtract from weights, which may be more than float32 holds."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        offsets: Array = (zeros + middle).astype(np.float32) * scales
     return offsets
 
 
 def _slack(offsets: Array, scales: Array, middle: int) -> Array:
     """How far from the truth offsets are that were divided by scales, and that the middle was taken off."""
-    slack: Array = (np.abs(offsets) + np.float32(middle) * np.abs(scales)) * np.float32(_ROUNDED)
+    with np.errstate(over="ignore", invalid="ignore"):
+        slack: Array = (np.abs(offsets) + np.float32(middle) * np.abs(scales)) * np.float32(_ROUNDED)
     return slack
 
 
