@@ -126,11 +126,18 @@ def _alone(*given: Any) -> dict[str, Any]:
         return pool.submit(footprint, *given).result()
 
 
-def memory_table(path: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{Path(path).name}, {Path(path).stat().st_size / 1e6:.0f} MB")
+def _headed(title: str, *columns: str) -> Table:
+    """A table without rows; those begin with who ran and how many threads it had."""
+    table = Table(title=title)
     table.add_column("")
-    for column in ("threads", "model there, s", "tokens there, s", "own memory, MB", "most at once, MB"):
+    for column in ("threads", *columns):
         table.add_column(column, justify="right")
+    return table
+
+
+def memory_table(path: str, rows: list[dict[str, Any]]) -> Table:
+    title = f"{Path(path).name}, {Path(path).stat().st_size / 1e6:.0f} MB"
+    table = _headed(title, "model there, s", "tokens there, s", "own memory, MB", "most at once, MB")
     for row in rows:
         seconds = f"{row['load']:.1f}", f"{row['tokens']:.1f}"
         table.add_row(row["runner"], str(row["threads"]), *seconds, f"{row['own']:.0f}", f"{row['most']:.0f}")
@@ -171,12 +178,8 @@ def main() -> None:
     if options.json:
         print(json.dumps(rows))
         return
-    table = Table(
-        title=f"{Path(options.model).name}: tokens a second, {options.prompt} of prompt, {options.tokens} after"
-    )
-    table.add_column("")
-    for column in ("threads", "prompt", "decode", "scores off by at most", "same largest score"):
-        table.add_column(column, justify="right")
+    title = f"{Path(options.model).name}: tokens a second, {options.prompt} of prompt, {options.tokens} after"
+    table = _headed(title, "prompt", "decode", "scores off by at most", "same largest score")
     for row in rows:
         rates = f"{row['prompt']:.0f}", f"{row['decode']:.1f}"
         table.add_row(row["runner"], str(row["threads"]), *rates, f"{row['off']:.3g}", f"{row['same']:.0%}")

@@ -11,7 +11,7 @@ import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, pack_coded
 from ranvier.codegen.llvm.coded.held import held
-from ranvier.codegen.llvm.coded.numbers import Layout
+from ranvier.codegen.llvm.coded.numbers import Layout, Scaling
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
@@ -431,7 +431,7 @@ def test_minima_that_halves_hold_are_offsets(isa: Isa) -> None:
     zeros = minima / scales - F32(8)
     b = pack_coded(lambda i, j: codes[i:j], coding, n, Groups.even(k, 32, coding), scales, zeros, isa)
     if dot_of(isa) is not SIGNED:
-        assert b.numbers == (Layout(DType.float16), Layout(DType.float16), 8)
+        assert b.scaling == Scaling(Layout(DType.float16), Layout(DType.float16), 8)
     wanted = codes * np.repeat(scales, 32, axis=1).astype(np.float64) - np.repeat(minima, 32, axis=1)
     for m in (1, 3, 20):
         a = np.random.default_rng(m).integers(-127, 128, (m, k)).astype(F32)

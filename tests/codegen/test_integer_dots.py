@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import isa as isas
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.numbers import Layout
+from ranvier.codegen.llvm.coded.numbers import Layout, Scaling
 from ranvier.codegen.llvm.coded.rows import Pass, PassDriver
 from ranvier.codegen.llvm.coded.unpacked import Unpacked
 from ranvier.codegen.llvm.compiler import assembly
@@ -112,9 +112,9 @@ def test_many_tokens_meet_ternary_bytes() -> None:
 
 def test_codes_of_four_bits_take_one_instruction_each() -> None:
     """A group of four words in one turn; sums become floats by a subtraction."""
-    spec = Pass(
-        Coding(4), Layout(DType.float32), None, None, "codes", 1, 4, together=4, once=True, as_floats=True
-    ).spec(PassDriver)
+    spec = Pass(Coding(4), Scaling(Layout(DType.float32)), "codes", 1, 4, together=4, once=True, as_floats=True).spec(
+        PassDriver
+    )
     text = text_of(spec, NEON)
     longest = max(loops(text), key=len)
     count = len(re.findall(r"\bsdot\b", longest))
@@ -126,7 +126,7 @@ def test_codes_of_four_bits_take_one_instruction_each() -> None:
 def test_many_rows_meet_bytes() -> None:
     """A group of 32 for four rows and eight columns: products alone until it ends, and nothing that is put aside."""
     given = Pass(
-        Coding(4), Layout(DType.float32), None, None, "codes", 4, 2, together=8, once=True, as_floats=True, coupled=True
+        Coding(4), Scaling(Layout(DType.float32)), "codes", 4, 2, together=8, once=True, as_floats=True, coupled=True
     )
     longest = max(loops(text_of(given.spec(Unpacked), NEON)), key=len)
     assert len(re.findall(r"\bsdot\b", longest)) == 64

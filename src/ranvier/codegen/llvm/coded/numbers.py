@@ -58,6 +58,24 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """What code depends on: how scales lie, and what is subtracted where something is, with its ``middle``."""
+
+    scale: Layout
+    zero: Layout | None = None
+    middle: int | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return *self.scale.key, self.zero and self.zero.key, self.middle
+
+    @property
+    def stepped(self) -> bool:
+        """Whether numbers of groups are made of two."""
+        return bool(self.scale.run or (self.zero is not None and self.zero.run))
+
+
+@dataclass(frozen=True)
 class Subtracted:
     """With a ``middle`` numbers are offsets, and weights ``(value + middle) * scale - offset``; without one weights are
     ``(value - zero) * scale``."""
@@ -161,14 +179,15 @@ def _factored(numbers: Array, slack: Array | None) -> tuple[Array, Array] | None
     most = np.where(above >= -below, above, below)  # the one that is farthest from zero
     if not np.isfinite(most).all():
         return None
-    integers, steps, good = _multiples(numbers, slack, _steps(most, np.float32(_USUAL), slack is None))
+    steps = _steps(most, np.float32(_USUAL), slack is None)
+    integers, good = _multiples(numbers, slack, steps)
     left = np.flatnonzero(~good)
     if left.size:
         numbers, most = numbers[:, left], most[left]
         top = np.rint(np.abs(most) / _divisor(numbers, np.abs(most)))
         slack = None if slack is None else slack[:, left]
-        found, units, good = _multiples(numbers, slack, _steps(most, top, slack is None))
-        integers[:, left], steps[left] = found, units
+        steps[left] = _steps(most, top, slack is None)
+        integers[:, left], good = _multiples(numbers, slack, steps[left])
     return (integers, steps) if good.all() else None
 
 
@@ -183,8 +202,8 @@ def _steps(most: Array, top: Array | np.float32, exact: bool) -> Array:
     return np.where(np.abs(halves - steps) <= np.abs(steps) * np.float32(_NEAR), halves, steps)
 
 
-def _multiples(numbers: Array, slack: Array | None, steps: Array) -> tuple[Array, Array, Array]:
-    """The integers that numbers are of steps, the steps, and of which runs they are that."""
+def _multiples(numbers: Array, slack: Array | None, steps: Array) -> tuple[Array, Array]:
+    """The integers that numbers are of steps, and of which runs they are that."""
     wide = np.rint(numbers / np.where(steps == 0, np.float32(1), steps))
     off = wide * steps
     off -= numbers
@@ -192,7 +211,7 @@ def _multiples(numbers: Array, slack: Array | None, steps: Array) -> tuple[Array
     good &= wide.max(axis=0) < 128
     good &= wide.min(axis=0) >= -128
     with np.errstate(invalid="ignore"):
-        return wide.astype(np.int8), steps, good
+        return wide.astype(np.int8), good
 
 
 def _divisor(numbers: Array, most: Array) -> Array:

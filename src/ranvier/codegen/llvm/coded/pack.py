@@ -23,7 +23,7 @@ import numpy as np
 
 from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.numbers import Layout, Numbers, Subtracted, scales_of, subtracted_of
+from ranvier.codegen.llvm.coded.numbers import Numbers, Scaling, Subtracted, scales_of, subtracted_of
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
@@ -121,11 +121,10 @@ class CodedB:
         return 4 * self.groups * self.words * self.coding.parts
 
     @property
-    def numbers(self) -> tuple[Layout, Layout | None, int | None]:
-        """What code depends on: how scales lie, and what is subtracted, and the middle of codes where that is known."""
+    def scaling(self) -> Scaling:
         if self.less is None:
-            return self.scales.layout, None, None
-        return self.scales.layout, self.less.numbers.layout, self.less.middle
+            return Scaling(self.scales.layout)
+        return Scaling(self.scales.layout, self.less.numbers.layout, self.less.middle)
 
     @property
     def zeros(self) -> Numbers:

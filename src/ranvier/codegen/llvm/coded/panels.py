@@ -15,7 +15,8 @@ from ranvier.codegen.llvm.amx import micro as amx
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.decode import Decoder
-from ranvier.codegen.llvm.coded.numbers import Layout
+from ranvier.codegen.llvm.coded.factors import Factors
+from ranvier.codegen.llvm.coded.numbers import Scaling
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.control import Launched, quotient
@@ -98,7 +99,7 @@ def many_rows(p: Problem, b: CodedB, isa: Isa, threads: int, floats: type[Plan] 
         Dim.DECODED: decoded,
         Dim.BUFFERS: buffers,
     }
-    spec = Unpacking(b.coding, *b.numbers, pairs).spec()
+    spec = Unpacking(b.coding, b.scaling, pairs).spec()
     scratch = decoded + buffers + multiply.scratch
     tiles = p.entries * row_groups * panels.cut.count
     return [
@@ -124,14 +125,11 @@ class Unpacking:
     """What code depends on."""
 
     coding: Coding
-    scale: Layout
-    zero: Layout | None
-    middle: int | None  # of offsets
+    scaling: Scaling
     pairs: bool
 
     def spec(self) -> KernelSpec:
-        numbers = (*self.scale.key, self.zero and self.zero.key, self.middle)
-        key = ("coded panels", *self.coding.key, *numbers, self.pairs)
+        key = ("coded panels", *self.coding.key, *self.scaling.key, self.pairs)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Panels(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
@@ -182,29 +180,23 @@ class _Panels(Launched):
         row = width * size
         codes = self.buf(Buf.GIVEN + driver.Buf.B)
         steps = coding.per_word // (2 if self.kernel.pairs else 1)  # rows of the panel that a word makes
+        factors = Factors(f, self.decoder, self.places, self.kernel.scaling)
+        offsets = self.kernel.scaling.middle is not None
         with f.loop(0, width) as v:
             stream = self.places.codes(codes, first + v, groups * words * coding.parts)
             target = f.gep(f.args["scratch"], v * size)
             with f.loop(0, groups) as group:
-                about, kernel = (first + v, groups, group), self.kernel
-                scale = self.decoder.scale(self.places.numbers(self.buf(Buf.SCALES), *about, kernel.scale))
-                zero = more = None
-                if kernel.zero is not None:
-                    zero = self.places.numbers(self.buf(Buf.ZEROS), *about, kernel.zero)
-                    if kernel.middle is None:
-                        zero = self.decoder.zero(zero)
-                    else:
-                        more = f.fma(scale, float(kernel.middle), f.neg(zero))
+                scale, added = factors.of(self.buf(Buf.SCALES), self.buf(Buf.ZEROS), first + v, groups, group)
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
                     found = self.decoder.words(f.gep(stream, word * (self.places.step * coding.parts)))
                     values = []
                     for k in range(coding.per_word):
                         value = self.decoder.value(found, k)
-                        if more is not None:
-                            values.append(f.fma(value, scale, more))
+                        if added is not None and offsets:
+                            values.append(f.fma(value, scale, added))
                         else:
-                            values.append((value if zero is None else value - zero) * scale)
+                            values.append((value if added is None else value + added) * scale)
                     rows = self._paired(values) if self.kernel.pairs else values
                     here = f.gep(target, word * steps * row)
                     for value in rows:

@@ -19,7 +19,8 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import Decoder
-from ranvier.codegen.llvm.coded.numbers import Layout
+from ranvier.codegen.llvm.coded.factors import Factors
+from ranvier.codegen.llvm.coded.numbers import Scaling
 from ranvier.codegen.llvm.coded.pack import LINE, CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
@@ -84,9 +85,7 @@ class Pass:
     """What code of a pass depends on."""
 
     coding: Coding
-    scale: Layout
-    zero: Layout | None
-    middle: int | None  # of offsets
+    scaling: Scaling
     activations: Activations
     rows: int
     panels: int
@@ -96,8 +95,7 @@ class Pass:
     coupled: bool = False  # codes of two columns share a byte
 
     def spec(self, driver: type[PassDriver]) -> KernelSpec:
-        numbers = (*self.scale.key, self.zero and self.zero.key, self.middle)
-        key = (driver.name, *self.coding.key, *numbers, self.activations, self.rows, self.panels)
+        key = (driver.name, *self.coding.key, *self.scaling.key, self.activations, self.rows, self.panels)
         key += (self.together, self.once, self.as_floats, self.coupled)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
@@ -105,11 +103,6 @@ class Pass:
 
         size = f"{self.rows}x{self.panels}"
         return KernelSpec(f"{driver.name} {self.coding.bits} bits {self.activations} {size}", key, emit)
-
-    @property
-    def stepped(self) -> bool:
-        """Whether numbers of groups are made of two."""
-        return bool(self.scale.run or (self.zero is not None and self.zero.run))
 
     @property
     def integers(self) -> bool:
@@ -159,7 +152,7 @@ def few_rows(
     once = together == b.words
     as_floats = dot_of(isa) is SIGNED and activations != "floats" and stays_small(b)
     kernel = Pass(
-        *(b.coding, *b.numbers, activations, rows, panels),
+        *(b.coding, b.scaling, activations, rows, panels),
         together=together,
         once=once,
         as_floats=as_floats,
@@ -229,6 +222,7 @@ class PassDriver(Launched):
         self.kind, self.words = vector("float", self.lanes), vector("i32", self.lanes)
         self.decoder = Decoder(fn, isa, kernel.coding, table)
         self.places = Places(fn, isa)
+        self._factors = Factors(fn, self.decoder, self.places, kernel.scaling)
         assert self.places.beside == 1 or self.places.beside % kernel.panels == 0
         self.picks = kernel.integers and dot_of(isa) is SIGNED  # products pick lanes of what rows' registers hold
         self.quads = kernel.coding.quads
@@ -352,11 +346,12 @@ class PassDriver(Launched):
         f = self.fn
         later = group + _GROUPS_AHEAD
         if self.places.beside > 1:
-            f.prefetch(self.places.entry(self.buf(Buf.SCALES), panel, groups, later, self.kernel.scale))
+            f.prefetch(self.places.entry(self.buf(Buf.SCALES), panel, groups, later, self.kernel.scaling.scale))
             return
         beyond = f.select(f.cmp("slt", later, groups), f.i64(0), groups * (panels - 1))
         for v in range(panels):
-            f.prefetch(self.places.entry(self.buf(Buf.SCALES), panel, groups, later + beyond, self.kernel.scale, v))
+            where = panel, groups, later + beyond
+            f.prefetch(self.places.entry(self.buf(Buf.SCALES), *where, self.kernel.scaling.scale, v))
 
     def _turn(
         self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
@@ -427,7 +422,7 @@ class PassDriver(Launched):
         """Sums of a group, as floats, into the totals of vector ``v`` from ``panel`` on."""
         f, kernel = self.fn, self.kernel
         scale, added = self.factors(panel, v, group)
-        zero, more = (added, None) if kernel.middle is None else (None, added)
+        zero, more = (added, None) if kernel.scaling.middle is None else (None, added)
         for where, gathered, total in zip(about, sums, totals):
             found = gathered[-1]
             if kernel.integers:
@@ -449,16 +444,8 @@ class PassDriver(Launched):
             total.set(f.fma(found, scale, total.get()))
 
     def factors(self, panel: Val, v: int, group: Val) -> tuple[Val, Val | None]:
-        """The scales of a vector's group; and what is added, as often as activations say: to its sums, or (offsets) to
-        what scales make of them."""
-        f, kernel, groups = self.fn, self.kernel, self.dim(Dim.GROUPS)
-        scale = self.decoder.scale(self.places.numbers(self.buf(Buf.SCALES), panel, groups, group, kernel.scale, v))
-        if kernel.zero is None:
-            return scale, None
-        less = f.neg(self.places.numbers(self.buf(Buf.ZEROS), panel, groups, group, kernel.zero, v))
-        if kernel.middle is None:
-            return scale, self.decoder.zero(less)
-        return scale, f.fma(scale, float(kernel.middle), less)
+        """The scales of a vector's group; and what is added, as often as activations say."""
+        return self._factors.of(self.buf(Buf.SCALES), self.buf(Buf.ZEROS), panel, self.dim(Dim.GROUPS), group, v)
 
     def _wide(self, at: Val) -> Val:
         """A float for all columns."""

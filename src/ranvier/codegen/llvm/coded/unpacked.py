@@ -49,14 +49,14 @@ def suits_unpacked(b: CodedB, rows: int, isa: Isa) -> bool:
 def by_unpacked(p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int) -> Launch:
     quads = b.words * b.coding.quads
     kernel = Pass(
-        *(b.coding, *b.numbers, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
+        *(b.coding, b.scaling, "codes", Cut.of(p.m, _rows(isa)[0]).size, _VECTORS),
         together=math.gcd(quads, _QUADS),
         once=_QUADS % quads == 0,
         as_floats=dot_of(isa) is SIGNED and stays_small(b),
         coupled=b.coupled,
     )
     vectors = 2 * kernel.rows + b.deep // 4  # totals, what sums begin with, bytes
-    vectors += _FACTORS * b.groups if kernel.stepped else 0
+    vectors += _FACTORS * b.groups if kernel.scaling.stepped else 0
     scratch = vectors * _VECTORS * isa.vector_bytes
     work = 2.0 * p.m * p.n * p.k * p.entries / _GOPS / 1e3
     return pass_launch(kernel, Unpacked, p, b, prepared, isa, threads, work=work, scratch=scratch)
@@ -98,7 +98,7 @@ class Unpacked(PassDriver):
             to = f.gep(self.bytes, word * (self.quads * panels * size))
             for v, i in itertools.product(range(panels), range(self.quads)):
                 f.store(found[v][i], f.gep(to, (i * panels + v) * size), size)
-        if not self.kernel.stepped:
+        if not self.kernel.scaling.stepped:
             return
         self.made = f.gep(self.bytes, deep * (self.quads * panels * size))
         with f.loop(0, self.dim(Dim.GROUPS)) as group:
@@ -108,11 +108,11 @@ class Unpacked(PassDriver):
                         f.store(each, self._made(v, group, k), size)
 
     def factors(self, panel: Val, v: int, group: Val) -> tuple[Val, Val | None]:
-        if not self.kernel.stepped:
+        if not self.kernel.scaling.stepped:
             return super().factors(panel, v, group)
         f, size = self.fn, self.isa.vector_bytes
         scale, added = (f.load(self.kind, self._made(v, group, k), size) for k in range(_FACTORS))
-        return scale, None if self.kernel.zero is None else added
+        return scale, None if self.kernel.scaling.zero is None else added
 
     def _made(self, v: int, group: Val, which: int) -> Val:
         """Where a factor of a vector's group is, in scratch."""
