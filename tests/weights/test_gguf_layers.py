@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ranvier as rv
+from ranvier import nn
 from ranvier.codegen.llvm.coded.numbers import factored
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, NotSupported, WeightError
@@ -19,9 +22,10 @@ from ranvier.quantize.base import Quantized
 from ranvier.runtime.quantizing.coded_forms import linear_form
 from ranvier.runtime.quantizing.grouped import in_groups
 from ranvier.weights import WeightLoader, save_safetensors
-from ranvier.weights.quantized import quantized_layers
+from ranvier.weights.quantized import gguf_blocks, gguf_grids, quantized_layers
 from ranvier.weights.quantized.gguf_blocks import KINDS, gguf_layer
 from ranvier.weights.stored import TensorInfo
+from tests.providers.cpu.compare import one_node, run
 
 gguf = pytest.importorskip("gguf")
 
@@ -41,13 +45,23 @@ HALVES = {
     "IQ4_NL": ((0,), 4, 32),
     "IQ4_XS": ((0,), 4, 32),
     "MXFP4": ((), 4, 32),
+    "IQ1_S": ((0,), 2, 32),
+    "IQ1_M": ((), 4, 16),  # its float16 is in four pieces
+    "IQ2_XXS": ((0,), 3, 32),
+    "IQ2_XS": ((0,), 3, 16),
+    "IQ2_S": ((0,), 3, 16),
+    "IQ3_XXS": ((0,), 6, 32),
+    "IQ3_S": ((0,), 4, 32),
 }
-TABLES = ("IQ4_NL", "IQ4_XS", "MXFP4")
+# of which a file has positions in a grid, and no codes; and bits of what groups have: scales, and of IQ1_S zeros
+GRIDS = {"IQ1_S": 4, "IQ1_M": 3, "IQ2_XXS": 4, "IQ2_XS": 4, "IQ2_S": 4, "IQ3_XXS": 4, "IQ3_S": 4}
+TABLES = ("IQ4_NL", "IQ4_XS", "MXFP4", "IQ2_XXS", "IQ2_XS", "IQ2_S")
+BETWEEN = ("IQ1_S", "IQ1_M", "IQ3_S")  # zeros that lie between codes, and are no minima
 MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 TERNARY = ("TQ1_0", "TQ2_0")
 # bytes that hold the scales of groups
 SCALES = {"Q2_K": slice(0, 16), "Q4_K": slice(4, 16), "Q5_K": slice(4, 16)}
-REFUSED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+REFUSED = ("Q8_1", "Q8_K")
 
 
 def sizes(kind: str) -> tuple[int, int]:
@@ -68,10 +82,20 @@ def random_blocks(kind: str, n: int, blocks: int, seed: int) -> Array:
     for at in HALVES[kind][0]:
         halves = (rng.normal(size=(n, blocks, 1)) * 10.0 ** rng.integers(-4, 2, (n, blocks, 1))).astype("<f2")
         data[..., at : at + 2] = halves.view(np.uint8)
+    if kind == "IQ1_M":
+        halves = (rng.normal(size=(n, blocks, 1)) * 10.0 ** rng.integers(-4, 2, (n, blocks, 1))).astype("<f2")
+        set_pieces(data, halves)
     if kind == "MXFP4":
         data[..., 0] = rng.integers(0, 240, (n, blocks))
         data[0, 0, 0], data[0, -1, 0] = 0, 1  # the least powers are no normal numbers of float32
     return data.reshape(n, -1)
+
+
+def set_pieces(blocks: Array, halves: Array) -> None:
+    """The float16 of IQ1_M: four bits of it above twelve others, four times."""
+    words = np.ascontiguousarray(blocks[..., 48:]).view("<u2") & 0x0FFF
+    pieces = (halves.view("<u2") >> np.array([0, 4, 8, 12], np.uint16)) & 0xF
+    blocks[..., 48:] = (words | pieces << 12).astype("<u2").view(np.uint8)
 
 
 def tensor(data: Array, kind: str, shape: tuple[int, ...] | None = None) -> Any:
@@ -82,10 +106,10 @@ def tensor(data: Array, kind: str, shape: tuple[int, ...] | None = None) -> Any:
 
 
 def check(coded: Quantized, numbers: Array) -> None:
-    """Where there are zeros between codes, three roundings of float32 are allowed for; else there is none."""
+    """Where zeros stand for minima, three roundings of float32 are allowed for; else there is none."""
     got = coded.dequantize()
     assert got.dtype == np.float32 and got.shape == numbers.shape
-    if coded.zeros is None:
+    if coded.scheme.upper() not in MINIMA:
         np.testing.assert_array_equal(got, numbers)
         return
     terms = (coded.codes + np.abs(coded.each(coded.zeros))) * np.abs(coded.each(coded.scales))
@@ -101,10 +125,13 @@ def test_any_codes(kind: str, seed: int) -> None:
     check(coded, expected(data, kind))
     n, k = coded.shape
     assert coded.scheme == kind.lower() and coded.bits == bits and coded.block == (1, group)
-    assert coded.codes.dtype == (np.uint8 if kind in MINIMA + TABLES else np.int8)
+    assert coded.codes.dtype == (np.uint8 if kind in MINIMA + TABLES + BETWEEN else np.int8)
     assert coded.scales.dtype == np.float32 and coded.scales.shape == (n, k // group)
-    assert (coded.zeros is not None) == (kind in MINIMA) and (coded.table is not None) == (kind in TABLES)
-    assert coded.scale_bytes == data.size - n * k * bits // 8
+    assert (coded.zeros is not None) == (kind in MINIMA + BETWEEN) and (coded.table is not None) == (kind in TABLES)
+    if kind in GRIDS:
+        assert coded.scale_bytes == n * k // 256 * 2 + n * k // group * GRIDS[kind] // 8
+    else:
+        assert coded.scale_bytes == data.size - n * k * bits // 8
     reach = (0, 1 << bits) if coded.codes.dtype == np.uint8 else (-(1 << (bits - 1)), 1 << (bits - 1))
     assert reach[0] <= coded.codes.min() and coded.codes.max() < reach[1]
 
@@ -146,12 +173,15 @@ def test_scales_and_minima_are_multiples_of_few_numbers(kind: str) -> None:
     data = random_blocks(kind, 40, 4, 3)
     if kind in SCALES:
         data.reshape(40, 4, -1)[3, :, SCALES[kind]] &= 0xF0
-    data.reshape(40, 4, -1)[2, :, HALVES[kind][0][0] :][:, :2] = 0
+    if kind == "IQ1_M":
+        set_pieces(data.reshape(40, 4, -1)[2], np.zeros((4, 1), "<f2"))
+    else:
+        data.reshape(40, 4, -1)[2, :, HALVES[kind][0][0] :][:, :2] = 0
     coded = gguf_layer(tensor(data, kind))
     scales = factored(coded.scales, coded.block[1])
     assert scales is not None
     np.testing.assert_array_equal(np.repeat(scales[1], 256 // coded.block[1], axis=1) * scales[0], coded.scales)
-    if coded.zeros is not None:
+    if coded.zeros is not None and kind != "IQ1_S":  # 135 times an eighth is the most there, which is no byte
         middle = 1 << (coded.bits - 1)
         assert factored(coded.zeros.astype(np.float64) - middle, coded.block[1], coded.scales, middle) is not None
 
@@ -191,7 +221,105 @@ def test_products_with_tables(kind: str) -> None:
 @pytest.mark.parametrize("kind", HALVES)
 def test_bytes_are_those_of_the_file(kind: str) -> None:
     data = random_blocks(kind, 4, 2, 5)
-    assert gguf_layer(tensor(data, kind)).nbytes == data.size
+    coded = gguf_layer(tensor(data, kind))
+    if kind in GRIDS:  # a code for each weight takes more than a position for eight, and less than a half
+        assert data.size < coded.nbytes < 2.5 * data.size and coded.nbytes < coded.codes.size
+    else:
+        assert coded.nbytes == data.size
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_every_position_of_a_grid(kind: str) -> None:
+    """Levels, signs and scales to the last bit, zeros with their signs among them."""
+    data = random_blocks(kind, 128, 8, 1)
+    blocks = data.reshape(128, 8, -1)
+    for row, scale in enumerate((0.0, -0.0, 2.0**-24, -65504.0, np.inf)):
+        halves = np.full((8, 1), scale, "<f2")
+        if kind == "IQ1_M":
+            set_pieces(blocks[row], halves)
+        else:
+            blocks[row, :, :2] = halves.view(np.uint8)
+    coded = gguf_layer(tensor(data, kind))
+    with np.errstate(all="ignore"):
+        found = coded.dequantize()
+    np.testing.assert_array_equal(found.view(np.uint32), expected(data, kind).view(np.uint32))
+    levels = {"IQ1_S": 3, "IQ1_M": 6, "IQ2_XXS": 6, "IQ2_XS": 6, "IQ2_S": 6, "IQ3_XXS": 16, "IQ3_S": 16}
+    assert len(np.unique(coded.codes)) == levels[kind]
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_grids_are_read_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_blocks(kind, 7, 2, 8)
+    whole = gguf_layer(tensor(data, kind))
+    monkeypatch.setattr(gguf_blocks, "_AT_A_TIME", 3 * 512)
+    check(gguf_layer(tensor(data, kind)), whole.dequantize())
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("package", [None, SimpleNamespace(quants=SimpleNamespace())])
+def test_grids_are_of_a_package(kind: str, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may be missing, or too old to have them."""
+    data = random_blocks(kind, 2, 1, 0)
+    coded = tensor(data, kind)
+    kept = [each for each in vars(gguf_grids).values() if hasattr(each, "cache_clear")]
+    for each in kept:
+        each.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "gguf", package)
+        with pytest.raises(NotSupported, match=rf"the grid of {kind} is in the package 'gguf'"):
+            gguf_layer(coded)
+    check(gguf_layer(coded), expected(data, kind))
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_grids_of_compiled_products(kind: str) -> None:
+    """The CPU provider multiplies their codes, in as few bits as an operator has for them."""
+    rng, n, k = np.random.default_rng(3), 37, 512
+    data = random_blocks(kind, n, k // 256, 2)
+    weight = expected(data, kind)
+    for level, m in ((0, 1), (0, 40), (4, 2)):
+        form = linear_form(gguf_layer(tensor(data, kind)), level=level)
+        bits = 8 if kind in TABLES else HALVES[kind][1]
+        assert form.op == "MatMulNBits" and form.attrs["bits"] == bits
+        assert form.operands[0].nbytes == n * k * bits // 8
+        x = rng.standard_normal((m, k)).astype(np.float32)
+        model = one_node(form.op, [x, *form.operands], dict(form.attrs), domain=form.domain, constant=range(1, 4))
+        (found,) = run(model, {"x0": x}, "cpu")
+        size = np.abs(x) @ np.abs(weight).T
+        assert (np.abs(found - x @ weight.T) <= size * (1e-5 if level == 0 else 2e-2)).all()
+
+
+def test_grids_of_modules(tmp_path: Path) -> None:
+    """Linear layers, tables and experts of a file have codes, and give what its numbers do."""
+    rng = np.random.default_rng(5)
+    blocks = {f"{kind}.weight": (random_blocks(kind, 24, 2, 6), kind) for kind in GRIDS}
+    for part, kind in (("up", "IQ2_XS"), ("gate", "IQ3_S"), ("down", "IQ1_S")):
+        data = random_blocks(kind, 3 * 256, 1, 7)
+        blocks[f"{part}_exps.weight"] = data.reshape(3, 256, -1), kind
+    tensors = WeightLoader(offline=True).open(written(tmp_path / "m.gguf", blocks, {}))
+    numbers = {name.removesuffix(".weight"): tensors[name].read() for name in blocks}
+    layers = quantized_layers(tensors)
+    assert layers.keys() == numbers.keys()
+
+    def near(found: Any, wanted: Array) -> None:
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+    model = nn.ModuleDict({kind: nn.Linear(512, 24, bias=False) for kind in GRIDS})
+    missing, unexpected = nn.load_quantized_(model, tensors, strict=False)
+    assert not missing and {*unexpected} == {f"{part}_exps" for part in ("up", "gate", "down")}
+    x = rng.standard_normal((2, 512)).astype(np.float32)
+    for kind in GRIDS:
+        assert isinstance(model[kind], nn.QuantizedLinear)
+        near(model[kind](rv.Tensor(x)), x @ numbers[kind].T)
+        rows = nn.QuantizedEmbedding(layers[kind])(rv.Tensor(np.array([3, 0, 23])))
+        np.testing.assert_array_equal(rows.numpy(), numbers[kind][[3, 0, 23]])
+    up, gate, down = (layers[f"{part}_exps"] for part in ("up", "gate", "down"))
+    experts = nn.QuantizedExperts(up, down, gate, top_k=1, activation="relu")
+    x = rng.standard_normal((3, 256)).astype(np.float32)
+    chosen = np.array([2, 0, 1])
+    up, gate, down = (numbers[f"{part}_exps"][chosen] for part in ("up", "gate", "down"))
+    inner = np.maximum(np.einsum("tk,tnk->tn", x, gate), 0) * np.einsum("tk,tnk->tn", x, up)
+    near(experts(rv.Tensor(x), rv.Tensor(np.eye(3, dtype=np.float32)[chosen])), np.einsum("tk,tnk->tn", inner, down))
 
 
 @pytest.mark.parametrize("kind", HALVES)
@@ -202,7 +330,7 @@ def test_nothing(kind: str, shape: tuple[int, ...]) -> None:
     assert coded.dequantize().shape == coded.shape == shape
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "IQ1_S", "IQ2_XXS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
 def test_scales_that_are_no_numbers(kind: str) -> None:
     data = random_blocks(kind, 2, 2, 0)
     at = HALVES[kind][0][0]
@@ -245,7 +373,7 @@ def test_experts(kind: str, experts: int) -> None:
     group = coded.block[-1]
     assert coded.shape == (experts, 4, k) and coded.block == (1, 1, group) and coded.axis == 2
     assert coded.scales.shape == (experts, 4, k // group)
-    assert (coded.zeros is None) == (kind not in MINIMA)
+    assert (coded.zeros is None) == (kind not in MINIMA + BETWEEN)
     assert coded.zeros is None or coded.zeros.shape == coded.scales.shape
     for each in range(experts):
         alone = gguf_layer(tensor(data[each * 4 : each * 4 + 4], kind))
@@ -303,11 +431,11 @@ def test_files(tmp_path: Path) -> None:
     for kind in TERNARY:
         packed = gguf.quants.quantize(ternary, gguf.GGMLQuantizationType[kind])
         blocks[f"{kind}.weight"] = packed, kind
-    for part, kind in (("gate", "Q4_K"), ("up", "Q4_0"), ("down", "Q6_K")):
+    for part, kind in (("gate", "IQ3_S"), ("up", "IQ2_XXS"), ("down", "Q6_K")):
         blocks[f"blk.0.ffn_{part}_exps.weight"] = random_blocks(kind, 6, 2, 3).reshape(2, 3, -1), kind
     others = {
         "blk.0.shared.weight": (random_blocks("Q4_0", 4, 2, 1).reshape(1, 2, 2, 36), "Q4_0"),
-        "blk.0.attn_k.weight": (np.zeros((2, sizes("IQ2_XS")[1]), np.uint8), "IQ2_XS"),
+        "blk.0.attn_k.weight": (np.zeros((2, sizes("Q8_K")[1]), np.uint8), "Q8_K"),
         "blk.0.table": (random_blocks("Q4_0", 4, 2, 1), "Q4_0"),
         "weight": (random_blocks("Q4_0", 4, 2, 1), "Q4_0"),
     }

@@ -4,13 +4,12 @@ A block has 32 or 256 weights of a row. Those of 256 have a float16 for all of t
 16 or 32; the product of both is the scale of a group. Kinds with a minimum have ``code * scale + minimum``: that is
 ``(code - zero) * scale`` with a zero between the codes, which gives the same numbers but for roundings of float32.
 
-The other kinds (IQ1, IQ2 and IQ3) keep positions in tables of four or eight weights together, so a weight has no code.
+Of IQ1, IQ2 and IQ3 a file has no codes of single weights: ``gguf_grids`` makes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,8 @@ from ranvier.errors import WeightError
 from ranvier.ops.contrib.weight_only import E2M1_LEVELS
 from ranvier.parts import in_parts
 from ranvier.quantize.base import Quantized
-from ranvier.records import dataclass
+from ranvier.weights.quantized.gguf_grids import GRIDS
+from ranvier.weights.quantized.gguf_pieces import Layout, Read, half, joined, parts, signed, spread
 from ranvier.weights.quantized.tensors import Array, Config, Tensors, powers_of_two
 from ranvier.weights.stored import TensorInfo, Weight
 from ranvier.weights.ternary import decoded
@@ -29,38 +29,13 @@ _AT_A_TIME = 1 << 21  # weights
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What blocks hold: codes in the order of the weights, and a scale of each group. Where they have minima, ``steps``
-    are what scales and minima of a block are multiples of."""
-
-    codes: Array
-    scales: Array
-    minima: Array | None = None
-    steps: tuple[Array, Array] | None = None
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a block lies in bytes. ``read`` is given [..., size]."""
-
-    weights: int
-    size: int  # bytes
-    group: int  # weights that share a scale
-    bits: int
-    read: Callable[[Array], _Read]
-    codes: type[np.integer[Any]] = np.int8
-    minima: bool = False
-    table: Array | None = None
-
-
 def gguf_layer(tensor: Weight) -> Quantized:
     """Codes and scales of a tensor [N, K], or [experts, N, K], that a GGUF file has in blocks."""
     name, kind, shape = tensor.info.name, tensor.info.encoding, tensor.info.shape
     if kind and kind not in KINDS:
         raise WeightError(
-            f"tensor {name!r} is of {kind}, of which a weight has no code of its own that is known here; read() gives "
-            "its numbers, as far as the package 'gguf' decodes that kind"
+            f"tensor {name!r} is of {kind}, of which no codes are known here; read() gives its numbers, as far as the "
+            "package 'gguf' decodes that kind"
         )
     raw = getattr(tensor, "raw", None)
     if not kind or raw is None or len(shape) not in _AXES:
@@ -103,7 +78,7 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
         raise WeightError(f"{kind}: {n} x {k} weights do not fit in {data.size} bytes")
     rows, groups = data.reshape(n, k // layout.weights, layout.size), (n, k // layout.group)
     codes, scales, zeros = np.empty((n, k), layout.codes), np.empty(groups, np.float32), None
-    if layout.minima:
+    if layout.zeros:
         zeros = np.empty(groups, np.float32)
 
     def fill(first: int, last: int) -> None:
@@ -122,11 +97,11 @@ def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
         zeros,
         layout.table,
         axis=1,
-        scale_bytes=data.size - n * k * layout.bits // 8,
+        scale_bytes=n * (k // layout.weights) * layout.scale_bytes,
     )
 
 
-def _part(layout: _Layout, rows: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array | None]:
+def _part(layout: Layout, rows: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array | None]:
     """Codes, scales and zeros of some rows."""
     n, k = shape
     groups = n, k // layout.group
@@ -134,7 +109,7 @@ def _part(layout: _Layout, rows: Array, shape: tuple[int, int]) -> tuple[Array, 
         read = layout.read(rows)
         codes, scales = read.codes.reshape(shape), read.scales.reshape(groups)
         if read.minima is None:
-            return codes, scales, None
+            return codes, scales, None if read.zeros is None else read.zeros.reshape(groups)
         level = scales == 0  # all weights are the minimum
         if level.any():
             scales = np.where(level, _any_scale(read).reshape(groups), scales)
@@ -142,159 +117,124 @@ def _part(layout: _Layout, rows: Array, shape: tuple[int, int]) -> tuple[Array, 
         return codes, scales, np.where(scales == 0, np.float32(0), -read.minima.reshape(groups) / scales)
 
 
-def _any_scale(read: _Read) -> Array:
+def _any_scale(read: Read) -> Array:
     """For groups without one: what other scales of the block are multiples of, so that all are; or what minima are."""
     assert read.steps is not None
     step, least = read.steps
     return np.broadcast_to(np.where(step == 0, least, step), read.scales.shape)
 
 
-# -- pieces -----------------------------------------------------------------------------------------------------------
-
-
-def _spread(data: Array, bits: int, run: int) -> Array:
-    """Codes that share bytes. Of a run of bytes come the lowest bits first, of one byte after another, then those
-    above them."""
-    runs = data.reshape(*data.shape[:-1], data.shape[-1] // run, run)
-    codes = np.empty((*runs.shape[:-1], 8 // bits, run), np.uint8)
-    mask = np.uint8((1 << bits) - 1)
-    for k in range(8 // bits):
-        codes[..., k, :] = (runs >> np.uint8(k * bits)) & mask
-    return codes.reshape(*data.shape[:-1], data.shape[-1] * 8 // bits)
-
-
-def _joined(low: Array, high: Array, bits: int) -> Array:
-    """Codes whose bits above the first ones lie somewhere else."""
-    codes: Array = low | (high << np.uint8(bits))
-    return codes
-
-
-def _signed(codes: Array, middle: int) -> Array:
-    """Codes that are counted from the least one."""
-    lowered: Array = codes.view(np.int8) - np.int8(middle)
-    return lowered
-
-
-def _half(data: Array) -> Array:
-    """The float16 in two bytes, as [..., 1]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
-
-
 def _with_minima(
     codes: Array, scale: Array, minimum: Array, scales: Array | None = None, minima: Array | None = None
-) -> _Read:  # fmt: skip
+) -> Read:  # fmt: skip
     """A block's scale and minimum, two bytes each; or what those of groups are times, minima below zero."""
-    step, least = _half(scale), _half(minimum)
+    step, least = half(scale), half(minimum)
     if scales is None or minima is None:
-        return _Read(codes, step, least, (step, least))
-    return _Read(codes, step * scales, least * -minima.astype(np.float32), (step, least))
-
-
-def _parts(blocks: Array, *sizes: int) -> list[Array]:
-    """A block cut into runs of bytes of these sizes, and the rest."""
-    return np.split(blocks, np.cumsum(sizes), axis=-1)
+        return Read(codes, step, least, (step, least))
+    return Read(codes, step * scales, least * -minima.astype(np.float32), (step, least))
 
 
 # -- blocks of 32 -----------------------------------------------------------------------------------------------------
 
 
-def _q4_0(blocks: Array) -> _Read:
-    scale, low = _parts(blocks, 2)
-    return _Read(_signed(_spread(low, 4, 16), 8), _half(scale))
+def _q4_0(blocks: Array) -> Read:
+    scale, low = parts(blocks, 2)
+    return Read(signed(spread(low, 4, 16), 8), half(scale))
 
 
-def _q4_1(blocks: Array) -> _Read:
-    scale, minimum, low = _parts(blocks, 2, 2)
-    return _with_minima(_spread(low, 4, 16), scale, minimum)
+def _q4_1(blocks: Array) -> Read:
+    scale, minimum, low = parts(blocks, 2, 2)
+    return _with_minima(spread(low, 4, 16), scale, minimum)
 
 
-def _q5_0(blocks: Array) -> _Read:
-    scale, high, low = _parts(blocks, 2, 4)
-    return _Read(_signed(_joined(_spread(low, 4, 16), _spread(high, 1, 1), 4), 16), _half(scale))
+def _q5_0(blocks: Array) -> Read:
+    scale, high, low = parts(blocks, 2, 4)
+    return Read(signed(joined(spread(low, 4, 16), spread(high, 1, 1), 4), 16), half(scale))
 
 
-def _q5_1(blocks: Array) -> _Read:
-    scale, minimum, high, low = _parts(blocks, 2, 2, 4)
-    return _with_minima(_joined(_spread(low, 4, 16), _spread(high, 1, 1), 4), scale, minimum)
+def _q5_1(blocks: Array) -> Read:
+    scale, minimum, high, low = parts(blocks, 2, 2, 4)
+    return _with_minima(joined(spread(low, 4, 16), spread(high, 1, 1), 4), scale, minimum)
 
 
-def _q8_0(blocks: Array) -> _Read:
-    scale, codes = _parts(blocks, 2)
-    return _Read(codes.view(np.int8), _half(scale))
+def _q8_0(blocks: Array) -> Read:
+    scale, codes = parts(blocks, 2)
+    return Read(codes.view(np.int8), half(scale))
 
 
-def _iq4_nl(blocks: Array) -> _Read:
-    scale, low = _parts(blocks, 2)
-    return _Read(_spread(low, 4, 16), _half(scale))
+def _iq4_nl(blocks: Array) -> Read:
+    scale, low = parts(blocks, 2)
+    return Read(spread(low, 4, 16), half(scale))
 
 
-def _mxfp4(blocks: Array) -> _Read:
-    exponent, low = _parts(blocks, 1)
-    return _Read(_spread(low, 4, 16), powers_of_two(exponent))
+def _mxfp4(blocks: Array) -> Read:
+    exponent, low = parts(blocks, 1)
+    return Read(spread(low, 4, 16), powers_of_two(exponent))
 
 
 # -- blocks of 256 ----------------------------------------------------------------------------------------------------
 
 
-def _q2_k(blocks: Array) -> _Read:
-    both, low, scale, minimum = _parts(blocks, 16, 64, 2)
-    return _with_minima(_spread(low, 2, 32), scale, minimum, both & 0xF, both >> 4)
+def _q2_k(blocks: Array) -> Read:
+    both, low, scale, minimum = parts(blocks, 16, 64, 2)
+    return _with_minima(spread(low, 2, 32), scale, minimum, both & 0xF, both >> 4)
 
 
-def _q3_k(blocks: Array) -> _Read:
-    high, low, first, second, scale = _parts(blocks, 32, 64, 8, 4)
-    codes = _signed(_joined(_spread(low, 2, 32), _spread(high, 1, 32), 2), 4)
-    return _Read(codes, _half(scale) * _signed(_joined(_spread(first, 4, 8), _spread(second, 2, 4), 4), 32))
+def _q3_k(blocks: Array) -> Read:
+    high, low, first, second, scale = parts(blocks, 32, 64, 8, 4)
+    codes = signed(joined(spread(low, 2, 32), spread(high, 1, 32), 2), 4)
+    return Read(codes, half(scale) * signed(joined(spread(first, 4, 8), spread(second, 2, 4), 4), 32))
 
 
 def _six_bits(data: Array) -> tuple[Array, Array]:
     """Eight scales and eight minima in 12 bytes: four scales, four minima, then halves of the others, whose two highest
     bits are above the first ones."""
-    scales, minima, others = _parts(data, 4, 4)
+    scales, minima, others = parts(data, 4, 4)
     low, high = others & 0xF, others >> 4
     return (
-        np.concatenate([scales & 0x3F, _joined(low, scales >> 6, 4)], axis=-1),
-        np.concatenate([minima & 0x3F, _joined(high, minima >> 6, 4)], axis=-1),
+        np.concatenate([scales & 0x3F, joined(low, scales >> 6, 4)], axis=-1),
+        np.concatenate([minima & 0x3F, joined(high, minima >> 6, 4)], axis=-1),
     )
 
 
-def _q4_k(blocks: Array) -> _Read:
-    scale, minimum, both, low = _parts(blocks, 2, 2, 12)
-    return _with_minima(_spread(low, 4, 32), scale, minimum, *_six_bits(both))
+def _q4_k(blocks: Array) -> Read:
+    scale, minimum, both, low = parts(blocks, 2, 2, 12)
+    return _with_minima(spread(low, 4, 32), scale, minimum, *_six_bits(both))
 
 
-def _q5_k(blocks: Array) -> _Read:
-    scale, minimum, both, high, low = _parts(blocks, 2, 2, 12, 32)
-    codes = _joined(_spread(low, 4, 32), _spread(high, 1, 32), 4)
+def _q5_k(blocks: Array) -> Read:
+    scale, minimum, both, high, low = parts(blocks, 2, 2, 12, 32)
+    codes = joined(spread(low, 4, 32), spread(high, 1, 32), 4)
     return _with_minima(codes, scale, minimum, *_six_bits(both))
 
 
-def _q6_k(blocks: Array) -> _Read:
-    low, high, scales, scale = _parts(blocks, 128, 64, 16)
-    codes = _signed(_joined(_spread(low, 4, 64), _spread(high, 2, 32), 4), 32)
-    return _Read(codes, _half(scale) * scales.view(np.int8))
+def _q6_k(blocks: Array) -> Read:
+    low, high, scales, scale = parts(blocks, 128, 64, 16)
+    codes = signed(joined(spread(low, 4, 64), spread(high, 2, 32), 4), 32)
+    return Read(codes, half(scale) * scales.view(np.int8))
 
 
-def _iq4_xs(blocks: Array) -> _Read:
-    scale, high, low, codes = _parts(blocks, 2, 2, 4)
-    scales = _signed(_joined(_spread(low, 4, 1), _spread(high, 2, 1), 4), 32)
-    return _Read(_spread(codes, 4, 16), _half(scale) * scales)
+def _iq4_xs(blocks: Array) -> Read:
+    scale, high, low, codes = parts(blocks, 2, 2, 4)
+    scales = signed(joined(spread(low, 4, 1), spread(high, 2, 1), 4), 32)
+    return Read(spread(codes, 4, 16), half(scale) * scales)
 
 
 _LAYOUTS = {
-    "Q4_0": _Layout(32, 18, 32, 4, _q4_0),
-    "Q4_1": _Layout(32, 20, 32, 4, _q4_1, np.uint8, minima=True),
-    "Q5_0": _Layout(32, 22, 32, 5, _q5_0),
-    "Q5_1": _Layout(32, 24, 32, 5, _q5_1, np.uint8, minima=True),
-    "Q8_0": _Layout(32, 34, 32, 8, _q8_0),
-    "Q2_K": _Layout(256, 84, 16, 2, _q2_k, np.uint8, minima=True),
-    "Q3_K": _Layout(256, 110, 16, 3, _q3_k),
-    "Q4_K": _Layout(256, 144, 32, 4, _q4_k, np.uint8, minima=True),
-    "Q5_K": _Layout(256, 176, 32, 5, _q5_k, np.uint8, minima=True),
-    "Q6_K": _Layout(256, 210, 16, 6, _q6_k),
-    "IQ4_NL": _Layout(32, 18, 32, 4, _iq4_nl, np.uint8, table=_NONLINEAR),
-    "IQ4_XS": _Layout(256, 136, 32, 4, _iq4_xs, np.uint8, table=_NONLINEAR),
-    "MXFP4": _Layout(32, 17, 32, 4, _mxfp4, np.uint8, table=E2M1_LEVELS),
+    "Q4_0": Layout(32, 18, 32, 4, _q4_0),
+    "Q4_1": Layout(32, 20, 32, 4, _q4_1, np.uint8, zeros=True),
+    "Q5_0": Layout(32, 22, 32, 5, _q5_0),
+    "Q5_1": Layout(32, 24, 32, 5, _q5_1, np.uint8, zeros=True),
+    "Q8_0": Layout(32, 34, 32, 8, _q8_0),
+    "Q2_K": Layout(256, 84, 16, 2, _q2_k, np.uint8, zeros=True),
+    "Q3_K": Layout(256, 110, 16, 3, _q3_k),
+    "Q4_K": Layout(256, 144, 32, 4, _q4_k, np.uint8, zeros=True),
+    "Q5_K": Layout(256, 176, 32, 5, _q5_k, np.uint8, zeros=True),
+    "Q6_K": Layout(256, 210, 16, 6, _q6_k),
+    "IQ4_NL": Layout(32, 18, 32, 4, _iq4_nl, np.uint8, table=_NONLINEAR),
+    "IQ4_XS": Layout(256, 136, 32, 4, _iq4_xs, np.uint8, table=_NONLINEAR),
+    "MXFP4": Layout(32, 17, 32, 4, _mxfp4, np.uint8, table=E2M1_LEVELS),
+    **GRIDS,
 }
 _TERNARY = ("TQ1_0", "TQ2_0")
 _AXES = (2, 3)  # of a matrix, and of one for each expert
