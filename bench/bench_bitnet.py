@@ -134,7 +134,7 @@ def litespark(x: Array, codes: Array) -> dict[str, Runner]:
 
 def packed_bytes(m: int, k: int, n: int) -> int:
     """Of the weights as our kernel reads them."""
-    return int(k * n * form_of(host(), m, k, n).bits / 8)
+    return int(k * n * form_of(host(), m, k, n, k * n).bits / 8)
 
 
 def in_turns(

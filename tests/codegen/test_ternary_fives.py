@@ -16,7 +16,7 @@ from tests.codegen.test_integer import PATHS, path_name
 from tests.codegen.test_ternary import is_exact, product
 
 Array = np.ndarray[Any, Any]
-LARGE = (4096, 4096)
+LARGE = (4096, 4096, 4096 * 4096)
 HAVING = [isa for isa in PATHS if suits_fives(isa, 1, *LARGE)]
 # remainders of K, panels alone and in threes with columns left over, all numbers of rows and one more
 SIZES = (
@@ -33,9 +33,7 @@ def test_bytes() -> None:
     packed = pack_fives(pack_codes(w), 243)
     assert packed.storage.array is not None
     found = packed.storage.array.view(np.uint8).reshape(-1, 16, 4)[:, 0].reshape(-1)[:243]
-    v = combinations.astype(int) @ [1, 3, 9, 27, 0]
-    last = combinations[:, 4].astype(int)
-    np.testing.assert_array_equal(found, np.where(v < 64, v + 64 * last, v + 128 + 17 * last))
+    np.testing.assert_array_equal(found, combinations.astype(int) @ [1, 3, 9, 28, 84])
     assert len(set(found.tolist())) == 243
 
 
@@ -62,6 +60,8 @@ def test_only_large_weights_and_few_rows() -> None:
     for isa in HAVING:
         assert suits_fives(isa, fives.ROWS, *LARGE)
         assert not suits_fives(isa, fives.ROWS + 1, *LARGE)
-        assert not suits_fives(isa, 1, 2048, 2048)  # stays in the second-level cache, where 2 bits are faster
+        assert not suits_fives(isa, 1, 2048, 2048, 2048 * 2048)  # stays near, where 2 bits are faster
+        assert suits_fives(isa, 1, 2048, 2048, 1 << 24)  # does not: others are read before it is read again
+        assert not suits_fives(isa, 1, 2048, 100, 1 << 24)  # a second panel would be filled up to 80 columns
     for isa in PATHS:
         assert suits_fives(isa, 1, *LARGE) == (isa.has("avx512vbmi") and isa.has("avx512vnni"))

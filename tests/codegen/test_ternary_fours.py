@@ -56,15 +56,15 @@ def test_the_longest_sums(isa: Isa, m: int, k: int) -> None:
     """Of four columns together they pass what int32 holds, and each of them does not; beyond, weights lie otherwise."""
     codes, w = np.full((m, k), 127, np.int8), np.ones((17, k), np.int8)
     w[::3] = -1
-    found = product(codes, w, isa, pack=form_of(isa, m, k, 17).pack)
+    found = product(codes, w, isa, pack=form_of(isa, m, k, 17, k * 17).pack)
     np.testing.assert_array_equal(found, codes.astype(np.int64) @ (w.T.astype(np.int64) + 1))
 
 
 def test_where_signed_bytes_are_multiplied() -> None:
     for isa in PATHS:
         for m, k, n in ((1, 64, 32), (1, 4096, 4096), (128, 4096, 4096)):
-            assert (form_of(isa, m, k, n).name == "ternary fours") == isa.has("dotprod")
-        assert form_of(isa, 1, (1 << 17) + 1, 8).name != "ternary fours"
+            assert (form_of(isa, m, k, n, k * n).name == "ternary fours") == isa.has("dotprod")
+        assert form_of(isa, 1, (1 << 17) + 1, 8, 1 << 20).name != "ternary fours"
 
 
 @pytest.mark.parametrize("most", [3, 5, 8])

@@ -70,4 +70,4 @@ def test_where_bytes_are_not_multiplied() -> None:
     for isa in PATHS:
         asked = isa.vector_bytes == 64 and not isa.has("avx512vnni")
         for rows_, k, n in ((1, 64, 32), (1, 4096, 4096), (128, 4096, 4096)):
-            assert (form_of(isa, rows_, k, n).name == "ternary triples") == asked
+            assert (form_of(isa, rows_, k, n, k * n).name == "ternary triples") == asked

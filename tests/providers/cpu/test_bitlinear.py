@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import ranvier as rv
-from ranvier.codegen.llvm.ternary import fives, token_codes
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.ternary import Form, fives, form_of, token_codes
 from ranvier.formats.onnx import read, save
 from ranvier.ops.own.bitlinear import DOMAIN, pack_codes
 from ranvier.providers.cpu.kernel import CpuKernel
@@ -57,6 +58,35 @@ def test_weights_packed_for_far_caches(monkeypatch: pytest.MonkeyPatch, lead: tu
     monkeypatch.setattr(fives, "_LEAST", 0)
     given = operands(lead, 200, 130, each=True)
     agree(model(given, 200, 130), {"x0": given[0]}, rtol=0, atol=0)
+
+
+def test_the_form_of_weights_is_chosen_by_all_layers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one layer leaves in the cache is pushed out by the others; codes that two layers share are there once."""
+    asked = []
+
+    def recorded(isa: Isa, rows: int, k: int, n: int, together: int) -> Form:
+        asked.append((rows, k, n, together))
+        return form_of(isa, rows, k, n, together)
+
+    monkeypatch.setattr(lowering, "form_of", recorded)
+    rng = np.random.default_rng(0)
+    stored = {f"codes{n}": pack_codes(rng.integers(-1, 2, (n, 12)).astype(np.int8)) for n in (12, 20)}
+    layers = [("x", "codes12", "a", 12), ("a", "codes12", "b", 12), ("b", "codes20", "y", 20)]
+    nodes = [
+        helper.make_node("BitLinear", [x, codes, "scale"], [y], domain=DOMAIN, K=12, N=n) for x, codes, y, n in layers
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "several",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 20])],
+        [onnx.numpy_helper.from_array(v, name) for name, v in {**stored, "scale": np.array(0.5, "f4")}.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    several = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    agree(several, {"x": rng.standard_normal((1, 12)).astype(np.float32)}, rtol=0, atol=0)
+    together = 12 * 12 + 12 * 20
+    assert {(1, 12, 12, together), (1, 12, 20, together)} == set(asked)
 
 
 @pytest.mark.parametrize("depths", [(15, 16), (53, 56), (56, 53)])

@@ -3,17 +3,17 @@
 That pays where weights come from beyond the second-level cache: one core gets a line of 64 bytes in about six cycles
 there, and a line of five weights a byte takes about as long to multiply.
 
-A byte holds the codes t0 to t4 (``w + 1``) that five columns have for the same k, so all five meet the same token. The
-first four are the digits of v = t0 + 3 t1 + 9 t2 + 27 t3, up to 80. Where v < 64 the byte is v + 64 t4, and its low 6
-bits, which is what ``vpermb`` looks at, are v. The other 51 combinations are the bytes from 192 on, v + 128 + 17 t4.
-Two tables turn the low 6 bits into four fields of 2 bits, one for either kind of byte, and a third one makes
-g = v + 64 t4 of the bytes from 192 on, which the others are already.
+A byte holds the codes t0 to t4 (``w + 1``) that five columns have for the same k, so all five meet the same token. It
+is r + 28 e, where r = t0 + 3 t1 + 9 t2 has 27 values and e = t3 + 3 t4 has nine. Steps of 28 are whole fours, so the
+upper 6 bits of a byte tell e, and those are what ``vpermb`` looks at when a byte is shifted by 2. It finds 64 t4 + 4 e,
+in which t4 stands alone in the upper 2 bits; added to the byte it makes r + 32 e and more 64s, whose low 5 bits are r.
+Those look up t1 and t2.
 
-Three of the fields are masked and multiplied where they stand, 1, 4 and 16 times as large; all four together give the
-fourth by subtraction, and g, which is no less a sum of the five with known factors, the fifth. So twelve instructions
-do for 320 weights. Only one of the two vector units looks things up: the next line's lookups stand between the products
-of a line, for both to be busy also where a neighbour on the same core leaves half of the window to look ahead in.
-Lines hold four k of 16 lanes, so a panel has 80 columns; lines follow each other along k.
+So of two lookups, a shift, an addition and two masks come four sums of codes with known factors, and the byte itself is
+the fifth, which is enough to know all five columns' sums: eleven instructions for 320 weights. The next line's lookups
+stand between the products of a line, for both vector units to be busy also where a neighbour on the same core leaves
+half of the window to look ahead in. Lines hold four k of 16 lanes, so a panel has 80 columns; lines follow each other
+along k.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ from ranvier.codegen.llvm.builder import Module, Val, Var, vector
 from ranvier.codegen.llvm.integer.dots import multiply_add
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary.dots import LOW, UNSHIFTED_K
+from ranvier.codegen.llvm.ternary.dots import UNSHIFTED_K
 from ranvier.codegen.llvm.ternary.pack import STEP, Packed, in_parts, padded
 from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
+from ranvier.codegen.llvm.turning import slices
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage, View
 
 Array = np.ndarray[Any, Any]
 ROWS = 3  # up to so many rows read weights in this form
-_LEAST = 2 << 20  # bytes in 2 bits a weight: what second-level caches of such processors hold
+_LEAST = 2 << 20  # bytes of a program's weights in 2 bits: what second-level caches of such processors hold
 _FIELDS = 5
 _LINE = 64
 _LANES = _LINE // 4
 _WIDTH = _FIELDS * _LANES  # columns of a panel
 _QUAD = 4  # k of a line
 _STEP_BYTES = STEP // _QUAD * _LINE
-_DIGITS = (1, 3, 9, 27)
-_FIRST = 64  # values of v that the low 6 bits hold as they are
+_FACTORS = (1, 3, 9, 28, 84)  # of the five codes in a byte
+_TOP = 0xC0C0C0C0 - (1 << 32)  # t4 where the first table has it
+_UPPER = 0x0C0C0C0C  # t2 where the second one has it
 
 _AHEAD = 2  # steps of weights that are asked for before they are used
 _GOPS = 120.0
@@ -56,10 +58,11 @@ class PackedFives(Packed):
     """``storage`` is [panels, K / 4, lanes] of 32-bit words, whose bytes are four k."""
 
 
-def suits_fives(isa: Isa, rows: int, k: int, n: int) -> bool:
-    """Are weights packed so for this many rows?"""
+def suits_fives(isa: Isa, rows: int, k: int, n: int, together: int) -> bool:
+    """Are weights packed so for this many rows, in a program that has so many ternary weights ``together``?"""
     has = isa.vector_bytes == _LINE and isa.has("avx512vbmi") and isa.has("avx512vnni")
-    return has and rows <= ROWS and k <= UNSHIFTED_K // 2 and k * n > 4 * _LEAST
+    less = -(-n // _WIDTH) * _WIDTH * 8 <= _FIELDS * n * 2  # bits, also with columns that are filled up
+    return has and less and rows <= ROWS and k <= UNSHIFTED_K // 2 and together > 4 * _LEAST
 
 
 def pack_fives(codes: Array, k: int) -> PackedFives:
@@ -80,35 +83,27 @@ def _spread_codes() -> Array:
 
 
 def _joined(words: Array) -> Array:
-    """Codes of five columns, [panels, 5, lanes, quads], as one byte for each k: four bytes of a word at a time, where
-    what one of them lends another comes back before the end."""
-    number = np.uint32
-    weighted = words[:, : len(_DIGITS)] * np.array(_DIGITS, number)[:, None, None]
-    v: Array = weighted.sum(axis=1, dtype=number)
-    last = words[:, len(_DIGITS)]
-    beyond = v >> number(6) & number(0x01010101)
-    joined: Array = v + (last << number(6)) + (beyond << number(7)) - number(47) * (last & beyond * number(3))
+    """Codes of five columns, [panels, 5, lanes, quads], as one byte for each k, four of them in a word."""
+    joined: Array = (words * np.array(_FACTORS, np.uint32)[:, None, None]).sum(axis=1, dtype=np.uint32)
     return joined
 
 
-def _tables() -> tuple[list[int], list[int], list[int]]:
-    """By the low 6 bits: fields of bytes below 192, fields of the others, and what stands for those themselves."""
-
-    def fields(v: int) -> int:
-        return sum(v // digit % 3 << 2 * f for f, digit in enumerate(_DIGITS))
-
-    count = 3 ** len(_DIGITS) - _FIRST
-    beyond = [(_FIRST + low % count, low // count) for low in range(64)]
-    below = [fields(low) for low in range(64)]
-    return below, [fields(v) for v, _ in beyond], [(v + 64 * last) & 255 for v, last in beyond]
+def _tables() -> tuple[list[int], list[int]]:
+    """64 t4 + 4 e by the upper 6 bits of a byte, and t1 + 4 t2 by 6 bits of which the low 5 are r."""
+    upper = [index // 7 for index in range(64)]
+    lower = [index % 32 for index in range(64)]
+    return [64 * (e // 3 % 3) + 4 * e for e in upper], [r // 3 % 3 + 4 * (r // 9 % 3) for r in lower]
 
 
 def by_fives(
     codes: View, m: int, packed: PackedFives, out: View, strides: tuple[int, int], epilogue: Epilogue | None,
-    threads: int,
+    isa: Isa, threads: int,
 ) -> Launch:  # fmt: skip
     block = Block(1, 3) if m == 1 else Block(ROWS, 1)
-    return panel_launch(_spec(block), block, codes, m, packed, out, strides, epilogue, threads, gops=_GOPS)
+    return panel_launch(
+        _spec(block), block, codes, m, packed, out, strides, epilogue, threads,
+        gops=_GOPS, slices=slices(packed.nbytes, isa) if m == 1 else 1,
+    )  # fmt: skip
 
 
 def _spec(block: Block) -> KernelSpec:
@@ -122,7 +117,7 @@ class _Driver(PanelDriver):
     def __init__(self, frame: Frame, block: Block, width: int) -> None:
         super().__init__(frame, block, width)
         self.bytes = vector("i8", _LINE)
-        self.below, self.beyond, self.whole = (self.f.listed("i8", table) for table in _tables())
+        self.upper, self.lower = (self.f.listed("i8", table) for table in _tables())
 
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
         f = self.f
@@ -149,17 +144,15 @@ class _Driver(PanelDriver):
                     at = (r * self.at_once + p) * _WIDTH * 4 + field * _LINE
                     f.store(total, f.gep(f.args["scratch"], at), _LINE)
 
-    def decoded(self, line: Val) -> tuple[Val, Val]:
-        """Four codes in fields of 2 bits, and the sum of all five."""
+    def decoded(self, line: Val) -> list[Val]:
+        """Bytes, their codes t3 and t4, and t1 and t2, each pair with factors."""
         f = self.f
-        is_beyond = f.cmp("uge", line, f.const(self.bytes, 192 - 256))
-        fields = f.select(is_beyond, self.found(self.beyond, line), self.found(self.below, line))
-        whole = f.select(is_beyond, self.found(self.whole, line), line)
-        return f.bitcast(fields, self.words), f.bitcast(whole, self.words)
+        high = self.found(self.upper, f.bitcast(f.lshr(f.bitcast(line, vector("i16", _LINE // 2)), 2), self.bytes))
+        return [f.bitcast(part, self.words) for part in (line, high, self.found(self.lower, line + high))]
 
-    def add(self, acc: list[list[Var]], tokens: list[Val], fields: Val, whole: Val) -> None:
+    def add(self, acc: list[list[Var]], tokens: list[Val], line: Val, high: Val, low: Val) -> None:
         f = self.f
-        parts = [*(f.and_(fields, LOW << 2 * field) for field in range(3)), fields, whole]
+        parts = [line, high, f.and_(high, _TOP), low, f.and_(low, _UPPER)]
         for sums, quad in zip(acc, tokens, strict=True):
             for total, part in zip(sums, parts, strict=True):
                 total.set(multiply_add(f, self.isa, total.get(), part, quad))
@@ -168,10 +161,12 @@ class _Driver(PanelDriver):
         return self.f.intrinsic("llvm.x86.avx512.permvar.qi.512", self.bytes, [table, index])
 
     def apart(self, sums: list[Val]) -> list[Val]:
-        """The five columns' sums: what was added is them 1, 4 and 16 times, four of them together, all together."""
+        """The five columns' sums."""
         f = self.f
-        first, second, third, four, whole = sums
-        found = [first, f.ashr(second, 2), f.ashr(third, 4), f.ashr(four - first - second - third, 6)]
-        for digit, total in zip(_DIGITS, found, strict=True):
-            whole = whole - (total * digit if digit > 1 else total)
-        return [*found, f.ashr(whole, 6)]
+        line, high, top, low, upper = sums
+        t4 = f.ashr(top, 6)
+        t3 = f.ashr(high - top - t4 * 12, 2)
+        found = [low - upper, f.ashr(upper, 2), t3, t4]
+        for factor, total in zip(_FACTORS[1:], found, strict=True):
+            line = line - total * factor
+        return [line, *found]

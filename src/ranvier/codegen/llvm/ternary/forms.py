@@ -33,8 +33,9 @@ _FOURS = Form("ternary fours", 2.0, pack_fours)
 _TRIPLES = Form("ternary triples", 16 / 9, pack_triples)
 
 
-def form_of(isa: Isa, rows: int, k: int, n: int) -> Form:
-    if suits_fives(isa, rows, k, n):
+def form_of(isa: Isa, rows: int, k: int, n: int, together: int) -> Form:
+    """``together``: ternary weights of all layers that run after each other, this one's among them."""
+    if suits_fives(isa, rows, k, n, together):
         return _FIVES
     if suits_fours(isa, k):
         return _FOURS

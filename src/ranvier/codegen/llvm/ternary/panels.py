@@ -47,11 +47,13 @@ class Block:
 def panel_launch(
     spec: KernelSpec, block: Block, codes: View, m: int, packed: Packed, out: View, strides: tuple[int, int],
     epilogue: Epilogue | None, threads: int, *, gops: float, scratch: int = 0, tiles_of_a_thread: int = 8,
+    slices: int = 1,
 ) -> Launch:  # fmt: skip
     """``gops`` of one core, roughly, in codes of one row; ``scratch``: bytes that the driver needs behind the sums;
-    ``tiles_of_a_thread``: at most, where each has something to do first."""
+    ``tiles_of_a_thread``: at most, where each has something to do first; ``slices``: of weights that one thread walks
+    back and forth."""
     work = max(m * packed.n * packed.k / gops / 1e3 / 4, packed.nbytes / _GBPS / 1e3)
-    wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), tiles_of_a_thread * threads))
+    wanted = slices if threads == 1 else max(1, min(int(work / TILE_US), tiles_of_a_thread * threads))
     per_tile = -(-packed.panels // wanted)
     per_tile = -(-per_tile // block.at_once) * block.at_once
     tiles = -(-packed.panels // per_tile)

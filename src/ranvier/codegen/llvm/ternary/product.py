@@ -34,7 +34,7 @@ def ternary_matmul(
     if not (m and packed.n):
         return []
     if isinstance(packed, PackedFives):
-        return [by_fives(codes, m, packed, out, strides, epilogue, threads)]
+        return [by_fives(codes, m, packed, out, strides, epilogue, isa, threads)]
     if isinstance(packed, PackedTriples):
         return [by_triples(codes, m, packed, out, strides, epilogue, threads)]
     assert isinstance(packed, PackedTernary | PackedFours)

@@ -22,14 +22,25 @@ from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Map, Nest, Operand
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.ops.own.bitlinear import DOMAIN, LEAST, are_codes
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.lower.weight_only import constant
 from ranvier.providers.cpu.realise import Realiser
 
 INT, FLOAT = DType.int32, DType.float32
-# tokens that are codes already, by the value they come from: layers side by side read the same
-_TOKENS: weakref.WeakKeyDictionary[Definitions, dict[Value, list[Value]]] = weakref.WeakKeyDictionary()
+
+
+class _Layers:
+    """What the layers of a program share: ``tokens`` that are codes already, by the value they come from, and how many
+    ``weights`` they have together, by their codes."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[Value, list[Value]] = {}
+        self.weights: dict[ConstTensor, int] = {}
+
+
+_LAYERS: weakref.WeakKeyDictionary[Definitions, _Layers] = weakref.WeakKeyDictionary()
 
 
 def _check(node: Node) -> str | None:
@@ -50,10 +61,12 @@ def bitlinear(n: NodeView, b: Definitions) -> None:
         raise Declined(f"{n.op}: nothing to multiply")
     if not DERIVED.get([codes.origin], ("ternary", depth), lambda: np.asarray(are_codes(codes.numpy(), depth))):
         raise Declined(f"{n.op}: codes that are none")
-    tokens, factors, sums = _quantized(b, x)
+    layers = _LAYERS.setdefault(b, _Layers())
+    layers.weights[codes] = depth * width
+    tokens, factors, sums = _quantized(b, x, layers.tokens)
 
     def packed(r: Realiser) -> Packed:
-        form = form_of(r.isa, math.prod(result[:-1]), depth, width)
+        form = form_of(r.isa, math.prod(result[:-1]), depth, width, sum(layers.weights.values()))
         return r.packs.shared([codes], (form.name, depth, r.isa), lambda: form.pack(codes.numpy(), depth))
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
@@ -79,9 +92,8 @@ def bitlinear(n: NodeView, b: Definitions) -> None:
     b.pointwise(uses, compute, dtype, shape=result, out=n.outputs[0])
 
 
-def _quantized(b: Definitions, x: Value) -> list[Value]:
+def _quantized(b: Definitions, x: Value, known: dict[Value, list[Value]]) -> list[Value]:
     """Codes of the tokens, what each was multiplied by, and the sum of its codes."""
-    known = _TOKENS.setdefault(b, {})
     if x in known:
         return known[x]
     shape = b.shape(x)
