@@ -12,8 +12,10 @@ reading the same bytes by itself takes is measured in the same turns: "of readin
 all are out of the near caches whenever they are used, because the others ran in between. Scales are float32 for all;
 ``--scales float16`` has numbers among them that float16 holds, as checkpoints of GPTQ, AWQ and GGUF have them. OpenVINO
 is left out where it is not installed. Codes of 3, 5 and 6 bits, which neither of them reads, have ours of as many bits
-as they read beside them, 4 or 8 ("wider"). With ``--scales steps`` scales of groups, and minima of 2, 4 and 5 bits, are
-integers times a float16 that 256 weights share, as in kinds of GGUF; "wider" are others near them, in float32.
+as they read beside them, 4 or 8 ("wider"). "iq4" are codes of 8 bits that are the 16 levels of GGUF's IQ4_NL, of which
+the positions are what ours reads; "wider" are any of 8 bits. With ``--scales steps`` scales of groups, and minima of 2,
+4 and 5 bits, are integers times a float16 that 256 weights share, as in kinds of GGUF; "wider" are others near them, in
+float32.
 """
 
 from __future__ import annotations
@@ -35,13 +37,14 @@ from onnx import helper
 import ranvier as rv
 from ranvier.codegen.llvm import peaks
 from ranvier.codegen.llvm.isa import available
+from ranvier.ops.contrib.levels import IQ4_LEVELS
 from ranvier.ops.contrib.weight_only import WIDER, packed, raised_by
 
 Array = np.ndarray[Any, Any]
 SHAPES = ("4096x4096", "4096x11008")
 CODES = ("int4/32", "int4/128")
 ALL_SHAPES = ("2048x2048", *SHAPES, "11008x4096")
-ALL_CODES = (*CODES, "int8/128", "int6/32", "int5/32", "int3/32", "int2/64", "nf4/64")
+ALL_CODES = (*CODES, "int8/128", "int6/32", "int5/32", "int3/32", "int2/64", "nf4/64", "iq4/32")
 COLUMNS = ("product", "ours us", "GB/s", "of reading", "onnxruntime", "openvino", "wider", "error")
 WIDTHS = (-48, 9, 7, 11, 12, 10, 8, 8)
 PEERS = ("onnxruntime", "openvino", "wider")
@@ -51,7 +54,7 @@ SHARED = 256  # weights that have one step
 
 @dataclass
 class Case:
-    """K, N, rows, codes (bits of integers, or "nf4") and the group that shares a scale."""
+    """K, N, rows, codes (bits of integers, "nf4" or "iq4") and the group that shares a scale."""
 
     k: int
     n: int
@@ -66,12 +69,14 @@ class Case:
 
     @property
     def bits(self) -> int:
-        return 4 if self.code == "nf4" else int(self.code[3:])
+        """Of a code in the model."""
+        return {"nf4": 4, "iq4": 8}.get(self.code) or int(self.code[3:])
 
     @property
     def nbytes(self) -> int:
         """Codes and scales."""
-        codes, groups = self.n * self.k * self.bits // 8, self.n * (self.k // self.group)
+        bits = 4 if self.code == "iq4" else self.bits
+        codes, groups = self.n * self.k * bits // 8, self.n * (self.k // self.group)
         if self.scales == "steps":
             return codes + (2 if self.minima else 1) * (groups + 2 * self.n * self.k // SHARED)
         return codes + np.dtype(self.scales).itemsize * groups
@@ -90,6 +95,8 @@ class Weights:
     def __init__(self, case: Case) -> None:
         rng = np.random.default_rng(0)
         self.codes = rng.integers(0, 1 << case.bits, (case.n, case.k)).astype(np.uint8)
+        if case.code == "iq4":
+            self.codes = (IQ4_LEVELS + 128).astype(np.uint8)[self.codes % len(IQ4_LEVELS)]
         groups = case.n, case.k // case.group
         self.zeros: Array | None = None
         if case.scales == "steps":
@@ -150,6 +157,9 @@ def wider(case: Case, w: Weights) -> Runner | None:
         if w.zeros is not None:
             more.zeros = w.zeros * np.random.default_rng(1).uniform(0.99, 1.01, w.zeros.shape).astype(np.float32)
         return ours(case, more)
+    if case.code == "iq4":
+        any_codes = replace(case, code="int8")
+        return ours(any_codes, Weights(any_codes))
     bits = WIDER.get(case.bits)
     if bits is None:
         return None
@@ -221,6 +231,8 @@ def measure(case: Case, seconds: float) -> None:
             runners[name] = made
     expected = w.expected(case) if case.code != "nf4" else runners["onnxruntime"]()
     for name, run in runners.items():
+        if name == "wider" and case.code == "iq4":
+            continue  # other weights
         case.errors[name] = float(np.abs(run() - expected).max() / np.abs(expected).max())
     reading = peaks.read_loop(available()[0], case.nbytes, case.threads)
     case.seconds = dict.fromkeys([*runners, "reading"], float("inf"))
@@ -255,7 +267,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--all", action="store_true", help="more shapes and codes; several minutes")
     parser.add_argument("--shapes", nargs="+", help="K x N")
-    parser.add_argument("--codes", nargs="+", help="int2 to int6, int8 or nf4, / group")
+    parser.add_argument("--codes", nargs="+", help="int2 to int6, int8, nf4 or iq4, / group")
     parser.add_argument("--scales", choices=("float16", "float32", "steps"), default="float32", help="numbers of them")
     parser.add_argument("--only", choices=("exact", "int8"))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each product")

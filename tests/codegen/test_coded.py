@@ -17,6 +17,7 @@ from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.dtypes import DType
+from ranvier.ops.contrib.levels import IQ4_LEVELS
 from ranvier.ops.contrib.weight_only import packed
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
 
@@ -48,6 +49,7 @@ CODINGS = {
     "levels2": Coding(2, "levels", (0.0, -1.5, 0.25, 2.0)),
     "whole levels4": Coding(4, "levels", (*FLOAT4, *(-x for x in FLOAT4))),
     "whole levels2": Coding(2, "levels", (-1.0, 0.0, 100.0, 2.0)),
+    "wide levels4": Coding(4, "levels", tuple(IQ4_LEVELS.tolist())),  # none is zero, and the last is 240 from the first
     "e4m3": Coding(8, "e4m3"),
     "e5m2": Coding(8, "e5m2"),
 }
@@ -310,7 +312,7 @@ def test_groups_of_uneven_length_take_little_room() -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_bytes_that_are_full_give_the_same(isa: Isa, bits: int) -> None:
     """Whole panels and less, groups of whole words and others, and an order of k."""
-    coding, rng = held(bits, isa, codes=True), np.random.default_rng(bits)
+    coding, rng = held(bits, isa, np.empty((0, 1), np.uint8), 0, codes=True), np.random.default_rng(bits)
     raised = np.uint8(coding.middle - (1 << (bits - 1)))  # what stands for the same in more bits
     for n, (k, group), listed in itertools.product([1, 40, 600], [(64, 32), (96, 48), (60, 20), (200, 24)], [0, 1]):
         codes = rng.integers(0, 1 << bits, (n, k)).astype(np.uint8)
@@ -338,7 +340,7 @@ def test_many_rows_as_codes(isa: Isa) -> None:
 
 
 @ways
-@pytest.mark.parametrize("name", ["int2", "int4", "int6", "int8", "whole levels4"])
+@pytest.mark.parametrize("name", ["int2", "int4", "int6", "int8", "whole levels4", "wide levels4"])
 def test_activations_as_codes(isa: Isa, name: str) -> None:
     """The same as multiplying rounded activations where integers are multiplied; no worse than that elsewhere."""
     coding = CODINGS[name]
@@ -455,7 +457,7 @@ def test_scales_and_zeros_of_coupled_columns_are_held_exactly(isa: Isa, scale: f
 
 
 @ways
-@pytest.mark.parametrize("name", ["int2", "int4", "int6", "int8", "whole levels2", "whole levels4"])
+@pytest.mark.parametrize("name", ["int2", "int4", "int6", "int8", "whole levels2", "whole levels4", "wide levels4"])
 def test_single_rows_to_the_full(isa: Isa, name: str) -> None:
     """Where bytes are multiplied a row becomes digits: numbers far apart in size, and columns around passes."""
     coding = CODINGS[name]

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 from ranvier.errors import InvalidConfig
-from ranvier.ops.contrib.weight_only import NF4_LEVELS
+from ranvier.ops.contrib.levels import NF4_LEVELS
 from ranvier.quantize import Float8, Integers, Nf4, Quantized, register_scheme, schemes
 from ranvier.runtime.quantizing import Quantization
 from ranvier.runtime.quantizing.grouped import in_groups

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ranvier.errors import WeightError
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.ops.contrib.levels import E2M1_LEVELS
 from ranvier.weights import WeightLoader, save_safetensors
 from ranvier.weights.quantized import quantized_layers
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ranvier.dtypes import DType
-from ranvier.ops.contrib.weight_only import NF4_LEVELS
+from ranvier.ops.contrib.levels import NF4_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
 from ranvier.quantize.numbers import real_numbers

@@ -12,12 +12,15 @@ import pytest
 from onnx import helper
 
 import ranvier as rv
+from ranvier.codegen.llvm.coded import CodedB, Coding, couples, pack_coded
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import host
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.ops import evaluate
+from ranvier.ops.contrib.levels import IQ4_LEVELS
 from ranvier.ops.contrib.weight_only import packed
+from ranvier.providers.cpu.lower import weight_only as lowering
 from ranvier.runtime.quantizing.coded_forms import linear_form
 from ranvier.weights.quantized.gguf_blocks import gguf_layer
 from ranvier.weights.stored import TensorInfo
@@ -157,6 +160,34 @@ def test_blocks_of_gguf_files(kind: str) -> None:
         (found,) = run(model, {"x0": x}, "cpu")
         size = np.abs(x) @ np.abs(weight).T
         assert (np.abs(found - x @ weight.T) <= size * (1e-5 if level == 0 else 2e-2)).all()
+
+
+def test_levels_of_a_known_table_are_read_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator has them as codes of 8 bits; kernels that multiply bytes need 4 of a position."""
+    taken = []
+
+    def recorded(codes: Any, coding: Coding, *about: Any, **more: Any) -> CodedB:
+        taken.append(coding)
+        return pack_coded(codes, coding, *about, **more)
+
+    monkeypatch.setattr(lowering, "pack_coded", recorded)
+    _, scales, zeros = nbits(128, 40, 8, 32)
+    at = np.random.default_rng(0).integers(0, 16, (40, 4, 32))
+    known, others = ((levels + 128).astype(np.uint8)[at] for levels in (IQ4_LEVELS, np.arange(16)))
+    for m, level in ((1, 4), (3, 4), (20, 4), (1, 0)):
+        for codes in (known, others):
+            attrs = attributes(128, 40, 8, 32, accuracy_level=level)
+            off = 2e-2 if level else 1e-5
+            check(
+                *("MatMulNBits", [rows(m, 128), codes, scales, zeros], attrs),
+                domain=MICROSOFT,
+                constant=range(1, 4),
+                rtol=off,
+                atol=100 * off,
+            )
+        few = multiplies_bytes(host()) and (level == 4 or not couples(host()))
+        assert [coding.bits for coding in taken] == [4 if few else 8, 8]
+        taken.clear()
 
 
 def test_sessions_may_ask_for_less_accuracy() -> None:

@@ -18,7 +18,7 @@ import ranvier as rv
 from ranvier import nn, optim
 from ranvier.errors import DTypeMismatch, InvalidConfig, InvalidInput, RanvierError, ShapeMismatch
 from ranvier.ops import registry
-from ranvier.ops.contrib.weight_only import FP4_LEVELS
+from ranvier.ops.contrib.levels import FP4_LEVELS, IQ4_LEVELS
 from ranvier.providers.cpu.lower import weight_only
 from ranvier.quantize import Integers, Quantized, scheme
 from ranvier.tensor.state import Constant
@@ -72,6 +72,7 @@ CODED = {
         lambda: scheme("fp8", granularity="block", group=16).quantize(numbers(OUTPUTS, INPUTS)),
     ),
     "nvfp4": ("DequantizeLinear", lambda: levels(FLOAT4, (1, 16), False)),
+    "whole levels": ("MatMulNBits", lambda: levels(IQ4_LEVELS, (1, 32), False)),
     "ternary": ("BitLinear", lambda: scheme("ternary").quantize(numbers(OUTPUTS, INPUTS))),
     # what no operator has: groups of 3, groups of different sizes, a table of one's own
     "groups of 3": ("MatMul", lambda: Integers(4, True, "group", 3).quantize(numbers(OUTPUTS, INPUTS))),
@@ -233,7 +234,7 @@ def test_what_does_not_fit() -> None:
         nn.QuantizedLinear(scheme("ternary").quantize(numbers(4)))
 
 
-TABLES = ["uint4", "int3", "int2", "int8 of rows", "nf4", "moved groups", "groups of 3"]
+TABLES = ["uint4", "int3", "int2", "int8 of rows", "nf4", "nvfp4", "whole levels", "moved groups", "groups of 3"]
 
 
 def between(features: int) -> Quantized:

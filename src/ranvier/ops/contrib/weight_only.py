@@ -12,27 +12,11 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, NotSupported, ShapeMismatch
 from ranvier.graph.types import Dim, TensorType, Type
 from ranvier.ops.accumulate import widened
+from ranvier.ops.contrib.levels import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
 from ranvier.ops.contrib.rules import MICROSOFT, divided, rounded, tensor, times
 from ranvier.ops.costs import dims, traffic
 from ranvier.ops.operands import index_array, normal_axis, scalar
 from ranvier.ops.registry import Array, Cost, TypeCall, op
-
-# The levels of 4-bit codes relative to the largest magnitude of their block: bitsandbytes' float and normal-float
-# (quantiles of the normal distribution with an exact zero: Dettmers et al., QLoRA, 2023, appendix E). Between them the
-# numbers of float4 as NVFP4 and MXFP4 have it.
-_FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
-FP4_LEVELS = np.array([*_FP4, *(-level for level in _FP4)], np.float32)
-E2M1_LEVELS = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-NF4_LEVELS = np.array(
-    [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ],
-    np.float32,
-)  # fmt: skip
-
 
 WIDTHS = (2, 3, 4, 5, 6, 8)  # bits that codes may have
 WIDER = {3: 4, 5: 8, 6: 8}  # bits that hold them where none but 2, 4 and 8 are read

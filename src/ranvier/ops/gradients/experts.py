@@ -9,10 +9,10 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
+from ranvier.ops.contrib.levels import E2M1_LEVELS
 from ranvier.ops.contrib.moe import PLACES as MOE
 from ranvier.ops.contrib.moe import Hidden
 from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS, PLACES, ROUTER_WEIGHTS, Stored, shares_add_up
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS
 from ranvier.ops.gradients import few_bits
 from ranvier.ops.gradients.base import Backward, attribute, first, operand
 from ranvier.ops.gradients.contrib import MICROSOFT

@@ -13,7 +13,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import NotSupported
 from ranvier.graph.ir import Node, Value
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.levels import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
 from ranvier.ops.contrib.weight_only import unpacked as unpacked_array
 from ranvier.ops.gradients.base import Backward, Grads, attribute, constant_array, first, gradient, operand
 from ranvier.ops.gradients.parts import made_of

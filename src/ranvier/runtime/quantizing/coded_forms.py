@@ -16,8 +16,9 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.errors import InvalidConfig, ShapeMismatch
+from ranvier.ops.contrib.levels import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
 from ranvier.ops.contrib.rules import MICROSOFT
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, WIDTHS, packed
+from ranvier.ops.contrib.weight_only import WIDTHS, packed
 from ranvier.ops.own.bitlinear import DOMAIN
 from ranvier.passes.ternary import ternary_weights
 from ranvier.quantize import Quantized
@@ -75,6 +76,7 @@ def table_form(coded: Quantized) -> CodedForm:
     if len(coded.shape) != 2:
         raise ShapeMismatch(f"a table has rows and features, not {list(coded.shape)}")
     rows, features = coded.shape
+    coded = whole_codes(coded)
     try:
         group = min(MOST_GROUP, max(LEAST_GROUP, features & -features))  # groups are full
         found = in_groups(coded, group, WIDTHS)
@@ -154,6 +156,15 @@ def levels_as_codes(coded: Quantized) -> Quantized | None:
     if table is None or coded.flat or (table != np.rint(table)).any() or table.min() < -128 or table.max() > 127:
         return None
     return replace(coded, codes=table.astype(np.int8)[coded.codes], bits=8, table=None)
+
+
+def whole_codes(coded: Quantized) -> Quantized:
+    """Positions in a table of whole numbers, or of halves, as those."""
+    found = levels_as_codes(coded)
+    if found is None and coded.table is not None and not coded.flat:
+        twice = replace(coded, table=coded.table * 2, scales=coded.scales.astype(np.float32) / 2)
+        found = levels_as_codes(twice)
+    return coded if found is None else found
 
 
 def _in_order(coded: Quantized) -> tuple[Quantized, Array | None]:

@@ -15,13 +15,14 @@ import ml_dtypes
 import numpy as np
 
 from ranvier.errors import ShapeMismatch
+from ranvier.ops.contrib.levels import E2M1_LEVELS
 from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, WIDTHS, packed
+from ranvier.ops.contrib.weight_only import WIDTHS, packed
 from ranvier.parts import side_by_side
 from ranvier.quantize import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.records import dataclass
-from ranvier.runtime.quantizing.coded_forms import levels_as_codes
+from ranvier.runtime.quantizing.coded_forms import whole_codes
 from ranvier.runtime.quantizing.expert_stacks import Stack, Unfit, in_turns, packed_expert, stack_of
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, in_groups, unfit
 
@@ -109,7 +110,7 @@ def _stacked(experts: Experts, group: int) -> Stack:
     """Each in groups that divide its rows."""
 
     def one(matrix: Quantized) -> Stack:
-        made = in_groups(_whole(matrix), group, WIDTHS)
+        made = in_groups(whole_codes(matrix), group, WIDTHS)
         if made.shape[1] % made.block[1]:
             raise Unfit(f"groups of {made.block[1]} do not divide {made.shape[1]} features")
         return packed_expert(made)
@@ -119,15 +120,6 @@ def _stacked(experts: Experts, group: int) -> Stack:
 
 def _nbytes(experts: Experts) -> int:
     return sum(matrix.codes.nbytes for matrix in experts)
-
-
-def _whole(coded: Quantized) -> Quantized:
-    """Positions in a table of whole numbers, or of halves, as those."""
-    found = levels_as_codes(coded)
-    if found is None and coded.table is not None and not coded.flat:
-        twice = replace(coded, table=coded.table * 2, scales=coded.scales.astype(np.float32) / 2)
-        found = levels_as_codes(twice)
-    return coded if found is None else found
 
 
 def _widest(matrices: Experts) -> int:

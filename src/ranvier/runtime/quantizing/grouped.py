@@ -15,7 +15,7 @@ import numpy as np
 from ranvier import dtypes
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig
-from ranvier.ops.contrib.weight_only import NF4_LEVELS
+from ranvier.ops.contrib.levels import NF4_LEVELS
 from ranvier.quantize import Quantized
 from ranvier.quantize.blocks import expand
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.ops.contrib.weight_only import FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.levels import FP4_LEVELS, NF4_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.floats import Nested
 from ranvier.quantize.packing import unpack_nibbles

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, unpacked
+from ranvier.ops.contrib.levels import E2M1_LEVELS
+from ranvier.ops.contrib.weight_only import unpacked
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import counts
 from ranvier.weights.quantized.tensors import Array, check

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import WeightError
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.ops.contrib.levels import E2M1_LEVELS, IQ4_LEVELS
 from ranvier.parts import in_parts
 from ranvier.quantize.base import Quantized
 from ranvier.weights.quantized.gguf_grids import GRIDS
@@ -26,7 +26,6 @@ from ranvier.weights.stored import TensorInfo, Weight
 from ranvier.weights.ternary import decoded
 
 _AT_A_TIME = 1 << 21  # weights
-_NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def gguf_layer(tensor: Weight) -> Quantized:
@@ -231,8 +230,8 @@ _LAYOUTS = {
     "Q4_K": Layout(256, 144, 32, 4, _q4_k, np.uint8, zeros=True),
     "Q5_K": Layout(256, 176, 32, 5, _q5_k, np.uint8, zeros=True),
     "Q6_K": Layout(256, 210, 16, 6, _q6_k),
-    "IQ4_NL": Layout(32, 18, 32, 4, _iq4_nl, np.uint8, table=_NONLINEAR),
-    "IQ4_XS": Layout(256, 136, 32, 4, _iq4_xs, np.uint8, table=_NONLINEAR),
+    "IQ4_NL": Layout(32, 18, 32, 4, _iq4_nl, np.uint8, table=IQ4_LEVELS),
+    "IQ4_XS": Layout(256, 136, 32, 4, _iq4_xs, np.uint8, table=IQ4_LEVELS),
     "MXFP4": Layout(32, 17, 32, 4, _mxfp4, np.uint8, table=E2M1_LEVELS),
     **GRIDS,
 }

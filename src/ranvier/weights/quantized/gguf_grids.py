@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import NotSupported
+from ranvier.ops.contrib.levels import IQ2_LEVELS
 from ranvier.weights.quantized.gguf_pieces import Layout, Read, half, parts, spread, words
 from ranvier.weights.quantized.tensors import Array
 
 _SIGNS_AT = np.array([0, 7, 14, 21], np.uint32)
 _HIGH_AT = np.array([0, 3, 6, 9], np.uint16)
-_LEVELS = np.array([0, -43, -25, -8, 8, 25, 43, 0], np.float32)  # of IQ2; no weight is the first or the last of them
 _FLIPPED = 0x07  # bits of a position there that change with the sign
 _MIDDLE = np.float32(7.5)  # of codes of 4 bits, all bits of which do
 _TURNED = 0x0F
@@ -61,7 +61,7 @@ def _entries(codes: Array) -> Array:
 @functools.cache
 def _positions(kind: str) -> Array:
     """Entries of IQ2 as positions in its table."""
-    return _entries(np.searchsorted(_LEVELS[4:7], _grid(kind)) + 4)
+    return _entries(np.searchsorted(IQ2_LEVELS[4:7], _grid(kind)) + 4)
 
 
 @functools.cache
@@ -184,9 +184,9 @@ def _iq1_m(blocks: Array) -> Read:
 GRIDS = {
     "IQ1_S": Layout(256, 50, 32, 2, _iq1_s, np.uint8, zeros=True, scales=6),
     "IQ1_M": Layout(256, 56, 16, 4, _iq1_m, np.uint8, zeros=True, scales=8),
-    "IQ2_XXS": Layout(256, 66, 32, 3, _iq2_xxs, np.uint8, table=_LEVELS, scales=6),
-    "IQ2_XS": Layout(256, 74, 16, 3, _iq2_xs, np.uint8, table=_LEVELS, scales=10),
-    "IQ2_S": Layout(256, 82, 16, 3, _iq2_s, np.uint8, table=_LEVELS, scales=10),
+    "IQ2_XXS": Layout(256, 66, 32, 3, _iq2_xxs, np.uint8, table=IQ2_LEVELS, scales=6),
+    "IQ2_XS": Layout(256, 74, 16, 3, _iq2_xs, np.uint8, table=IQ2_LEVELS, scales=10),
+    "IQ2_S": Layout(256, 82, 16, 3, _iq2_s, np.uint8, table=IQ2_LEVELS, scales=10),
     "IQ3_XXS": Layout(256, 98, 32, 6, _iq3_xxs, scales=6),
     "IQ3_S": Layout(256, 110, 32, 4, _iq3_s, np.uint8, zeros=True, scales=6),
 }

@@ -53,10 +53,10 @@ class Coding:
 
     @property
     def nothing(self) -> int:
-        """The code that stands for zero."""
+        """The code that stands for zero, or any where none does: what it meets is zero then."""
         if self.kind == "integers":
             return self.middle
-        return self.levels.index(0.0) if self.kind == "levels" else 0
+        return self.levels.index(0.0) if 0.0 in self.levels else 0
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -68,7 +68,7 @@ class Coding:
         """Whether codes stand for integers that are bytes, so that instructions for bytes multiply them."""
         if self.kind != "levels":
             return self.kind == "integers"
-        return all(level == int(level) for level in self.levels) and self.reach < 1 << 7
+        return all(level == int(level) and -128 <= level < 128 for level in self.levels)
 
     @property
     def least(self) -> int:

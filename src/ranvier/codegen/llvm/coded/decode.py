@@ -181,9 +181,9 @@ class Decoder:
             self.bytes = f.opaque(self._bytes(), "w")
 
     def _bytes(self) -> Val:
-        """What levels are above the least, by their codes."""
-        coding = self.coding
-        found = [int(level) - coding.least for level in coding.levels]
+        """Levels, or what they are above the least, by their codes."""
+        coding, more = self.coding, subtracted(self.isa, self.coding)
+        found = [_signed(int(level) + more) for level in coding.levels]
         table = (found + [0] * (_TABLE - len(found))) * (self.isa.vector_bytes // _TABLE)
         return self.fn.listed("i8", table)
 
@@ -199,8 +199,8 @@ class Decoder:
         return self.fn.and_(word, self.mask)
 
     def quads(self, parts: list[Val]) -> list[Val]:
-        """Four consecutive k of a word as bytes each, unsigned ones but for 8 bits where products are of signed bytes
-        (see :func:`subtracted`)."""
+        """Four consecutive k of a word as bytes each, unsigned ones but for 8 bits and levels where products are of
+        signed bytes (see :func:`subtracted`)."""
         f, coding = self.fn, self.coding
         if coding.bits == 8 and dot_of(self.isa) is SIGNED:
             assert self.mask is not None
@@ -255,4 +255,10 @@ def _woven(f: Fn, a: Val, b: Val) -> tuple[Val, Val]:
 
 def subtracted(isa: Isa, coding: Coding) -> int:
     """What is to be subtracted from bytes as :meth:`Decoder.quads` gives them, to leave what they stand for."""
-    return 0 if coding.bits == 8 and dot_of(isa) is SIGNED else -coding.least
+    as_they_are = dot_of(isa) is SIGNED and (coding.bits == 8 or coding.kind == "levels")
+    return 0 if as_they_are else -coding.least
+
+
+def _signed(byte: int) -> int:
+    """A byte as the constant of an i8."""
+    return byte - 256 if byte > 127 else byte

@@ -1,20 +1,27 @@
 """Which coding integers of any width are packed in.
 
 Kernels read codes of 2, 4, 6 and 8 bits. Those of 3 and 5 take 4 and 6: taking them apart takes longer than reading the
-bits that they save.
+bits that they save. Integers of more than 4 bits that are no others than the levels of a known table (``tables.py``)
+are positions in it, which take 4.
 """
 
 from __future__ import annotations
 
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.coupled import couples
+from ranvier.codegen.llvm.coded.tables import Array, table_of
+from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 
 _HELD = {3: 4, 5: 6}
 
 
-def held(bits: int, isa: Isa, *, codes: bool) -> Coding:
-    """``codes``: activations are codes of 8 bits. Where products of those pick lanes, others are four times as many
-    instructions, which wait for no memory: there codes of 6 bits only cost more."""
+def held(bits: int, isa: Isa, stored: Array, k: int, *, codes: bool) -> Coding:
+    """``stored``: bytes that are full of codes, the low bits first, ``k`` of them and anything behind those in a row.
+    ``codes``: activations are codes of 8 bits. Where products of those pick lanes, others are four times as many
+    instructions, which wait for no memory: there codes of 6 bits only cost more, and so do tables."""
     found = _HELD.get(bits, bits)
-    return Coding(8 if found == 6 and couples(isa) and not codes else found)
+    waits = codes or not couples(isa)
+    if found > 4 and waits and multiplies_bytes(isa) and (table := table_of(stored, bits, k)) is not None:
+        return Coding(4, "levels", table)
+    return Coding(8 if found == 6 and not waits else found)

@@ -24,6 +24,7 @@ import numpy as np
 from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.numbers import Numbers, Scaling, Subtracted, scales_of, subtracted_of
+from ranvier.codegen.llvm.coded.tables import positions
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
@@ -145,8 +146,9 @@ def pack_coded(
     bits: int = 0,
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8 (of floats, where those are stored), or
-    ``filled`` bytes: codes of ``bits``, or as many as the coding has, the low bits first, anything behind the last of
-    K. ``scales`` (float32) and ``zeros``, what is subtracted from the values of codes, are [N, groups]."""
+    ``filled`` bytes: codes of ``bits``, or as many as the coding has (:func:`held` says which holds them), the low bits
+    first, anything behind the last of K. ``scales`` (float32) and ``zeros``, what is subtracted from the values of
+    codes, are [N, groups]."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -184,9 +186,14 @@ def pack_coded(
 
 
 def _apart(filled: Array, coding: Coding, bits: int) -> Array:
-    """Bytes that are full as codes; those of fewer bits than a coding's are raised, so that its middle is theirs."""
+    """Bytes that are full as codes; those of fewer bits than a coding's are raised, so that its middle is theirs, and
+    those of more bits than a table's are levels of it."""
     found = unpacked(filled, bits or coding.bits)
-    return found + np.uint8(coding.middle - (1 << (bits - 1))) if bits and bits != coding.bits else found
+    if bits in (0, coding.bits):
+        return found
+    if coding.kind == "levels":
+        return positions(coding.levels, bits).take(found)
+    return found + np.uint8(coding.middle - (1 << (bits - 1)))
 
 
 def _words(codes: Array, order: Array, plain: bool, coding: Coding, columns: int) -> Array:

@@ -347,14 +347,14 @@ def _few_bits(
 
     def pack(isa: Isa, couple: bool) -> Experts:
         layer = layer_of([None if each is None else each.numpy() for each in sources])
-        coding = floats.get(stored.kind) or held(stored.bits, isa, codes=couple)
+        raw = layer.weights.view(np.uint8)
+        coding = floats.get(stored.kind) or held(stored.bits, isa, raw, layer.inputs, codes=couple)
         groups = Groups.even(layer.inputs, layer.block, coding)
         every = range(experts)
         less = None
         if layer.zeros is not None:
             less = np.stack([layer.zero_points(e) for e in every]) - np.float64(1 << (stored.bits - 1))
         factors = np.stack([layer.factors(e) for e in every]) / np.float32(2 if coding is TWICE_E2M1 else 1)
-        raw = layer.weights.view(np.uint8)
         return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8", bits=stored.width)
 
     return _Linear(sizes.inputs, sizes.outputs, pack, sources, (stored.kind, stored.bits, stored.block), bias)

@@ -26,7 +26,8 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.tensors import ConstTensor
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, WIDTHS, zeros_of
+from ranvier.ops.contrib.levels import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import WIDTHS, zeros_of
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.providers.cpu.target import Target
@@ -143,8 +144,8 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
     accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
 
     def pack(r: Realiser) -> CodedB:
-        coding = held(bits, r.isa, codes=r.target.int8_activations or accuracy == "int8")
         rows = codes.numpy().reshape(columns, -1)
+        coding = held(bits, r.isa, rows, k, codes=r.target.int8_activations or accuracy == "int8")
         if group_of is None or np.array_equal(group_of, np.arange(k) // block):
             groups = Groups.even(k, block, coding)
         else:

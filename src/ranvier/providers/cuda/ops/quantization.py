@@ -10,7 +10,7 @@ from ranvier.dtypes import DType
 from ranvier.dtypes import of as dtype_of
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS
+from ranvier.ops.contrib.levels import E2M1_LEVELS
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.ops.movement import to_float8
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, INTEGERS, Call, lowers

@@ -9,7 +9,8 @@ from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, ShapeMismatch
 from ranvier.graph.ir import Node
 from ranvier.graph.types import TensorType
-from ranvier.ops.contrib.weight_only import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS, WIDTHS
+from ranvier.ops.contrib.levels import E2M1_LEVELS, FP4_LEVELS, NF4_LEVELS
+from ranvier.ops.contrib.weight_only import WIDTHS
 from ranvier.providers.cuda.library import torch
 from ranvier.providers.cuda.table import CONTRIB, FLOATS, Call, lowers
 
