@@ -1,9 +1,10 @@
 """A GGUF file of a language model with experts and random weights, in the shape of Qwen3-30B-A3B with fewer layers.
 
-    python -m bench.models.random_gguf out.gguf [--layers 4] [--experts 128] [--chosen 8] [--words 32000]
+    python -m bench.models.random_gguf out.gguf [--kind Q4_K] [--layers 4] [--experts 128] [--chosen 8] [--words 32000]
 
-Kinds of blocks are those of files called Q4_K_M: Q4_K, and Q6_K for what leads back and for the head. Blocks are random
-bytes, but for their scales, which let numbers be as large as those of a network that is new. Four layers are 1.5 GB.
+Kinds of blocks are those of files called Q4_K_M: Q4_K, or another ``--kind``, and Q6_K for what leads back and for the
+head. Blocks are random bytes, but for their scales, which let numbers be as large as those of a network that is new.
+Four layers are 1.5 GB.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ WIDTH, INNER, HEADS, SHARED, SIZE = 2048, 768, 32, 4, 128
 KINDS = gguf.GGMLQuantizationType
 # of a block of 256 weights: bytes, and its float16 numbers by where they are: the scale, and what minima are scaled by,
 # which makes the mean of weights zero
-_BLOCKS = {KINDS.Q4_K: (144, {0: 1.2e-4, 2: 9e-4}), KINDS.Q6_K: (210, {208: 1.6e-5})}
+_BLOCKS = {
+    KINDS.Q4_K: (144, {0: 1.2e-4, 2: 9e-4}),
+    KINDS.Q6_K: (210, {208: 1.6e-5}),
+    KINDS.IQ2_XS: (74, {0: 3.5e-4}),
+    KINDS.IQ3_S: (110, {0: 1.4e-4}),
+    KINDS.IQ4_XS: (136, {0: 2e-5}),
+}
 
 
 class Writer:
@@ -69,21 +76,21 @@ class Writer:
         self.file.close()
 
 
-def write(path: str, layers: int, experts: int, chosen: int, words: int) -> None:
+def write(path: str, kind: Any, layers: int, experts: int, chosen: int, words: int) -> None:
     to = Writer(path)
     to.settings(layers, experts, chosen, words)
-    to.coded("token_embd", (words, WIDTH), KINDS.Q4_K)
+    to.coded("token_embd", (words, WIDTH), kind)
     for k in range(layers):
         name = f"blk.{k}"
         for norm, size in (("attn", WIDTH), ("ffn", WIDTH), ("attn_q", SIZE), ("attn_k", SIZE)):
             to.numbers(f"{name}.{norm}_norm", (size,))
-        to.coded(f"{name}.attn_q", (HEADS * SIZE, WIDTH), KINDS.Q4_K)
-        to.coded(f"{name}.attn_k", (SHARED * SIZE, WIDTH), KINDS.Q4_K)
+        to.coded(f"{name}.attn_q", (HEADS * SIZE, WIDTH), kind)
+        to.coded(f"{name}.attn_k", (SHARED * SIZE, WIDTH), kind)
         to.coded(f"{name}.attn_v", (SHARED * SIZE, WIDTH), KINDS.Q6_K)
-        to.coded(f"{name}.attn_output", (WIDTH, HEADS * SIZE), KINDS.Q4_K)
+        to.coded(f"{name}.attn_output", (WIDTH, HEADS * SIZE), kind)
         to.numbers(f"{name}.ffn_gate_inp", (experts, WIDTH))
-        to.coded(f"{name}.ffn_gate_exps", (experts, INNER, WIDTH), KINDS.Q4_K)
-        to.coded(f"{name}.ffn_up_exps", (experts, INNER, WIDTH), KINDS.Q4_K)
+        to.coded(f"{name}.ffn_gate_exps", (experts, INNER, WIDTH), kind)
+        to.coded(f"{name}.ffn_up_exps", (experts, INNER, WIDTH), kind)
         to.coded(f"{name}.ffn_down_exps", (experts, WIDTH, INNER), KINDS.Q6_K)
     to.numbers("output_norm", (WIDTH,))
     to.coded("output", (words, WIDTH), KINDS.Q6_K)
@@ -93,12 +100,13 @@ def write(path: str, layers: int, experts: int, chosen: int, words: int) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path")
+    parser.add_argument("--kind", choices=[kind.name for kind in _BLOCKS], default=KINDS.Q4_K.name)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--chosen", type=int, default=8)
     parser.add_argument("--words", type=int, default=32000)
     given = parser.parse_args()
-    write(given.path, given.layers, given.experts, given.chosen, given.words)
+    write(given.path, KINDS[given.kind], given.layers, given.experts, given.chosen, given.words)
 
 
 if __name__ == "__main__":

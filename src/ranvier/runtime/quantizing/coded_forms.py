@@ -155,7 +155,7 @@ def levels_as_codes(coded: Quantized) -> Quantized | None:
     table = coded.table
     if table is None or coded.flat or (table != np.rint(table)).any() or table.min() < -128 or table.max() > 127:
         return None
-    return replace(coded, codes=table.astype(np.int8)[coded.codes], bits=8, table=None)
+    return replace(coded, codes=table.astype(np.int8).take(coded.codes), bits=8, table=None)
 
 
 def whole_codes(coded: Quantized) -> Quantized:
