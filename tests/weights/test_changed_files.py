@@ -16,7 +16,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import ranvier as rv
 from ranvier.errors import WeightError
+from ranvier.formats.onnx import read
 from ranvier.weights import Checkpoint, FileChanged, WeightLoader, save_safetensors
 from ranvier.weights.blob import MemoryBlob
 from ranvier.weights.quantized import quantized_layers
@@ -100,6 +102,59 @@ def test_external_data(tmp_path: Path) -> None:
     written_over(tmp_path / "m.bin")
     with pytest.raises(FileChanged, match=SENTENCE):
         found["a"].read()
+
+
+# -- models, whose weights are read where they lie when a run first needs them -----------------------------------------
+
+
+def model_of(folder: Path, external: bool) -> tuple[Path, Path]:
+    """A model of a product with open rows, and the file that has its weights."""
+    x, y = (helper.make_tensor_value_info(name, 1, ["rows", 64]) for name in ("x", "y"))
+    weights = [numpy_helper.from_array(np.eye(64, dtype=np.float32), "a")]
+    net = helper.make_graph([helper.make_node("MatMul", ["x", "a"], ["y"])], "m", [x], [y], weights)
+    model = helper.make_model(net, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = folder / "m.onnx"
+    if external:
+        onnx.save(model, path, save_as_external_data=True, location="m.bin", size_threshold=0)
+    else:
+        onnx.save(model, path)
+    file = folder / ("m.bin" if external else "m.onnx")
+    aged(file)
+    return path, file
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize("event", CHANGES)
+def test_a_model_does_not_run_with_weights_that_were_written_to_since(
+    tmp_path: Path, event: Event, external: bool
+) -> None:
+    path, file = model_of(tmp_path, external)
+    with rv.load(path, providers=["reference"]) as session:
+        event(file)
+        for _ in range(2):
+            with pytest.raises(FileChanged, match=SENTENCE):
+                session.run({"x": np.ones((2, 64), np.float32)})
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize("event", HARMLESS)
+def test_a_model_whose_weights_are_still_there_runs(tmp_path: Path, event: Event, external: bool) -> None:
+    path, file = model_of(tmp_path, external)
+    rows = np.arange(128, dtype=np.float32).reshape(2, 64)
+    with rv.load(path, providers=["reference"]) as session:
+        event(file)
+        np.testing.assert_array_equal(session.run({"x": rows})["y"], rows)
+
+
+def test_constants_of_a_graph_that_were_looked_at_before(tmp_path: Path) -> None:
+    path, file = model_of(tmp_path, True)
+    weights = read(path).constants["a"].const
+    assert weights is not None
+    np.testing.assert_array_equal(weights.numpy(), np.eye(64))
+    written_over(file)
+    for look in (weights.numpy, weights.raw):
+        with pytest.raises(FileChanged, match=SENTENCE):
+            look()
 
 
 def test_links(tmp_path: Path) -> None:

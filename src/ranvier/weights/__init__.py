@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ranvier.memory.opened import FileChanged
 from ranvier.weights.access import Access, NotCached, Unreachable
 from ranvier.weights.cache import WeightCache
 from ranvier.weights.formats.base import Checkpoint, Format, Opening
@@ -9,7 +10,6 @@ from ranvier.weights.formats.registry import register_format
 from ranvier.weights.formats.safetensors import save as save_safetensors
 from ranvier.weights.http import Missing
 from ranvier.weights.loader import Metadata, WeightLoader
-from ranvier.weights.opened import FileChanged
 from ranvier.weights.progress import Bars, Progress
 from ranvier.weights.sources.base import Context, Source
 from ranvier.weights.sources.hub import HubSource

@@ -16,7 +16,7 @@ import numpy as np
 
 from ranvier.errors import WeightError
 from ranvier.memory.mapping import give_back, mapped
-from ranvier.weights.opened import Opened
+from ranvier.memory.opened import Opened
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Range = tuple[int, int]  # start, stop

@@ -29,7 +29,7 @@ from ranvier.errors import (
 from ranvier.formats.onnx.checks import check_bodies, check_node, label_of
 from ranvier.formats.onnx.functions import inlined
 from ranvier.formats.onnx.source import Source, open_source
-from ranvier.formats.onnx.weights import constant_of
+from ranvier.formats.onnx.weights import Piece, constant_of
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import Symbol, Type
@@ -111,7 +111,7 @@ class _Reader:
             found = self.symbols[name] = Symbol(name)
         return found
 
-    def _initializers(self, proto: GraphProto, cut: Mapping[int, memoryview]) -> dict[str, ConstTensor]:
+    def _initializers(self, proto: GraphProto, cut: Mapping[int, Piece]) -> dict[str, ConstTensor]:
         limit = self.limits.tensor_bytes
         found: dict[str, ConstTensor] = {}
         for k, tensor in enumerate(proto.initializer):

@@ -15,8 +15,9 @@ from onnx import ModelProto
 from ranvier.config import Limits
 from ranvier.errors import InvalidModel, ResourceLimit
 from ranvier.formats.onnx.scan import Malformed, skeleton
-from ranvier.formats.onnx.weights import WeightFiles
+from ranvier.formats.onnx.weights import Piece, WeightFiles
 from ranvier.memory.mapping import mapped
+from ranvier.memory.opened import Opened
 from ranvier.records import dataclass
 
 _TEXT_FORMATS = {".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson"}
@@ -32,7 +33,7 @@ class Source:
 
     proto: ModelProto
     files: WeightFiles
-    cut: dict[int, memoryview] = field(default_factory=dict)
+    cut: dict[int, Piece] = field(default_factory=dict)
     label: str = "model"
     nbytes: int = 0
 
@@ -79,12 +80,15 @@ def _from_path(path: Path, limits: Limits, base: WeightFiles | None) -> Source:
             raise InvalidModel(f"model {label} cannot be parsed: {error}") from error
     try:
         data = mapped(path)
+        opened = Opened(path, len(data))
     except (OSError, ValueError) as error:
         raise InvalidModel(f"cannot open model {label}: {error}") from error
-    return _from_bytes(data, limits, files, label)
+    return _from_bytes(data, limits, files, label, opened)
 
 
-def _from_bytes(data: memoryview, limits: Limits, files: WeightFiles, label: str) -> Source:
+def _from_bytes(
+    data: memoryview, limits: Limits, files: WeightFiles, label: str, opened: Opened | None = None
+) -> Source:
     _check_size(len(data), limits, label)
     if len(data) == 0:
         raise InvalidModel(f"model {label} is empty")
@@ -98,7 +102,7 @@ def _from_bytes(data: memoryview, limits: Limits, files: WeightFiles, label: str
         proto.ParseFromString(message)
     except (DecodeError, ValueError, RecursionError) as error:
         raise InvalidModel(f"model {label} is not an ONNX model (protobuf does not parse: {error})") from error
-    cut = {k: data[offset : offset + length] for k, (offset, length) in where.items()}
+    cut = {k: Piece(data[offset : offset + length], opened) for k, (offset, length) in where.items()}
     return Source(proto, files, cut, label, len(data))
 
 

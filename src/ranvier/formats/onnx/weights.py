@@ -1,6 +1,7 @@
 """Initializers as lazy constants: inside the message, cut out of the model file, or in external files.
 
-Every size is checked when the model is read; the bytes themselves are touched when somebody asks for them.
+Every size is checked when the model is read; the bytes themselves are touched when somebody asks for them. That may be
+as late as the first run, so whether somebody wrote to the file in between is looked at whenever they are asked for.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ from ranvier.errors import DTypeMismatch, InvalidModel, ResourceLimit, WeightErr
 from ranvier.formats.onnx.external import Place, file_beside, place_of
 from ranvier.graph.tensors import ConstTensor
 from ranvier.memory.mapping import give_back, is_mapped, mapped
+from ranvier.memory.opened import Opened
 from ranvier.ops.allocation import MAX_RANK
 from ranvier.ops.proto import tensor_array
+from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of a model, and the file they are mapped from; None where they are in memory."""
+
+    data: memoryview
+    opened: Opened | None = None
 
 
 class WeightFiles:
@@ -32,24 +43,25 @@ class WeightFiles:
 
     def __init__(self, model: Path | None) -> None:
         self._model = model
-        self._maps: dict[Path, memoryview] = {}
+        self._maps: dict[Path, Piece] = {}
 
     @classmethod
     def inside(cls, folder: Path) -> WeightFiles:
         return cls(folder / "model.onnx")
 
-    def map(self, path: Path) -> memoryview:
+    def map(self, path: Path) -> Piece:
         """The bytes of a file, mapped read-only."""
         found = self._maps.get(path)
         if found is None:
             try:
-                found = mapped(path)
+                data = mapped(path)
+                found = Piece(data, Opened(path, len(data)))
             except (OSError, ValueError) as error:
                 raise WeightError(f"cannot map {path.name!r}: {error}") from error
             self._maps[path] = found
         return found
 
-    def external(self, location: str, tensor: str) -> memoryview:
+    def external(self, location: str, tensor: str) -> Piece:
         """The bytes of an external data file; WeightError where the path leaves the model's folder."""
         if self._model is None:
             raise WeightError(
@@ -81,7 +93,7 @@ def checked_type(tensor: TensorProto, limit: int | None, label: str) -> tuple[DT
 
 def constant_of(
     tensor: TensorProto,
-    cut: memoryview | None,
+    cut: Piece | None,
     files: WeightFiles,
     limit: int | None,
     label: str,
@@ -91,8 +103,8 @@ def constant_of(
     if tensor.data_location == TensorProto.EXTERNAL:
         return _external(tensor, dtype, shape, files, label)
     if cut is not None:
-        _check_length(label, dtype, shape, len(cut))
-        return ConstTensor(dtype, shape, _reader(cut, dtype, shape), "the model file", _dropper(cut))
+        _check_length(label, dtype, shape, len(cut.data))
+        return _constant(cut, dtype, shape, _reader(cut.data, dtype, shape), "the model file")
     if tensor.HasField("raw_data"):
         raw = tensor.raw_data
         _check_length(label, dtype, shape, len(raw))
@@ -105,14 +117,50 @@ def constant_of(
 
 def _external(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], files: WeightFiles, label: str) -> ConstTensor:
     place = place_of({e.key: e.value for e in tensor.external_data}, _stored_bytes(dtype, shape), tensor.name)
-    data = files.external(place.location, tensor.name)
-    place.check_inside(len(data), tensor.name)
+    file = files.external(place.location, tensor.name)
+    place.check_inside(len(file.data), tensor.name)
     _check_length(label, dtype, shape, place.length)
-    piece = data[place.offset : place.stop]
-    load = _reader(piece, dtype, shape)
+    piece = Piece(file.data[place.offset : place.stop], file.opened)
+    load = _reader(piece.data, dtype, shape)
     if place.checksum:
-        load = _verified(load, piece, place, tensor.name)
-    return ConstTensor(dtype, shape, load, f"file {place.location!r}", _dropper(piece))
+        load = _verified(load, piece.data, place, tensor.name)
+    return _constant(piece, dtype, shape, load, f"file {place.location!r}")
+
+
+def _constant(
+    piece: Piece, dtype: DType, shape: tuple[int, ...], load: Callable[[], Array], source: str
+) -> ConstTensor:
+    drop = _dropper(piece.data)
+    if piece.opened is None:
+        return ConstTensor(dtype, shape, load, source, drop)
+    return _InFile(dtype, shape, load, source, drop, piece.opened)
+
+
+class _InFile(ConstTensor):
+    """A constant whose data is a file's own bytes: FileChanged where it is asked for and they are others by then."""
+
+    __slots__ = ("_opened",)
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        load: Callable[[], Array],
+        source: str,
+        drop: Callable[[], None] | None,
+        opened: Opened,
+    ) -> None:
+        super().__init__(dtype, shape, load, source, drop)
+        self._opened = opened
+
+    def numpy(self) -> Array:
+        if self.is_loaded:  # else reading it looks
+            self._opened.check()
+        return super().numpy()
+
+    def raw(self) -> Array:
+        self._opened.check()
+        return super().raw()
 
 
 def _stored_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
