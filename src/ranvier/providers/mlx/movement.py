@@ -218,7 +218,7 @@ def trilu(call: Call, x: Any, k: Array | None = None) -> Any:
     return mx.where(to_mlx(keep), x, mx.zeros_like(x))
 
 
-@lowers("OneHot", since=9, types=ALL, host=(1,))
+@lowers("OneHot", since=11, types=ALL, host=(1,))
 def one_hot(call: Call, indices: Any, depth: Array, values: Any) -> Any:
     count, axis = int(depth.reshape(())), call.attr("axis", -1)
     at = mx.where(indices < 0, indices + count, indices)

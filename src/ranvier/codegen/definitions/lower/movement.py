@@ -360,7 +360,8 @@ def one_hot(n: NodeView, b: Definitions) -> None:
         index, values = views
         steps = (*index.strides[:axis], 0, *index.strides[axis:])
         hot = cast(nest.load(index, steps), INT64)
-        hot = where(compare("lt", hot, const(0, INT64)), add(hot, Size(depth)), hot)
+        if n.version >= 11:  # before, indices below zero were outside
+            hot = where(compare("lt", hot, const(0, INT64)), add(hot, Size(depth)), hot)
         off = nest.load(values, (0,) * rank)
         on = nest.load(values, (0,) * rank, offset=values.strides[0])
         return where(compare("eq", Index(axis), hot), on, off)

@@ -232,7 +232,7 @@ def eye_like(call: Call, x: Any) -> Any:
     return call.constant(lambda: np.eye(x.shape[0], x.shape[1], k=call.attr("k", 0), dtype=np.float32))
 
 
-@lowers("OneHot", since=9, types=ALL, host=(1,))
+@lowers("OneHot", since=11, types=ALL, host=(1,))
 def one_hot(call: Call, indices: Any, depth: Array, values: Any) -> Any:
     count, axis = int(depth.reshape(-1)[0]), call.attr("axis", -1) % (indices.ndim + 1)
     at = indices.to(torch.int64)
