@@ -116,6 +116,13 @@ def test_a_cosine_for_weights_alone(call_json, tmp_path: Path) -> None:
     assert near["difference"]["cosine"] >= 0.999
 
 
+def test_as_long_as_it_takes(call_json, tmp_path: Path) -> None:
+    path, samples = model(tmp_path / "m.onnx"), tmp_path / "s.npz"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((16, 3, 8, 8)).astype(np.float32))
+    given = ("quantize", path, "-o", tmp_path / "q.onnx", "--calib", samples, "--slower", "1e9", "--cosine", "0.99999")
+    assert len(call_json(*given, "--seconds", "inf", "--not-timed", "--force")["layers"]) == 4
+
+
 def test_data_of_the_model_is_not_overwritten(call, tmp_path: Path) -> None:
     whole = model(tmp_path / "whole.onnx")
     path = tmp_path / "m.onnx"

@@ -339,3 +339,25 @@ def test_symbolic_dims() -> None:
     assert session.inputs["x"] == TensorType(DType.float32, (session.graph.symbols["n"], 4))
     with pytest.raises(rv.errors.ShapeMismatch, match="outside its bounds"):
         session.run({"x": np.zeros((4, 4), np.float32)})
+
+
+def test_nodes_have_names_of_their_own_in_a_file() -> None:
+    """Those of the model keep theirs, wherever they stand; who has none needs none."""
+    graph = onnx_format.read(
+        helper.make_model(
+            helper.make_graph(
+                [helper.make_node("Neg", ["x"], ["a"], "n"), helper.make_node("Abs", ["a"], ["y"], "n")],
+                "g",
+                [helper.make_tensor_value_info("x", 1, [2])],
+                [helper.make_tensor_value_info("y", 1, [2])],
+            )
+        )
+    )
+    first, last = graph.nodes
+    made = [
+        graph.add("Neg", [first.inputs[0]], version=13, name=name, origin="test", before=first) for name in ("n", "")
+    ]
+    for node in made:
+        node.output.type = last.output.type
+    last.set_input(0, made[0].output)
+    assert [node.name for node in onnx_format.to_proto(graph).graph.node] == ["n.2", "", "n", "n.1"]

@@ -170,6 +170,18 @@ def test_unknown_rank_leaves_what_needs_it() -> None:
     assert applied.reasons.count("rank of the operand is unknown") == 2
 
 
+def test_what_new_forms_tell_is_known_to_those_that_wait_for_it() -> None:
+    """The first Reshape tells no shape, nor what reads it."""
+
+    def drawn() -> Graph:
+        d = Draft()
+        turned = d.op("Neg", d.op("Reshape", d.input("x", (6, 4)), version=1, shape=(2, 3, 4)))
+        return d.done(d.op("Add", turned, d.input("b", (3,)), version=6, broadcast=1, axis=1))
+
+    applied = apply(Modernise(), drawn, feeds=[numbers(6, 4), numbers(3)], rtol=1e-6)
+    assert not applied.reasons and "axis" not in next(n for n in applied.graph if n.op == "Add").attrs
+
+
 def test_every_version_of_every_operator_has_a_way_to_the_newest() -> None:
     stuck = set()
     for schema in onnx.defs.get_all_schemas_with_history():

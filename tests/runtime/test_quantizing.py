@@ -194,6 +194,79 @@ def test_operators_of_the_first_opset_have_words_in_later_ones() -> None:
     np.testing.assert_allclose(found["z"], whole[:, :, 2:5, 1:5], rtol=1e-5, atol=1e-6)
 
 
+def of_old(opset: int, node: Any, **weights: Array) -> Any:
+    """A layer, its result in a shape that comes with the run, and a node of an old opset that reads it as ``u``."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "layer"),
+        helper.make_node("Reshape", ["a", "shape"], ["u"]),
+        node,
+    ]
+    numbers = {"w": np.random.default_rng(0).standard_normal((32, 24)).astype(np.float32), **weights}
+    inputs = (("x", 1, [2, 32]), ("shape", 7, ["rank"]), ("i", 7, [4]))
+    net = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info(*each) for each in inputs],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in numbers.items()],
+    )
+    return helper.make_model(net, opset_imports=[helper.make_opsetid("", opset)], ir_version=6)
+
+
+OLD_FEED = {
+    "x": np.random.default_rng(1).standard_normal((2, 32)).astype(np.float32),
+    "shape": np.array([2, 4, 6]),
+    "i": np.array([-1, 2, 3, -9]),
+}
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        *(
+            of_old(9, helper.make_node(op, ["u"], ["y"], **axis))
+            for op in ("Softmax", "LogSoftmax", "Hardmax")
+            for axis in ({}, {"axis": 0}, {"axis": 1}, {"axis": 2})
+        ),
+        of_old(11, helper.make_node("Softmax", ["u"], ["y"], axis=-2)),
+        of_old(
+            *(9, helper.make_node("OneHot", ["i", "d", "v"], ["y"])),
+            d=np.array([3]),
+            v=np.array([0.0, 1.0], np.float32),
+        ),
+    ],
+    ids=lambda proto: "-".join([proto.graph.node[2].op_type, *(str(each.i) for each in proto.graph.node[2].attribute)]),
+)
+def test_what_an_old_opset_meant_stays_where_ranks_come_with_the_run(proto: Any) -> None:
+    config = CONFIG.updated(providers=("reference",))
+    with Session(read(proto), config) as session:
+        expected = session.run(OLD_FEED)["y"]
+    graph = prepared(read(proto), config)
+    assert graph.opsets[""] == 21
+    with Session(graph, config) as session:
+        np.testing.assert_allclose(session.run(OLD_FEED)["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "opset, node, weights, why",
+    [
+        (18, ("GroupNormalization", {"num_groups": 2}), {"s": (2,), "b": (2,)}, "number of channels is unknown"),
+        (6, ("PRelu", {}), {"s": (4,)}, "rank of the operand is unknown"),
+        (6, ("Add", {"broadcast": 1, "axis": 1}), {"s": (4,)}, "rank of the operand is unknown"),
+        (6, ("Dropout", {}), {}, "it drops at random"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(
+    opset: int, node: tuple[str, dict[str, Any]], weights: dict[str, tuple[int, ...]], why: str
+) -> None:
+    op, attrs = node
+    arrays = {name: np.ones(shape, np.float32) for name, shape in weights.items()}
+    graph = read(of_old(opset, helper.make_node(op, ["u", *weights], ["y"], "last", **attrs), **arrays))
+    with pytest.raises(NotSupported, match=rf"node 'last' \({op}\) has no form in opset 21") as caught:
+        prepared(graph, CONFIG)
+    assert why in caught.value.__notes__[0]
+
+
 @pytest.mark.parametrize("rest", ["float32", "bf16"])
 def test_a_convolution_and_a_product_of_the_same_value(tmp_path: Path, rest: str) -> None:
     """They take other axes for channels."""

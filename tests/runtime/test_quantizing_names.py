@@ -15,6 +15,7 @@ from ranvier.runtime.quantizing.options import ALL_SCHEMES
 from tests.runtime.test_quantizing_cases import CONFIG, RNG, model_of, numbers, quantized, results_elsewhere
 
 DATA = {"x": RNG.standard_normal((4, 32)).astype(np.float32)}
+BODY = (("k", 7, []), ("go", 9, []), ("h", 1, [4, 48]), ("on", 9, []), ("s", 1, [4, 48]))  # operands, then results
 
 
 @pytest.mark.parametrize("scheme", ALL_SCHEMES)
@@ -63,3 +64,41 @@ def test_results_keep_their_names() -> None:
     graph = prepared(read(model), CONFIG)
     assert [value.name for value in graph.outputs] == ["v1"]
     assert [value.name for value in quantized(model, {"x": numbers(32, 4), "c": numbers(48)})[0].outputs] == ["v1"]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "int4"])
+def test_nodes_called_like_what_is_made(tmp_path: Path, scheme: str) -> None:
+    """Other runtimes refuse a file with two nodes of one name."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "x.quantize"),
+        helper.make_node("Relu", ["a"], ["r"], "x.quantize.sums"),
+        helper.make_node("MatMul", ["r", "v"], ["y"], "x.quantize.weight.dequantize"),
+    ]
+    model = model_of(nodes, {"x": [4, 32]}, ["y"], {"w": numbers(32, 48), "v": numbers(48, 20)})
+    made, report = quantized(model, DATA, scheme=scheme)
+    found = results_elsewhere(made, tmp_path / "q.onnx", DATA)[0]
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, DATA)[0]
+    assert np.linalg.norm(found - expected) < 0.3 * np.linalg.norm(expected)
+    assert [layer.name for layer in report.layers] == ["x.quantize", "x.quantize.weight.dequantize"]
+
+
+def test_nodes_in_bodies_of_old_models(tmp_path: Path) -> None:
+    """What had one node in an old opset, and has several in a newer one, has as many names."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Softmax", ["h"], ["s"], "s", axis=0),
+            helper.make_node("Identity", ["go"], ["on"], "on"),
+        ],
+        "body",
+        [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in BODY[:3]],
+        [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in BODY[3:]],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "m"),
+        helper.make_node("Loop", ["n", "", "a"], ["y"], "loop", body=body),
+    ]
+    model = model_of(nodes, {"x": [4, 32]}, ["y"], {"w": numbers(32, 48), "n": np.array(2)})
+    model.opset_import[0].version = 11
+    made, _ = quantized(model, DATA, scheme="int4")
+    found = results_elsewhere(made, tmp_path / "q.onnx", DATA)[0]
+    np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-5)

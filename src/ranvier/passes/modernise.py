@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ranvier.config import Level
 from ranvier.graph.ir import Graph, Node
-from ranvier.ops import NEWEST, registry
+from ranvier.ops import NEWEST, annotate, registry
 from ranvier.ops.proto import schema_of
 from ranvier.passes.base import PassContext
 from ranvier.passes.edit import builder
@@ -34,6 +34,16 @@ class Modernise:
     breaks: ClassVar[frozenset[str]] = frozenset()
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
+        self._look(graph, ctx)
+        before = 0
+        while ctx.declined and ctx.changes > before:  # new forms tell types that old ones kept others waiting for
+            before = ctx.changes
+            ctx.declined.clear()
+            annotate(graph)
+            self._look(graph, ctx)
+        return ctx.changes > 0
+
+    def _look(self, graph: Graph, ctx: PassContext) -> None:
         for each in list(graph.all_graphs()):
             for node in each:
                 if node.domain:
@@ -41,7 +51,6 @@ class Modernise:
                 route = _route(node.op, node.version)
                 if route is not None:
                     self._follow(route, node, ctx)
-        return ctx.changes > 0
 
     def _follow(self, route: Route, node: Node, ctx: PassContext) -> None:
         op, version = node.op, node.version

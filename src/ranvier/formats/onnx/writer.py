@@ -107,10 +107,13 @@ class _Writer:
         for value in graph.constants.values():
             if value.const is not None:
                 proto.initializer.append(self._tensor(value.const, self.name(value)))
+        called = _node_names(graph)
         for node in graph:
             inputs = ["" if v is None else self.name(v) for v in node.inputs]
             outputs = [self.name(v) for v in node.outputs]
-            proto.node.append(node_to_proto(node, inputs, outputs, self._graph))
+            message = node_to_proto(node, inputs, outputs, self._graph)
+            message.name = called.get(node, "")
+            proto.node.append(message)
         proto.output.extend(self._info(value) for value in graph.outputs)
         return proto
 
@@ -141,6 +144,14 @@ class _Writer:
             helper.make_opsetid(domain, _opset_for(domain, wanted, nodes.get(domain, [])))
             for domain, wanted in domains.items()
         ]
+
+
+def _node_names(graph: Graph) -> dict[Node, str]:
+    """The name of each node that has one, no two of them the same, or other tools refuse the file; what a pass made may
+    be called like the node it stands for, and gives way to those of the model."""
+    names = Names()
+    named = [node for node in graph if node.name]
+    return {node: names.unique(node.name) for node in sorted(named, key=lambda node: bool(node.origin))}
 
 
 def _opset_for(domain: str, wanted: int, nodes: list[Node]) -> int:

@@ -194,7 +194,7 @@ def judge(
         by_name = {site.name: ways[0][site.data.name] for site in sites}
         until = time.perf_counter() + seconds
         return apart(list(by_name), lambda names: error(1, {n: by_name[n] for n in names}), bound, until, step), {}
-    runs = max(1, min(_RUNS, len(feeds), int(seconds / max(once * len(sites) * len(ways), 1e-9))))
+    runs = max(1, int(min(_RUNS, len(feeds), seconds / max(once * len(sites) * len(ways), 1e-9))))
     readers: dict[str, list[Site]] = {}
     for site in sites:
         readers.setdefault(site.data.name, []).append(site)

@@ -38,7 +38,7 @@ from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurr
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import Site, could_be_coded, find_sites, named_in_errors
+from ranvier.runtime.quantizing.sites import Site, could_be_coded, find_sites, named_in_errors, noted_in_errors
 from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
 from ranvier.runtime.session import Session
@@ -71,9 +71,11 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     if graph.opsets.get("", OPSET) < LEAST_OPSET:
         names = ("modernise", *names)
     replace_outdated(graph)
-    PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
+    reports = PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
     if "modernise" in names:
-        retarget(graph, OPSET)
+        left = next((report.declined for report in reports if report.name == "modernise"), {})
+        with noted_in_errors("; ".join(left)):
+            retarget(graph, OPSET)
     make_nodes_distinct(graph)
     make_products_plain(graph)
     make_values_distinct(graph)

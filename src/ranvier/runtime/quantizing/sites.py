@@ -70,7 +70,8 @@ def noted_in_errors(note: str) -> Iterator[None]:
     try:
         yield
     except RanvierError as error:
-        error.add_note(note)
+        if note:
+            error.add_note(note)
         raise
 
 
