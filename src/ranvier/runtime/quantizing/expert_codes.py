@@ -112,7 +112,7 @@ class ExpertCoder:
                     raise Unfit("its zeros lie between codes")
                 yield found
 
-        made = stacked(coded())
+        made = stacked(coded(), len(linear.numbers))
         return replace(made, unseen=unseen)
 
     def _coded(self, matrix: Array, weight: str, expert: int, group: int) -> tuple[Quantized, bool]:

@@ -115,7 +115,7 @@ def _stacked(experts: Experts, group: int) -> Stack:
             raise Unfit(f"groups of {made.block[1]} do not divide {made.shape[1]} features")
         return packed_expert(made)
 
-    return stack_of(side_by_side(one, experts, _nbytes(experts)))
+    return stack_of(side_by_side(one, experts, _nbytes(experts)), len(experts))
 
 
 def _nbytes(experts: Experts) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,10 @@ class Stack:
     unseen: int = 0  # experts that were to be coded by samples, and that none visits
 
 
-def stacked(experts: Iterable[Quantized]) -> Stack:
+def stacked(experts: Iterable[Quantized], count: int) -> Stack:
     """One expert after the other, each as ``in_groups`` has it: weights are most of a model, and coding takes several
     times as much memory."""
-    return stack_of(map(packed_expert, experts))
+    return stack_of(map(packed_expert, experts), count)
 
 
 def packed_expert(coded: Quantized) -> Stack:
@@ -43,15 +44,22 @@ def packed_expert(coded: Quantized) -> Stack:
     return Stack(codes, scales, coded.zeros, coded.bits, coded.block[1])
 
 
-def stack_of(experts: Iterable[Stack]) -> Stack:
-    """All of them, each as :func:`packed_expert` makes it."""
-    made = list(experts)
-    forms = {(each.bits, each.group) for each in made}
-    if len(forms) != 1:
-        raise Unfit("groups or bits differ between experts" if forms else "there are no experts")
-    codes, scales = (np.stack([getattr(each, part) for each in made]) for part in ("codes", "scales"))
-    zeros = np.stack([each.zeros for each in made])  # all floats where those of one are
-    return Stack(codes, scales, zeros, *forms.pop())
+def stack_of(experts: Iterable[Stack], count: int) -> Stack:
+    """All of them, each as :func:`packed_expert` makes it. Codes go to their place as they come, so that most of them
+    are in memory once."""
+    codes: Array | None = None
+    made: list[Stack] = []
+    for each in experts:
+        if codes is None:
+            codes = np.empty((count, *each.codes.shape), each.codes.dtype)
+        elif (each.bits, each.group) != (made[0].bits, made[0].group):
+            raise Unfit("groups or bits differ between experts")
+        codes[len(made)] = each.codes
+        made.append(replace(each, codes=codes[len(made)]))
+    if codes is None:
+        raise Unfit("there are no experts")
+    scales, zeros = (np.stack([getattr(each, part) for each in made]) for part in ("scales", "zeros"))
+    return Stack(codes, scales, zeros, made[0].bits, made[0].group)  # zeros are all floats where those of one are
 
 
 def in_turns(arrays: Sequence[Array]) -> Array:

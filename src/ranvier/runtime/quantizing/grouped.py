@@ -54,10 +54,11 @@ def in_groups(coded: Quantized, group: int, widths: Sequence[int] = _BITS) -> Qu
         raise unfit(coded, f"its codes have {coded.bits} bits, at most {widths[-1]} can be stored")
     size = _size(coded, group)
     middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
-    least, most = (int(coded.codes.min()), int(coded.codes.max())) if coded.codes.size else (0, 0)
-    if not 0 <= least + middle <= most + middle < 1 << bits:
-        raise unfit(coded, f"its codes go from {least} to {most}, which is no {bits} bits")
-    codes = coded.codes.astype(np.uint8, copy=False)
+    if coded.codes.size and bits < 8 * coded.codes.itemsize:
+        least, most = int(coded.codes.min()), int(coded.codes.max())
+        if not 0 <= least + middle <= most + middle < 1 << bits:
+            raise unfit(coded, f"its codes go from {least} to {most}, which is no {bits} bits")
+    codes = coded.codes.view(np.uint8) if coded.codes.itemsize == 1 else coded.codes.astype(np.uint8)
     codes = codes + np.uint8(middle) if middle else codes  # wraps as it should
     scales = _of_groups(coded, coded.scales, size).astype(np.float32)
     zeros = np.zeros(scales.shape, np.float32) if coded.zeros is None else _of_groups(coded, coded.zeros, size)

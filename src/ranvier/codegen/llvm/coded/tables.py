@@ -13,8 +13,10 @@ import numpy as np
 
 from ranvier.ops.contrib.levels import WHOLE_TABLES
 from ranvier.ops.contrib.weight_only import unpacked
+from ranvier.parts import side_by_side
 
 Array = np.ndarray[Any, Any]
+Tables = list[tuple[float, ...]]
 _FIRST, _AT_A_TIME = 1 << 12, 1 << 20  # bytes that are looked at: of most weights the first ones show enough
 
 
@@ -24,14 +26,22 @@ def table_of(stored: Array, bits: int, k: int) -> tuple[float, ...] | None:
     if not stored.size:
         return None
     rows = stored.reshape(-1, stored.shape[-1])
-    known = [tuple(levels.tolist()) for levels in WHOLE_TABLES]
-    first, size = 0, _FIRST
-    while first < len(rows) and known:
-        last = first + max(1, size // rows.shape[1])
-        codes = unpacked(rows[first:last], bits)[:, :k]
-        known = [levels for levels in known if not _others(levels, bits).take(codes).any()]
-        first, size = last, _AT_A_TIME
-    return known[0] if known else None
+
+    def among(known: Tables, first: int, size: int) -> Tables:
+        codes = unpacked(rows[first : first + _count(rows, size)], bits)[:, :k]
+        return [levels for levels in known if not _others(levels, bits).take(codes).any()]
+
+    known = among([tuple(levels.tolist()) for levels in WHOLE_TABLES], 0, _FIRST)
+    if not known:
+        return None
+    every = range(0, len(rows), _count(rows, _AT_A_TIME))
+    found = list(side_by_side(lambda first: among(known, first, _AT_A_TIME), every, rows.nbytes))
+    return next((levels for levels in known if all(levels in each for each in found)), None)
+
+
+def _count(rows: Array, size: int) -> int:
+    """How many of them have so many bytes, or one."""
+    return max(1, size // int(rows.shape[1]))
 
 
 @functools.cache
