@@ -20,6 +20,7 @@ from ranvier.graph.ir import Graph
 from ranvier.graph.types import TensorType
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, feeds_of, prepared
 from ranvier.runtime.quantizing.options import ALL_SCHEMES
+from ranvier.runtime.quantizing.report import told_below
 from ranvier.runtime.session import Session
 from tests.exact_peer import exact
 
@@ -291,3 +292,17 @@ def test_a_convolution_and_a_product_of_the_same_value(tmp_path: Path, rest: str
         found, feeds_of(found, samples), Quantization(scheme="int8", rest=rest, slower=SLOW), CONFIG
     ).run()
     assert report.difference.error < 0.05 and len(report.layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "told"),
+    [
+        (0.9981234567, 0.999, "0.998123"),
+        (0.99999999, 1.0, "0.99999999"),
+        (float(np.nextafter(1, 0)), 1.0, "0.9999999999999999"),
+        (-0.5, 0.999, "-0.500000"),
+        (float("nan"), 0.999, "nan"),
+    ],
+)
+def test_what_is_below_a_limit_is_told_so_that_it_shows(value: float, limit: float, told: str) -> None:
+    assert told_below(value, limit) == told

@@ -15,7 +15,16 @@ from ranvier.runtime.quantizing.experts import find_experts
 from ranvier.runtime.quantizing.forms import Form, Trials
 from ranvier.runtime.quantizing.maker import GIVEN_BYTES, Maker, Range
 from ranvier.runtime.quantizing.recurrent import coded_name, recurrent_weights
-from ranvier.runtime.quantizing.report import Difference, LayerReport, Off, QuantizationReport, chord, difference, timed
+from ranvier.runtime.quantizing.report import (
+    Difference,
+    LayerReport,
+    Off,
+    QuantizationReport,
+    chord,
+    difference,
+    timed,
+    told_below,
+)
 from ranvier.runtime.quantizing.samples import Feed, results, visit_both
 from ranvier.runtime.quantizing.tails import tail
 
@@ -128,7 +137,8 @@ class Quantizer(Maker):
         problems = []
         limit, wanted = self.options.max_error, self.options.cosine
         if limit is None and wanted is not None and not found.cosine >= wanted and not self._holds:
-            problems.append(f"the cosine of the results is {found.cosine:.6f}, at least {wanted:g} was asked for")
+            told = told_below(found.cosine, wanted)
+            problems.append(f"the cosine of the results is {told}, at least {wanted:g} was asked for")
         if not math.isfinite(found.error) and limit is None:
             problems.append("results are not numbers where the original's are, or the other way round")
         if limit is not None and not found.error <= limit:

@@ -105,6 +105,12 @@ class QuantizationReport:
 _LOST = Difference(math.inf, -1.0, None, 0, math.inf, math.inf, math.inf, math.inf)  # results that have no measure
 
 
+def told_below(value: float, limit: float) -> str:
+    """A number with as many digits, six at least, as show that it is below a limit."""
+    texts = (f"{value:.{digits}f}" for digits in range(6, 18))
+    return next((text for text in texts if float(text) < limit), str(value))
+
+
 def difference(found: Sequence[Sequence[Array]], expected: Sequence[Sequence[Array]]) -> Difference:
     """Of all results of all samples; the worst of the outputs counts. Where the original's are infinite or no number,
     the same has to be found, and that is all that is asked of them."""
