@@ -148,6 +148,11 @@ def large_codes(weights: Array) -> Quantized:
     return Quantized("mine", np.full(weights.shape, 9, np.uint8), np.ones((1, 1)), weights.shape, 2)
 
 
+def codes_below(weights: Array) -> Quantized:
+    """There is room for them in 8 bits, which hold those of 6, but they are none of 6."""
+    return Quantized("mine", np.full(weights.shape, -40, np.int8), np.ones((1, 1)), weights.shape, 6)
+
+
 def many_bits(weights: Array) -> Quantized:
     return Quantized("mine", weights.astype(np.int16), np.ones((1, 1)), weights.shape, 12)
 
@@ -172,6 +177,7 @@ def shuffled(weights: Array) -> Quantized:
         (table_of_its_own, "a table that is not NF4's"),
         (small_groups, "8 weights share a scale, that must be a multiple of 16"),
         (large_codes, "go from 9 to 9, which is no 2 bits"),
+        (codes_below, "go from -40 to -40, which is no 8 bits"),
         (many_bits, "12 bits"),
         (numbers_for_codes, "no integers"),
         (infinite_scales, "no finite numbers"),

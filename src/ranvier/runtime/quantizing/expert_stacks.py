@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,19 +46,19 @@ def packed_expert(coded: Quantized) -> Stack:
 def stack_of(experts: Iterable[Stack], count: int) -> Stack:
     """All of them, each as :func:`packed_expert` makes it. Codes go to their place as they come, so that most of them
     are in memory once."""
-    codes: Array | None = None
-    made: list[Stack] = []
-    for each in experts:
-        if codes is None:
-            codes = np.empty((count, *each.codes.shape), each.codes.dtype)
-        elif (each.bits, each.group) != (made[0].bits, made[0].group):
+    scales: list[Array] = []
+    zeros: list[Array] = []
+    for k, each in enumerate(experts):
+        if not k:
+            form, codes = (each.bits, each.group), np.empty((count, *each.codes.shape), each.codes.dtype)
+        elif (each.bits, each.group) != form:
             raise Unfit("groups or bits differ between experts")
-        codes[len(made)] = each.codes
-        made.append(replace(each, codes=codes[len(made)]))
-    if codes is None:
+        codes[k] = each.codes
+        scales.append(each.scales)
+        zeros.append(each.zeros)
+    if not scales:
         raise Unfit("there are no experts")
-    scales, zeros = (np.stack([getattr(each, part) for each in made]) for part in ("scales", "zeros"))
-    return Stack(codes, scales, zeros, made[0].bits, made[0].group)  # zeros are all floats where those of one are
+    return Stack(codes, np.stack(scales), np.stack(zeros), *form)  # zeros are all floats where those of one are
 
 
 def in_turns(arrays: Sequence[Array]) -> Array:

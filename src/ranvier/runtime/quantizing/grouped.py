@@ -54,7 +54,7 @@ def in_groups(coded: Quantized, group: int, widths: Sequence[int] = _BITS) -> Qu
         raise unfit(coded, f"its codes have {coded.bits} bits, at most {widths[-1]} can be stored")
     size = _size(coded, group)
     middle = 1 << (coded.bits - 1) if coded.codes.dtype.kind == "i" else 0  # signed ones are counted from the least
-    if coded.codes.size and bits < 8 * coded.codes.itemsize:
+    if coded.codes.size and coded.bits < 8 * coded.codes.itemsize:  # else all there are fit
         least, most = int(coded.codes.min()), int(coded.codes.max())
         if not 0 <= least + middle <= most + middle < 1 << bits:
             raise unfit(coded, f"its codes go from {least} to {most}, which is no {bits} bits")
