@@ -16,7 +16,7 @@ import pytest
 from ranvier.codegen.llvm import cache
 from ranvier.config import files
 
-hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("repeatable")  # a test that fails fails again, and one that passes passes again
 
 KERNELS = Path(__file__).parent.parent / ".cache"

@@ -18,11 +18,12 @@ from ranvier.codegen.llvm.coded.numbers import factored
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, NotSupported, WeightError
 from ranvier.ops import evaluate
+from ranvier.quantize import rows
 from ranvier.quantize.base import Quantized
 from ranvier.runtime.quantizing.coded_forms import linear_form
 from ranvier.runtime.quantizing.grouped import in_groups
 from ranvier.weights import WeightLoader, save_safetensors
-from ranvier.weights.quantized import gguf_blocks, gguf_grids, quantized_layers
+from ranvier.weights.quantized import gguf_grids, quantized_layers
 from ranvier.weights.quantized.gguf_blocks import KINDS, gguf_layer
 from ranvier.weights.stored import TensorInfo
 from tests.providers.cpu.compare import one_node, run
@@ -251,7 +252,7 @@ def test_every_position_of_a_grid(kind: str) -> None:
 def test_grids_are_read_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_blocks(kind, 7, 2, 8)
     whole = gguf_layer(tensor(data, kind))
-    monkeypatch.setattr(gguf_blocks, "_AT_A_TIME", 3 * 512)
+    monkeypatch.setattr(rows, "AT_A_TIME", 3 * 512)
     check(gguf_layer(tensor(data, kind)), whole.dequantize())
 
 

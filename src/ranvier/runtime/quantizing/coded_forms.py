@@ -23,8 +23,11 @@ from ranvier.ops.own.bitlinear import DOMAIN
 from ranvier.passes.ternary import ternary_weights
 from ranvier.quantize import Quantized
 from ranvier.quantize.packing import pack_nibbles
+from ranvier.quantize.rows import Rows, rows_of
 from ranvier.records import dataclass
+from ranvier.runtime.quantizing.filled import Filled, filled
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, at_most, in_groups, unfit
+from ranvier.runtime.quantizing.tables import levels_as_codes, whole_codes
 
 Array = np.ndarray[Any, Any]
 _BNB4 = {0: FP4_LEVELS, 1: NF4_LEVELS}  # by quant_type
@@ -50,11 +53,13 @@ class CodedForm:
         return int(sum(array.nbytes for array in self.operands)) + order
 
 
-def linear_form(coded: Quantized, *, level: int = 0) -> CodedForm:
+def linear_form(coded: Quantized | Rows, *, level: int = 0) -> CodedForm:
     """The form that keeps most of what codes save. ``level`` is MatMulNBits' own word for what activations may be
     rounded to."""
     if len(coded.shape) != 2:
         raise InvalidConfig(f"a linear layer has weights [out, in], not {list(coded.shape)}")
+    if isinstance(coded, Rows):
+        return _form_of_rows(coded, level) or linear_form(coded.whole(), level=level)
     if coded.scheme == "ternary" and (ternary := ternary_weights(coded)) is not None:
         attrs = {"K": coded.shape[1], "N": coded.shape[0]}
         return CodedForm("BitLinear", (ternary.codes, ternary.scale), attrs, DOMAIN)
@@ -65,39 +70,59 @@ def linear_form(coded: Quantized, *, level: int = 0) -> CodedForm:
         if coded.table is not None or dtypes.of(coded.codes).is_float:
             return _float_form(coded)
         neighbours, order = _in_order(coded)
-        return replace(nbits_form(in_groups(neighbours, _widest(coded), WIDTHS), level), order=order)
+        return replace(_integers_form(neighbours, level), order=order)
     except InvalidConfig:  # no operator has such codes
         return CodedForm("MatMul", (np.ascontiguousarray(coded.dequantize().T),))
 
 
-def table_form(coded: Quantized) -> CodedForm:
+def _form_of_rows(rows: Rows, level: int) -> CodedForm | None:
+    """Of integers, without all of them in memory in any other form; None where MatMulNBits has none for them."""
+    like = rows.like
+    if dtypes.of(like.codes).is_float or (like.table is not None and levels_as_codes(like) is None):
+        return None
+    try:
+        return _nbits(filled([rows], _widest(rows.shape[1])), rows.shape[1], level)
+    except InvalidConfig:
+        return None
+
+
+def _integers_form(coded: Quantized, level: int) -> CodedForm:
+    rows = rows_of(coded)
+    form = None if rows is None else _form_of_rows(rows, level)
+    return form or nbits_form(in_groups(coded, _widest(coded.shape[1]), WIDTHS), level)
+
+
+def table_form(coded: Quantized | Rows) -> CodedForm:
     """A table [rows, features] of which some rows are looked up: codes, scales, and zeros or, where those lie between
     codes, what is to be added to the numbers of a group."""
     if len(coded.shape) != 2:
         raise ShapeMismatch(f"a table has rows and features, not {list(coded.shape)}")
-    rows, features = coded.shape
-    coded = whole_codes(coded)
+    features = coded.shape[1]
     try:
         group = min(MOST_GROUP, max(LEAST_GROUP, features & -features))  # groups are full
-        found = in_groups(coded, group, WIDTHS)
+        found = filled([integer_rows(coded, group)], group)
     except InvalidConfig:
-        return CodedForm("Gather", (coded.dequantize(),))
-    size, bits = found.block[1], found.bits
-    if features % size:
-        return CodedForm("Gather", (coded.dequantize(),))
-    scales, zeros, middle = found.scales.astype(np.float32), found.zeros, 1 << (found.bits - 1)
-    operands = [packed(found.codes.reshape(rows, features), bits), scales]
-    if zeros is not None and zeros.dtype.kind == "f":
-        operands.append((np.float32(middle) - zeros) * scales)
-    elif zeros is not None and not (zeros == middle).all():
-        operands.append(packed(zeros, bits))
-    attrs = {"bits": bits, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
+        return CodedForm("Gather", ((coded.whole() if isinstance(coded, Rows) else coded).dequantize(),))
+    operands, zeros = [found.codes, found.scales], found.stored_zeros
+    if zeros is not None:
+        between = zeros.dtype.kind == "f"
+        operands.append((np.float32(1 << (found.bits - 1)) - zeros) * found.scales if between else zeros)
+    attrs = {"bits": found.bits, "block_size": found.group, "gather_axis": 0, "quantize_axis": 1}
     return CodedForm("GatherBlockQuantized", tuple(operands), attrs, MICROSOFT)
 
 
-def _widest(coded: Quantized) -> int:
+def integer_rows(coded: Quantized | Rows, group: int) -> Rows:
+    """Rows of integers, as :func:`filled` takes them with the same ``group``; InvalidConfig where they are none."""
+    if isinstance(coded, Rows):
+        return coded
+    found = rows_of(coded) or rows_of(in_groups(whole_codes(coded), group, WIDTHS))
+    assert found is not None
+    return found
+
+
+def _widest(inputs: int) -> int:
     """The group for rows that share a scale: the fewer scales are repeated, the better."""
-    return at_most(MOST_GROUP, coded.shape[1])
+    return at_most(MOST_GROUP, inputs)
 
 
 def nbits_form(coded: Quantized, level: int = 0) -> CodedForm:
@@ -105,16 +130,20 @@ def nbits_form(coded: Quantized, level: int = 0) -> CodedForm:
     outputs, inputs = coded.shape
     group = at_most(coded.block[1], inputs)
     groups = -(-inputs // group)
-    filled = np.zeros((outputs, groups * group), np.uint8)
-    filled[:, :inputs] = coded.codes
-    operands = [
-        packed(filled.reshape(outputs, groups, group), coded.bits),
-        coded.scales.reshape(-1).astype(np.float32),
-    ]
-    zeros = coded.zeros
-    if zeros is not None and not (zeros == 1 << (coded.bits - 1)).all():  # else they are the operator's own
-        operands.append((packed(zeros, coded.bits) if zeros.dtype.kind != "f" else zeros).reshape(-1))
-    attrs = {"K": inputs, "N": outputs, "bits": coded.bits, "block_size": group}
+    codes = np.zeros((outputs, groups * group), np.uint8)
+    codes[:, :inputs] = coded.codes
+    zeros = np.full(coded.scales.shape, 1 << (coded.bits - 1), np.uint8) if coded.zeros is None else coded.zeros
+    scales = coded.scales.astype(np.float32)
+    return _nbits(Filled(packed(codes, coded.bits), scales, zeros, coded.bits, group), inputs, level)
+
+
+def _nbits(filled: Filled, inputs: int, level: int) -> CodedForm:
+    outputs = len(filled.codes)
+    codes = filled.codes.reshape(outputs, -(-inputs // filled.group), filled.group * filled.bits // 8)
+    operands, zeros = [codes, filled.scales.reshape(-1)], filled.stored_zeros
+    if zeros is not None:
+        operands.append(zeros.reshape(-1))
+    attrs = {"K": inputs, "N": outputs, "bits": filled.bits, "block_size": filled.group}
     attrs |= {"accuracy_level": level} if level else {}
     return CodedForm("MatMulNBits", tuple(operands), attrs, MICROSOFT)
 
@@ -148,23 +177,6 @@ def _float_form(coded: Quantized) -> CodedForm:
         return CodedForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, 0])), {"axis": 1})
     attrs = {"axis": 0, "block_size": size}
     return CodedForm("DequantizeLinear", (turned, np.ascontiguousarray(scales[:, ::size].T)), attrs)
-
-
-def levels_as_codes(coded: Quantized) -> Quantized | None:
-    """Positions in a table of whole numbers, as llama.cpp's levels are, as those numbers; None where they are not."""
-    table = coded.table
-    if table is None or coded.flat or (table != np.rint(table)).any() or table.min() < -128 or table.max() > 127:
-        return None
-    return replace(coded, codes=table.astype(np.int8).take(coded.codes), bits=8, table=None)
-
-
-def whole_codes(coded: Quantized) -> Quantized:
-    """Positions in a table of whole numbers, or of halves, as those."""
-    found = levels_as_codes(coded)
-    if found is None and coded.table is not None and not coded.flat:
-        twice = replace(coded, table=coded.table * 2, scales=coded.scales.astype(np.float32) / 2)
-        found = levels_as_codes(twice)
-    return coded if found is None else found
 
 
 def _in_order(coded: Quantized) -> tuple[Quantized, Array | None]:

@@ -18,16 +18,18 @@ from ranvier.errors import ShapeMismatch
 from ranvier.ops.contrib.levels import E2M1_LEVELS
 from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS
 from ranvier.ops.contrib.weight_only import WIDTHS, packed
-from ranvier.parts import side_by_side
 from ranvier.quantize import Quantized
 from ranvier.quantize.blocks import counts
+from ranvier.quantize.rows import Rows, rows_of
 from ranvier.records import dataclass
-from ranvier.runtime.quantizing.coded_forms import whole_codes
-from ranvier.runtime.quantizing.expert_stacks import Stack, Unfit, in_turns, packed_expert, stack_of
+from ranvier.runtime.quantizing.filled import filled, one_by_one, room
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, in_groups, unfit
+from ranvier.runtime.quantizing.tables import whole_codes
 
 Array = np.ndarray[Any, Any]
-Experts = Sequence[Quantized]  # of one linear layer, each [outputs, inputs]
+Experts = (
+    Rows | Sequence[Quantized]
+)  # of one linear layer: all rows, or each [outputs, inputs] where blocks are no rows
 _SQUARE = 128  # of float8 whose scale is for more than that
 
 
@@ -45,136 +47,147 @@ class ExpertsForm:
         return {f"{layer}_{part}": array for layer, parts in self.parts.items() for part, array in parts.items()}
 
 
-def experts_form(layers: Mapping[str, Experts]) -> ExpertsForm:
-    """``layers``: by QMoE's names for them. InvalidConfig where it has no place for such codes."""
-    every = [matrix for experts in layers.values() for matrix in experts]
-    if "fc3" not in layers and all(_is_float4(matrix) for matrix in every):
-        return _float4(layers)
-    if all(matrix.codes.dtype == ml_dtypes.float8_e4m3fn for matrix in every):
-        return _float8(layers)
-    try:
-        group = _widest(every)
-        return _integers({name: _stacked(experts, group) for name, experts in layers.items()})
-    except Unfit as error:
-        raise unfit(every[0], str(error)) from None
+def experts_form(layers: Mapping[str, Sequence[Experts]]) -> ExpertsForm:
+    """``layers``: by QMoE's names for them; of each what stands in it, rows of two in turns. InvalidConfig where it has
+    no place for such codes."""
+    every = [part for parts in layers.values() for part in parts]
+    if "fc3" not in layers and all(_is_float4(part) for part in every):
+        form = _float4(layers)
+        if form is not None:
+            return form
+    matrices = [matrix for part in every if not isinstance(part, Rows) for matrix in part]
+    if all(not isinstance(part, Rows) for part in every) and all(_is_float8(matrix) for matrix in matrices):
+        return _float8({name: parts[0] for name, parts in layers.items()})  # type: ignore[misc]
+    return _integers(layers)
 
 
-def of_experts(layer: Quantized | Experts) -> list[Quantized]:
-    """Codes [experts, outputs, inputs], or those of each expert, as those of each expert."""
-    if not isinstance(layer, Quantized):
-        return list(layer)
-    if len(layer.shape) != 3 or layer.flat or layer.order is not None or layer.block[0] != 1:
-        raise ShapeMismatch(f"a layer of experts has weights [experts, out, in], not {list(layer.shape)}")
-    return [
-        replace(
-            layer,
-            codes=codes,
-            scales=layer.scales[k],
-            zeros=None if layer.zeros is None else layer.zeros[k],
-            block=layer.block[1:],
-            axis=-1,
-            scale_bytes=None,
-        )
-        for k, codes in enumerate(layer.codes)
-    ]
+def of_experts(layer: Rows | Quantized | Sequence[Quantized]) -> Experts:
+    """Codes [experts, outputs, inputs], or those of each expert, as they are handed on here."""
+    if isinstance(layer, Quantized):
+        if len(layer.shape) != 3 or layer.flat or layer.order is not None or layer.block[0] != 1:
+            raise ShapeMismatch(f"a layer of experts has weights [experts, out, in], not {list(layer.shape)}")
+        layer = [_expert(layer, k) for k in range(len(layer.codes))]
+    if isinstance(layer, Rows):
+        if len(layer.shape) != 3:
+            raise ShapeMismatch(f"a layer of experts has weights [experts, out, in], not {list(layer.shape)}")
+        return layer
+    found = list(layer)
+    integers = all(matrix.codes.dtype.kind in "iu" for matrix in found)
+    return (rows_of(found) if integers else None) or found
 
 
-def rows_in_turns(gate: Experts, up: Experts) -> list[Quantized] | None:
-    """One linear layer of two: a row of the first, then one of the second; None where their codes differ in kind."""
+def _expert(layer: Quantized, k: int) -> Quantized:
+    return replace(
+        layer,
+        codes=layer.codes[k],
+        scales=layer.scales[k],
+        zeros=None if layer.zeros is None else layer.zeros[k],
+        block=layer.block[1:],
+        axis=-1,
+        scale_bytes=None,
+    )
 
-    def kind(of: Quantized) -> tuple[Any, ...]:
-        table = None if of.table is None else of.table.tobytes()
-        return of.shape, of.block, of.bits, of.codes.dtype, table, of.zeros is None, of.flat, of.order is None
 
-    def both(one: Array, other: Array) -> Array:
-        turned: Array = in_turns([one[None], other[None]])[0]
-        return turned
-
-    def joined(pair: tuple[Quantized, Quantized]) -> Quantized:
-        one, other = pair
-        zeros = None if one.zeros is None or other.zeros is None else both(one.zeros, other.zeros)
-        codes, scales = both(one.codes, other.codes), both(one.scales, other.scales)
-        return replace(one, codes=codes, scales=scales, zeros=zeros)
-
-    pairs = list(zip(gate, up, strict=True))
-    for one, other in pairs:
-        if kind(one) != kind(other) or one.flat or one.order is not None or one.block[0] != 1:
-            return None
-    return list(side_by_side(joined, pairs, _nbytes(gate)))
+def in_turns(gate: Experts, up: Experts) -> bool:
+    """Whether both can be one linear layer: a row of the first, then one of the second."""
+    return isinstance(gate, Rows) and isinstance(up, Rows) and (gate.shape, gate.kind) == (up.shape, up.kind)
 
 
 # -- integers ---------------------------------------------------------------------------------------------------------
 
 
-def _stacked(experts: Experts, group: int) -> Stack:
-    """Each in groups that divide its rows."""
-
-    def one(matrix: Quantized) -> Stack:
-        made = in_groups(whole_codes(matrix), group, WIDTHS)
-        if made.shape[1] % made.block[1]:
-            raise Unfit(f"groups of {made.block[1]} do not divide {made.shape[1]} features")
-        return packed_expert(made)
-
-    return stack_of(side_by_side(one, experts, _nbytes(experts)), len(experts))
-
-
-def _nbytes(experts: Experts) -> int:
-    return sum(matrix.codes.nbytes for matrix in experts)
-
-
-def _widest(matrices: Experts) -> int:
-    """The group for rows that share a scale: one that divides all rows, so that layers have the same."""
-    odd = next((inputs for matrix in matrices if (inputs := matrix.shape[1]) % LEAST_GROUP), None)
+def _integers(layers: Mapping[str, Sequence[Experts]]) -> ExpertsForm:
+    sizes = [_inputs(part) for parts in layers.values() for part in parts]
+    odd = next((inputs for inputs in sizes if inputs % LEAST_GROUP), None)
     if odd is not None:
-        raise Unfit(f"{odd} features are no groups of {LEAST_GROUP}")
-    return min(MOST_GROUP, *(matrix.shape[1] & -matrix.shape[1] for matrix in matrices))
-
-
-def _integers(stacks: Mapping[str, Stack]) -> ExpertsForm:
+        raise unfit(_any(layers["fc1"][0]), f"{odd} features are no groups of {LEAST_GROUP}")
+    group = min(MOST_GROUP, *(inputs & -inputs for inputs in sizes))  # one that divides all rows that share a scale
+    attrs: dict[str, Any] = {}
     parts: dict[str, dict[str, Array]] = {}
-    usual = stacks["fc1"]
-    attrs: dict[str, Any] = {"block_size": usual.group, "expert_weight_bits": usual.bits}
-    for name, stack in stacks.items():
-        parts[name] = {"codes": stack.codes, "scales": stack.scales}
-        if stack.zeros.dtype.kind == "f":
-            parts[name]["zeros"] = stack.zeros
-        elif (stack.zeros != 1 << (stack.bits - 1)).any():  # else they are the operator's own
-            parts[name]["zeros"] = packed(stack.zeros, stack.bits)
-        if stack.bits != usual.bits:
-            attrs[f"{name}_expert_weight_bits"] = stack.bits
-        if stack.group != usual.group:
-            attrs[f"{name}_block_size"] = stack.group
-    return ExpertsForm(attrs, parts)
+    for name in sorted(layers):  # the first is what others are told apart from
+        sources = [_rows(part, group) for part in layers[name]]
+        made, count = filled(sources, group), sources[0].shape[0]
+
+        def apart(array: Array, count: int = count) -> Array:
+            return array.reshape(count, -1, array.shape[-1])
+
+        parts[name] = {"codes": apart(made.codes), "scales": apart(made.scales)}
+        zeros = made.stored_zeros
+        if zeros is not None:
+            parts[name]["zeros"] = apart(zeros)
+        for what, value in {"block_size": made.group, "expert_weight_bits": made.bits}.items():
+            if value != attrs.setdefault(what, value):
+                attrs[f"{name}_{what}"] = value
+    return ExpertsForm(attrs, {name: parts[name] for name in layers})
+
+
+def _rows(part: Experts, group: int) -> Rows:
+    """Rows of integers."""
+    if isinstance(part, Rows):
+        return part
+    found = rows_of([in_groups(whole_codes(matrix), group, WIDTHS) for matrix in part])
+    if found is None:
+        raise unfit(_any(part), "groups or bits differ between experts" if part else "there are no experts")
+    return found
+
+
+def _inputs(part: Experts) -> int:
+    return part.shape[-1] if isinstance(part, Rows) else part[0].shape[1]
+
+
+def _any(part: Experts) -> Quantized:
+    return part.like if isinstance(part, Rows) else part[0]
 
 
 # -- small floats -----------------------------------------------------------------------------------------------------
 
 
-def _is_float4(coded: Quantized) -> bool:
-    """Whether scales are powers of two, each for 32 of a row."""
-    block = FLOAT4_BLOCKS["fp4"]
-    known = coded.table is not None and np.array_equal(coded.table, E2M1_LEVELS) and not coded.flat
-    if not known or coded.block != (1, block) or coded.order is not None or coded.shape[1] % block:
+def _is_float8(coded: Quantized) -> bool:
+    return bool(coded.codes.dtype == ml_dtypes.float8_e4m3fn)
+
+
+def _is_float4(part: Experts) -> bool:
+    """Whether positions are those of float4, and 32 of a row have a scale."""
+    if not isinstance(part, Rows):
         return False
-    return np.array_equal(_powers(coded.scales).astype(np.float32), coded.scales)
+    block, like = FLOAT4_BLOCKS["fp4"], part.like
+    known = like.table is not None and np.array_equal(like.table, E2M1_LEVELS)
+    return known and like.block == (1, block) and part.shape[-1] % block == 0
 
 
-def _powers(scales: Array) -> Array:
-    return np.asarray(scales, np.float32).astype(ml_dtypes.float8_e8m0fnu)
+def _nibbles(sources: Sequence[Rows]) -> tuple[Array, Array]:
+    """Codes and scales, as they are, of rows in turns."""
+    columns, block = sources[0].shape[-1], sources[0].like.block[-1]
+    codes, scales = room(sources, columns // 2, np.uint8), room(sources, columns // block, np.float32)
+    for turn, source in enumerate(sources):
+
+        def put(first: int, last: int, source: Rows = source, turn: int = turn) -> None:
+            found = source.read(first, last)
+            codes[first:last, turn], scales[first:last, turn] = packed(found.codes, 4), found.scales
+
+        source.in_parts(put)
+    return one_by_one(codes), one_by_one(scales)
 
 
-def _float4(layers: Mapping[str, Experts]) -> ExpertsForm:
+def _float4(layers: Mapping[str, Sequence[Experts]]) -> ExpertsForm | None:
+    """None where scales are no powers of two."""
     parts = {}
-    for name, experts in layers.items():
+    for name, sources in layers.items():
+        rows = [source for source in sources if isinstance(source, Rows)]
+        codes, scales = _nibbles(rows)
+        powers = scales.astype(ml_dtypes.float8_e8m0fnu)
+        if not np.array_equal(powers.astype(np.float32), scales):
+            return None
+        count = rows[0].shape[0]
         parts[name] = {
-            "codes": np.stack([packed(matrix.codes, 4) for matrix in experts]),
-            "scales": np.stack([_powers(matrix.scales) for matrix in experts]),
-            "whole": np.ones(len(experts), np.float32),
+            "codes": codes.reshape(count, -1, codes.shape[-1]),
+            "scales": powers.reshape(count, -1, powers.shape[-1]),
+            "whole": np.ones(count, np.float32),
         }
     return ExpertsForm({"quant_type": "fp4"}, parts)
 
 
-def _float8(layers: Mapping[str, Experts]) -> ExpertsForm:
+def _float8(layers: Mapping[str, Sequence[Quantized]]) -> ExpertsForm:
     """In squares, also those that have one scale for a whole matrix."""
     every = [matrix for experts in layers.values() for matrix in experts]
     blocks = {matrix.block for matrix in every if matrix.scales.size > 1} or {(_SQUARE, _SQUARE)}

@@ -31,30 +31,19 @@ class Stack:
 
 
 def stacked(experts: Iterable[Quantized], count: int) -> Stack:
-    """One expert after the other, each as ``in_groups`` has it: weights are most of a model, and coding takes several
-    times as much memory."""
-    return stack_of(map(packed_expert, experts), count)
-
-
-def packed_expert(coded: Quantized) -> Stack:
-    """A stack of one, without the axis of experts."""
-    assert coded.zeros is not None
-    codes, scales = packed(coded.codes, coded.bits), coded.scales.astype(np.float32)
-    return Stack(codes, scales, coded.zeros, coded.bits, coded.block[1])
-
-
-def stack_of(experts: Iterable[Stack], count: int) -> Stack:
-    """All of them, each as :func:`packed_expert` makes it. Codes go to their place as they come, so that most of them
-    are in memory once."""
+    """One expert after the other, each as ``in_groups`` has it. Codes go to their place as they come: weights are most
+    of a model, and coding takes several times as much memory."""
     scales: list[Array] = []
     zeros: list[Array] = []
     for k, each in enumerate(experts):
+        assert each.zeros is not None
+        found = packed(each.codes, each.bits)
         if not k:
-            form, codes = (each.bits, each.group), np.empty((count, *each.codes.shape), each.codes.dtype)
-        elif (each.bits, each.group) != form:
+            form, codes = (each.bits, each.block[1]), np.empty((count, *found.shape), found.dtype)
+        elif (each.bits, each.block[1]) != form:
             raise Unfit("groups or bits differ between experts")
-        codes[k] = each.codes
-        scales.append(each.scales)
+        codes[k] = found
+        scales.append(each.scales.astype(np.float32))
         zeros.append(each.zeros)
     if not scales:
         raise Unfit("there are no experts")

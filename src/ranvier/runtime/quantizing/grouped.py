@@ -63,20 +63,29 @@ def in_groups(coded: Quantized, group: int, widths: Sequence[int] = _BITS) -> Qu
     scales = _of_groups(coded, coded.scales, size).astype(np.float32)
     zeros = np.zeros(scales.shape, np.float32) if coded.zeros is None else _of_groups(coded, coded.zeros, size)
     zeros = zeros.astype(np.float32) + np.float32(middle)
-    if not (np.isfinite(scales).all() and np.isfinite(zeros).all()):
-        raise unfit(coded, "it has scales or zeros that are no finite numbers")
-    whole = (zeros == np.rint(zeros)).all() and 0 <= zeros.min(initial=0) <= zeros.max(initial=0) < 1 << bits
+    check_finite(coded, scales, zeros)
     return replace(
         coded,
         codes=codes,
         scales=scales,
-        zeros=zeros.astype(np.uint8) if whole else zeros,
+        zeros=whole_zeros(zeros, bits),
         block=(1, size),
         bits=bits,
         axis=1,
         flat=False,
         scale_bytes=None,
     )
+
+
+def check_finite(coded: Quantized, scales: Array, zeros: Array | None) -> None:
+    if not (np.isfinite(scales).all() and (zeros is None or np.isfinite(zeros).all())):
+        raise unfit(coded, "it has scales or zeros that are no finite numbers")
+
+
+def whole_zeros(zeros: Array, bits: int) -> Array:
+    """Zeros as codes, if all are some; else as they are."""
+    whole = 0 <= zeros.min(initial=0) <= zeros.max(initial=0) < 1 << bits and (zeros == np.rint(zeros)).all()
+    return zeros.astype(np.uint8) if whole else zeros
 
 
 def _size(coded: Quantized, group: int) -> int:

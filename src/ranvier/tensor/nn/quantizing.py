@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ranvier.devices import usable_cores
 from ranvier.errors import InvalidConfig, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
+from ranvier.quantize.rows import Rows
 from ranvier.records import dataclass
 from ranvier.tensor.nn.modules.base import Loaded, Module
 from ranvier.tensor.nn.modules.coded import Reader
@@ -149,9 +151,18 @@ class _Fitting:
 
     def __call__(self) -> Quantized:
         codes = self.layer()
+        self._check(codes)
+        return codes
+
+    @contextmanager
+    def opened(self) -> Iterator[Quantized | Rows]:
+        with self.layer.opened() as codes:
+            self._check(codes)
+            yield codes
+
+    def _check(self, codes: Quantized | Rows) -> None:
         if codes.shape != self.shape:
             raise ShapeMismatch(f"{self.name}.weight has the shape {list(self.shape)}, not {list(codes.shape)}")
-        return codes
 
     @property
     def lasting(self) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ranvier.errors import RanvierError, WeightError, nearest
 from ranvier.quantize.base import Quantized
+from ranvier.quantize.rows import Rows
 from ranvier.weights.quantized.auto_round import METHOD as AUTO_ROUND
 from ranvier.weights.quantized.auto_round import read_auto_round
 from ranvier.weights.quantized.bitnet import METHOD as BITNET
@@ -35,7 +36,7 @@ from ranvier.weights.quantized.scaled import read_scaled
 from ranvier.weights.quantized.tensors import Config, Layer, Tensors, method_of, numbers
 
 METHODS = ("gptq", "awq", AUTO_ROUND, COMPRESSED, MODELOPT, "fp8", "fbgemm_fp8", MXFP4, "bitsandbytes", BITNET)
-_Read = Callable[[str, Tensors, Config], Quantized]
+_Read = Callable[[str, Tensors, Config], Quantized | Rows]
 _OWN: dict[str, _Read] = {AUTO_ROUND: read_auto_round, MODELOPT: read_modelopt}  # others name tensors as they do
 
 
@@ -69,7 +70,7 @@ def layer_of(name: str, layers: Collection[str]) -> str | None:
     return next((layer for layer in above if layer in layers), None)
 
 
-def _read(read: _Read, layer: str, tensors: Tensors, config: Config) -> Quantized:
+def _read(read: _Read, layer: str, tensors: Tensors, config: Config) -> Quantized | Rows:
     """A layer; where its tensors or settings lack what its layout takes for granted, an error that says so."""
     try:
         return read(layer, tensors, config)

@@ -17,19 +17,24 @@ import numpy as np
 
 from ranvier.errors import WeightError
 from ranvier.ops.contrib.levels import E2M1_LEVELS, IQ4_LEVELS
-from ranvier.parts import in_parts
 from ranvier.quantize.base import Quantized
+from ranvier.quantize.fields import Field, spread
+from ranvier.quantize.rows import Rows, Stored
 from ranvier.weights.quantized.gguf_grids import GRIDS
-from ranvier.weights.quantized.gguf_pieces import Layout, Read, half, joined, parts, signed, spread
+from ranvier.weights.quantized.gguf_pieces import Layout, Read, half, joined, parts, signed, words
 from ranvier.weights.quantized.tensors import Array, Config, Tensors, powers_of_two
 from ranvier.weights.stored import TensorInfo, Weight
 from ranvier.weights.ternary import decoded
 
-_AT_A_TIME = 1 << 21  # weights
-
 
 def gguf_layer(tensor: Weight) -> Quantized:
     """Codes and scales of a tensor [N, K], or [experts, N, K], that a GGUF file has in blocks."""
+    found = gguf_rows(tensor)
+    return found.whole() if isinstance(found, Rows) else found
+
+
+def gguf_rows(tensor: Weight) -> Rows | Quantized:
+    """The same, rows of which are read when they are asked for; ternary ones are all read at once."""
     name, kind, shape = tensor.info.name, tensor.info.encoding, tensor.info.shape
     if kind and kind not in KINDS:
         raise WeightError(
@@ -42,24 +47,26 @@ def gguf_layer(tensor: Weight) -> Quantized:
         raise WeightError(f"tensor {name!r} {told} is no matrix of blocks, nor one for each of some experts")
     data = np.ascontiguousarray(raw.read(), np.uint8)
     try:
-        rows = (decoded if kind in _TERNARY else _coded)(data, kind, (math.prod(shape[:-1]), shape[-1]))
+        if kind in _TERNARY:
+            return _of_experts(decoded(data, kind, (math.prod(shape[:-1]), shape[-1])), shape)
+        return _rows(data, kind, shape)
     except WeightError as error:
         raise WeightError(f"tensor {name!r}: {error}") from None
-    return rows if len(shape) == 2 else _of_experts(rows, shape)
 
 
 def _of_experts(rows: Quantized, shape: tuple[int, ...]) -> Quantized:
     """Rows of all experts as those of each."""
+    if len(shape) == 2:
+        return rows
     groups = (*shape[:-1], rows.scales.shape[-1])
-    zeros = None if rows.zeros is None else rows.zeros.reshape(groups)
     codes, scales = rows.codes.reshape(shape), rows.scales.reshape(groups)
-    return replace(rows, codes=codes, scales=scales, zeros=zeros, block=(1, *rows.block), axis=len(shape) - 1)
+    return replace(rows, codes=codes, scales=scales, block=(1, *rows.block), axis=len(shape) - 1)
 
 
-def read_blocks(layer: str, tensors: Tensors, config: Config) -> Quantized:
+def read_blocks(layer: str, tensors: Tensors, config: Config) -> Rows | Quantized:
     """weight [N, K] or [experts, N, K], which has its scales in itself."""
     tensor: Any = tensors[f"{layer}.weight"]
-    return gguf_layer(tensor)
+    return gguf_rows(tensor)
 
 
 def has_blocks(tensor: object) -> bool:
@@ -69,51 +76,56 @@ def has_blocks(tensor: object) -> bool:
     return known and getattr(tensor, "raw", None) is not None
 
 
-def _coded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
+def _rows(data: Array, kind: str, shape: tuple[int, ...]) -> Rows:
     """What blocks of bytes hold."""
     layout = _LAYOUTS[kind]
-    n, k = shape
+    n, k = math.prod(shape[:-1]), shape[-1]
     if k % layout.weights or data.size != n * (k // layout.weights) * layout.size:
         raise WeightError(f"{kind}: {n} x {k} weights do not fit in {data.size} bytes")
-    rows, groups = data.reshape(n, k // layout.weights, layout.size), (n, k // layout.group)
-    codes, scales, zeros = np.empty((n, k), layout.codes), np.empty(groups, np.float32), None
-    if layout.zeros:
-        zeros = np.empty(groups, np.float32)
+    blocks = data.reshape(n, k // layout.weights, layout.size)
+    like = Quantized(kind.lower(), np.empty(0), np.empty(0), (1, layout.group), layout.bits, table=layout.table, axis=1)
 
-    def fill(first: int, last: int) -> None:
-        made = _part(layout, rows[first:last], (last - first, k))
-        codes[first:last], scales[first:last] = made[:2]
-        if zeros is not None:
-            zeros[first:last] = made[2]
+    def read(first: int, last: int) -> Quantized:
+        found = _Held(layout, blocks[first:last], (last - first, k // layout.group))
+        return replace(like, codes=found.codes().reshape(last - first, k), scales=found.scales, zeros=found.zeros)
 
-    in_parts(fill, n, max(1, _AT_A_TIME // max(1, k)), data.nbytes)
-    return Quantized(
-        kind.lower(),
-        codes,
-        scales,
-        (1, layout.group),
-        layout.bits,
-        zeros,
-        layout.table,
-        axis=1,
-        scale_bytes=n * (k // layout.weights) * layout.scale_bytes,
-    )
+    def numbers(first: int, last: int) -> tuple[Array, Array | None, Array | None]:
+        found = _Held(layout, blocks[first:last], (last - first, k // layout.group))
+        return found.scales, found.zeros, found.level
+
+    stored = None if layout.codes is None else Stored(blocks, layout.codes, numbers)
+    return Rows(read(0, 0), shape, read, n * (k // layout.weights) * layout.scale_bytes, stored)
 
 
-def _part(layout: Layout, rows: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array | None]:
-    """Codes, scales and zeros of some rows."""
-    n, k = shape
-    groups = n, k // layout.group
-    with np.errstate(divide="ignore", invalid="ignore"):  # also of scales that are no numbers
-        read = layout.read(rows)
-        codes, scales = read.codes.reshape(shape), read.scales.reshape(groups)
-        if read.minima is None:
-            return codes, scales, None if read.zeros is None else read.zeros.reshape(groups)
-        level = scales == 0  # all weights are the minimum
-        if level.any():
-            scales = np.where(level, _any_scale(read).reshape(groups), scales)
-            codes.reshape(*groups, layout.group)[level] = 0
-        return codes, scales, np.where(scales == 0, np.float32(0), -read.minima.reshape(groups) / scales)
+class _Held:
+    """What some rows hold: scales and zeros [rows, groups], and which groups have codes of zero whatever the file has,
+    if any have."""
+
+    def __init__(self, layout: Layout, blocks: Array, groups: tuple[int, int]) -> None:
+        self._layout, self._blocks = layout, blocks
+        self.zeros: Array | None = None
+        self.level: Array | None = None
+        with np.errstate(divide="ignore", invalid="ignore"):  # also of scales that are no numbers
+            self._read = read = layout.read(blocks)
+            self.scales = read.scales.reshape(groups)
+            if read.minima is None:
+                self.zeros = None if read.zeros is None else read.zeros.reshape(groups)
+                return
+            level = self.scales == 0  # all weights are the minimum
+            if level.any():
+                self.level = level
+                self.scales = np.where(level, _any_scale(read).reshape(groups), self.scales)
+            self.zeros = -read.minima.reshape(groups) / self.scales
+            if self.level is not None:
+                self.zeros[self.scales == 0] = 0
+
+    def codes(self) -> Array:
+        fields = self._layout.codes
+        codes = self._read.codes if fields is None else fields.read(self._blocks)
+        assert codes is not None
+        if self.level is not None:
+            codes.reshape(*self.level.shape, self._layout.group)[self.level] = 0
+        return codes
 
 
 def _any_scale(read: Read) -> Array:
@@ -123,116 +135,87 @@ def _any_scale(read: Read) -> Array:
     return np.broadcast_to(np.where(step == 0, least, step), read.scales.shape)
 
 
-def _with_minima(
-    codes: Array, scale: Array, minimum: Array, scales: Array | None = None, minima: Array | None = None
-) -> Read:  # fmt: skip
+def _with_minima(scale: Array, minimum: Array, scales: Array | None = None, minima: Array | None = None) -> Read:
     """A block's scale and minimum, two bytes each; or what those of groups are times, minima below zero."""
     step, least = half(scale), half(minimum)
     if scales is None or minima is None:
-        return Read(codes, step, least, (step, least))
-    return Read(codes, step * scales, least * -minima.astype(np.float32), (step, least))
+        return Read(step, least, (step, least))
+    return Read(step * scales, least * -minima.astype(np.float32), (step, least))
 
 
 # -- blocks of 32 -----------------------------------------------------------------------------------------------------
 
 
-def _q4_0(blocks: Array) -> Read:
-    scale, low = parts(blocks, 2)
-    return Read(signed(spread(low, 4, 16), 8), half(scale))
+def _scale_first(blocks: Array) -> Read:
+    return Read(half(blocks[..., :2]))
 
 
-def _q4_1(blocks: Array) -> Read:
-    scale, minimum, low = parts(blocks, 2, 2)
-    return _with_minima(spread(low, 4, 16), scale, minimum)
+def _minimum_second(blocks: Array) -> Read:
+    return _with_minima(blocks[..., :2], blocks[..., 2:4])
 
 
-def _q5_0(blocks: Array) -> Read:
-    scale, high, low = parts(blocks, 2, 4)
-    return Read(signed(joined(spread(low, 4, 16), spread(high, 1, 1), 4), 16), half(scale))
-
-
-def _q5_1(blocks: Array) -> Read:
-    scale, minimum, high, low = parts(blocks, 2, 2, 4)
-    return _with_minima(joined(spread(low, 4, 16), spread(high, 1, 1), 4), scale, minimum)
-
-
-def _q8_0(blocks: Array) -> Read:
-    scale, codes = parts(blocks, 2)
-    return Read(codes.view(np.int8), half(scale))
-
-
-def _iq4_nl(blocks: Array) -> Read:
-    scale, low = parts(blocks, 2)
-    return Read(spread(low, 4, 16), half(scale))
-
-
-def _mxfp4(blocks: Array) -> Read:
-    exponent, low = parts(blocks, 1)
-    return Read(spread(low, 4, 16), powers_of_two(exponent))
+def _exponent_first(blocks: Array) -> Read:
+    return Read(powers_of_two(blocks[..., :1]))
 
 
 # -- blocks of 256 ----------------------------------------------------------------------------------------------------
 
 
 def _q2_k(blocks: Array) -> Read:
-    both, low, scale, minimum = parts(blocks, 16, 64, 2)
-    return _with_minima(spread(low, 2, 32), scale, minimum, both & 0xF, both >> 4)
+    both, _, scale, minimum = parts(blocks, 16, 64, 2)
+    return _with_minima(scale, minimum, both & 0xF, both >> 4)
 
 
 def _q3_k(blocks: Array) -> Read:
-    high, low, first, second, scale = parts(blocks, 32, 64, 8, 4)
-    codes = signed(joined(spread(low, 2, 32), spread(high, 1, 32), 2), 4)
-    return Read(codes, half(scale) * signed(joined(spread(first, 4, 8), spread(second, 2, 4), 4), 32))
+    _, first, second, scale = parts(blocks, 96, 8, 4)
+    return Read(half(scale) * signed(joined(spread(first, 4, 8), spread(second, 2, 4), 4), 32))
 
 
 def _six_bits(data: Array) -> tuple[Array, Array]:
     """Eight scales and eight minima in 12 bytes: four scales, four minima, then halves of the others, whose two highest
     bits are above the first ones."""
-    scales, minima, others = parts(data, 4, 4)
-    low, high = others & 0xF, others >> 4
-    return (
-        np.concatenate([scales & 0x3F, joined(low, scales >> 6, 4)], axis=-1),
-        np.concatenate([minima & 0x3F, joined(high, minima >> 6, 4)], axis=-1),
-    )
+    fours = words(data, 4)
+    found = np.empty((2, *data.shape[:-1], 2), "<u4")
+    low, six, high = (np.uint32(each) for each in (0x0F0F0F0F, 0x3F3F3F3F, 0x30303030))
+    others = fours[..., 2]
+    for which, (into, rest) in enumerate(zip(found, (others, others >> np.uint32(4)))):
+        first = fours[..., which]
+        into[..., 0], into[..., 1] = first & six, rest & low | first >> np.uint32(2) & high
+    scales, minima = found.view(np.uint8)
+    return scales, minima
 
 
-def _q4_k(blocks: Array) -> Read:
-    scale, minimum, both, low = parts(blocks, 2, 2, 12)
-    return _with_minima(spread(low, 4, 32), scale, minimum, *_six_bits(both))
-
-
-def _q5_k(blocks: Array) -> Read:
-    scale, minimum, both, high, low = parts(blocks, 2, 2, 12, 32)
-    codes = joined(spread(low, 4, 32), spread(high, 1, 32), 4)
-    return _with_minima(codes, scale, minimum, *_six_bits(both))
+def _six_bit_scales(blocks: Array) -> Read:
+    """Of Q4_K and Q5_K."""
+    scale, minimum, both, _ = parts(blocks, 2, 2, 12)
+    return _with_minima(scale, minimum, *_six_bits(both))
 
 
 def _q6_k(blocks: Array) -> Read:
-    low, high, scales, scale = parts(blocks, 128, 64, 16)
-    codes = signed(joined(spread(low, 4, 64), spread(high, 2, 32), 4), 32)
-    return Read(codes, half(scale) * scales.view(np.int8))
+    _, scales, scale = parts(blocks, 192, 16)
+    return Read(half(scale) * scales.view(np.int8))
 
 
 def _iq4_xs(blocks: Array) -> Read:
-    scale, high, low, codes = parts(blocks, 2, 2, 4)
-    scales = signed(joined(spread(low, 4, 1), spread(high, 2, 1), 4), 32)
-    return Read(spread(codes, 4, 16), half(scale) * scales)
+    scale, high, low, _ = parts(blocks, 2, 2, 4)
+    return Read(half(scale) * signed(joined(spread(low, 4, 1), spread(high, 2, 1), 4), 32))
 
 
+# fields: where they begin, their bits, their run, and the bits below them
 _LAYOUTS = {
-    "Q4_0": Layout(32, 18, 32, 4, _q4_0),
-    "Q4_1": Layout(32, 20, 32, 4, _q4_1, np.uint8, zeros=True),
-    "Q5_0": Layout(32, 22, 32, 5, _q5_0),
-    "Q5_1": Layout(32, 24, 32, 5, _q5_1, np.uint8, zeros=True),
-    "Q8_0": Layout(32, 34, 32, 8, _q8_0),
-    "Q2_K": Layout(256, 84, 16, 2, _q2_k, np.uint8, zeros=True),
-    "Q3_K": Layout(256, 110, 16, 3, _q3_k),
-    "Q4_K": Layout(256, 144, 32, 4, _q4_k, np.uint8, zeros=True),
-    "Q5_K": Layout(256, 176, 32, 5, _q5_k, np.uint8, zeros=True),
-    "Q6_K": Layout(256, 210, 16, 6, _q6_k),
-    "IQ4_NL": Layout(32, 18, 32, 4, _iq4_nl, np.uint8, table=IQ4_LEVELS),
-    "IQ4_XS": Layout(256, 136, 32, 4, _iq4_xs, np.uint8, table=IQ4_LEVELS),
-    "MXFP4": Layout(32, 17, 32, 4, _mxfp4, np.uint8, table=E2M1_LEVELS),
+    "Q4_0": Layout(32, 18, 32, 4, _scale_first, (Field(2, 4, 16),), 8),
+    "Q4_1": Layout(32, 20, 32, 4, _minimum_second, (Field(4, 4, 16),), zeros=True),
+    "Q5_0": Layout(32, 22, 32, 5, _scale_first, (Field(6, 4, 16), Field(2, 1, 1, 4)), 16),
+    "Q5_1": Layout(32, 24, 32, 5, _minimum_second, (Field(8, 4, 16), Field(4, 1, 1, 4)), zeros=True),
+    "Q8_0": Layout(32, 34, 32, 8, _scale_first, (Field(2, 8, 32),), 0),
+    "Q2_K": Layout(256, 84, 16, 2, _q2_k, (Field(16, 2, 32),), zeros=True),
+    "Q3_K": Layout(256, 110, 16, 3, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2)), 4),
+    "Q4_K": Layout(256, 144, 32, 4, _six_bit_scales, (Field(16, 4, 32),), zeros=True),
+    "Q5_K": Layout(256, 176, 32, 5, _six_bit_scales, (Field(48, 4, 32), Field(16, 1, 32, 4)), zeros=True),
+    "Q6_K": Layout(256, 210, 16, 6, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4)), 32),
+    "IQ4_NL": Layout(32, 18, 32, 4, _scale_first, (Field(2, 4, 16),), table=IQ4_LEVELS),
+    "IQ4_XS": Layout(256, 136, 32, 4, _iq4_xs, (Field(8, 4, 16),), table=IQ4_LEVELS),
+    "MXFP4": Layout(32, 17, 32, 4, _exponent_first, (Field(1, 4, 16),), table=E2M1_LEVELS),
     **GRIDS,
 }
 _TERNARY = ("TQ1_0", "TQ2_0")

@@ -26,7 +26,8 @@ import numpy as np
 
 from ranvier.errors import NotSupported
 from ranvier.ops.contrib.levels import IQ2_LEVELS
-from ranvier.weights.quantized.gguf_pieces import Layout, Read, half, parts, spread, words
+from ranvier.quantize.fields import spread
+from ranvier.weights.quantized.gguf_pieces import Layout, Read, half, parts, words
 from ranvier.weights.quantized.tensors import Array
 
 _SIGNS_AT = np.array([0, 7, 14, 21], np.uint32)
@@ -131,34 +132,35 @@ def _iq2_xxs(blocks: Array) -> Read:
     both = rest.reshape(*rest.shape[:-1], 8, 8)  # of each group
     positions, others = (each.reshape(*rest.shape[:-1], 32) for each in parts(both, 4))
     signs, odd = _signs_and_odd(others, _FLIPPED)
-    return Read((_positions("IQ2_XXS")[positions] ^ signs).view(np.uint8), _scales(half(scale), odd, 0.125))
+    codes = (_positions("IQ2_XXS")[positions] ^ signs).view(np.uint8)
+    return Read(_scales(half(scale), odd, 0.125), codes=codes)
 
 
 def _iq2_xs(blocks: Array) -> Read:
     scale, both, scales = parts(blocks, 2, 64)
     found = words(both, 2)
     codes = _positions("IQ2_XS")[found & np.uint16(511)] ^ _seven_signs(_FLIPPED)[found >> np.uint16(9)]
-    return Read(codes.view(np.uint8), _scales(half(scale), 2 * spread(scales, 4, 1) + 1, 0.125))
+    return Read(_scales(half(scale), 2 * spread(scales, 4, 1) + 1, 0.125), codes=codes.view(np.uint8))
 
 
 def _iq2_s(blocks: Array) -> Read:
     scale, low, signs, high, scales = parts(blocks, 2, 32, 32, 8)
     codes = _positions("IQ2_S")[_above(low, spread(high, 2, 1))] ^ _signs(_FLIPPED)[signs]
-    return Read(codes.view(np.uint8), _scales(half(scale), 2 * spread(scales, 4, 1) + 1, 0.125))
+    return Read(_scales(half(scale), 2 * spread(scales, 4, 1) + 1, 0.125), codes=codes.view(np.uint8))
 
 
 def _iq3_xxs(blocks: Array) -> Read:
     scale, positions, rest = parts(blocks, 2, 64)
     negative, odd = _signs_and_odd(rest, 0xFF)
     flipped = (_halves()[positions].view(np.uint64) ^ negative).view(np.int8)
-    return Read(flipped - negative.view(np.int8), _scales(half(scale), odd, 0.5))
+    return Read(_scales(half(scale), odd, 0.5), codes=flipped - negative.view(np.int8))
 
 
 def _iq3_s(blocks: Array) -> Read:
     scale, low, high, signs, scales = parts(blocks, 2, 64, 8, 32)
     codes = _odd()[_above(low, spread(high, 1, 1))].view(np.uint64) ^ _signs(_TURNED)[signs]
     of_groups = _scales(half(scale), 2 * spread(scales, 4, 1) + 1, 2)
-    return Read(codes.view(np.uint8), of_groups, zeros=np.full_like(of_groups, _MIDDLE))
+    return Read(of_groups, zeros=np.full_like(of_groups, _MIDDLE), codes=codes.view(np.uint8))
 
 
 def _iq1_s(blocks: Array) -> Read:
@@ -167,7 +169,8 @@ def _iq1_s(blocks: Array) -> Read:
     high = (found[..., None] >> _HIGH_AT) & np.uint16(7)
     codes = _ternary()[_above(low, high.reshape(low.shape))].view(np.uint8)
     zeros = np.where(found >> np.uint16(15), np.float32(1.125), np.float32(0.875))
-    return Read(codes, _scales(half(scale), 2 * (found >> np.uint16(12) & np.uint16(7)) + 1, 1), zeros=zeros)
+    odd = 2 * (found >> np.uint16(12) & np.uint16(7)) + 1
+    return Read(_scales(half(scale), odd, 1), zeros=zeros, codes=codes)
 
 
 def _iq1_m(blocks: Array) -> Read:
@@ -178,15 +181,15 @@ def _iq1_m(blocks: Array) -> Read:
     odd = 2 * ((found[..., None] >> _HIGH_AT) & np.uint16(7)) + 1
     codes = _shifted()[_above(low, spread(high, 4, 1))].view(np.uint8)
     of_groups = _scales(half(scale), odd.reshape(*rest.shape[:-1], 16), 0.25)
-    return Read(codes, of_groups, zeros=np.full_like(of_groups, _MIDDLE))
+    return Read(of_groups, zeros=np.full_like(of_groups, _MIDDLE), codes=codes)
 
 
 GRIDS = {
-    "IQ1_S": Layout(256, 50, 32, 2, _iq1_s, np.uint8, zeros=True, scales=6),
-    "IQ1_M": Layout(256, 56, 16, 4, _iq1_m, np.uint8, zeros=True, scales=8),
-    "IQ2_XXS": Layout(256, 66, 32, 3, _iq2_xxs, np.uint8, table=IQ2_LEVELS, scales=6),
-    "IQ2_XS": Layout(256, 74, 16, 3, _iq2_xs, np.uint8, table=IQ2_LEVELS, scales=10),
-    "IQ2_S": Layout(256, 82, 16, 3, _iq2_s, np.uint8, table=IQ2_LEVELS, scales=10),
+    "IQ1_S": Layout(256, 50, 32, 2, _iq1_s, zeros=True, scales=6),
+    "IQ1_M": Layout(256, 56, 16, 4, _iq1_m, zeros=True, scales=8),
+    "IQ2_XXS": Layout(256, 66, 32, 3, _iq2_xxs, table=IQ2_LEVELS, scales=6),
+    "IQ2_XS": Layout(256, 74, 16, 3, _iq2_xs, table=IQ2_LEVELS, scales=10),
+    "IQ2_S": Layout(256, 82, 16, 3, _iq2_s, table=IQ2_LEVELS, scales=10),
     "IQ3_XXS": Layout(256, 98, 32, 6, _iq3_xxs, scales=6),
-    "IQ3_S": Layout(256, 110, 32, 4, _iq3_s, np.uint8, zeros=True, scales=6),
+    "IQ3_S": Layout(256, 110, 32, 4, _iq3_s, zeros=True, scales=6),
 }

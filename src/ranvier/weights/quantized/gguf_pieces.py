@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from ranvier.quantize.fields import Codes, Field
 from ranvier.records import dataclass
 from ranvier.weights.quantized.tensors import Array
 
 
 @dataclass(frozen=True)
 class Read:
-    """What blocks hold: codes in the order of the weights, and a scale of each group; a zero too, or a minimum. Where
-    they have minima, ``steps`` are what scales and minima of a block are multiples of."""
+    """What blocks hold: a scale of each group; a zero too, or a minimum. Where they have minima, ``steps`` are what
+    scales and minima of a block are multiples of. ``codes`` are in the order of the weights, where no fields hold
+    them."""
 
-    codes: Array
     scales: Array
     minima: Array | None = None
     steps: tuple[Array, Array] | None = None
     zeros: Array | None = None
+    codes: Array | None = None
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a block lies in bytes. ``read`` is given [..., size]."""
+    """How a block lies in bytes. ``read`` is given [..., size]; ``fields`` are where codes have their bits, if a file
+    has codes of single weights."""
 
     weights: int
     size: int  # bytes
     group: int  # weights that share a scale
     bits: int
     read: Callable[[Array], Read]
-    codes: type[np.integer[Any]] = np.int8
+    fields: tuple[Field, ...] = ()
+    raised: int | None = None  # signed codes, by which none is below zero
     zeros: bool = False  # whether it has any, or minima that become such
     table: Array | None = None
     scales: int | None = None  # bytes of them, where codes do not take all others
 
     @property
+    def codes(self) -> Codes | None:
+        return Codes(self.weights, self.size, self.fields, self.raised) if self.fields else None
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes of a block that hold scales, zeros and minima."""
         return self.size - self.weights * self.bits // 8 if self.scales is None else self.scales
-
-
-def spread(data: Array, bits: int, run: int) -> Array:
-    """Codes that share bytes. Of a run of bytes come the lowest bits first, of one byte after another, then those
-    above them."""
-    runs = data.reshape(*data.shape[:-1], data.shape[-1] // run, run)
-    codes = np.empty((*runs.shape[:-1], 8 // bits, run), np.uint8)
-    mask = np.uint8((1 << bits) - 1)
-    for k in range(8 // bits):
-        codes[..., k, :] = (runs >> np.uint8(k * bits)) & mask
-    return codes.reshape(*data.shape[:-1], data.shape[-1] * 8 // bits)
 
 
 def joined(low: Array, high: Array, bits: int) -> Array:

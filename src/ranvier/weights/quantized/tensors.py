@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.quantize.base import Quantized
+from ranvier.quantize.rows import Rows
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -27,16 +29,22 @@ Tensors = Mapping[str, Readable]
 class Layer:
     """A layer that is read when it is called."""
 
-    read: Callable[[], Quantized]
+    read: Callable[[], Quantized | Rows]
     tensors: Tensors
     codes: str  # the tensor that has them
 
     def __call__(self) -> Quantized:
-        found, stored = self.read(), self._stored
+        with self.opened() as found:
+            return found.whole() if isinstance(found, Rows) else found
+
+    @contextmanager
+    def opened(self) -> Iterator[Quantized | Rows]:
+        """Its codes, or what reads some rows of them at a time, as long as it is open."""
+        yield self.read()
+        stored = self._stored
         if stored is not None:
             stored.blob.check()  # once more: it may have been written over while codes were made of it
             stored.blob.give_back(stored.start, stored.start + stored.info.nbytes)
-        return found
 
     @property
     def lasting(self) -> bool:

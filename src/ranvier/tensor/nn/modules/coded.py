@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from ranvier.tensor.state import Constant
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[], Quantized]
-T = TypeVar("T")
 
 _COMPILED = "_jitted"
 _LEAST = 1 << 16  # bytes that are worth reading again; those who rewrite graphs look at what smaller ones hold
@@ -76,16 +76,26 @@ def _own(arrays: Iterable[Array]) -> list[Array]:
     return found
 
 
-def let_go(codes: Iterable[Quantized]) -> None:
+def let_go(given: object) -> None:
     """Nobody needs these codes any more: a module has them in another form."""
-    gone(sum(each.codes.nbytes for each in codes))
+    each = (given,) if isinstance(given, Quantized) else given if isinstance(given, Sequence) else ()
+    gone(sum(codes.codes.nbytes for codes in each))
 
 
-def codes_of(given: T | Callable[[], T]) -> tuple[T, Callable[[], T] | None]:
-    """Codes, and what reads them again where that takes no more than looking at a file once more."""
-    if not callable(given):
-        return given, None
-    return given(), given if getattr(given, "lasting", True) else None
+def again(given: object) -> bool:
+    """Whether codes can be read again, where that takes no more than looking at a file once more."""
+    return callable(given) and bool(getattr(given, "lasting", True))
+
+
+@contextmanager
+def opened(given: Any) -> Iterator[Any]:
+    """Codes, or what reads some rows of them at a time."""
+    rows = getattr(given, "opened", None)
+    if rows is not None:
+        with rows() as found:
+            yield found
+    else:
+        yield given() if callable(given) else given
 
 
 def level_of(activations: str) -> int:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
+from ranvier.quantize.rows import Rows
 from ranvier.tensor.core import Tensor, as_tensor, call
 from ranvier.tensor.expr import spec
 from ranvier.tensor.manipulate import astype, reshape, stack
 from ranvier.tensor.nn.functional import softmax
-from ranvier.tensor.nn.modules.coded import Array, Coded, Reader, codes_of, held, let_go, level_of
+from ranvier.tensor.nn.modules.coded import Array, Coded, Reader, again, held, let_go, level_of, opened
 from ranvier.tensor.state import Parameter
 
+if TYPE_CHECKING:
+    from ranvier.runtime.quantizing.expert_forms import ExpertsForm
+
 Weights = Quantized | Sequence[Quantized] | Reader
-Layers = dict[str, list[Quantized]]
+Experts = Rows | Sequence[Quantized]
+Parts = Sequence[Experts]  # of a layer: one, or two whose rows stand in turns
+Layers = dict[str, Parts]
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity")
 _FUSIONS = {"turns": 1, "halves": 2}
 _PARTS = ("codes", "scales", "bias", "zeros", "whole")  # of each linear layer, in the operator's order
@@ -59,43 +66,39 @@ class QuantizedExperts(Coded):
         shaped = (alpha, beta, limit) != (1.0, 0.0, None)
         _check_hidden(activation, fused, gate is not None, shaped)
         given = {"up": up, "down": down} | ({} if gate is None else {"gate": gate})
-        codes: dict[str, Any] = {}
-        readers: dict[str, Any] = {}
-        for name, each in given.items():
-            codes[name], readers[name] = codes_of(each)
-        layers, biases = _layers(codes, activation), {"fc2": down_bias}
-        if gate is None and gate_bias is not None:
-            raise InvalidInput("there is a bias of a gate, and no gate")
-        if gate is None:
-            biases["fc1"] = up_bias
-        elif "fc3" in layers:
-            biases["fc1"], biases["fc3"] = gate_bias, up_bias
-        else:
+        with _opened(given, activation) as layers:
+            in_turns = gate is not None and "fc3" not in layers
+            self.num_experts, self.in_features, self.inner_features = _check_layers(layers, bool(fused or in_turns))
+            if not 1 <= top_k <= self.num_experts:
+                raise InvalidInput(f"top_k is {top_k} of {self.num_experts} experts")
+            if gate is None and gate_bias is not None:
+                raise InvalidInput("there is a bias of a gate, and no gate")
+            form = _form_of(layers)
+        biases = {"fc1": up_bias, "fc2": down_bias}
+        if in_turns:
             biases["fc1"], fused = _in_turns(gate_bias, up_bias), "turns"
-        self.num_experts, self.top_k, self.normalize = len(layers["fc2"]), top_k, normalize
-        self.in_features, self.inner_features = _check_layers(layers, fused is not None)
-        if not 1 <= top_k <= self.num_experts:
-            raise InvalidInput(f"top_k is {top_k} of {self.num_experts} experts")
-        self.schemes = tuple(dict.fromkeys(experts[0].scheme for experts in layers.values()))
+        elif gate is not None:
+            biases["fc1"], biases["fc3"] = gate_bias, up_bias
+        self.top_k, self.normalize = top_k, normalize
+        self.schemes = tuple(dict.fromkeys(_any(parts).scheme for parts in layers.values()))
         attrs: dict[str, Any] = {"k": top_k, "activation_type": activation, "normalize_routing_weights": int(normalize)}
         if fused or shaped:
             attrs |= {"activation_type": "swiglu", "activation_alpha": float(alpha), "activation_beta": float(beta)}
             attrs |= {"swiglu_fusion": _FUSIONS[fused]} if fused else {}
             attrs |= {"swiglu_limit": float(limit)} if limit is not None else {}
-        again = functools.partial(_read_again, readers, activation) if all(readers.values()) else None
-        self._hold(layers, again, attrs, level_of(activations))
+        make = functools.partial(_read_again, given, activation) if all(map(again, given.values())) else None
+        self._hold(form, make, attrs, level_of(activations))
         for name, bias in biases.items():
-            self._add(f"{name}_bias", bias, (self.num_experts, layers[name][0].shape[0]))
-        let_go(codes for experts in layers.values() for codes in experts)
+            self._add(f"{name}_bias", bias, _shape(layers[name])[:2])
+        for parts in layers.values():
+            for part in parts:
+                let_go(part)
 
     def _hold(
-        self, layers: Layers, again: Callable[[], Sequence[Array]] | None, attrs: dict[str, Any], level: int
+        self, form: ExpertsForm, make: Callable[[], Sequence[Array]] | None, attrs: dict[str, Any], level: int
     ) -> None:
-        from ranvier.runtime.quantizing.expert_forms import experts_form  # only here: it takes time
-
-        form = experts_form(layers)
         arrays = form.arrays
-        for name, constant in zip(arrays, held(list(arrays.values()), again), strict=True):
+        for name, constant in zip(arrays, held(list(arrays.values()), make), strict=True):
             self.register_buffer(name, constant)
         attrs |= form.attrs
         attrs |= {"accuracy_level": level} if level else {}
@@ -148,25 +151,30 @@ class QuantizedExperts(Coded):
         )
 
 
-def _layers(given: Mapping[str, Quantized | Sequence[Quantized]], activation: str) -> Layers:
-    """Codes of each expert, by QMoE's names for its layers; gates and what they open are one of them if they can."""
-    from ranvier.runtime.quantizing.expert_forms import of_experts, rows_in_turns  # only here: it takes time
+@contextmanager
+def _opened(given: Mapping[str, Weights], activation: str) -> Iterator[Layers]:
+    """Codes of experts, by QMoE's names for its layers; gates and what they open are one of them if they can."""
+    from ranvier.runtime.quantizing.expert_forms import in_turns, of_experts  # only here: it takes time
 
-    own = {name: of_experts(each) for name, each in given.items()}
-    if "gate" not in own:
-        return {"fc1": own["up"], "fc2": own["down"]}
-    _check_sizes(own["gate"], own["up"])
-    together = rows_in_turns(own["gate"], own["up"]) if activation == "silu" else None
-    if together is not None:
-        return {"fc1": together, "fc2": own["down"]}
-    return {"fc1": own["gate"], "fc2": own["down"], "fc3": own["up"]}
+    with ExitStack() as stack:
+        own = {name: of_experts(stack.enter_context(opened(each))) for name, each in given.items()}
+        layers: Layers = {"fc1": [own["up"]], "fc2": [own["down"]]}
+        if "gate" in own:
+            _check_sizes([own["gate"]], [own["up"]])
+            together = activation == "silu" and in_turns(own["gate"], own["up"])
+            layers |= {"fc1": [own["gate"], own["up"]]} if together else {"fc1": [own["gate"]], "fc3": [own["up"]]}
+        yield layers
 
 
-def _read_again(readers: Mapping[str, Any], activation: str) -> list[Array]:
+def _form_of(layers: Layers) -> ExpertsForm:
     from ranvier.runtime.quantizing.expert_forms import experts_form  # only here: it takes time
 
-    layers = _layers({name: read() for name, read in readers.items()}, activation)
-    return list(experts_form(layers).arrays.values())
+    return experts_form(layers)
+
+
+def _read_again(given: Mapping[str, Weights], activation: str) -> list[Array]:
+    with _opened(given, activation) as layers:
+        return list(_form_of(layers).arrays.values())
 
 
 def _check_hidden(activation: str, fused: str | None, gated: bool, shaped: bool) -> None:
@@ -181,9 +189,9 @@ def _check_hidden(activation: str, fused: str | None, gated: bool, shaped: bool)
         raise InvalidInput("alpha, beta and limit belong to silu with a gate")
 
 
-def _check_sizes(*layers: Sequence[Quantized]) -> tuple[int, int, int]:
+def _check_sizes(*layers: Parts) -> tuple[int, int, int]:
     """How many experts, their outputs and inputs: the same of all."""
-    shapes = {(len(experts), *matrix.shape) for experts in layers for matrix in experts}
+    shapes = {shape for parts in layers for part in parts for shape in _shapes(part)}
     if len(shapes) != 1:
         raise ShapeMismatch(f"experts have matrices of one shape, not {sorted(map(list, shapes))}")
     (shape,) = shapes
@@ -192,16 +200,31 @@ def _check_sizes(*layers: Sequence[Quantized]) -> tuple[int, int, int]:
     return shape
 
 
-def _check_layers(layers: dict[str, list[Quantized]], fused: bool) -> tuple[int, int]:
-    """What the first layers read, and the last one: they make what that reads, and it as much as they read."""
-    last = _check_sizes(layers["fc2"])
+def _shapes(part: Experts) -> set[tuple[int, ...]]:
+    return {part.shape} if isinstance(part, Rows) else {(len(part), *matrix.shape) for matrix in part}
+
+
+def _shape(parts: Parts) -> tuple[int, int, int]:
+    """Of a layer with all of its parts."""
+    experts, outputs, inputs = _check_sizes(parts)
+    return experts, outputs * len(parts), inputs
+
+
+def _any(parts: Parts) -> Quantized:
+    return parts[0].like if isinstance(parts[0], Rows) else parts[0][0]
+
+
+def _check_layers(layers: Layers, fused: bool) -> tuple[int, int, int]:
+    """How many experts, what the first layers read, and the last one: they make what that reads, and it as much as they
+    read."""
+    last = _shape(layers["fc2"])
     experts, features, inner = last
     wanted = {"fc1": (experts, inner * (2 if fused else 1), features), "fc3": (experts, inner, features)}
     for name in layers.keys() & wanted.keys():
-        found = _check_sizes(layers[name])
+        found = _shape(layers[name])
         if found != wanted[name]:
             raise ShapeMismatch(f"experts {list(found)} before ones of {list(last)}, which {list(wanted[name])} fit")
-    return features, inner
+    return last[0], features, inner
 
 
 def _in_turns(gate: Any, up: Any) -> Any:

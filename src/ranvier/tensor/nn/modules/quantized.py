@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, ShapeMismatch
 from ranvier.quantize.base import Quantized
+from ranvier.quantize.rows import Rows
 from ranvier.tensor.core import Tensor, as_tensor, call
 from ranvier.tensor.elementwise import add
 from ranvier.tensor.expr import spec
 from ranvier.tensor.linalg import matmul
 from ranvier.tensor.manipulate import astype, expand_dims, reshape, take
-from ranvier.tensor.nn.modules.coded import Coded, Reader, codes_of, held, let_go, level_of
+from ranvier.tensor.nn.modules.coded import Array, Coded, Reader, again, held, let_go, level_of, opened
 from ranvier.tensor.state import Constant, Parameter
 
 if TYPE_CHECKING:
@@ -29,19 +30,24 @@ class _Matrix(Coded):
     scheme: str
     bits: int
 
-    def _hold(self, given: Quantized | Reader, form_of: Callable[[Quantized], CodedForm]) -> tuple[int, ...]:
+    def _hold(self, given: Quantized | Reader, form_of: Callable[[Quantized | Rows], CodedForm]) -> tuple[int, ...]:
         """Have the codes in their form, and return the shape of what they stand for."""
-        weight: Quantized
-        weight, again = codes_of(given)
-        form = form_of(weight)
-        self.scheme, self.bits = weight.scheme, weight.bits
+        with opened(given) as weight:
+            form = form_of(weight)
+        like = weight.like if isinstance(weight, Rows) else weight
+        self.scheme, self.bits = like.scheme, like.bits
         self._op = spec(f"{form.domain}::{form.op}" if form.domain else form.op, tuple(sorted(form.attrs.items())))
-        make = None if again is None else lambda: form_of(again()).operands
-        for name, constant in zip(_PARTS, held(form.operands, make)):
+
+        def operands() -> Sequence[Array]:
+            with opened(given) as once_more:
+                return form_of(once_more).operands
+
+        for name, constant in zip(_PARTS, held(form.operands, operands if again(given) else None)):
             self.register_buffer(name, constant)
         self.register_buffer("order", None if form.order is None else Constant(form.order))
-        let_go([weight])
-        return weight.shape
+        let_go(weight)
+        shape: tuple[int, ...] = weight.shape
+        return shape
 
     def _parts(self, dtype: DType | None = None) -> list[Tensor]:
         """Codes, and what belongs to them, floats in a type."""
