@@ -23,6 +23,7 @@ from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _AT_ONCE = 32  # codes: every block has whole runs of as many
+_TABLE = 16  # bytes of a table that one instruction looks up in
 _WORD = 8  # codes that are one number of 64 bits, a byte of each
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *3 * (ctypes.c_int64,))
 
@@ -58,7 +59,7 @@ class Filling:
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             sizes = [("i64", "rows"), ("i64", "count"), ("i64", "step")]
-            _Filler(module.function(symbol, [("ptr", "blocks"), ("ptr", "into"), *sizes]), self).emit()
+            _Filler(module.function(symbol, [("ptr", "blocks"), ("ptr", "into"), *sizes]), self, isa).emit()
 
         return KernelSpec(f"fill bytes with codes of {self.bits} bits", key, emit)
 
@@ -77,8 +78,8 @@ def _function(filling: Filling, isa: Isa) -> tuple[Any, Kernel]:
 
 
 class _Filler:
-    def __init__(self, fn: Fn, filling: Filling) -> None:
-        self.fn, self.filling = fn, filling
+    def __init__(self, fn: Fn, filling: Filling, isa: Isa) -> None:
+        self.fn, self.filling, self.lookup = fn, filling, _lookup(isa)
         self.kind = vector("i8", _AT_ONCE)
 
     def emit(self) -> None:
@@ -118,11 +119,17 @@ class _Filler:
         return found if field.bits == 8 else f.and_(found, (1 << field.bits) - 1)
 
     def _looked_up(self, positions: Val) -> Val:
-        f, levels = self.fn, self.filling.levels
-        found = f.like(positions, _signed(levels[0]))
+        f, levels = self.fn, [_signed(level) for level in self.filling.levels]
+        if len(levels) <= _TABLE and self.lookup is not None:
+            size, name = self.lookup
+            kind, table = vector("i8", size), f.listed("i8", (levels + [0] * (_TABLE - len(levels))) * (size // _TABLE))
+            parts = [list(range(at, at + size)) for at in range(0, _AT_ONCE, size)]
+            found = [f.intrinsic(name, kind, [table, f.shuffle(positions, None, part)]) for part in parts]
+            return found[0] if len(found) == 1 else f.shuffle(*found, list(range(_AT_ONCE)))
+        made = f.like(positions, levels[0])
         for k, level in enumerate(levels[1:], 1):
-            found = f.select(f.cmp("eq", positions, k), f.like(positions, _signed(level)), found)
-        return found
+            made = f.select(f.cmp("eq", positions, k), f.like(positions, level), made)
+        return made
 
     def _filled(self, codes: Val) -> Val:
         """Bytes that are full: neighbours of so many bits become one, three times, until eight are one number."""
@@ -137,6 +144,13 @@ class _Filler:
             words = f.or_(f.and_(words, _signed(first, 64)), moved)
         wanted = [_WORD * word + byte for word in range(_AT_ONCE // _WORD) for byte in range(bits)]
         return f.shuffle(f.bitcast(words, self.kind), None, wanted)
+
+
+def _lookup(isa: Isa) -> tuple[int, str] | None:
+    """Bytes that an instruction looks up at once, each in 16 bytes, and its name."""
+    if isa.triple == "aarch64":
+        return 16, "llvm.aarch64.neon.tbl1.v16i8"
+    return (32, "llvm.x86.avx2.pshuf.b") if isa.vector_bytes >= 32 else None
 
 
 def _signed(number: int, bits: int = 8) -> int:
