@@ -124,8 +124,8 @@ class _Filler:
             size, name = self.lookup
             kind, table = vector("i8", size), f.listed("i8", (levels + [0] * (_TABLE - len(levels))) * (size // _TABLE))
             parts = [list(range(at, at + size)) for at in range(0, _AT_ONCE, size)]
-            found = [f.intrinsic(name, kind, [table, f.shuffle(positions, None, part)]) for part in parts]
-            return found[0] if len(found) == 1 else f.shuffle(*found, list(range(_AT_ONCE)))
+            first, *rest = [f.intrinsic(name, kind, [table, f.shuffle(positions, None, part)]) for part in parts]
+            return f.shuffle(first, rest[0], list(range(_AT_ONCE))) if rest else first
         made = f.like(positions, levels[0])
         for k, level in enumerate(levels[1:], 1):
             made = f.select(f.cmp("eq", positions, k), f.like(positions, level), made)
