@@ -21,11 +21,11 @@ AT_A_TIME = 1 << 18  # weights: a byte of each, and what is made of them, fit th
 @dataclass(frozen=True)
 class Stored:
     """Rows as blocks of bytes [rows, blocks, size] of a file. ``numbers(first, last)`` gives scales and zeros of some
-    [rows, groups], and which groups have codes of zero whatever is stored, where there are any."""
+    [rows, groups], and the places of groups that have codes of zero whatever is stored, where there are any."""
 
     blocks: Array
     codes: Codes
-    numbers: Callable[[int, int], tuple[Array, Array | None, Array | None]]
+    numbers: Callable[[int, int], tuple[Array, Array | None, tuple[Array, ...] | None]]
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class _Coded:
         codes = into.codes[first:last]
         self.fill(self.stored.blocks[first:last], codes)
         if level is not None:
-            codes.reshape(*level.shape, into.group * into.bits // 8)[level] = 0
+            codes.reshape(*scales.shape, into.group * into.bits // 8)[level] = 0
         into.scales[first:last] = scales if self.times == 1 else scales * self.times
         into.zeros[first:last] = self.zero if zeros is None else zeros
 

@@ -89,7 +89,7 @@ def _rows(data: Array, kind: str, shape: tuple[int, ...]) -> Rows:
         found = _Held(layout, blocks[first:last], (last - first, k // layout.group))
         return replace(like, codes=found.codes().reshape(last - first, k), scales=found.scales, zeros=found.zeros)
 
-    def numbers(first: int, last: int) -> tuple[Array, Array | None, Array | None]:
+    def numbers(first: int, last: int) -> tuple[Array, Array | None, tuple[Array, ...] | None]:
         found = _Held(layout, blocks[first:last], (last - first, k // layout.group))
         return found.scales, found.zeros, found.level
 
@@ -98,41 +98,42 @@ def _rows(data: Array, kind: str, shape: tuple[int, ...]) -> Rows:
 
 
 class _Held:
-    """What some rows hold: scales and zeros [rows, groups], and which groups have codes of zero whatever the file has,
-    if any have."""
+    """What some rows hold: scales and zeros [rows, groups], and the places of groups that have codes of zero whatever
+    the file has, if any have."""
 
     def __init__(self, layout: Layout, blocks: Array, groups: tuple[int, int]) -> None:
         self._layout, self._blocks = layout, blocks
         self.zeros: Array | None = None
-        self.level: Array | None = None
+        self.level: tuple[Array, ...] | None = None
         with np.errstate(divide="ignore", invalid="ignore"):  # also of scales that are no numbers
             self._read = read = layout.read(blocks)
             self.scales = read.scales.reshape(groups)
             if read.minima is None:
                 self.zeros = None if read.zeros is None else read.zeros.reshape(groups)
                 return
-            level = self.scales == 0  # all weights are the minimum
-            if level.any():
+            level = np.nonzero(self.scales == 0)  # all weights of these are the minimum
+            if len(level[0]):
                 self.level = level
-                self.scales = np.where(level, _any_scale(read).reshape(groups), self.scales)
+                self.scales[level] = _any_scale(read, np.ravel_multi_index(level, groups))
             self.zeros = -read.minima.reshape(groups) / self.scales
             if self.level is not None:
-                self.zeros[self.scales == 0] = 0
+                self.zeros[level] = np.where(self.scales[level] == 0, np.float32(0), self.zeros[level])
 
     def codes(self) -> Array:
         fields = self._layout.codes
         codes = self._read.codes if fields is None else fields.read(self._blocks)
         assert codes is not None
         if self.level is not None:
-            codes.reshape(*self.level.shape, self._layout.group)[self.level] = 0
+            codes.reshape(*self.scales.shape, self._layout.group)[self.level] = 0
         return codes
 
 
-def _any_scale(read: Read) -> Array:
+def _any_scale(read: Read, groups: Array) -> Array:
     """For groups without one: what other scales of the block are multiples of, so that all are; or what minima are."""
     assert read.steps is not None
-    step, least = read.steps
-    return np.broadcast_to(np.where(step == 0, least, step), read.scales.shape)
+    step, least = (each.reshape(-1)[groups * each.size // read.scales.size] for each in read.steps)
+    found: Array = np.where(step == 0, least, step)
+    return found
 
 
 def _with_minima(scale: Array, minimum: Array, scales: Array | None = None, minima: Array | None = None) -> Read:
