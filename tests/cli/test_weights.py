@@ -29,6 +29,18 @@ def test_tensors_of_a_file(call, call_json, tmp_path: Path) -> None:
     assert (tensor["min"], tensor["max"], tensor["mean"], tensor["zeros"]) == (0.0, 5.0, 2.5, 1)
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_at_the_end_of_what_there_is(call_json, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    arrays = {"large": np.array([1.5e308, 1.5e308, -1.5e308, 1.5e308]), "whole": np.array([2**62 + 1, 3], np.int64)}
+    save_safetensors(path, arrays)
+    large = call_json("weights", str(path), "--tensor", "large")["tensor"]
+    assert (large["min"], large["max"]) == (-1.5e308, 1.5e308)
+    assert large["mean"] == pytest.approx(0.75e308) and large["std"] == pytest.approx(0.75**0.5 * 1.5e308)
+    whole = call_json("weights", str(path), "--tensor", "whole")["tensor"]
+    assert (whole["min"], whole["max"]) == (3, 2**62 + 1)
+
+
 def test_long_lists_are_cut(call, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     save_safetensors(path, {f"w{k:03}": np.zeros(1, np.float32) for k in range(70)})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.errors import CannotWrite, InvalidConfig, WeightError
+from ranvier.errors import CannotWrite, IntegrityError, InvalidConfig, WeightError
 from ranvier.weights import UrlSource, WeightCache, WeightLoader, save_safetensors
 from ranvier.weights import cache as cache_module
 from ranvier.weights.cache import digest
@@ -248,3 +248,23 @@ def test_what_a_killed_process_left_goes_too(tmp_path: Path) -> None:
     (entry.path.parent / ".facts.json.0123456789abcdef.part").write_bytes(b"{")
     cache.clear()
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_left_of_what_could_not_be_had(tmp_path: Path) -> None:
+    """Not even a lock: a service that is asked for files which are not there would fill the disk with them."""
+    cache = WeightCache(tmp_path / "cache")
+
+    def absent(part: Path, etag: str, tell: Callable[[str], None]) -> tuple[str, str]:
+        raise WeightError("there is no such file")
+
+    for download, sha256 in ((absent, ""), (filled(b"x"), "0" * 64)):
+        with pytest.raises((WeightError, IntegrityError)):
+            cache.get("http://host/file", download, sha256=sha256)
+        assert not list(cache.folder.iterdir())
+    entry = cache.get("http://host/file", filled(b"x"))
+    cache.clear()
+    cache.drop(entry)  # which somebody else has removed
+    assert not list(cache.folder.iterdir())
+    with pytest.raises(WeightError):
+        cache.get("http://host/file", broken)
+    assert {file.name for file in cache.folder.glob("*/*")} == {"part", "part.json", "lock"}, "to be gone on with"

@@ -125,6 +125,27 @@ def test_an_answer_that_was_left_is_not_read_by_the_next(served: Served) -> None
     assert len(served.ports) == 2
 
 
+def test_an_answer_that_is_left_to_the_collector_of_garbage(served: Served) -> None:
+    """The socket is closed by then, and the connection it belongs to is no use to anybody."""
+    file, remote = opened(served)
+    served.fail, served.failure = 1, lambda handler: answer(handler, 200, b"")
+    reply = file._send({})
+    reply.itself = reply
+    del reply
+    gc.collect()
+    np.testing.assert_array_equal(file.range(7, 1000, remote), DATA[7:1000])
+
+
+@pytest.mark.parametrize("place", ["http://[bad/x", "ftp://host/file"])
+def test_the_connection_of_a_redirection_that_is_not_followed_goes_on(served: Served, place: str) -> None:
+    file, remote = opened(served)
+    served.fail, served.failure = 1, lambda handler: answer(handler, 302, b"", Location=place)
+    with pytest.raises(WeightError):
+        file.range(0, 100, remote)
+    np.testing.assert_array_equal(file.range(7, 1000, remote), DATA[7:1000])
+    assert len(served.ports) == 1
+
+
 def test_another_process_has_none_of_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     file, remote = opened(served)
     monkeypatch.setattr(connections, "os", SimpleNamespace(getpid=lambda: os.getpid() + 1))

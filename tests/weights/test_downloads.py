@@ -7,7 +7,7 @@ import gzip
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,10 @@ import pytest
 
 from ranvier.errors import CannotWrite, WeightError
 from ranvier.weights import Bars, Unreachable, UrlSource, connections, save_safetensors
+from ranvier.weights.access import Stopped
+from ranvier.weights.cache import digest
 from ranvier.weights.sources import web
+from ranvier.weights.together import Stop
 from tests.weights.server import Served, answer, kept, loader, serving, status
 
 PATH = "/model.safetensors"
@@ -80,8 +83,38 @@ def test_a_download_that_only_lacks_its_name(served: Served, tmp_path: Path, old
     interrupted(served, tmp_path)
     (part,) = (tmp_path / "cache").glob("*/part")
     part.write_bytes(old)  # whole, and the process ended before it was kept: there is no byte behind it to ask for
+    before = served.sent
     (path,) = loader(tmp_path).preload(served.url + PATH)
     assert path is not None and path.read_bytes() == old
+    assert served.sent - before < 10, "nothing is fetched twice"
+
+
+def test_a_download_as_long_as_another_version_now_is(served: Served, tmp_path: Path, old: bytes) -> None:
+    interrupted(served, tmp_path)
+    (part,) = (tmp_path / "cache").glob("*/part")
+    part.write_bytes(old)
+    served.if_range = False  # the server does not look of which version the rest is wanted
+    served.files[PATH] = new = old[:-1] + bytes([old[-1] ^ 1])
+    (path,) = loader(tmp_path).preload(served.url + PATH)
+    assert path is not None and path.read_bytes() == new
+
+
+def test_a_checksum_that_nobody_waits_for(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a large file takes a while; what had come is kept."""
+    stop = Stop()
+
+    def stopped(part: Path, between: Callable[[], None]) -> str:
+        stop.set()
+        return digest(part, between)
+
+    monkeypatch.setattr(web, "digest", stopped)
+    with pytest.raises(Stopped):
+        loader(tmp_path, stop=stop).preload(served.url + PATH)
+    monkeypatch.undo()
+    before = served.sent
+    (path,) = loader(tmp_path).preload(served.url + PATH)
+    assert path is not None and path.read_bytes() == served.files[PATH]
+    assert served.sent - before < 10
 
 
 @pytest.mark.parametrize("header", ["bytes {}-{}/*", "nonsense", "bytes 7-9/10"])
@@ -187,8 +220,8 @@ def test_addresses_that_are_none(tmp_path: Path, url: str) -> None:
         loader(tmp_path).metadata(url)
 
 
-@pytest.mark.parametrize("value", ["secret\n", "secret\r\nX-Other: 1", "secret €"])
-def test_headers_that_cannot_be_sent(served: Served, tmp_path: Path, value: str) -> None:
+@pytest.mark.parametrize("value", ["secret\n", "secret\r\nX-Other: 1", "secret €", b"secret\n"])
+def test_headers_that_cannot_be_sent(served: Served, tmp_path: Path, value: Any) -> None:
     """The end of a line is in many a token that was read from a file: the header is named, its value is not."""
     with pytest.raises(WeightError, match="cannot be asked: the header 'X-Key'") as caught:
         loader(tmp_path).metadata(UrlSource(served.url + PATH, {"X-Other": "1", "X-Key": value}))

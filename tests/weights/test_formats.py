@@ -462,6 +462,36 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
         del registry._added["lines"]
 
 
+def test_a_package_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named where it is asked for, and keeps nobody from files of other formats."""
+    from importlib.metadata import EntryPoint
+
+    from ranvier.weights.formats import registry as formats
+    from ranvier.weights.sources import registry as sources
+
+    for module, name in ((formats, "lines"), (sources, "far")):
+        entry = EntryPoint(name, "nowhere_to_be_found:Thing", module.ENTRY_POINTS)
+        monkeypatch.setattr(module, "plugged", lambda group, entry=entry: {entry.name: entry})
+    save_safetensors(tmp_path / "m.safetensors", {"a": np.ones(2)})
+    assert LOADER.load(tmp_path / "m.safetensors").shape == (2,)
+    with pytest.raises(InvalidConfig, match="'lines' cannot be loaded: ModuleNotFoundError"):
+        LOADER.load(tmp_path / "m.safetensors", format="lines")
+    with pytest.raises(InvalidConfig, match="sources far:// cannot be loaded: ModuleNotFoundError"):
+        LOADER.load("far://me:secret@host/m")
+
+
+def test_a_format_that_has_another_name_than_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from ranvier.weights.formats import registry
+
+    entry = EntryPoint("plain", "ranvier.weights.formats.raw:Raw", registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "plugged", lambda group: {entry.name: entry})
+    monkeypatch.setattr(registry, "_added", {})
+    for _ in range(2):
+        assert LOADER.load(MemorySource(b"ab", "plain"), dtype="uint8", shape=(2,)).tolist() == [97, 98]
+
+
 def test_which_tensor(tmp_path: Path) -> None:
     save_safetensors(tmp_path / "m.safetensors", {"a": np.ones(2), "b": np.zeros(3)})
     assert LOADER.load(FileSource(tmp_path / "m.safetensors", tensor="b")).shape == (3,)
@@ -484,6 +514,10 @@ def test_safetensors_without_notes_and_with_a_name_of_nothing(tmp_path: Path) ->
     data = MemorySource(len(header).to_bytes(8, "little") + header + b"\1\2", "safetensors")
     assert not LOADER.metadata(data).notes
     assert LOADER.load(data, "").tolist() == [1] and LOADER.load(data, "b").tolist() == [2]
+
+
+def test_safetensors_of_nothing_without_a_name() -> None:
+    assert LOADER.load_many(safetensors.numpy.save({})) == {}
 
 
 @pytest.mark.parametrize(

@@ -359,21 +359,23 @@ def test_what_newer_pickles_have_beside_tensors() -> None:
         beside = {"set": frozenset([1]), "bytes": bytearray(b"x"), "when": zone, "array": np.arange(3)}
         program = pickle.dumps(beside, protocol=protocol)
         assert not LOADER.metadata(MemorySource(torch_file(program), "pytorch")).tensors
+    layout = b"ctorch.serialization\n_get_layout\n(Vtorch.strided\ntR."
+    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + layout), "pytorch")).tensors
     path = b"cpathlib._local\nPosixPath\n(Va\ntR."  # as Python 3.13 names it
     assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + path), "pytorch")).tensors
 
 
-def tensor_program(count: int, offset: int, shape: list[int], strides: list[int]) -> bytes:
+def tensor_program(count: int, offset: int, shape: list[int], strides: list[int], rebuild: str = "_v2") -> bytes:
     """What torch writes for one float32 tensor, put together by hand."""
 
     def number(value: int) -> bytes:
-        return b"\x8a" + bytes([len(b := value.to_bytes(9, "little", signed=True))]) + b
+        data = value.to_bytes(max(9, value.bit_length() // 8 + 1), "little", signed=True)
+        return b"\x8b" + struct.pack("<i", len(data)) + data
 
     numbers = [b"(" + b"".join(map(number, each)) + b"t" for each in (shape, strides)]
     storage = b"(V" + b"storage\nctorch\nFloatStorage\nV0\nVcpu\n" + number(count) + b"tQ"
-    call = (
-        b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(offset) + numbers[0] + numbers[1] + b"\x89Nt" + b"R"
-    )
+    name = f"ctorch._utils\n_rebuild_tensor{rebuild}\n(".encode()
+    call = name + storage + number(offset) + numbers[0] + numbers[1] + (b"\x89Nt" if rebuild else b"t") + b"R"
     return b"\x80\x02}Vw\n" + call + b"s."
 
 
@@ -393,6 +395,32 @@ def test_tensors_stay_inside_their_storage() -> None:
         program = tensor_program(count, offset, shape, strides)
         with pytest.raises(RanvierError):
             LOADER.load(MemorySource(torch_file(program, **{"0": data}), "pytorch"), "w")
+
+
+def test_tensors_of_versions_before_0_4() -> None:
+    data = np.arange(6, dtype=np.float32).tobytes()
+    program = tensor_program(6, 1, [2, 2], [2, 1], rebuild="")
+    got = LOADER.load(MemorySource(torch_file(program, **{"0": data}), "pytorch"), "w")
+    assert got.tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_tensor_without_elements_may_begin_behind_its_storage() -> None:
+    """Where it is the end of one that takes every third element, for example: ``x[::3][2:]`` of four."""
+    program = tensor_program(4, 6, [0], [3])
+    assert LOADER.load(MemorySource(torch_file(program, **{"0": bytes(16)}), "pytorch"), "w").shape == (0,)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_numbers_of_millions_of_digits(at: int) -> None:
+    """What they give when they are multiplied, or written in an error, nobody wants to wait for."""
+    huge = (1 << 8_000_000) - 1
+    given: list[Any] = [1, 0, [1] * 4, [1] * 4]
+    given[at] = [huge] * 4 if at > 1 else huge
+    for loader in (LOADER, WeightLoader(offline=True, tensor_bytes=None)):
+        began = time.monotonic()
+        with pytest.raises(WeightError) as caught:
+            loader.metadata(MemorySource(torch_file(tensor_program(*given), **{"0": bytes(4)}), "pytorch"))
+        assert time.monotonic() - began < 5 and len(str(caught.value)) < 200
 
 
 # -- archives and arrays -------------------------------------------------------------------------------------------

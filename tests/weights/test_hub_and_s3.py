@@ -186,7 +186,7 @@ def test_a_full_disk_under_the_cache_of_the_hub(hub: str, tmp_path: Path, monkey
 
 
 def test_the_hubs_own_word_for_offline(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
+    import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     loader = WeightLoader(cache=tmp_path / "cache", retries=0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ import numpy as np
 import pytest
 
 from ranvier.errors import WeightError
-from ranvier.weights import WeightLoader, save_safetensors
+from ranvier.weights import HubSource, S3Source, WeightLoader, save_safetensors
 from ranvier.weights import together as together_module
-from ranvier.weights.together import Stop, together
+from ranvier.weights.together import Stop, apart, together
 from tests.weights.server import Served, serving
 
 SECONDS = 20  # that the slow server would take
@@ -95,6 +97,63 @@ def test_a_cancelled_task_stops_its_transfers(slow: Served, tmp_path: Path) -> N
     assert time.monotonic() - began < SECONDS / 4
     slow.fail = 0
     assert loader.load_many(url(slow))["a"].shape == (100_000,), "the loader itself goes on"
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "hub"])
+def test_cancelled_tasks_do_not_wait_for_a_server_that_says_nothing(tmp_path: Path, kind: str) -> None:
+    """Their threads are those that all others of the program wait for, too."""
+    if kind != "http":
+        pytest.importorskip({"s3": "obstore", "hub": "huggingface_hub"}[kind])
+    loader = WeightLoader(cache=tmp_path / "cache", timeout=SECONDS)
+
+    async def cancelled(source: Any) -> None:
+        tasks = [asyncio.create_task(loader.apreload(source)) for _ in range(40)]
+        await asyncio.wait(tasks, timeout=0.5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert await asyncio.to_thread(int) == 0
+
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"http://127.0.0.1:{server.getsockname()[1]}"
+        source: Any = f"{place}/m.safetensors"
+        if kind == "s3":
+            keys = {"access_key_id": "a", "secret_access_key": "b"}
+            source = S3Source("bucket", "m.safetensors", region="us-east-1", endpoint=place, options=keys)
+        elif kind == "hub":
+            folder = str(tmp_path / "hub")
+            source = HubSource("owner/name", "m.safetensors", cache_dir=folder, endpoint=place, token=False)
+        asyncio.run(cancelled(source))
+        assert time.monotonic() - began < SECONDS / 4
+
+
+def test_a_cancelled_task_does_not_wait_for_a_host_that_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes back from it, not even a refusal."""
+    found = threading.Event()
+    monkeypatch.setattr(HTTPConnection, "connect", lambda self: found.wait(SECONDS))
+    loader = WeightLoader(cache=tmp_path / "cache", timeout=SECONDS)
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(loader.aload("http://host/m.safetensors", "a"), 0.2)
+
+    began = time.monotonic()
+    asyncio.run(cancelled())
+    assert time.monotonic() - began < SECONDS / 4
+    found.set()
+
+
+def test_apart() -> None:
+    assert apart(lambda: 3, lambda: None) == 3
+    with pytest.raises(ZeroDivisionError, match="0"):
+        apart(lambda: failing(0), lambda: None)
+    over = threading.Event()
+    with pytest.raises(ZeroDivisionError, match="1"):
+        apart(over.wait, lambda: failing(1))
+    over.set()
 
 
 def test_the_wait_for_another_process_is_stopped(slow: Served, tmp_path: Path) -> None:

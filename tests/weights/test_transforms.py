@@ -347,6 +347,28 @@ def test_steps_that_do_not_fit(step: Any) -> None:
         apply(stored(np.zeros((2, 4), np.float32))[0], step)
 
 
+@pytest.mark.parametrize("steps", [[], [Scale(2.0)]])
+def test_shapes_that_no_array_has(steps: list[Any]) -> None:
+    for shape, sizes in (((0,), (0, 1 << 62)), ((0,), (1 << 40, 0, 1 << 40)), ((1,), (1,) * 65)):
+        with pytest.raises(WeightError, match="'x'"):
+            apply(stored(np.zeros(shape, np.float32))[0], *steps, Reshape(sizes))
+
+
+def test_numbers_out_of_reach_are_infinite_and_nobody_is_warned() -> None:
+    """Where warnings are errors, as in many a program's tests, the tensor could not be had."""
+    large = np.array([1e300, -1e300, 1e-300, np.inf], np.float64)
+    for dtype in (np.float32, np.float16):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = apply(stored(large)[0], Cast(dtype)).read()
+            half = np.array([60000, -60000, 1e-7, np.inf], np.float16)
+            scaled = apply(stored(half)[0], Scale([1e10, 1e10, 1e-10, 0.0])).read()
+            product = apply(stored(large[:3])[0], Scale(1e300)).read()
+        assert got.dtype == dtype and got.tolist() == [np.inf, -np.inf, 0, np.inf]
+        assert scaled[:3].tolist() == [np.inf, -np.inf, 0] and np.isnan(scaled[3])
+        assert product.tolist() == [np.inf, -np.inf, 1.0]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_whole_numbers_times_whole_ones_are_exact_or_an_error(dtype: str) -> None:
     """Against Python's own numbers, near everything that could overflow on the way."""

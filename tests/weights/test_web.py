@@ -142,6 +142,15 @@ def test_passing_trouble_is_waited_out(served: Served, tmp_path: Path, code: int
     assert waits == [7.0, 7.0]
 
 
+@pytest.mark.parametrize(
+    "after",
+    ["Mon, 01 Jan 99999999999999999999 00:00:00 GMT", "Mon, 01 Jan 2030 00:00:00 +99999999999999", "-1", "soon"],
+)
+def test_times_to_wait_that_are_none(served: Served, tmp_path: Path, after: str) -> None:
+    served.fail, served.failure = 1, status(503, Retry_After=after)
+    assert loader(tmp_path).metadata(served.url + PATH).tensors
+
+
 def test_lasting_trouble_is_told(served: Served, tmp_path: Path) -> None:
     served.fail, served.failure = 99, status(503)
     with pytest.raises(Unreachable, match=r"503.*after 3 attempts"):
@@ -216,6 +225,10 @@ def test_redirects_lead_to_servers_only(served: Served, tmp_path: Path) -> None:
     served.fail, served.failure = 99, status(302, Location=PATH)
     with pytest.raises(WeightError):
         loader(tmp_path).metadata(served.url + PATH)
+    served.fail, served.failure = 1, status(302, Location=served.url.replace("//", "//me:secret@") + PATH)
+    with pytest.raises(WeightError, match="with a name and a password") as caught:
+        loader(tmp_path).metadata(served.url + PATH)
+    assert "secret" not in str(caught.value)
 
 
 def test_threads_download_once(served: Served, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ranvier.weights import Bars, Metadata, WeightLoader, source_of
 
 _MOST_ROWS = 60
 _PIECE = 1 << 20  # elements
+_LARGE = 1e150  # of numbers above it float64 has no room for the squares
 
 
 @click.command()
@@ -116,18 +118,24 @@ def _summary(array: Any, name: str) -> dict[str, Any]:
         zeros += int((found == 0).sum())
         finite = found[np.isfinite(found)]
         if finite.size:
-            count, total = count + finite.size, total + float(finite.sum())
-            least, most = min(least, float(finite.min())), max(most, float(finite.max()))
+            ends = flat[piece] if array.dtype.kind in "iu" else finite  # of 64 bits not all are float64
+            least, most = min(least, ends.min().item()), max(most, ends.max().item())
+            with np.errstate(over="ignore"):
+                count, total = count + finite.size, total + float(finite.sum())
     described: dict[str, Any] = {"name": name, "shape": list(array.shape), "finite": count == flat.size}
     if of_complex:
         described["of"] = "magnitudes"
-    if count:
-        mean, squares = total / count, 0.0
-        for piece in pieces:
-            found = numbers(piece)
-            squares += float(np.square(found[np.isfinite(found)] - mean).sum())
-        described |= {"min": least, "max": most, "mean": mean, "std": (squares / count) ** 0.5, "zeros": zeros}
-    return described
+    if not count:
+        return described
+
+    def of_finite(compute: Callable[[Any], Any]) -> float:
+        """The sum of what is computed of all finite numbers."""
+        return sum(float(compute(found[np.isfinite(found)]).sum()) for found in map(numbers, pieces))
+
+    unit = max(most, -least) if max(most, -least) > _LARGE else 1.0
+    mean = (total if unit == 1.0 else of_finite(lambda found: found / unit)) / count
+    spread = (of_finite(lambda found: np.square(found / unit - mean)) / count) ** 0.5
+    return described | {"min": least, "max": most, "mean": mean * unit, "std": spread * unit, "zeros": zeros}
 
 
 def _show(output: Output, data: dict[str, Any], everything: bool) -> None:

@@ -39,6 +39,7 @@ except ImportError:  # without it two processes may download the same file; each
 VARIABLE = "RANVIER_WEIGHTS_CACHE"
 _POLL = 0.05
 _TRIES = 1000
+_PIECE = 1 << 18  # bytes that are read at a time
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # by what is no JSON, or not ours
 
 
@@ -209,9 +210,14 @@ def _notes_of(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def digest(path: Path, between: Callable[[], None] = lambda: None) -> str:
+    """The sha256 of a file; ``between`` is called between its pieces, for whoever does not want to wait any more."""
+    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            found.update(piece[:count])
+            between()
+    return found.hexdigest()
 
 
 def _entry(place: Path) -> Entry | None:
@@ -268,7 +274,18 @@ def _held(path: Path, patience: float, address: str, stop: Stop) -> Iterator[boo
             stop.sleep(_POLL)
         yield bool(locked)
     finally:
+        if locked and _same(handle, path):
+            _leave(path)
         os.close(handle)
+
+
+def _leave(path: Path) -> None:
+    """Remove a lock that is held, with its folder, where there is nothing to be locked: of each address that could not
+    be had one would stay. Who waits for it notices."""
+    with contextlib.suppress(OSError):
+        if os.listdir(path.parent) == [path.name]:
+            path.unlink()
+            path.parent.rmdir()
 
 
 def _opened(path: Path) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import http.client
 import io
+import math
 import os
 import selectors
 import socket
@@ -21,20 +22,25 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ranvier.weights.together import Stop, apart
+
 _KEPT = 4  # connections that wait, to each place
 _DRAINED = 1 << 12  # bytes of an answer that nobody wanted which are read for the sake of the connection
 _PACE = 1 << 20  # bytes that an answer must bring in some times as long as one waits for a byte
 _TIMES, _LEAST_PERIOD = 10.0, 120.0  # so many, and never in fewer seconds than that
+_POLL = 0.1  # seconds after which one who waits for a byte looks whether anybody wants it still
 _PROXY = "proxy-authorization"  # a header that is for the proxy alone
 _Place = tuple[int, str, str, str]  # process, scheme, host, and the host behind a proxy
 
 
 class _Watched(io.RawIOBase):
-    """What comes through a socket, as long as it comes at a pace: a byte now and then would keep us for ever."""
+    """What comes through a socket, as long as somebody waits for it and it comes at a pace: a byte now and then would
+    keep us for ever."""
 
-    def __init__(self, raw: io.RawIOBase, timeout: float | None) -> None:
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, stop: Stop) -> None:
         super().__init__()
-        self._raw, self._seconds = raw, max(_TIMES * (timeout or 0.0), _LEAST_PERIOD)
+        self._raw, self._sock, self._stop = raw, sock, stop  # who closes the first lets go of the second
+        self._seconds = max(_TIMES * (sock.gettimeout() or 0.0), _LEAST_PERIOD)
         self._began, self._came = time.monotonic(), 0
         self.head = True  # of the answer: that must be there after one period, however much has come
 
@@ -47,9 +53,24 @@ class _Watched(io.RawIOBase):
             if self.head or self._came < _PACE:
                 raise TimeoutError(f"no more than {self._came} bytes in {passed:.3g} seconds")
             self._began, self._came = time.monotonic(), 0
-        count = self._raw.readinto(buffer)
-        self._came += count or 0
+        count = self._received(buffer)
+        self._came += count
         return count
+
+    def _received(self, buffer: Any) -> int:
+        """As many bytes as there are, waited for a little at a time."""
+        timeout = left = self._sock.gettimeout() or math.inf
+        try:
+            while True:
+                self._sock.settimeout(min(_POLL, left))
+                try:
+                    return self._sock.recv_into(buffer)
+                except TimeoutError:
+                    left -= _POLL
+                    if left <= 0 or self._stop.is_set():
+                        raise
+        finally:
+            self._sock.settimeout(None if timeout == math.inf else timeout)
 
     def close(self) -> None:
         self._raw.close()
@@ -61,9 +82,9 @@ class _Reply(http.client.HTTPResponse):
 
     done: Callable[[bool], None] | None = None
 
-    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+    def __init__(self, sock: socket.socket, *arguments: Any, stop: Stop, **named: Any) -> None:
         super().__init__(sock, *arguments, **named)
-        self._watched = _Watched(self.fp.detach(), sock.gettimeout())
+        self._watched = _Watched(self.fp.detach(), sock, stop)
         self.fp = io.BufferedReader(self._watched)
 
     def begin(self) -> None:
@@ -97,11 +118,12 @@ class Connections:
         self._waiting: _Waiting = {}
         weakref.finalize(self, _close, self._waiting)
 
-    def opener(self, *handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
-        """What sends requests by these connections; whoever has it must keep them too."""
-        return urllib.request.build_opener(*handlers, _Handler(self))
+    def opener(self, stop: Stop, *handlers: urllib.request.BaseHandler) -> urllib.request.OpenerDirector:
+        """What sends requests by these connections, and waits for answers until ``stop`` is set; whoever has it must
+        keep them too."""
+        return urllib.request.build_opener(*handlers, _Handler(self, stop))
 
-    def open(self, request: urllib.request.Request) -> Any:
+    def open(self, request: urllib.request.Request, stop: Stop) -> Any:
         """The answer to a request, by a connection that waits or by a new one."""
         place = os.getpid(), request.type or "", request.host or "", _behind_proxy(request)
         waiting = self._waiting.setdefault(place, [])
@@ -110,18 +132,19 @@ class Connections:
                 connection = waiting.pop()
             except IndexError:  # somebody was quicker
                 break
-            if connection.sock is None or _speaks(connection.sock):
+            # an answer that was left to the collector of garbage gives its connection back, whose socket may be closed
+            if connection.sock is None or connection.sock.fileno() < 0 or _speaks(connection.sock):
                 connection.close()
                 continue
             connection.sock.settimeout(request.timeout)
             try:
-                return self._asked(connection, request, waiting)
+                return self._asked(connection, request, waiting, stop)
             except TimeoutError:
                 raise  # it was there, and nobody answered
             except (OSError, http.client.HTTPException):
                 continue  # closed by the other side just now, or not worth finding out
         try:
-            return self._asked(self._new(request), request, waiting)
+            return self._asked(self._new(request), request, waiting, stop)
         except OSError as error:
             raise urllib.error.URLError(error) from error
 
@@ -131,7 +154,6 @@ class Connections:
             made: http.client.HTTPConnection = http.client.HTTPSConnection(host, timeout=timeout, context=self._secure)
         else:
             made = http.client.HTTPConnection(host, timeout=timeout)
-        made.response_class = _Reply
         if behind := _behind_proxy(request):
             private = {k: v for k, v in request.headers.items() if k.lower() == _PROXY}
             made.set_tunnel(behind, headers=private)
@@ -149,11 +171,20 @@ class Connections:
         connection: http.client.HTTPConnection,
         request: urllib.request.Request,
         waiting: list[http.client.HTTPConnection],
+        stop: Stop,
     ) -> Any:
+        connection.response_class = functools.partial(_Reply, stop=stop)  # type: ignore[assignment]
         behind = _behind_proxy(request)
         headers = {**request.headers, **request.unredirected_hdrs}
         headers = {k.title(): v for k, v in headers.items() if not behind or k.lower() != _PROXY}
+
+        def go_on() -> None:
+            if stop.is_set():
+                raise TimeoutError("nobody waits for it any more")
+
         try:
+            if connection.sock is None:  # to find a host that does not answer, the system takes its time
+                apart(connection.connect, go_on)
             connection.request(request.get_method(), request.selector, headers=headers)
             reply: Any = connection.getresponse()
         except BaseException:
@@ -193,13 +224,14 @@ def _speaks(sock: socket.socket) -> bool:
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Takes the place of both in an opener."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, stop: Stop) -> None:
         super().__init__()
+        self._stop = stop
         # an opener and its handlers know each other: they would keep sockets open until somebody collects them
         self._connections = weakref.ref(connections)
 
     def http_open(self, request: urllib.request.Request) -> Any:
-        return (self._connections() or Connections()).open(request)
+        return (self._connections() or Connections()).open(request, self._stop)
 
     def https_open(self, request: urllib.request.Request) -> Any:
         return self.http_open(request)

@@ -37,7 +37,8 @@ def converted(array: Array, source: DType, target: DType) -> Array:
         array = _whole(array.astype(np.float64), target)
     elif target.is_integer and source.is_integer:
         array = _cut(array, source, target)
-    return np.asarray(array).astype(target.numpy)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # what is out of reach is infinite
+        return np.asarray(array).astype(target.numpy)
 
 
 def _narrowed(array: Array, source: DType) -> Array:

@@ -64,13 +64,21 @@ class Remote:
 class _Redirects(urllib.request.HTTPRedirectHandler):
     max_redirections = _REDIRECTS
 
+    def http_error_302(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        if "location" in headers or "uri" in headers:
+            fp.close()  # urllib would read all of what comes with it, and that may have no end
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         before, after = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
+        if after.username is not None:  # urllib would take a name and a password for a part of the host
+            raise WeightError(f"{shown(before)} leads to {shown(after)} with a name and a password, which it must not")
         if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme != "https"):
             raise WeightError(f"{shown(before)} leads to {shown(after)}, which is not followed")
-        fp.close()  # urllib would read all of what comes with it, and that may have no end
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
         if found is not None:  # a hub tells it there, and leads to where large files lie
             vars(found)[_COMMIT] = vars(req).get(_COMMIT) or headers.get(_COMMIT)
@@ -132,7 +140,7 @@ class HttpFile:
         if parts.username is not None:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers.setdefault("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
-        self._opener = access.connections.opener(_Redirects())
+        self._opener = access.connections.opener(access.stop, _Redirects())
 
     def question(self) -> Remote:
         """Size and version of the file, without its bytes."""
@@ -194,6 +202,9 @@ class HttpFile:
         except _NoSuchRange:
             if not extra:
                 raise
+            now = self._question()
+            if (now.size, now.etag) == (start, etag):
+                return start, start, etag, iter(())  # all of it had come
             return self.stream(0, "")
         try:
             begin, size, found = 0, None if reply.status == 206 else self._length(reply), _etag(reply)
@@ -273,7 +284,8 @@ class HttpFile:
     def _unsendable(self, error: Exception) -> str:
         """What is wrong with a request; of a header that cannot be sent the name alone, for its value may be secret."""
         for name, value in self._headers.items():
-            if isinstance(value, str) and not _SENDABLE.fullmatch(value):
+            text = value.decode("latin-1") if isinstance(value, bytes) else value
+            if isinstance(text, str) and not _SENDABLE.fullmatch(text):
                 return f"the header {name!r} has a value that cannot be sent, with the end of a line in it for example"
         return _plain(str(error))
 
@@ -378,5 +390,5 @@ def _after(text: str) -> float:
         return float(text)
     try:
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0

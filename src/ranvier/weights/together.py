@@ -74,3 +74,27 @@ def together(work: Callable[[T], R], items: Iterable[T], most: int, stop: Stop) 
             over.set()
             stop.set()
         pool.shutdown(wait=whole, cancel_futures=True)
+
+
+def apart(work: Callable[[], R], go_on: Callable[[], None]) -> R:
+    """The result of what a library does that hears nothing while it waits for a server. ``go_on``, which is called
+    again and again, raises where nobody wants it any more: the work is left alone then, in a thread that does not keep
+    the program from ending."""
+    found: list[R] = []
+    failed: list[BaseException] = []
+    over = threading.Event()
+
+    def worker() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=worker, daemon=True).start()
+    while not over.wait(_POLL):
+        go_on()
+    if failed:
+        raise failed.pop()
+    return found.pop()

@@ -21,7 +21,19 @@ from ranvier.dtypes import DType
 from ranvier.errors import DTypeMismatch, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.conversion import check_convertible, converted, product, rounded_product
-from ranvier.weights.stored import Array, Selection, Stored, TensorInfo, Weight, combined, cut, extent, full, normalised
+from ranvier.weights.stored import (
+    Array,
+    Selection,
+    Stored,
+    TensorInfo,
+    Weight,
+    checked_size,
+    combined,
+    cut,
+    extent,
+    full,
+    normalised,
+)
 
 
 class Transform(Protocol):
@@ -128,6 +140,7 @@ class Reshape:
             raise WeightError(
                 f"tensor {weight.info.name!r} of shape {list(weight.info.shape)} cannot take shape {list(self.shape)}"
             )
+        checked_size(weight.info.name, sizes, weight.info.dtype.bits)  # of nothing there are shapes that no array has
         if isinstance(weight, Stored) and weight.dense:
             # the same bytes seen otherwise, so that parts of it are still parts of the file
             return replace(weight, info=replace(weight.info, shape=tuple(sizes)), strides=())
@@ -229,7 +242,9 @@ class _Scaled:
         if dtype.is_integer:
             whole = dtypes.of(factor.dtype).is_integer
             return product(self.info.name, array, factor, dtype) if whole else rounded_product(array, factor, dtype)
-        return converted(array.astype(wide.numpy) * factor.astype(wide.numpy), wide, dtype)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # as in a cast
+            products = array.astype(wide.numpy) * factor.astype(wide.numpy)
+        return converted(products, wide, dtype)
 
 
 def _wide(dtype: DType) -> DType:

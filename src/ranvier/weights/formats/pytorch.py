@@ -129,10 +129,10 @@ def _checkpoint(
     for name, view in _tensors(tree, blob.name).items():
         item = view.dtype.numpy.itemsize
         nbytes = checked_size(name, view.shape, view.dtype.bits, opening.tensor_bytes)
-        count = math.prod(view.shape)
         within = 1 + sum((d - 1) * s for d, s in zip(view.shape, view.strides)) if view.strides else nbytes // item
-        reach = view.offset + (within if count else 0)
-        if reach * item > view.storage.count * view.storage.dtype.numpy.itemsize:
+        reach = view.offset + within
+        # one without elements may begin anywhere: behind all of the storage, where it is the end of a stepped one
+        if math.prod(view.shape) and reach * item > view.storage.count * view.storage.dtype.numpy.itemsize:
             raise WeightError(
                 f"{blob.name!r}: tensor {name!r} reaches to element {reach} of a storage of {view.storage.count}"
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ranvier.errors import InvalidConfig, WeightError, nearest
+from ranvier.logs import warn_once
 from ranvier.plugged import plugged
 from ranvier.weights.blob import Blob
 from ranvier.weights.formats.base import Checkpoint, Format, Opening
@@ -47,9 +48,16 @@ def format_of(name: str) -> Format:
         return found()
     others = plugged(ENTRY_POINTS)
     if name in others:
-        made: Format = others[name].load()
-        register_format(made() if isinstance(made, type) else made)
-        return _added[name]
+        try:
+            made = others[name].load()
+            brought: Format = made() if isinstance(made, type) else made
+        except Exception as error:  # whatever a package of others does when it is imported
+            raise InvalidConfig(
+                f"format of weights {name!r} cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        with _lock:
+            _added[name] = brought
+        return brought
     raise InvalidConfig(f"unknown format of weights {name!r}{nearest(name, format_names())}")
 
 
@@ -71,7 +79,11 @@ def _looks_like(blob: Blob) -> Format:
     if head.startswith(b"version https://git-lfs"):
         raise WeightError(f"{blob.name!r} is a pointer of Git LFS in place of the file: 'git lfs pull' fetches that")
     for each in (*_added, *plugged(ENTRY_POINTS), *_OWN):
-        found = format_of(each)
+        try:
+            found = format_of(each)
+        except InvalidConfig as error:  # a package that is broken must not keep anybody from files of other formats
+            warn_once(f"format of weights {each}", str(error))
+            continue
         if found.matches(head, blob.name):
             return found
     raise WeightError(

@@ -58,7 +58,7 @@ class SafeTensors:
     options = ()
 
     def matches(self, head: bytes, name: str) -> bool:
-        return name.endswith(self.suffixes) or head[_LENGTH : _LENGTH + 2] == b'{"'
+        return name.endswith(self.suffixes) or head[_LENGTH : _LENGTH + 2] in (b'{"', b"{}")  # with tensors or none
 
     def open(self, blob: Blob, opening: Opening) -> Checkpoint:
         header, start = _header(blob, opening.header_bytes)

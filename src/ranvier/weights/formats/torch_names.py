@@ -59,17 +59,18 @@ _ASIDE = {
     "numpy.dtype", "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath", "torch.Size", "torch.device",
 }  # fmt: skip
+_LAYOUT, _DENSE = "torch.serialization._get_layout", ("torch.strided",)
 _DICTIONARIES = {"collections.Counter", "collections.OrderedDict", "collections.defaultdict"}
 # tensors that are no views of plain elements, by what in their pickles tells them from others
 _OTHERS = {
-    "torch.serialization._get_layout": "a sparse tensor; save it after to_dense()",
+    _LAYOUT: "a sparse tensor; save it after to_dense()",
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save it after to_dense()",
     "torch._utils._rebuild_qtensor": "a quantized tensor; save it after dequantize(), or its int_repr() with scales",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor of the device 'meta', which has no data",
     "torch._utils._rebuild_nested_tensor": "a nested tensor; save its parts, which unbind() gives",
 }
 _QUANTIZED = {"QInt8Storage", "QUInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"}
-_REBUILD = "torch._utils._rebuild_tensor_v"
+_REBUILD = "torch._utils._rebuild_tensor"  # as versions before 0.4 wrote it; with "_v2" or "_v3" behind it since
 _PARAMETERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
 _TYPES = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
@@ -109,7 +110,7 @@ def storage_of(file: str) -> Callable[[Any], Storage]:
         name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else ""
         if name in _QUANTIZED:
             raise WeightError(f"{file!r} holds {_OTHERS['torch._utils._rebuild_qtensor']}")
-        if name not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
+        if name not in _STORAGES or not isinstance(key, str) or not _is_size(count):
             raise WeightError(f"{file!r}: storage {shown(key)} of the unknown kind {name or shown(kind)}")
         return Storage(_STORAGES[name], key, count)
 
@@ -126,11 +127,11 @@ def rebuilt(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
             if not isinstance(given, list | dict):
                 raise WeightError(f"{file!r}: the pickle makes a dictionary of {shown(given)}")
             return mapping(given.items() if isinstance(given, dict) else given)
-        if function in _ASIDE:
+        if function in _ASIDE or (function == _LAYOUT and arguments == _DENSE):
             return Call(function, arguments)
         if function in _PARAMETERS:
             return arguments[0]
-        if function in (f"{_REBUILD}2", f"{_REBUILD}3"):
+        if function in (_REBUILD, f"{_REBUILD}_v2", f"{_REBUILD}_v3"):
             return _view(file, function, arguments)
         if function == _OF_TYPE:  # a tensor with attributes, or of a class of its own, whose meaning is not ours
             inner, kind, given = arguments[:3]
@@ -152,12 +153,18 @@ def rebuilt(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
     return call
 
 
+def _is_size(value: Any) -> bool:
+    """Whether it is a number of elements. A pickle has whole numbers of millions of digits too, whose products take
+    minutes."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
 def _view(file: str, function: str, arguments: tuple[Any, ...]) -> View:
     storage, offset, shape, strides = arguments[:4]
     if not isinstance(storage, Storage):
         raise WeightError(f"{file!r}: a tensor without a storage")
     dtype, others = storage.dtype, arguments[6:]
-    if function == f"{_REBUILD}3":
+    if function == f"{_REBUILD}_v3":
         named = others[0].name if others and isinstance(others[0], Global) else ""
         if named.rpartition(".")[2] not in _DTYPES:
             raise WeightError(f"{file!r}: a tensor of the unknown element type {named!r}")
@@ -167,7 +174,7 @@ def _view(file: str, function: str, arguments: tuple[Any, ...]) -> View:
     if isinstance(shape, Call):
         shape = shape.arguments[0]
     numbers = (offset, *shape, *strides)
-    if len(shape) != len(strides) or any(type(x) is not int or x < 0 for x in numbers):
+    if len(shape) != len(strides) or not all(map(_is_size, numbers)):
         raise WeightError(f"{file!r}: a tensor whose offset, shape and strides are not whole numbers that fit together")
     shape, strides = tuple(shape), tuple(strides)
     if dtype.is_packed:

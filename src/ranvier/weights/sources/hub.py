@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from ranvier.weights.given import PATH_OR_NONE, TEXT, TEXT_OR_NONE, Kind
 from ranvier.weights.http import HttpFile, Missing, is_commit
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.web import UrlSource
+from ranvier.weights.together import apart
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # told of what is written, without the name of the file
 
@@ -26,6 +28,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # told of what is written, without the 
 def _package() -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils  # the package has these only once somebody has imported them
     except ImportError:
         raise NotSupported(
             "files of the Hugging Face Hub need the package 'huggingface_hub': pip install 'ranvier[hub]'"
@@ -93,18 +98,20 @@ class HubSource(Checked):
         bar = _bar(self.address, access)
         # versions before 1.0 draw bars of their own and tell nobody else
         told = {"tqdm_class": bar} if "tqdm_class" in inspect.signature(hub.hf_hub_download).parameters else {}
+        download = partial(
+            hub.hf_hub_download,
+            self.repo,
+            self.file,
+            revision=self.revision,
+            cache_dir=self.cache_dir,
+            token=self.token,
+            endpoint=self.endpoint,
+            local_files_only=access.offline,
+            etag_timeout=access.timeout,
+            **told,
+        )
         try:
-            found = hub.hf_hub_download(
-                self.repo,
-                self.file,
-                revision=self.revision,
-                cache_dir=self.cache_dir,
-                token=self.token,
-                endpoint=self.endpoint,
-                local_files_only=access.offline,
-                etag_timeout=access.timeout,
-                **told,
-            )
+            found = apart(download, lambda: access.go_on(self.address))
         except RanvierError:
             raise
         except Exception as error:

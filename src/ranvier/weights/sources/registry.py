@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any
 
-from ranvier.errors import WeightError, nearest
+from ranvier.errors import InvalidConfig, WeightError, nearest
 from ranvier.plugged import plugged
 from ranvier.weights.sources.base import Source
 from ranvier.weights.sources.local import FileSource, MemorySource
@@ -69,7 +69,11 @@ def _of_scheme(scheme: str, rest: str, address: str) -> Source:
         return S3Source(bucket, key)
     others = plugged(ENTRY_POINTS)
     if scheme in others:
-        made: Source = others[scheme].load()(address)
+        try:
+            make = others[scheme].load()
+        except Exception as error:  # whatever a package of others does when it is imported
+            raise InvalidConfig(f"sources {scheme}:// cannot be loaded: {type(error).__name__}: {error}") from error
+        made: Source = make(address)
         return made
     from ranvier.weights.http import without_secrets
 

@@ -21,7 +21,7 @@ from ranvier.weights.given import TEXT, TEXT_OR_NONE, Named
 from ranvier.weights.http import Missing, check_no_page, parsed, shown
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
-from ranvier.weights.together import AT_ONCE, Stop, together
+from ranvier.weights.together import AT_ONCE, Stop, apart, together
 
 _CHUNK = 8 << 20
 _BEGINNING = 512  # bytes of a file by which a page is known
@@ -126,7 +126,7 @@ class S3Source(Checked):
                         progress.advance(self.address, len(piece))
             finally:
                 progress.end(self.address)
-            return found.etag, digest(part)
+            return found.etag, digest(part, lambda: context.access.go_on(self.address))
 
         return download
 
@@ -227,7 +227,7 @@ class _Object:
 
     def _asked(self, request: Callable[[], Any]) -> Any:
         try:
-            return request()
+            return apart(request, lambda: self._access.go_on(self._source.address))
         except FileNotFoundError as error:
             raise Missing(f"{self._source.address}: there is no such object") from error
         except self._obstore.exceptions.BaseError as error:

@@ -129,7 +129,7 @@ def _downloads(file: HttpFile, context: Context) -> Download:
         finally:
             if told is not None:
                 access.progress.end(file.shown)
-        return known, digest(part)
+        return known, digest(part, lambda: access.go_on(file.shown))
 
     return download
 
