@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, coupled, pack_coded
+from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
 from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.coded.numbers import Layout, Scaling
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
@@ -19,6 +19,7 @@ from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, R
 from ranvier.dtypes import DType
 from ranvier.ops.contrib.levels import IQ4_LEVELS
 from ranvier.ops.contrib.weight_only import packed
+from tests.codegen.coupled_oracle import coupled
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
 
 Array = np.ndarray[Any, Any]

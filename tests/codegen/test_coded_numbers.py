@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier.codegen.llvm.coded.numbers import Layout, factored, scales_of, subtracted_of
+from ranvier.codegen.llvm.coded.numbers import Columns, Layout, factored, scales_of, subtracted_of
 from ranvier.dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -76,7 +76,7 @@ def test_any_numbers_may_come(scale: float, zero: float) -> None:
     scales[2, 3], zeros[2, 3] = scale, zero
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        numbers, found = scales_of(scales, 32, 4), subtracted_of(zeros, scales, 32, 4, 8)
+        numbers, found = scales_of(scales, 32, Columns(4)), subtracted_of(zeros, scales, 32, Columns(4), 8)
     assert numbers.storage.array is not None and found is not None and found.numbers.storage.array is not None
     held = numbers.storage.array.swapaxes(1, 2).reshape(4, 16)
     np.testing.assert_array_equal(held.astype(F32), scales)
@@ -89,7 +89,7 @@ def test_runs_have_their_steps_in_front(columns: int) -> None:
     rng = np.random.default_rng(1)
     integers, steps = rng.integers(1, 64, (20, 16)), halves(rng, 20, 2)
     integers[:, ::8] = 63
-    numbers = scales_of(times(integers, steps), 32, columns)
+    numbers = scales_of(times(integers, steps), 32, Columns(columns))
     assert numbers.layout == Layout(DType.int8, 8) and numbers.storage.array is not None
     held = numbers.storage.array.reshape(-1, 2, columns * 12)  # panels, runs
     units = held[..., : 4 * columns].copy().view(F32).swapaxes(1, 2).reshape(-1, 2)
@@ -104,7 +104,7 @@ def test_what_is_subtracted() -> None:
     """Nothing, bytes, offsets in runs or as halves, and numbers that are none of these."""
     rng = np.random.default_rng(2)
     scales, minima = halves(rng, 8, 16), halves(rng, 8, 16)
-    assert subtracted_of(np.zeros((8, 16), F32), scales, 32, 4, 8) is None
+    assert subtracted_of(np.zeros((8, 16), F32), scales, 32, Columns(4), 8) is None
     cases: list[tuple[Array, int | None, Layout, int | None]] = [
         (rng.integers(-8, 8, (8, 16)).astype(F32), 8, Layout(DType.int8), None),
         (times(rng.integers(1, 64, (8, 16)), halves(rng, 8, 2)) / scales - F32(8), 8, Layout(DType.int8, 8), 8),
@@ -113,5 +113,5 @@ def test_what_is_subtracted() -> None:
         (rng.uniform(size=(8, 16)).astype(F32), 8, Layout(DType.float32), None),
     ]
     for zeros, middle, layout, found_middle in cases:
-        found = subtracted_of(zeros, scales, 32, 4, middle)
+        found = subtracted_of(zeros, scales, 32, Columns(4), middle)
         assert found is not None and (found.numbers.layout, found.middle) == (layout, found_middle)

@@ -9,11 +9,13 @@ import pytest
 
 from ranvier.codegen.llvm.coded import Coding, Groups, couples, pack_coded
 from ranvier.codegen.llvm.coded.held import held
-from ranvier.codegen.llvm.coded.tables import positions, table_of
+from ranvier.codegen.llvm.coded.lookup import positions
+from ranvier.codegen.llvm.coded.tables import table_of
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.ops.contrib.levels import WHOLE_TABLES
 from ranvier.ops.contrib.weight_only import packed, unpacked
+from tests.codegen.harness import ISAS
 from tests.codegen.test_coded import product, rows, ways
 
 Array = np.ndarray[Any, Any]
@@ -30,12 +32,12 @@ def codes_of(table: Array, bits: int, used: slice = slice(None)) -> Array:
 @cases
 def test_codes_that_are_in_a_table(table: Array, bits: int) -> None:
     codes = codes_of(table, bits)
-    found = table_of(packed(codes, bits), bits, K)
+    found = table_of(packed(codes, bits), bits, K, ISAS[0])
     assert found is not None
     at = positions(found, bits)[codes]
     np.testing.assert_array_equal(np.array(found)[at], codes.astype(int) - (1 << (bits - 1)))
-    assert table_of(packed(codes, bits).reshape(7, 10, -1), bits, K) == found  # of experts
-    some = table_of(packed(codes_of(table, bits, slice(1, 4)), bits), bits, K)
+    assert table_of(packed(codes, bits).reshape(7, 10, -1), bits, K, ISAS[0]) == found  # of experts
+    some = table_of(packed(codes_of(table, bits, slice(1, 4)), bits), bits, K, ISAS[0])
     assert some is not None  # not all levels need be there
 
 
@@ -43,15 +45,15 @@ def test_codes_that_are_in_a_table(table: Array, bits: int) -> None:
 def test_one_code_that_is_not(table: Array, bits: int) -> None:
     codes = codes_of(table, bits)
     codes[-1, -1] = 0  # the least there is
-    assert table_of(packed(codes, bits), bits, K) is None
-    assert table_of(packed(codes, bits), bits, K - 1) is not None  # behind the last of K there may be anything
+    assert table_of(packed(codes, bits), bits, K, ISAS[0]) is None
+    assert table_of(packed(codes, bits), bits, K - 1, ISAS[0]) is not None  # behind the last of K there may be anything
     codes[-1, -1], codes[0, 0] = codes[0, 0], 0
-    assert table_of(packed(codes, bits), bits, K) is None
+    assert table_of(packed(codes, bits), bits, K, ISAS[0]) is None
 
 
 def test_no_codes_and_any_codes() -> None:
-    assert table_of(np.empty((0, 4), np.uint8), 8, 4) is None
-    assert table_of(np.random.default_rng(0).integers(0, 256, (4, 64)).astype(np.uint8), 8, 64) is None
+    assert table_of(np.empty((0, 4), np.uint8), 8, 4, ISAS[0]) is None
+    assert table_of(np.random.default_rng(0).integers(0, 256, (4, 64)).astype(np.uint8), 8, 64, ISAS[0]) is None
 
 
 @ways

@@ -8,12 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, coupled
+from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups
 from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.visits import VISIT, most_visits, sort_visits, sorted_rows
+from tests.codegen.coupled_oracle import coupled
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
 from tests.codegen.test_coded import CODINGS, KEPT, meaning, stepped, ways
 

@@ -7,7 +7,7 @@ import numpy as np
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding, Piece
-from ranvier.codegen.llvm.coded.pack import EACH, beside
+from ranvier.codegen.llvm.coded.shape import EACH, beside
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 

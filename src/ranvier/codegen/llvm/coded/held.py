@@ -22,6 +22,6 @@ def held(bits: int, isa: Isa, stored: Array, k: int, *, codes: bool) -> Coding:
     instructions, which wait for no memory: there codes of 6 bits only cost more, and so do tables."""
     found = _HELD.get(bits, bits)
     waits = codes or not couples(isa)
-    if found > 4 and waits and multiplies_bytes(isa) and (table := table_of(stored, bits, k)) is not None:
+    if found > 4 and waits and multiplies_bytes(isa) and (table := table_of(stored, bits, k, isa)) is not None:
         return Coding(4, "levels", table)
     return Coding(8 if found == 6 and not waits else found)

@@ -12,13 +12,18 @@ are no integers, an offset is the number that was rounded once and can be factor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.llvm.coded.coupled import FACTOR, SCALES, ZEROS
+from ranvier.codegen.llvm.coded.packer import WORDS, Packing
+from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage
 from ranvier.dtypes import DType
-from ranvier.parts import in_parts
+from ranvier.parts import in_parts, side_by_side
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +35,8 @@ _LOOKED_AT = 256  # runs that are tried before all are
 _ROWS = 1 << 13  # of runs at a time: what is made in between stays near the processor
 _NEAR = 2.0**-17  # of a step: how far the half may lie that it was
 _ROUNDED = 2.0**-21  # of an offset and of half the range of codes: what roundings of float32 left of it
+_AT_A_TIME = 1 << 16  # numbers that are looked at, or brought to panels
+_SHORT = 64  # k of a coupled group: there widening scales of float16 takes longer than reading as many of float32
 
 
 @dataclass(frozen=True)
@@ -84,32 +91,63 @@ class Subtracted:
     middle: int | None
 
 
-def scales_of(scales: Array, group: int, columns: int) -> Numbers:
-    """``scales`` [N, groups]; ``group`` consecutive weights share one (0: others do), and panels have ``columns``."""
+@dataclass(frozen=True)
+class Columns:
+    """Those of a panel. ``coupled``: the k of a group whose columns share bytes by twos (``coupled.py``), whose vectors
+    have so many ``lanes``; 0: they do not. Without an ``isa`` no code is made to bring numbers there."""
+
+    count: int
+    lanes: int = 0
+    coupled: int = 0
+    isa: Isa | None = None
+
+
+def scales_of(scales: Array, group: int, columns: Columns) -> Numbers:
+    """``scales`` [N, groups]; ``group`` consecutive weights share one (0: others do)."""
     if _is_half(scales):
-        return _plain(scales, columns, DType.float16)
+        return _plain(scales, 0, columns, DType.float16, SCALES)
     found = factored(scales, group)
-    return _plain(scales, columns, DType.float32) if found is None else _runs(*found, columns)
+    return _plain(scales, 0, columns, DType.float32, SCALES) if found is None else _runs(*found, columns.count)
 
 
-def subtracted_of(zeros: Array, scales: Array, group: int, columns: int, middle: int | None) -> Subtracted | None:
-    """``zeros`` [N, groups] are subtracted from values, which lie ``middle`` below their codes where they are integers
-    that may have offsets; as float64 they are what zero points were, less that. None: there is nothing to subtract."""
-    if not zeros.any():
+def subtracted_of(
+    zeros: Array, scales: Array, group: int, columns: Columns, middle: int | None, below: int = 0
+) -> Subtracted | None:  # fmt: skip
+    """``zeros`` [N, groups], less what they are ``below`` of, are subtracted from values, which lie ``middle`` below
+    their codes where they are integers that may have offsets. None: there is nothing to subtract."""
+    if _all(zeros, lambda some: not _less(some, below).any()):
         return None
-    if np.array_equal(zeros, np.clip(np.rint(zeros), -128, 127)):
-        return Subtracted(_plain(zeros, columns, DType.int8), None)
+    if _all(zeros, lambda some: _is_byte(_less(some, below))):
+        return Subtracted(_plain(zeros, below, columns, DType.int8, ZEROS), None)
     if middle is not None:
-        found = factored(zeros, group, scales, middle)
+        found = factored(zeros, group, scales, middle, below)
         if found is not None:
-            return Subtracted(_runs(*found, columns), middle)
-        offsets = _offsets(zeros, scales, middle)
+            return Subtracted(_runs(*found, columns.count), middle)
+        offsets = _offsets(_less(zeros, below), scales, middle)
         with np.errstate(over="ignore", invalid="ignore"):
             halves = offsets.astype(np.float16)
             near = np.abs(halves - offsets) <= _slack(offsets, scales, middle)
         if near.all():
-            return Subtracted(_plain(halves, columns, DType.float16), middle)
-    return Subtracted(_plain(zeros, columns, DType.float32), None)
+            return Subtracted(_plain(halves, 0, columns, DType.float16, ZEROS), middle)
+    return Subtracted(_plain(zeros, below, columns, DType.float32, ZEROS), None)
+
+
+def _less(zeros: Array, below: int) -> Array:
+    """What is subtracted, exactly."""
+    return zeros - np.float64(below) if below else zeros
+
+
+def _is_byte(numbers: Array) -> bool:
+    return np.array_equal(numbers, np.clip(np.rint(numbers), -128, 127))
+
+
+def _all(numbers: Array, are: Callable[[Array], bool]) -> bool:
+    """Whether all are something; most that are not show it at once."""
+    step = max(1, _AT_A_TIME // max(1, numbers.shape[1]))
+    others = range(step, len(numbers), step)
+    return are(numbers[:step]) and all(
+        side_by_side(lambda first: are(numbers[first : first + step]), others, numbers.nbytes)
+    )
 
 
 def _offsets(zeros: Array, scales: Array, middle: int) -> Array:
@@ -127,19 +165,22 @@ def _slack(offsets: Array, scales: Array, middle: int) -> Array:
 
 
 def _is_half(numbers: Array) -> bool:
-    if np.abs(numbers).max(initial=0) >= 65504:
-        return False
-    return np.array_equal(numbers.astype(np.float16).astype(np.float32), numbers)
+    def are(some: Array) -> bool:
+        if np.abs(some).max(initial=0) >= 65504:
+            return False
+        return np.array_equal(some.astype(np.float16).astype(np.float32), some)
+
+    return _all(numbers, are)
 
 
 # -- integers and steps -----------------------------------------------------------------------------------------------
 
 
 def factored(
-    numbers: Array, group: int, scales: Array | None = None, middle: int = 0
+    numbers: Array, group: int, scales: Array | None = None, middle: int = 0, below: int = 0
 ) -> tuple[Array, Array] | None:  # fmt: skip
-    """[N, groups] as integers of 8 bits times steps [N, runs], if they are that: exactly; or offsets of zero points, of
-    these ``scales`` and ``middle``, to what roundings leave."""
+    """[N, groups] as integers of 8 bits times steps [N, runs], if they are that: exactly; or offsets of zero points,
+    less what those are ``below`` of, of these ``scales`` and ``middle``, to what roundings leave."""
     n, groups = numbers.shape
     run = _SHARED // group if group else 0
     if run < 2 or run & (run - 1) or group * run != _SHARED or groups % run or not numbers.size:
@@ -154,7 +195,7 @@ def factored(
         if others is None:
             return _factored(turned, None)
         beside = np.ascontiguousarray(others[some].T)
-        offsets = _offsets(turned, beside, middle)
+        offsets = _offsets(_less(turned, below), beside, middle)
         return _factored(offsets, _slack(offsets, beside, middle))
 
     if taken(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)) is None:
@@ -243,9 +284,57 @@ def _panels(numbers: Array, columns: int, dtype: np.dtype[Any]) -> Array:
     return found.reshape(panels, columns, count).swapaxes(1, 2)
 
 
-def _plain(numbers: Array, columns: int, dtype: DType) -> Numbers:
-    found = np.ascontiguousarray(_panels(numbers, columns, dtype.numpy))
-    return Numbers(Storage.packed(found), Layout(dtype))
+def _plain(numbers: Array, below: int, columns: Columns, dtype: DType, which: int) -> Numbers:
+    """Numbers of one type, less what they are ``below`` of. Those that one of two coupled vectors has are times the
+    factor: in float32 where their type has no such number, or takes longer to read."""
+    if dtype is DType.float16 and 0 < columns.coupled < _SHORT:
+        dtype = DType.float32
+    if dtype is not DType.float32:
+        narrow = _in_panels(numbers, below, columns, dtype)
+        if not columns.coupled:
+            return Numbers(Storage.packed(narrow), Layout(dtype))
+        wide = narrow.astype(np.float32)
+        _enlarge(wide, columns, which)
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow = wide.astype(dtype.numpy)
+            if np.array_equal(narrow.astype(np.float32), wide):
+                return Numbers(Storage.packed(narrow), Layout(dtype))
+    return Numbers(Storage.packed(_floats(numbers, below, columns, which)), Layout(DType.float32))
+
+
+def _floats(numbers: Array, below: int, columns: Columns, which: int) -> Array:
+    (n, groups), isa = numbers.shape, columns.isa
+    packing = Packing(32, WORDS, numbers=True)
+    if numbers.dtype == np.float32 and isa is not None and packing.suits(4 * groups, numbers.nbytes, isa):
+        found = _room(n, groups, columns, DType.float32)
+        times = [FACTOR if columns.coupled and v == which else 1 for v in range(2)]
+        packing.pack(lambda first, last: numbers[first:last], n, 4 * groups, found, isa, below, (times[0], times[1]))
+        return found
+    found = _in_panels(numbers, below, columns, DType.float32)
+    if columns.coupled:
+        _enlarge(found, columns, which)
+    return found
+
+
+def _in_panels(numbers: Array, below: int, columns: Columns, dtype: DType) -> Array:
+    n, groups = numbers.shape
+    found, count = _room(n, groups, columns, dtype), columns.count
+
+    def fill(first: int, last: int) -> None:
+        some = _less(numbers[first * count : last * count], below)
+        found[first:last] = _panels(some, count, found.dtype)
+
+    in_parts(fill, len(found), max(1, _AT_A_TIME // max(1, groups * count)), found.nbytes)
+    return found
+
+
+def _room(n: int, groups: int, columns: Columns, dtype: DType) -> Array:
+    return packed_empty((-(-n // columns.count), groups, columns.count), dtype.numpy)
+
+
+def _enlarge(numbers: Array, columns: Columns, which: int) -> None:
+    with np.errstate(over="ignore"):
+        numbers.reshape(-1, 2, columns.lanes)[:, which] *= np.float32(FACTOR)
 
 
 def _runs(integers: Array, steps: Array, columns: int) -> Numbers:

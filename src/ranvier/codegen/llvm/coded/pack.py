@@ -23,8 +23,11 @@ import numpy as np
 
 from ranvier.codegen.llvm.code_words import turned
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.numbers import Numbers, Scaling, Subtracted, scales_of, subtracted_of
-from ranvier.codegen.llvm.coded.tables import positions
+from ranvier.codegen.llvm.coded.coupled import can_couple, couple
+from ranvier.codegen.llvm.coded.lookup import RUN, looked_up, positions
+from ranvier.codegen.llvm.coded.numbers import Columns, Numbers, Scaling, Subtracted, scales_of, subtracted_of
+from ranvier.codegen.llvm.coded.packer import Packing
+from ranvier.codegen.llvm.coded.shape import EACH, beside
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
@@ -34,14 +37,7 @@ from ranvier.parts import in_parts
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
-LINE = 64
-EACH = 0x01010101  # byte of a word
 _PANELS = 64  # packed at a time: what is spread out to bytes in between is small
-
-
-def beside(isa: Isa) -> int:
-    """Vectors of a panel."""
-    return max(1, LINE // isa.vector_bytes) if isa.streams == 1 else 1
 
 
 @dataclass(frozen=True)
@@ -144,11 +140,14 @@ def pack_coded(
     *,
     filled: bool = False,
     bits: int = 0,
+    below: int = 0,
+    coupled: bool = False,
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8 (of floats, where those are stored), or
     ``filled`` bytes: codes of ``bits``, or as many as the coding has (:func:`held` says which holds them), the low bits
-    first, anything behind the last of K. ``scales`` (float32) and ``zeros``, what is subtracted from the values of
-    codes, are [N, groups]."""
+    first, anything behind the last of K. ``scales`` (float32) and ``zeros`` are [N, groups]; what is subtracted from
+    the values of codes are zeros less what they are ``below`` of. ``coupled``: codes of two columns share a byte where
+    they can."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]
@@ -159,30 +158,66 @@ def pack_coded(
     size = panels * count * words * coding.parts * lanes
     room = packed_empty((size + 1,), np.dtype(np.int32))  # kernels look past the last word
     room[size] = 0
-    packed = room[:size].reshape(panels, count * words * coding.parts, lanes)
-
-    def fill(first: int, last: int) -> None:
-        found = codes(first * lanes, min(n, last * lanes))
-        if filled and groups.plain and coding.parts == 1 and bits in (0, coding.bits):
-            rows = _turned(found[:, : groups.k * coding.bits // 8], coding, (last - first) * lanes)
-        else:
-            apart = _apart(found, coding, bits)[:, : groups.k] if filled else found
-            rows = _words(apart, order, groups.plain, coding, (last - first) * lanes)
-        packed[first:last] = rows.reshape(last - first, lanes, -1).swapaxes(1, 2)
-
-    in_parts(fill, panels, _PANELS, room.nbytes)
+    coupled = coupled and can_couple(coding, length, isa)
+    given = bits or coding.bits
+    in_order = groups.plain and (filled or coding.bits >= 8)
+    if not in_order or not _pack_in_order(codes, coding, n, groups.k, room, given, coupled, isa):
+        _pack(codes, coding, n, groups, room[:size].reshape(panels, -1, lanes), bits if filled else None)
+        if coupled:
+            couple(room[:size], isa.lanes(4))
     middle, shared = None, 0
     if dot_of(isa) is not SIGNED:
-        middle = 1 << (bits or coding.bits) - 1 if coding.kind == "integers" else None
+        middle = 1 << given - 1 if coding.kind == "integers" else None
         shared = length if groups.plain else 0
-    less = None if zeros is None else subtracted_of(zeros, scales, shared, lanes, middle)
+    columns = Columns(lanes, isa.lanes(4), length if coupled else 0, isa)
+    less = None if zeros is None else subtracted_of(zeros, scales, shared, columns, middle, below)
     return CodedB(
         *(coding, groups.k, n, isa.lanes(4), count, words),
         codes=Storage.packed(room),
-        scales=scales_of(scales, shared, lanes),
+        scales=scales_of(scales, shared, columns),
         less=less,
         order=None if groups.plain else Storage.packed(order.astype(np.int32)),
+        coupled=coupled,
     )
+
+
+def _pack_in_order(
+    codes: Callable[[int, int], Array], coding: Coding, n: int, k: int, room: Array, bits: int, coupled: bool, isa: Isa
+) -> bool:  # fmt: skip
+    """Those that lie in memory in the order of K, in ``bits`` each, by generated code; whether that suits them."""
+    looks_up = coding.kind == "levels" and bits != coding.bits
+    if k * bits % 8 or (looks_up and k % RUN):
+        return False
+
+    def positions(first: int, last: int) -> Array:
+        return looked_up(codes(first, last)[:, : k * bits // 8], coding.levels, bits, isa)
+
+    given = coding.bits if looks_up else bits
+    packing, row = Packing(given, coding, coupled), k * given // 8
+    if not packing.suits(row, room.nbytes, isa):
+        return False
+    packing.pack(positions if looks_up else codes, n, row, room, isa)
+    return True
+
+
+def _pack(
+    codes: Callable[[int, int], Array], coding: Coding, n: int, groups: Groups, packed: Array, bits: int | None
+) -> None:  # fmt: skip
+    """Those of any order and size, with NumPy, to [panels, words of a column, columns of a panel]; ``bits``: of what is
+    stored where bytes are full."""
+    panels, _, lanes = packed.shape
+    order = groups.order.reshape(-1)
+
+    def fill(first: int, last: int) -> None:
+        found = codes(first * lanes, min(n, last * lanes))
+        if groups.plain and coding.parts == 1 and bits in (0, coding.bits):
+            rows = _turned(found[:, : groups.k * coding.bits // 8], coding, (last - first) * lanes)
+        else:
+            apart = found if bits is None else _apart(found, coding, bits)[:, : groups.k]
+            rows = _words(apart, order, groups.plain, coding, (last - first) * lanes)
+        packed[first:last] = rows.reshape(last - first, lanes, -1).swapaxes(1, 2)
+
+    in_parts(fill, panels, _PANELS, packed.nbytes)
 
 
 def _apart(filled: Array, coding: Coding, bits: int) -> Array:

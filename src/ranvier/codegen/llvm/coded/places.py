@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.coded.numbers import STEP_BYTES, Layout
-from ranvier.codegen.llvm.coded.pack import beside
+from ranvier.codegen.llvm.coded.shape import beside
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 

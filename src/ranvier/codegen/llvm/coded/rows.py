@@ -21,9 +21,10 @@ from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import Decoder
 from ranvier.codegen.llvm.coded.factors import Factors
 from ranvier.codegen.llvm.coded.numbers import Scaling
-from ranvier.codegen.llvm.coded.pack import LINE, CodedB
+from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
+from ranvier.codegen.llvm.coded.shape import LINE
 from ranvier.codegen.llvm.control import Launched, batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.epilogue import finish

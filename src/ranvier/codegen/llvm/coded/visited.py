@@ -8,11 +8,12 @@ import numpy as np
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.pack import Array, CodedB, Groups, beside, pack_coded
+from ranvier.codegen.llvm.coded.pack import Array, CodedB, Groups, pack_coded
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.prepare import Form, Prepared, given, prepare, readable
 from ranvier.codegen.llvm.coded.product import Accuracy, many_from, takes_digits
 from ranvier.codegen.llvm.coded.rows import MOST_ROWS, Activations, few_rows, fits_bytes
+from ranvier.codegen.llvm.coded.shape import beside
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.coded.visiting import ALIGNED, FewRows, ManyRows, Steps, visit_launch
 from ranvier.codegen.llvm.gemm.plan import Plan
@@ -48,24 +49,34 @@ class Experts:
 
 def pack_experts(
     codes: Array, coding: Coding, groups: Groups, scales: Array, zeros: Array | None, isa: Isa, *, filled: bool,
-    bits: int = 0,
+    bits: int = 0, below: int = 0, coupled: bool = False,
 ) -> Experts:  # fmt: skip
     """``codes``, ``scales`` and ``zeros`` are [experts, N, …]; what follows is as :func:`pack_coded` takes it."""
     count, n = codes.shape[:2]
     past = -n % (isa.lanes(4) * beside(isa))
+    size = n + past
 
-    def flat(numbers: Array) -> Array:
-        if past:
-            numbers = np.concatenate([numbers, np.zeros((count, past, *numbers.shape[2:]), numbers.dtype)], axis=1)
-        return numbers.reshape(count * (n + past), -1)
+    def some(numbers: Array, first: int, last: int, nothing: int = 0) -> Array:
+        """Columns by their numbers in all experts; stacks of those may have gaps in memory, and are large."""
+        found = []
+        for expert in range(first // size, -(-last // size)):
+            begin, end = max(0, first - expert * size), min(size, last - expert * size)
+            found.append(numbers[expert, begin:end])
+            if end > n:
+                found.append(np.full((end - max(n, begin), *numbers.shape[2:]), nothing, numbers.dtype))
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
-    rows = flat(codes)
+    def flat(numbers: Array, nothing: int = 0) -> Array:
+        return some(numbers, 0, count * size, nothing) if past else numbers.reshape(count * size, -1)
+
     packed = pack_coded(
-        *(lambda first, last: rows[first:last], coding, len(rows), groups, flat(scales)),
-        None if zeros is None else flat(zeros),
+        *(lambda first, last: some(codes, first, last), coding, count * size, groups, flat(scales)),
+        None if zeros is None else flat(zeros, below),
         isa,
         filled=filled,
         bits=bits,
+        below=below,
+        coupled=coupled,
     )
     return Experts(packed, count, n)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, coupled, couples
+from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, couples
 from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
@@ -32,6 +31,7 @@ from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.tensors import ConstTensor, stand_in
+from ranvier.ops.accumulate import widened
 from ranvier.ops.contrib.moe import PLACES as MOE
 from ranvier.ops.contrib.moe import Hidden
 from ranvier.ops.contrib.quantized_moe import PLACES, ROUTER_WEIGHTS, Layer, Stored, shares_add_up
@@ -139,7 +139,7 @@ class _Visits:
             couple = asked == "int8" and couples(r.isa)
             packed = r.packs.shared(
                 *(layer.sources, ("experts", couple, layer.more, r.isa)),
-                make=lambda: _packed(layer, r.isa, couple),
+                make=lambda: layer.pack(r.isa, couple),
             )
             return visited_matmul(
                 *(views[0], views[1], packed, outs[0], self.usual, r.isa),
@@ -174,11 +174,6 @@ class _Visits:
             return cast(found, dtype)
 
         return self.b.moved([made, self.places, shares], total, dtype, (self.tokens, self.b.shape(made)[1]))
-
-
-def _packed(layer: _Linear, isa: Isa, couple: bool) -> Experts:
-    made = layer.pack(isa, couple)
-    return replace(made, all=coupled(made.all, isa)) if couple else made
 
 
 def _hidden(n: NodeView, b: Definitions, first: Value, third: Value | None) -> Value:
@@ -350,11 +345,30 @@ def _few_bits(
         raw = layer.weights.view(np.uint8)
         coding = floats.get(stored.kind) or held(stored.bits, isa, raw, layer.inputs, codes=couple)
         groups = Groups.even(layer.inputs, layer.block, coding)
-        every = range(experts)
-        less = None
-        if layer.zeros is not None:
-            less = np.stack([layer.zero_points(e) for e in every]) - np.float64(1 << (stored.bits - 1))
-        factors = np.stack([layer.factors(e) for e in every]) / np.float32(2 if coding is TWICE_E2M1 else 1)
-        return pack_experts(raw, coding, groups, factors, less, isa, filled=stored.kind != "fp8", bits=stored.width)
+        return pack_experts(
+            *(raw, coding, groups, _factors(layer, coding), _zero_points(layer), isa),
+            filled=stored.kind != "fp8",
+            bits=stored.width,
+            below=1 << (stored.width - 1),
+            coupled=couple,
+        )
 
     return _Linear(sizes.inputs, sizes.outputs, pack, sources, (stored.kind, stored.bits, stored.block), bias)
+
+
+def _factors(layer: Layer, coding: Coding) -> Array:
+    """Scales of all experts, [experts, outputs, blocks]."""
+    shape = (len(layer.weights), layer.outputs, layer.blocks)
+    if layer.stored.kind == "int" and layer.scales is not None and layer.scales.size == math.prod(shape):
+        return widened(layer.scales).astype(np.float32, copy=False).reshape(shape)  # as they are: there are many
+    factors = np.stack([layer.factors(e) for e in range(shape[0])])
+    return factors / np.float32(2) if coding is TWICE_E2M1 else factors
+
+
+def _zero_points(layer: Layer) -> Array | None:
+    if layer.zeros is None:
+        return None
+    shape = (len(layer.weights), layer.outputs, layer.blocks)
+    if layer.zeros.dtype != np.uint8 and layer.zeros.size == math.prod(shape):
+        return widened(layer.zeros).reshape(shape)
+    return np.stack([layer.zero_points(e) for e in range(shape[0])])
