@@ -18,14 +18,15 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 WIDTH, INNER, HEADS, SHARED, SIZE = 2048, 768, 32, 4, 128
 KINDS = gguf.GGMLQuantizationType
-# of a block of 256 weights: bytes, and its float16 numbers by where they are: the scale, and what minima are scaled by,
-# which makes the mean of weights zero
+# of a block of 256 weights: bytes; its float16 numbers by where they are: the scale, and what minima are scaled by,
+# which makes the mean of weights zero; and bits by their byte, how many and what they are, which let the first group
+# have the largest scale (and minimum) that there is, as quantizers do
 _BLOCKS = {
-    KINDS.Q4_K: (144, {0: 1.2e-4, 2: 9e-4}),
-    KINDS.Q6_K: (210, {208: 1.6e-5}),
-    KINDS.IQ2_XS: (74, {0: 3.5e-4}),
-    KINDS.IQ3_S: (110, {0: 1.4e-4}),
-    KINDS.IQ4_XS: (136, {0: 2e-5}),
+    KINDS.Q4_K: (144, {0: 1.2e-4, 2: 9e-4}, {4: (6, 63), 8: (6, 63)}),
+    KINDS.Q6_K: (210, {208: 1.6e-5}, {192: (8, 0x80)}),
+    KINDS.IQ2_XS: (74, {0: 3.5e-4}, {66: (4, 15)}),
+    KINDS.IQ3_S: (110, {0: 1.4e-4}, {106: (4, 15)}),
+    KINDS.IQ4_XS: (136, {0: 2e-5}, {2: (2, 0), 4: (4, 0)}),
 }
 
 
@@ -35,10 +36,12 @@ class Writer:
         self._rng = np.random.default_rng(seed)
 
     def coded(self, name: str, shape: tuple[int, ...], kind: Any) -> None:
-        size, factors = _BLOCKS[kind]
+        size, factors, largest = _BLOCKS[kind]
         blocks = self._rng.integers(0, 256, (*shape[:-1], shape[-1] // 256, size), dtype=np.uint8)
         for start, factor in factors.items():
             blocks[..., start : start + 2] = np.frombuffer(np.float16(factor).tobytes(), np.uint8)
+        for at, (bits, value) in largest.items():
+            blocks[..., at] = blocks[..., at] >> bits << bits | value if bits < 8 else value
         self.file.add_tensor(f"{name}.weight", blocks.reshape(*shape[:-1], -1), raw_dtype=kind)
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> None:

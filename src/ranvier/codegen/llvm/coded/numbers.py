@@ -29,7 +29,7 @@ from ranvier.records import dataclass
 Array = np.ndarray[Any, Any]
 STEP_BYTES = 4
 _SHARED = 256  # weights that have one step
-_USUAL = 63  # the largest integer of a run: quantizers let it be as large as its bits allow
+_USUAL = 63  # the largest integer of a run, of many files: quantizers let it be as large as its bits allow
 _HALVINGS = 8  # of integers of 8 bits
 _LOOKED_AT = 256  # runs that are tried before all are
 _ROWS = 1 << 13  # of runs at a time: what is made in between stays near the processor
@@ -189,21 +189,23 @@ def factored(
     rows = numbers.reshape(count, run)
     others = None if scales is None else np.ascontiguousarray(scales).reshape(count, run)
 
-    def taken(some: Any) -> tuple[Array, Array] | None:
+    def taken(some: Any, usual: int) -> tuple[Array, Array] | None:
         """Their integers and steps. Runs lie side by side, so that what is done to all is done to many at once."""
         turned = np.ascontiguousarray(rows[some].T)
         if others is None:
-            return _factored(turned, None)
+            return _factored(turned, None, usual)
         beside = np.ascontiguousarray(others[some].T)
         offsets = _offsets(_less(turned, below), beside, middle)
-        return _factored(offsets, _slack(offsets, beside, middle))
+        return _factored(offsets, _slack(offsets, beside, middle), usual)
 
-    if taken(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)) is None:
+    first = taken(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64), _USUAL)
+    if first is None:
         return None
+    usual = int(np.bincount(np.abs(first[0].astype(np.int16)).max(axis=0)).argmax()) or _USUAL
     integers, steps, fits = np.empty((count, run), np.int8), np.empty(count, np.float32), [True]
 
     def fill(first: int, last: int) -> None:
-        found = taken(slice(first, last)) if fits[0] else None
+        found = taken(slice(first, last), usual) if fits[0] else None
         if found is None:
             fits[0] = False
         else:
@@ -213,14 +215,14 @@ def factored(
     return (integers.reshape(n, groups), steps.reshape(n, groups // run)) if fits[0] else None
 
 
-def _factored(numbers: Array, slack: Array | None) -> tuple[Array, Array] | None:
+def _factored(numbers: Array, slack: Array | None, usual: int) -> tuple[Array, Array] | None:
     """[groups, runs] of float32: integers of each run, and the step that they are times to be the numbers, or nearly
-    so where there is a ``slack``."""
+    so where there is a ``slack``. ``usual``: the largest integer that most runs have, which is tried first."""
     above, below = numbers.max(axis=0), numbers.min(axis=0)
     most = np.where(above >= -below, above, below)  # the one that is farthest from zero
     if not np.isfinite(most).all():
         return None
-    steps = _steps(most, np.float32(_USUAL), slack is None)
+    steps = _steps(most, np.float32(usual), slack is None)
     integers, good = _multiples(numbers, slack, steps)
     left = np.flatnonzero(~good)
     if left.size:
