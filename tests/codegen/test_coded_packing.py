@@ -69,7 +69,7 @@ def generated(always: bool) -> Iterator[None]:
     """Code for all that it can pack, or for nothing."""
     with (
         mock.patch.object(packer, "LEAST_BYTES", 0 if always else 1 << 62),
-        mock.patch.object(packer, "_runs", lambda isa: isa.triple == architecture()),
+        mock.patch.object(packer, "runs", lambda isa: isa.triple == architecture()),
     ):
         yield
 

@@ -127,7 +127,7 @@ def _rows(part: Experts, group: int) -> Rows:
         return part
     found = rows_of([in_groups(whole_codes(matrix), group, WIDTHS) for matrix in part])
     if found is None:
-        raise unfit(_any(part), "groups or bits differ between experts" if part else "there are no experts")
+        raise unfit(part[0], "groups or bits differ between experts")
     return found
 
 

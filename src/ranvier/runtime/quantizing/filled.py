@@ -112,9 +112,10 @@ def _coded(rows: Rows, like: Quantized) -> _Coded | None:
     stored, given = rows.stored, rows.like
     if stored is None or math.prod(rows.shape) < _MANY or like.block[1] != given.block[1]:
         return None
-    from ranvier.codegen.llvm.coded.filling import Filling, runs  # only here: it takes time
+    from ranvier.codegen.llvm.coded.filling import Filling  # only here: it takes time
+    from ranvier.codegen.llvm.isa import available
 
-    if not runs():
+    if not available():
         return None
     middle, raised, times = 1 << (like.bits - 1), stored.codes.raised, np.float32(1)
     levels: tuple[int, ...] = ()

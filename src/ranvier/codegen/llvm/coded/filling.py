@@ -16,8 +16,8 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
-from ranvier.codegen.llvm.isa import Isa, available, host
-from ranvier.codegen.llvm.library import Kernel, kernels
+from ranvier.codegen.llvm.called import called
+from ranvier.codegen.llvm.isa import Isa, host
 from ranvier.quantize.fields import Codes, Field
 from ranvier.records import dataclass
 
@@ -41,14 +41,14 @@ class Filling:
     def function(self) -> Callable[[Array, Array], None]:
         """Code for this machine, that takes blocks [rows, blocks, size], one behind the other, and where the codes go
         [rows, bytes], bytes of a row one behind the other."""
-        native, kernel = _function(self, host())
+        native = _function(self, host())
 
         def fill(blocks: Array, into: Array) -> None:
             rows, count, size = blocks.shape
             assert size == self.codes.size and into.shape == (rows, count * self.codes.weights * self.bits // 8)
             if not into.size:
                 return
-            assert blocks.flags.c_contiguous and into.strides[1] == 1 and kernel
+            assert blocks.flags.c_contiguous and into.strides[1] == 1
             native(blocks.ctypes.data, into.ctypes.data, rows, count, into.strides[0])
 
         return fill
@@ -64,17 +64,9 @@ class Filling:
         return KernelSpec(f"fill bytes with codes of {self.bits} bits", key, emit)
 
 
-def runs() -> bool:
-    """Whether code can be made for this machine."""
-    return bool(available())
-
-
 @functools.cache
-def _function(filling: Filling, isa: Isa) -> tuple[Any, Kernel]:
-    """What to call, and what its code lives as long as."""
-    spec = filling.spec()
-    kernel = kernels([spec], isa)[spec]
-    return _SIGNATURE(kernel.address), kernel
+def _function(filling: Filling, isa: Isa) -> Any:
+    return called(filling.spec(), isa, _SIGNATURE)
 
 
 class _Filler:

@@ -14,8 +14,8 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val
+from ranvier.codegen.llvm.called import called
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.library import Kernel, kernels
 
 Array = np.ndarray[Any, Any]
 RUN = 8  # codes that are read at once: they fill bytes, whatever their bits
@@ -25,7 +25,7 @@ _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p, ctypes.c_void_p, c
 def all_levels(codes: Array, levels: tuple[float, ...], bits: int, isa: Isa) -> bool:
     """Whether bytes are full of these, of which there are runs in a row."""
     given, table = np.ascontiguousarray(codes), _pairs("others", levels, bits)
-    function, _ = _function("others", bits, isa)
+    function = _function("others", bits, isa)
     return not function(given.ctypes.data, 0, given.size // bits, table.ctypes.data)
 
 
@@ -33,7 +33,7 @@ def looked_up(codes: Array, levels: tuple[float, ...], bits: int, isa: Isa) -> A
     """Bytes that are full of codes, likewise, as bytes of positions of 4 bits."""
     found = np.empty((*codes.shape[:-1], codes.shape[-1] * 4 // bits), np.uint8)
     given, table = np.ascontiguousarray(codes), _pairs("positions", levels, bits)
-    function, _ = _function("positions", bits, isa)
+    function = _function("positions", bits, isa)
     function(given.ctypes.data, found.ctypes.data, given.size // bits, table.ctypes.data)
     return found
 
@@ -71,11 +71,8 @@ def _pairs(what: What, levels: tuple[float, ...], bits: int) -> Array:
 
 
 @functools.cache
-def _function(what: What, bits: int, isa: Isa) -> tuple[Any, Kernel]:
-    """What to call, and what its code lives as long as."""
-    spec = lookup_spec(what, bits)
-    kernel = kernels([spec], isa)[spec]
-    return _SIGNATURE(kernel.address), kernel
+def _function(what: What, bits: int, isa: Isa) -> Any:
+    return called(lookup_spec(what, bits), isa, _SIGNATURE)
 
 
 def lookup_spec(what: What, bits: int) -> KernelSpec:

@@ -21,11 +21,11 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
+from ranvier.codegen.llvm.called import called, runs
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.coupled import HALF_BITS, MIDDLES
 from ranvier.codegen.llvm.coded.shape import EACH, beside
-from ranvier.codegen.llvm.isa import Isa, available
-from ranvier.codegen.llvm.library import Kernel, kernels
+from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.transpose import turned
 from ranvier.ops.contrib.weight_only import packed
 from ranvier.parts import in_parts
@@ -85,7 +85,7 @@ class Packing:
     ) -> None:  # fmt: skip
         """``rows(first, last)`` are some of ``n``, and ``row`` bytes of each are packed to ``target``. Of numbers,
         ``less`` is taken off, and the rest of every second vector is ``times`` the same."""
-        (function, _), columns = _function(self, isa), isa.lanes(4) * beside(isa)
+        function, columns = _function(self, isa), isa.lanes(4) * beside(isa)
         units, panels = row // (4 * self.given), -(-n // columns)
         size = units * self.made * columns * 4
         assert target.nbytes >= panels * size and not target.ctypes.data % isa.vector_bytes
@@ -123,14 +123,7 @@ def _bytes(rows: Array) -> Array:
 def pays(nbytes: int, isa: Isa) -> bool:
     """Whether generated code makes so much of weights: NumPy takes about as long for less as making code does, and
     code has to run here."""
-    return nbytes >= LEAST_BYTES and _runs(isa)
-
-
-@functools.cache
-def _runs(isa: Isa) -> bool:
-    """Whether this machine has it: others are packed for to look at their code."""
-    here = [each.extensions for each in available() if (each.name, each.triple) == (isa.name, isa.triple)]
-    return any(isa.extensions <= each for each in here)
+    return nbytes >= LEAST_BYTES and runs(isa)
 
 
 _SIGNATURE = ctypes.CFUNCTYPE(
@@ -139,11 +132,8 @@ _SIGNATURE = ctypes.CFUNCTYPE(
 
 
 @functools.cache
-def _function(packing: Packing, isa: Isa) -> tuple[Any, Kernel]:
-    """What to call, and what its code lives as long as."""
-    spec = packing.spec()
-    kernel = kernels([spec], isa)[spec]
-    return _SIGNATURE(kernel.address), kernel
+def _function(packing: Packing, isa: Isa) -> Any:
+    return called(packing.spec(), isa, _SIGNATURE)
 
 
 class _Packer:
