@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.errors import InvalidConfig
+from ranvier.codegen.llvm.coded.filling import Filling
+from ranvier.errors import InvalidConfig, KernelError
 from ranvier.ops.contrib.weight_only import packed, unpacked
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.rows import rows_of
@@ -53,6 +54,17 @@ def test_they_are_those_of_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(found.codes, packed(whole.codes, whole.bits))
     np.testing.assert_array_equal(found.scales, whole.scales)
     np.testing.assert_array_equal(found.zeros, whole.zeros)
+
+
+def test_systems_that_allow_no_generated_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any) -> None:
+        raise KernelError("this system allows no generated code")
+
+    rows: Any = gguf_rows(tensor(random_blocks("Q4_K", 6, 2, 0), "Q4_K"))
+    expected = filled([rows], 256)
+    monkeypatch.setattr(module, "_MANY", 0)
+    monkeypatch.setattr(Filling, "function", refuse)
+    same(filled([rows], 256), expected)
 
 
 @pytest.mark.parametrize("many", [0, 1 << 30])

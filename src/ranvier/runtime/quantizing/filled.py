@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ranvier.errors import KernelError, NotSupported
 from ranvier.ops.contrib.weight_only import WIDTHS, packed
 from ranvier.quantize import Quantized
 from ranvier.quantize.rows import AT_A_TIME, Rows, Stored
@@ -113,10 +114,7 @@ def _coded(rows: Rows, like: Quantized) -> _Coded | None:
     if stored is None or math.prod(rows.shape) < _MANY or like.block[1] != given.block[1]:
         return None
     from ranvier.codegen.llvm.coded.filling import Filling  # only here: it takes time
-    from ranvier.codegen.llvm.isa import available
 
-    if not available():
-        return None
     middle, raised, times = 1 << (like.bits - 1), stored.codes.raised, np.float32(1)
     levels: tuple[int, ...] = ()
     if given.table is not None:
@@ -126,4 +124,8 @@ def _coded(rows: Rows, like: Quantized) -> _Coded | None:
     elif like.bits != given.bits:
         return None
     filling = Filling(stored.codes, like.bits, 0 if raised is None else middle - raised, levels)
-    return _Coded(given, stored, filling.function(), times, 0 if raised is None and not levels else middle)
+    try:
+        fill = filling.function()
+    except (KernelError, NotSupported):  # by this system, or for such a processor
+        return None
+    return _Coded(given, stored, fill, times, 0 if raised is None and not levels else middle)
