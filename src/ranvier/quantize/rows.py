@@ -48,8 +48,8 @@ class Rows:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What is the same for rows that can lie side by side."""
-        return self.shape[-1], *_kind(self.like)
+        """What is the same for rows of a shape that can lie side by side."""
+        return _kind(self.like)
 
     def in_parts(self, work: Callable[[int, int], None], weights: int | None = None) -> None:
         """``work(first, last)`` for all rows, of about so many weights at a time, by several threads."""
@@ -69,15 +69,24 @@ class Rows:
                 zeros[first:last] = found.zeros
 
         self.in_parts(put)
-        made = replace(like, codes=codes, scales=scales, zeros=zeros, scale_bytes=self.scale_bytes)
-        if len(self.shape) == 2:
-            return made
         shape, each = self.shape, (*self.shape[:-1], groups[1])
-        zeros = None if zeros is None else zeros.reshape(each)
-        block = (*(1,) * (len(shape) - 2), *like.block)
         return replace(
-            made, codes=codes.reshape(shape), scales=scales.reshape(each), zeros=zeros, block=block, axis=len(shape) - 1
+            like,
+            codes=codes.reshape(shape),
+            scales=scales.reshape(each),
+            zeros=None if zeros is None else zeros.reshape(each),
+            block=(*(1,) * (len(shape) - 2), *like.block),
+            axis=len(shape) - 1,
+            scale_bytes=self.scale_bytes,
         )
+
+
+Experts = Rows | Sequence[Quantized]  # of one linear layer: all rows; or each expert's, where blocks are no rows
+
+
+def any_of(experts: Experts) -> Quantized:
+    """What is told by the codes of any of them."""
+    return experts.like if isinstance(experts, Rows) else experts[0]
 
 
 def rows_of(given: Quantized | Sequence[Quantized]) -> Rows | None:

@@ -20,16 +20,13 @@ from ranvier.ops.contrib.quantized_moe import FLOAT4_BLOCKS
 from ranvier.ops.contrib.weight_only import WIDTHS, packed
 from ranvier.quantize import Quantized
 from ranvier.quantize.blocks import counts
-from ranvier.quantize.rows import Rows, rows_of
+from ranvier.quantize.rows import Experts, Rows, any_of, rows_of
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.filled import filled, one_by_one, room
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, in_groups, unfit
 from ranvier.runtime.quantizing.tables import whole_codes
 
 Array = np.ndarray[Any, Any]
-Experts = (
-    Rows | Sequence[Quantized]
-)  # of one linear layer: all rows, or each [outputs, inputs] where blocks are no rows
 _SQUARE = 128  # of float8 whose scale is for more than that
 
 
@@ -88,7 +85,7 @@ def _expert(layer: Quantized, k: int) -> Quantized:
     )
 
 
-def in_turns(gate: Experts, up: Experts) -> bool:
+def take_turns(gate: Experts, up: Experts) -> bool:
     """Whether both can be one linear layer: a row of the first, then one of the second."""
     return isinstance(gate, Rows) and isinstance(up, Rows) and (gate.shape, gate.kind) == (up.shape, up.kind)
 
@@ -100,7 +97,7 @@ def _integers(layers: Mapping[str, Sequence[Experts]]) -> ExpertsForm:
     sizes = [_inputs(part) for parts in layers.values() for part in parts]
     odd = next((inputs for inputs in sizes if inputs % LEAST_GROUP), None)
     if odd is not None:
-        raise unfit(_any(layers["fc1"][0]), f"{odd} features are no groups of {LEAST_GROUP}")
+        raise unfit(any_of(layers["fc1"][0]), f"{odd} features are no groups of {LEAST_GROUP}")
     group = min(MOST_GROUP, *(inputs & -inputs for inputs in sizes))  # one that divides all rows that share a scale
     attrs: dict[str, Any] = {}
     parts: dict[str, dict[str, Array]] = {}
@@ -133,10 +130,6 @@ def _rows(part: Experts, group: int) -> Rows:
 
 def _inputs(part: Experts) -> int:
     return part.shape[-1] if isinstance(part, Rows) else part[0].shape[1]
-
-
-def _any(part: Experts) -> Quantized:
-    return part.like if isinstance(part, Rows) else part[0]
 
 
 # -- small floats -----------------------------------------------------------------------------------------------------

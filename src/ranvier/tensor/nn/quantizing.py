@@ -150,19 +150,15 @@ class _Fitting:
     layer: Layer
 
     def __call__(self) -> Quantized:
-        codes = self.layer()
-        self._check(codes)
-        return codes
+        with self.opened() as codes:
+            return codes.whole() if isinstance(codes, Rows) else codes
 
     @contextmanager
     def opened(self) -> Iterator[Quantized | Rows]:
         with self.layer.opened() as codes:
-            self._check(codes)
+            if codes.shape != self.shape:
+                raise ShapeMismatch(f"{self.name}.weight has the shape {list(self.shape)}, not {list(codes.shape)}")
             yield codes
-
-    def _check(self, codes: Quantized | Rows) -> None:
-        if codes.shape != self.shape:
-            raise ShapeMismatch(f"{self.name}.weight has the shape {list(self.shape)}, not {list(codes.shape)}")
 
     @property
     def lasting(self) -> bool:

@@ -31,7 +31,7 @@ def size_of(element: str) -> int:
 
 
 def literal(element: str, value: Any) -> str:
-    """A constant as LLVM writes it; floats by their bits, so nothing is lost."""
+    """A constant as LLVM writes it; floats by their bits, so nothing is lost. Integers may have a sign or not."""
     if element == "float":
         bits = struct.unpack("<f", struct.pack("<f", _clamped(value)))[0]
         return f"0x{struct.unpack('<Q', struct.pack('<d', bits))[0]:016X}"
@@ -46,7 +46,8 @@ def literal(element: str, value: Any) -> str:
         return "true" if value else "false"
     if element == "ptr":
         return "null"
-    return str(int(value))
+    number, width = int(value), int(element[1:])
+    return str(number - (1 << width) if 1 << (width - 1) <= number < 1 << width else number)  # by the same bits
 
 
 def _clamped(value: float) -> float:

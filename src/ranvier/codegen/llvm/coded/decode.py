@@ -183,7 +183,7 @@ class Decoder:
     def _bytes(self) -> Val:
         """Levels, or what they are above the least, by their codes."""
         coding, more = self.coding, subtracted(self.isa, self.coding)
-        found = [_signed(int(level) + more) for level in coding.levels]
+        found = [int(level) + more for level in coding.levels]
         table = (found + [0] * (_TABLE - len(found))) * (self.isa.vector_bytes // _TABLE)
         return self.fn.listed("i8", table)
 
@@ -257,8 +257,3 @@ def subtracted(isa: Isa, coding: Coding) -> int:
     """What is to be subtracted from bytes as :meth:`Decoder.quads` gives them, to leave what they stand for."""
     as_they_are = dot_of(isa) is SIGNED and (coding.bits == 8 or coding.kind == "levels")
     return 0 if as_they_are else -coding.least
-
-
-def _signed(byte: int) -> int:
-    """A byte as the constant of an i8."""
-    return byte - 256 if byte > 127 else byte

@@ -95,7 +95,7 @@ class _Filler:
         assert found is not None
         if self.filling.levels:
             return self._looked_up(found)
-        return f.add(found, _signed(self.filling.added)) if self.filling.added else found
+        return f.add(found, self.filling.added) if self.filling.added else found
 
     def _field(self, block: Val, field: Field, first: int) -> Val:
         """These bits of some codes."""
@@ -111,7 +111,7 @@ class _Filler:
         return found if field.bits == 8 else f.and_(found, (1 << field.bits) - 1)
 
     def _looked_up(self, positions: Val) -> Val:
-        f, levels = self.fn, [_signed(level) for level in self.filling.levels]
+        f, levels = self.fn, list(self.filling.levels)
         if len(levels) <= _TABLE and self.lookup is not None:
             size, name = self.lookup
             kind, table = vector("i8", size), f.listed("i8", (levels + [0] * (_TABLE - len(levels))) * (size // _TABLE))
@@ -132,8 +132,8 @@ class _Filler:
         for k in range(3):
             width, room = bits << k, 8 << k
             first = sum(((1 << width) - 1) << at for at in range(0, 64, 2 * room))
-            moved = f.and_(f.lshr(words, room - width), _signed(first << width, 64))
-            words = f.or_(f.and_(words, _signed(first, 64)), moved)
+            moved = f.and_(f.lshr(words, room - width), first << width)
+            words = f.or_(f.and_(words, first), moved)
         wanted = [_WORD * word + byte for word in range(_AT_ONCE // _WORD) for byte in range(bits)]
         return f.shuffle(f.bitcast(words, self.kind), None, wanted)
 
@@ -143,9 +143,3 @@ def _lookup(isa: Isa) -> tuple[int, str] | None:
     if isa.triple == "aarch64":
         return 16, "llvm.aarch64.neon.tbl1.v16i8"
     return (32, "llvm.x86.avx2.pshuf.b") if isa.vector_bytes >= 32 else None
-
-
-def _signed(number: int, bits: int = 8) -> int:
-    """The number of so many bits with a sign that has the same bits."""
-    number &= (1 << bits) - 1
-    return number - (1 << bits) if number >> (bits - 1) else number

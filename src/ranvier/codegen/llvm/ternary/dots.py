@@ -80,7 +80,7 @@ class Fields:
 
     def __init__(self, f: Fn, kind: str) -> None:
         self.f = f
-        self.masks = [f.const(kind, _signed(LOW << 2 * k)) for k in range(4)]
+        self.masks = [f.const(kind, LOW << 2 * k) for k in range(4)]
 
     def part(self, codes: Val, k: int) -> Val:
         """Code ``k`` of every byte, 4 ** k times as large."""
@@ -89,12 +89,6 @@ class Fields:
     def low(self, codes: Val, k: int) -> Val:
         """Code ``k`` of every byte as it is."""
         return self.f.and_(self.f.lshr(codes, 2 * k) if k else codes, self.masks[0])
-
-
-def _signed(mask: int) -> int:
-    """A mask as the constant of an i32."""
-    mask &= 0xFFFFFFFF
-    return mask - (1 << 32) if mask >> 31 else mask
 
 
 UNSHIFTED_K = 1 << 18  # 128 · 128 times a quarter of this fits int32

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ranvier.errors import DTypeMismatch, InvalidInput, ShapeMismatch
 from ranvier.quantize.base import Quantized
-from ranvier.quantize.rows import Rows
+from ranvier.quantize.rows import Experts, Rows, any_of
 from ranvier.tensor.core import Tensor, as_tensor, call
 from ranvier.tensor.expr import spec
 from ranvier.tensor.manipulate import astype, reshape, stack
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ranvier.runtime.quantizing.expert_forms import ExpertsForm
 
 Weights = Quantized | Sequence[Quantized] | Reader
-Experts = Rows | Sequence[Quantized]
 Parts = Sequence[Experts]  # of a layer: one, or two whose rows stand in turns
 Layers = dict[str, Parts]
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity")
@@ -80,7 +79,7 @@ class QuantizedExperts(Coded):
         elif gate is not None:
             biases["fc1"], biases["fc3"] = gate_bias, up_bias
         self.top_k, self.normalize = top_k, normalize
-        self.schemes = tuple(dict.fromkeys(_any(parts).scheme for parts in layers.values()))
+        self.schemes = tuple(dict.fromkeys(any_of(parts[0]).scheme for parts in layers.values()))
         attrs: dict[str, Any] = {"k": top_k, "activation_type": activation, "normalize_routing_weights": int(normalize)}
         if fused or shaped:
             attrs |= {"activation_type": "swiglu", "activation_alpha": float(alpha), "activation_beta": float(beta)}
@@ -154,14 +153,14 @@ class QuantizedExperts(Coded):
 @contextmanager
 def _opened(given: Mapping[str, Weights], activation: str) -> Iterator[Layers]:
     """Codes of experts, by QMoE's names for its layers; gates and what they open are one of them if they can."""
-    from ranvier.runtime.quantizing.expert_forms import in_turns, of_experts  # only here: it takes time
+    from ranvier.runtime.quantizing.expert_forms import of_experts, take_turns  # only here: it takes time
 
     with ExitStack() as stack:
         own = {name: of_experts(stack.enter_context(opened(each))) for name, each in given.items()}
         layers: Layers = {"fc1": [own["up"]], "fc2": [own["down"]]}
         if "gate" in own:
             _check_sizes([own["gate"]], [own["up"]])
-            together = activation == "silu" and in_turns(own["gate"], own["up"])
+            together = activation == "silu" and take_turns(own["gate"], own["up"])
             layers |= {"fc1": [own["gate"], own["up"]]} if together else {"fc1": [own["gate"]], "fc3": [own["up"]]}
         yield layers
 
@@ -208,10 +207,6 @@ def _shape(parts: Parts) -> tuple[int, int, int]:
     """Of a layer with all of its parts."""
     experts, outputs, inputs = _check_sizes(parts)
     return experts, outputs * len(parts), inputs
-
-
-def _any(parts: Parts) -> Quantized:
-    return parts[0].like if isinstance(parts[0], Rows) else parts[0][0]
 
 
 def _check_layers(layers: Layers, fused: bool) -> tuple[int, int, int]:
