@@ -19,7 +19,6 @@ from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, R
 from ranvier.dtypes import DType
 from ranvier.ops.contrib.levels import IQ4_LEVELS
 from ranvier.ops.contrib.weight_only import packed
-from tests.codegen.coupled_oracle import coupled
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
 
 Array = np.ndarray[Any, Any]
@@ -138,8 +137,6 @@ def product(
     if out is None:
         shape = (*a.shape[:-1], b.n)
         out = aligned(int(np.prod(shape, dtype=np.int64)) * 4).view(F32).reshape(shape)
-    if accuracy == "int8":
-        b = coupled(b, isa)  # as the provider has them
     av, ov = view_of(a), view_of(out, "output")
     launches = coded_matmul(av, b, ov, isa, accuracy=accuracy, threads=threads, epilogue=epilogue)
     bound = {av.storage: a, ov.storage: out, **{v.storage: x for v, x in operands}}
@@ -313,7 +310,7 @@ def test_groups_of_uneven_length_take_little_room() -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_bytes_that_are_full_give_the_same(isa: Isa, bits: int) -> None:
     """Whole panels and less, groups of whole words and others, and an order of k."""
-    coding, rng = held(bits, isa, np.empty((0, 1), np.uint8), 0, codes=True), np.random.default_rng(bits)
+    coding, rng = held(bits, isa, np.empty((0, 1), np.uint8), 0), np.random.default_rng(bits)
     raised = np.uint8(coding.middle - (1 << (bits - 1)))  # what stands for the same in more bits
     for n, (k, group), listed in itertools.product([1, 40, 600], [(64, 32), (96, 48), (60, 20), (200, 24)], [0, 1]):
         codes = rng.integers(0, 1 << bits, (n, k)).astype(np.uint8)
@@ -387,7 +384,7 @@ def test_rows_that_are_not_numbers_stay_so() -> None:
 
 
 def test_scales_that_halves_can_hold_are_kept_as_such() -> None:
-    assert Weights(Coding(4), 64, 20, 32, ISAS[0], half=True).packed.scales.layout == Layout(DType.float16)
+    assert Weights(Coding(4), 128, 20, 64, ISAS[0], half=True).packed.scales.layout == Layout(DType.float16)
     assert Weights(Coding(4), 64, 20, 32, ISAS[0]).packed.scales.layout == Layout(DType.float32)
 
 

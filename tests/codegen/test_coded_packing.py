@@ -164,7 +164,7 @@ def test_experts_whose_columns_fill_no_panel(isa: Isa, held: str) -> None:
     def made(always: bool) -> CodedB:
         with generated(always):
             about = (coding, groups, scales, zeros, isa)
-            return pack_experts(rows, *about, filled=True, bits=bits, below=8, coupled=True).all
+            return pack_experts(rows, *about, filled=True, bits=bits, below=8).all
 
     assert bytes_of(made(True)) == bytes_of(made(False))
 
@@ -175,11 +175,14 @@ def test_columns_past_the_last_of_an_expert_subtract_nothing() -> None:
     about = {"filled": True, "below": 8}
     groups = Groups.even(64, 32, coding)
     assert pack_experts(rows, coding, groups, scales, np.full_like(scales, 8), isa, **about).all.less is None  # type: ignore[arg-type]
-    less = pack_experts(rows, coding, groups, scales, np.full_like(scales, 9.5), isa, **about).all.less  # type: ignore[arg-type]
+    packed = pack_experts(rows, coding, groups, scales, np.full_like(scales, 9.5), isa, **about).all  # type: ignore[arg-type]
+    less = packed.less
     assert less is not None
     assert less.numbers.storage.array is not None
     columns = less.numbers.storage.array.swapaxes(1, 2).reshape(2, -1, 2)
-    np.testing.assert_array_equal(columns[:, :5], np.float32(1.5 + (less.middle or 0)))  # or an offset, of scales of 1
+    times = np.where(packed.coupled & (np.arange(5) >= packed.lanes), 16, 1)[:, None]  # of the second of two vectors
+    expected = np.broadcast_to(np.float32(1.5 + (less.middle or 0)) * times, (2, 5, 2))  # or an offset, of scales of 1
+    np.testing.assert_array_equal(columns[:, :5], expected)
     assert not columns[:, 5:].any()
 
 
@@ -194,7 +197,7 @@ def test_rows_of_a_wider_matrix_and_many_threads(isa: Isa) -> None:
         with generated(always):
             groups = Groups.even(2048, 32, Coding(4))
             about = (Coding(4), 3000, groups, scales, scales, isa)
-            return pack_coded(lambda a, b: rows[a:b], *about, filled=True, below=8, coupled=True)
+            return pack_coded(lambda a, b: rows[a:b], *about, filled=True, below=8)
 
     assert bytes_of(made(True)) == bytes_of(made(False))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm.coded import Coding, Groups, couples, pack_coded
+from ranvier.codegen.llvm.coded import Coding, Groups, pack_coded
 from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.coded.lookup import positions
 from ranvier.codegen.llvm.coded.tables import table_of
@@ -59,13 +59,11 @@ def test_no_codes_and_any_codes() -> None:
 @ways
 @cases
 def test_they_are_held_in_four_bits(isa: Isa, table: Array, bits: int) -> None:
-    """Where bytes are multiplied; where products of those pick lanes, only if activations are bytes too."""
+    """Where bytes are multiplied."""
     stored = packed(codes_of(table, bits), bits)
-    coding = held(bits, isa, stored, K, codes=True)
+    coding = held(bits, isa, stored, K)
     assert (coding.kind, coding.bits) == (("levels", 4) if multiplies_bytes(isa) else ("integers", bits))
-    exact = held(bits, isa, stored, K, codes=False)
-    assert (exact == coding) if not couples(isa) else exact == Coding(8)
-    other = held(bits, isa, packed(np.zeros((N, K), np.uint8), bits), K, codes=True)
+    other = held(bits, isa, packed(np.zeros((N, K), np.uint8), bits), K)
     assert other == Coding(bits)
 
 
@@ -85,7 +83,7 @@ def test_products_are_those_of_the_integers(isa: Isa, table: Array, bits: int, m
         return product(a, made, isa, accuracy="int8")
 
     for less in (None, zeros.astype(np.float64)):
-        found = with_coding(held(bits, isa, stored, K, codes=True), less)
+        found = with_coding(held(bits, isa, stored, K), less)
         if multiplies_bytes(isa):
             np.testing.assert_array_equal(found, with_coding(Coding(bits), less))
         weights = unpacked(stored, bits).astype(np.float64) - (1 << (bits - 1))

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups
-from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
+from ranvier.codegen.llvm.coded.visited import pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.visits import VISIT, most_visits, sort_visits, sorted_rows
-from tests.codegen.coupled_oracle import coupled
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
 from tests.codegen.test_coded import CODINGS, KEPT, meaning, stepped, ways
 
@@ -106,12 +105,9 @@ class Case:
         a[:] = x[order // choices]
         out = aligned(len(order) * n * 4).view(F32).reshape(-1, n)
         out[:] = 77.0
-        packed = self.packed
-        if accuracy == "int8":
-            packed = Experts(coupled(packed.all, isa), packed.count, packed.n)  # as the provider has them
         av, vv, ov = view_of(a), view_of(visits), view_of(out, "output")
         launches = visited_matmul(
-            *(av, vv, packed, ov, usual, isa),
+            *(av, vv, self.packed, ov, usual, isa),
             aligned=align > 1, threads=split, accuracy=accuracy,
         )  # fmt: skip
         runner = Runner(launches, isa, {av.storage: a, vv.storage: visits, ov.storage: out}, split=split, poison=0xFF)

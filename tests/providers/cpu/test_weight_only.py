@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import ranvier as rv
-from ranvier.codegen.llvm.coded import CodedB, Coding, couples, pack_coded
+from ranvier.codegen.llvm.coded import CodedB, Coding, pack_coded
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import host
 from ranvier.dtypes import DType
@@ -185,8 +185,7 @@ def test_levels_of_a_known_table_are_read_as_positions(monkeypatch: pytest.Monke
                 rtol=off,
                 atol=100 * off,
             )
-        few = multiplies_bytes(host()) and (level == 4 or not couples(host()))
-        assert [coding.bits for coding in taken] == [4 if few else 8, 8]
+        assert [coding.bits for coding in taken] == [4 if multiplies_bytes(host()) else 8, 8]
         taken.clear()
 
 

@@ -33,8 +33,7 @@ _AT_A_TIME = 1 << 16  # pairs of vectors
 
 
 def couples(isa: Isa) -> bool:
-    """Whether 4-bit codes that meet codes of 8 bits are read so: products are of signed bytes, and vectors of a panel
-    lie side by side."""
+    """Whether 4-bit codes are read so: products are of signed bytes, and vectors of a panel lie side by side."""
     return dot_of(isa) is SIGNED and beside(isa) % 2 == 0
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding, Piece
+from ranvier.codegen.llvm.coded.coupled import HALF_BITS, MIDDLES
 from ranvier.codegen.llvm.coded.shape import EACH, beside
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
@@ -21,10 +22,12 @@ _HALF_OWN, _HALF_LACKS = 0xBF80, 8
 
 
 class Decoder:
-    """Writes the code that decodes; ``table`` is a name for a constant array where one is needed."""
+    """Writes the code that decodes; ``table`` is a name for a constant array where one is needed. ``coupled``: codes
+    of two vectors share bytes (``coupled.py``)."""
 
-    def __init__(self, fn: Fn, isa: Isa, coding: Coding, table: str) -> None:
+    def __init__(self, fn: Fn, isa: Isa, coding: Coding, table: str, *, coupled: bool = False) -> None:
         self.fn, self.isa, self.coding = fn, isa, coding
+        self.by_fours = coupled or coding.parts > 1  # words are taken apart to bytes, and those to single codes
         self.lanes = isa.lanes(4)
         self.kind = vector("float", self.lanes)
         self.permutes = isa.triple == "x86_64" and self.lanes >= 8
@@ -47,14 +50,17 @@ class Decoder:
             else:
                 self.memory = Val(fn, "ptr", fn.module.table(table, "float", coding.levels))
 
-    def words(self, at: Val) -> list[Val]:
+    def words(self, at: Val, second: Val | None = None) -> list[Val]:
         """The words at an address, once for each byte of theirs; or the floats in them, where several are decoded at
-        once; or, of words that have parts, fours of k as bytes.
+        once; or, of words that have parts and of vectors that are coupled, fours of k as bytes. ``second``: whether a
+        vector is the second of such two, one or zero (of 32 bits).
 
         Where only the lowest bits of an index count, loading from the next byte on does what a shift by eight would do:
         the units that load have time, and those that compute have not. What follows the last word has to be readable.
         """
         f, kind = self.fn, vector("i32", self.lanes)
+        if second is not None:
+            return self._own_halves(at, second)
         first, *others = self.parts(at)
         if others:
             return self.quads([first, *others])
@@ -65,6 +71,13 @@ class Decoder:
         if len(self.tables) != 1:
             return [first] * 4
         return [first, *(f.load(kind, f.gep(at, byte), 1) for byte in range(1, 4))]
+
+    def _own_halves(self, at: Val, second: Val) -> list[Val]:
+        f, size, kind = self.fn, self.isa.vector_bytes, vector("i32", self.lanes)
+        first = f.gep(at, f.i64(0) - f.cast(second, "i64") * size)
+        flip, shift = (f.splat(second * number, self.lanes) for number in (MIDDLES << HALF_BITS, HALF_BITS))
+        both = [f.load(kind, f.gep(first, k * size), size) for k in range(2)]
+        return [f.and_(f.lshr(f.xor(each, flip), shift), ((1 << HALF_BITS) - 1) * EACH) for each in both]
 
     def parts(self, at: Val) -> list[Val]:
         """The parts of words at an address."""
@@ -80,7 +93,7 @@ class Decoder:
             index = words[k % 4]
             return self._permuted(f.lshr(index, bits * (k // 4)) if k >= 4 else index)
         word, shift = words[0], 8 * (k % 4) + bits * (k // 4)
-        if self.coding.parts > 1:
+        if self.by_fours:
             word, shift, bits = words[k // 4], 8 * (k % 4), 8
         if self.coding.kind in _FLOATS:
             return self._float8(word, shift)

@@ -8,7 +8,6 @@ are positions in it, which take 4.
 from __future__ import annotations
 
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.coupled import couples
 from ranvier.codegen.llvm.coded.tables import Array, table_of
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
@@ -16,12 +15,9 @@ from ranvier.codegen.llvm.isa import Isa
 _HELD = {3: 4, 5: 6}
 
 
-def held(bits: int, isa: Isa, stored: Array, k: int, *, codes: bool) -> Coding:
-    """``stored``: bytes that are full of codes, the low bits first, ``k`` of them and anything behind those in a row.
-    ``codes``: activations are codes of 8 bits. Where products of those pick lanes, others are four times as many
-    instructions, which wait for no memory: there codes of 6 bits only cost more, and so do tables."""
+def held(bits: int, isa: Isa, stored: Array, k: int) -> Coding:
+    """``stored``: bytes full of codes, the low bits first, ``k`` of them and anything behind those in a row."""
     found = _HELD.get(bits, bits)
-    waits = codes or not couples(isa)
-    if found > 4 and waits and multiplies_bytes(isa) and (table := table_of(stored, bits, k, isa)) is not None:
+    if found > 4 and multiplies_bytes(isa) and (table := table_of(stored, bits, k, isa)) is not None:
         return Coding(4, "levels", table)
-    return Coding(8 if found == 6 and not waits else found)
+    return Coding(found)

@@ -141,13 +141,13 @@ def pack_coded(
     filled: bool = False,
     bits: int = 0,
     below: int = 0,
-    coupled: bool = False,
+    coupled: bool = True,
 ) -> CodedB:
     """``codes(first, last)`` gives those of some columns, [columns, K] of uint8 (of floats, where those are stored), or
     ``filled`` bytes: codes of ``bits``, or as many as the coding has (:func:`held` says which holds them), the low bits
     first, anything behind the last of K. ``scales`` (float32) and ``zeros`` are [N, groups]; what is subtracted from
     the values of codes are zeros less what they are ``below`` of. ``coupled``: codes of two columns share a byte where
-    they can."""
+    that is how kernels read them best."""
     if groups.given is not None:
         scales = scales[:, groups.given]
         zeros = None if zeros is None else zeros[:, groups.given]

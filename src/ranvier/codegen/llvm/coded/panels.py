@@ -99,7 +99,7 @@ def many_rows(p: Problem, b: CodedB, isa: Isa, threads: int, floats: type[Plan] 
         Dim.DECODED: decoded,
         Dim.BUFFERS: buffers,
     }
-    spec = Unpacking(b.coding, b.scaling, pairs).spec()
+    spec = Unpacking(b.coding, b.scaling, pairs, b.coupled).spec()
     scratch = decoded + buffers + multiply.scratch
     tiles = p.entries * row_groups * panels.cut.count
     return [
@@ -127,9 +127,10 @@ class Unpacking:
     coding: Coding
     scaling: Scaling
     pairs: bool
+    coupled: bool
 
     def spec(self) -> KernelSpec:
-        key = ("coded panels", *self.coding.key, *self.scaling.key, self.pairs)
+        key = ("coded panels", *self.coding.key, *self.scaling.key, self.pairs, self.coupled)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             _Panels(module.kernel(symbol), isa, self, f"{symbol}_levels").emit()
@@ -144,7 +145,7 @@ class _Panels(Launched):
         self.isa, self.kernel = isa, kernel
         self.lanes = isa.lanes(4)
         self.words = vector("i32", self.lanes)
-        self.decoder = Decoder(fn, isa, kernel.coding, table)
+        self.decoder = Decoder(fn, isa, kernel.coding, table, coupled=kernel.coupled)
         self.places = Places(fn, isa)
 
     def emit(self) -> None:
@@ -182,14 +183,17 @@ class _Panels(Launched):
         steps = coding.per_word // (2 if self.kernel.pairs else 1)  # rows of the panel that a word makes
         factors = Factors(f, self.decoder, self.places, self.kernel.scaling)
         offsets = self.kernel.scaling.middle is not None
+        scales, zeros = self.buf(Buf.SCALES), self.buf(Buf.ZEROS)
         with f.loop(0, width) as v:
+            second = f.cast(f.and_(first + v, 1), "i32") if self.kernel.coupled else None
             stream = self.places.codes(codes, first + v, groups * words * coding.parts)
             target = f.gep(f.args["scratch"], v * size)
             with f.loop(0, groups) as group:
-                scale, added = factors.of(self.buf(Buf.SCALES), self.buf(Buf.ZEROS), first + v, groups, group)
+                scale, added = factors.of(scales, zeros, first + v, groups, group, second=second)
                 begin = group * words
                 with f.loop(begin, begin + words) as word:
-                    found = self.decoder.words(f.gep(stream, word * (self.places.step * coding.parts)))
+                    here = f.gep(stream, word * (self.places.step * coding.parts))
+                    found = self.decoder.words(here, second)
                     values = []
                     for k in range(coding.per_word):
                         value = self.decoder.value(found, k)

@@ -3,9 +3,11 @@
 Besides, what depends on a row and a group alone: sums of activations, where zero points are taken out of sums of
 products; and codes of 8 bits with the step between them, where those are multiplied instead.
 
-"digits" are activations to the full, for instructions that multiply bytes: as integers below 2^30 times a power of two
-that a group shares, in four signed digits of 8 bits. What is at least a 64th of the group's largest is exact, anything
-smaller is off by 2^-31 of the largest at most. A row with something that is not finite has NaN as its step.
+"digits" are activations to the full, for instructions that multiply bytes: as integers below 2^31 times a power of two
+that a group shares, in four signed digits of 8 bits. Three of them are off by 2^-23 of the group's largest at most, and
+sums of floats lose as much. The lowest ones lie apart. They count where most of a group's activations are so small
+beside its largest that their first digit says nothing: then what is at least a 128th of the largest is exact, and
+anything smaller off by 2^-31 of it. A row with something that is not finite has NaN as its step.
 """
 
 from __future__ import annotations
@@ -17,25 +19,31 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.decode import subtracted
 from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.shape import EACH
 from ranvier.codegen.llvm.control import Launched, batch_offsets
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type
 from ranvier.codegen.llvm.gemm.problem import Problem
+from ranvier.codegen.llvm.integer.dots import multiply_add
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Form = Literal["plain", "sums", "codes", "digits"]
-DIGITS = 4
-ABOUT = (
-    4  # 32-bit numbers about a group of codes: their step, -middle * sum (an integer), their sum as a float, nothing
-)
-DIGITS_ABOUT = (
-    8  # likewise of digits: their step, -middle * sum of each kind of digit, the sum of all as a float, nothing
-)
+DIGITS = 3  # that lie side by side; the lowest of all follow behind the row's others
+# 32-bit numbers about a group of codes: their step, -middle * sum (an integer), their sum as a float, nothing
+ABOUT = 4
+# likewise of digits: their step, -middle * sum of each kind, the sum of all as a float; then of the lowest their step
+# (zero where they do not count), -middle * sum and sum
+DIGITS_ABOUT = 8
+LOWEST_ABOUT = 2 + DIGITS
 _WORK = {"plain": 4.0, "sums": 6.0, "codes": 40.0, "digits": 80.0}  # for an element, in operations on floats
 _MOST = 127.0
-_BITS = 30  # of the integers that become digits
+_BITS = 31  # of the integers that become digits
+# Digits go up to 127, so integers only to 0x7F7F7F7F: numbers nearer than this to a power of two, by the bits of their
+# fraction, count as that power.
+_ROOM = 1 << 17
+_SMALL = float(1 << 24)  # what is below has no first digit
 _CARRY = 0x00808080  # added, it makes digits below zero borrow from the next
 # positions in dims
 _GROUPS, _LENGTH, _MIDDLE, _STEP, _RANK, _BATCH = range(6)
@@ -136,7 +144,8 @@ class _Rows(Launched):
                 if self.form == "codes":
                     self._codes(f.gep(rows, self.first), f.gep(about, group * (4 * ABOUT)))
                 elif self.form == "digits":
-                    self._digits(f.gep(rows, self.first * DIGITS), f.gep(about, group * (4 * DIGITS_ABOUT)))
+                    lowest = f.gep(rows, groups * self.length * DIGITS + self.first)
+                    self._digits(f.gep(rows, self.first * DIGITS), lowest, f.gep(about, group * (4 * DIGITS_ABOUT)))
                 else:
                     self._floats(f.gep(rows, self.first, "float"), f.gep(about, group, "float"))
         f.ret()
@@ -196,33 +205,46 @@ class _Rows(Launched):
             most.set(f.max_(most.get(), f.unary("fabs", self._load(at))))
         return f.reduce("fmaximum", most.get())
 
-    def _digits(self, rows: Val, about: Val) -> None:
-        """Digits of one kind of four consecutive k lie side by side, the lowest kind first."""
+    def _digits(self, rows: Val, lowest: Val, about: Val) -> None:
+        """Digits of one kind of four consecutive k lie side by side, the lower kind first."""
         f, words = self.fn, vector("i32", self.width)
-        largest = self._largest()
-        exponent = f.lshr(f.bitcast(largest, "i32"), 23)
-        finite = f.cmp("slt", exponent, 255)
-        exponent = f.max_(exponent, _BITS)  # a step is no smaller than the smallest normal number
+        bits = f.bitcast(self._largest(), "i32")
+        finite = f.cmp("slt", bits, 255 << 23)
+        # a step is no smaller than the smallest normal number
+        exponent = f.max_(f.lshr(bits + _ROOM, 23), _BITS)
         factor = f.bitcast(f.shl(f.const("i32", 2 * 127 + _BITS - 1) - exponent, 23), "float")
         step = f.bitcast(f.shl(exponent - (_BITS - 1), 23), "float")
         wide = f.splat(factor, self.width)
-        sums = [f.var(words, f.const(words, 0)) for _ in range(DIGITS)]
-        across = [16 * part + 4 * k + kind for part in range(self.width // 4) for kind in range(4) for k in range(4)]
+        nothing = f.const(words, 0)
+        sums, some, small = (f.var(words, nothing) for _ in range(3))
+        kinds = 1 + DIGITS
+        fours = [4 * (part + k) + kind for part in range(0, self.width, 4) for kind in range(kinds) for k in range(4)]
         with f.loop(0, self.length, self.width) as at:
             scaled = f.unary("roundeven", self._load(at) * wide)
-            fine = f.cmp("olt", f.unary("fabs", scaled), float(1 << _BITS))
-            whole = f.cast(f.select(fine, scaled, 0.0), "i32")
-            digits = f.xor(whole + _CARRY, _CARRY)
-            for kind, total in enumerate(sums):
-                top = f.shl(digits, 24 - 8 * kind) if kind < DIGITS - 1 else digits
-                total.set(total.get() + f.ashr(top, 24))
-            bytes_ = f.bitcast(digits, vector("i8", 4 * self.width))
-            f.store(f.shuffle(bytes_, None, across), f.gep(rows, at * DIGITS), 4)
+            size = f.unary("fabs", scaled)
+            whole = f.cast(f.select(f.cmp("olt", size, float(1 << _BITS)), scaled, 0.0), "i32")
+            is_some, is_small = f.cmp("ogt", size, 0.0), f.cmp("olt", size, _SMALL)
+            some.set(some.get() + f.cast(is_some, "i32"))
+            small.set(small.get() + f.cast(f.and_(is_some, is_small), "i32"))
+            digits = f.bitcast(f.xor(whole + _CARRY, _CARRY), vector("i8", 4 * self.width))
+            beside = f.bitcast(f.shuffle(digits, None, fours), words)
+            sums.set(multiply_add(f, self.isa, sums.get(), f.const(words, EACH), beside))
+            f.store(f.shuffle(beside, None, [k for k in range(self.width) if k % kinds]), f.gep(rows, at * DIGITS), 4)
+            f.store(f.shuffle(beside, None, range(0, self.width, kinds)), f.gep(lowest, at), 4)
+        total = sums.get()
+        while total.lanes > kinds:
+            half = total.lanes // 2
+            total = f.shuffle(total, None, range(half)) + f.shuffle(total, None, range(half, 2 * half))
+        least, *others = (f.extract(total, kind) for kind in range(kinds))
         middle = f.cast(self.dim(_MIDDLE), "i32")
-        f.store(f.select(finite, step, f.const("float", float("nan"))), about)
+        f.store(f.select(finite, step * 256.0, f.const("float", float("nan"))), about)
         everything = f.const("float", 0.0)
-        for kind in reversed(range(DIGITS)):
-            count = f.reduce("add", sums[kind].get())
+        for kind, count in reversed(list(enumerate(others))):
             f.store(count * middle, f.gep(about, 4 + 4 * kind))
             everything = f.fma(everything, f.const("float", 256.0), f.cast(count, "float"))
         f.store(everything, f.gep(about, 4 + 4 * DIGITS))
+        about = f.gep(about, 4 * LOWEST_ABOUT)
+        counts = f.cmp("sgt", f.reduce("add", small.get() + small.get() - some.get()), 0)
+        f.store(f.select(counts, step, f.const("float", 0.0)), about)
+        f.store(least * middle, f.gep(about, 4))
+        f.store(f.cast(least, "float"), f.gep(about, 8))

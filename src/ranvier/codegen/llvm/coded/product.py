@@ -25,11 +25,16 @@ Accuracy = Literal["float32", "bfloat16", "int8"]
 # From so many rows on, decoding a panel once for all of them costs less than decoding it in every pass.
 _MANY = {"float32": 33, "bfloat16": 12, "int8": 33}
 _MANY_SHORT = 9  # the same of float32 with vectors of 16 bytes: more than a pass takes
-# Up to so many rows, by bytes of a vector, meet weights as digits: a weight meets four digits of an activation in a
-# quarter of an instruction each, and is decoded by half of one. Long vectors of floats soon outdo that.
-_DIGIT_ROWS = {16: 8, 32: 32, 64: 2}
-_DIGIT_GROUP = 32  # of shorter ones half as many rows: four sums of a group become one number, and there are more
-_DIGIT_COLUMNS = 128  # from so many on, making digits of a row costs less than it saves
+# Up to so many rows, by bytes of a vector and least k of groups, meet weights as digits. A weight meets three digits
+# of an activation in a quarter of an instruction each, and is decoded by half of one; what a group costs at its end is
+# three times as much as with floats, whose panels are decoded only once. More rows would take much memory as digits.
+_DIGIT_ROWS = {
+    16: {0: 6, 32: 12, 64: 24, 128: 48},
+    32: {0: 16, 32: 32},
+    64: {0: 2, 32: 16, 128: 64},
+}
+_COUPLED_ROWS = {0: 12, 32: 24, 64: 48, 128: 256}  # where columns share bytes
+_DIGIT_COLUMNS = {16: 48, 32: 128, 64: 128}  # from so many on, making digits of a row costs less than it saves
 
 
 def many_from(isa: Isa, accuracy: Accuracy) -> int:
@@ -41,8 +46,12 @@ def takes_digits(b: CodedB, rows: int, isa: Isa) -> bool:
     """Whether so many rows, taken to the full, are multiplied as digits of 8 bits."""
     if not (b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)):
         return False
-    short = b.words * b.coding.per_word < _DIGIT_GROUP
-    return b.n >= _DIGIT_COLUMNS and rows <= _DIGIT_ROWS[isa.vector_bytes] // (2 if short else 1)
+    return b.n >= _DIGIT_COLUMNS[isa.vector_bytes] and rows <= _digit_rows(b, isa)
+
+
+def _digit_rows(b: CodedB, isa: Isa) -> int:
+    by_group = _COUPLED_ROWS if b.coupled else _DIGIT_ROWS[isa.vector_bytes]
+    return by_group[max(least for least in by_group if least <= b.words * b.coding.per_word)]
 
 
 def coded_matmul(
@@ -65,17 +74,17 @@ def coded_matmul(
     p = folded(problem_of(a, sizes, out, epilogue, 1.0))
     pairs = accuracy != "float32" and multiplies_pairs(isa)
     integers = accuracy == "int8" and b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)
-    assert integers or not b.coupled
     # products of bytes outdo those of floats at any number of rows, but for what the matrix unit multiplies
     stays = integers and not suits(isa, DType.bfloat16, DType.bfloat16)
     many = many_from(isa, "int8" if integers else "bfloat16" if pairs else "float32")
-    if b.n > 1 and not stays and p.m >= many:
+    digits = not integers and takes_digits(b, p.m, isa)
+    if b.n > 1 and not stays and not (digits and not pairs) and p.m >= many:
         return _many(p, b, isa, threads, pairs)
     if integers:
         prepared = prepare(p, b, isa, "codes")
         if suits_unpacked(b, p.m, isa):
             return [*prepared.launches, by_unpacked(p, b, prepared, isa, threads)]
-    elif takes_digits(b, p.m, isa):
+    elif digits:
         prepared = prepare(p, b, isa, "digits")
         return [*prepared.launches, few_rows(p, b, prepared, isa, threads, "digits")]
     elif b.less is not None:

@@ -4,11 +4,13 @@ A pass takes some rows and some panels; every panel is a stream of its own throu
 unscaled, and join the total with the group's scale. Totals gather in scratch, and a finish kernel stores them.
 
 With activations as codes of 8 bits, four k are multiplied by an instruction for integers: sums of a group are exact.
-With activations as four digits each, a row is four rows of codes whose sums of a group become one number.
+With activations as three digits each, a row is three rows of codes whose sums of a group become one number; the lowest
+digits are a fourth, for the groups where they count.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from enum import IntEnum
@@ -23,7 +25,7 @@ from ranvier.codegen.llvm.coded.factors import Factors
 from ranvier.codegen.llvm.coded.numbers import Scaling
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.places import Places
-from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, Prepared
+from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, LOWEST_ABOUT, Prepared
 from ranvier.codegen.llvm.coded.shape import LINE
 from ranvier.codegen.llvm.control import Launched, batch_offsets, quotient
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
@@ -115,6 +117,15 @@ class Pass:
         return DIGITS if self.activations == "digits" else 1
 
 
+@dataclass(frozen=True)
+class Lines:
+    """Numbers that are multiplied with the codes of a pass: so many, side by side, stand for an activation."""
+
+    digits: int
+    rows: list[Val]  # where those of each row are
+    about: list[Val]  # and what is known about their groups
+
+
 def fits_bytes(b: CodedB) -> bool:
     """Whether sums of a group, of codes times codes of 8 bits, fit 32 bits."""
     return b.words * b.coding.per_word << (b.coding.reach.bit_length() + 7) < 1 << 31
@@ -141,8 +152,7 @@ def few_rows(
     p: Problem, b: CodedB, prepared: Prepared, isa: Isa, threads: int, activations: Activations, most: int = MOST_ROWS
 ) -> Launch:  # fmt: skip
     """``most``: rows of a pass."""
-    assert activations == "codes" or not b.coupled
-    table = _COUPLED if b.coupled else _WIDE if isa.registers >= 32 else _NARROW
+    table = _COUPLED if b.coupled and activations == "codes" else _WIDE if isa.registers >= 32 else _NARROW
     rows = Cut.of(p.m, min(most, max(table))).size
     panels = _INTEGER_PANELS if activations == "codes" and rows == 1 else table[rows]
     if activations == "digits":
@@ -221,15 +231,13 @@ class PassDriver(Launched):
         self.isa, self.kernel = isa, kernel
         self.lanes = isa.lanes(4)
         self.kind, self.words = vector("float", self.lanes), vector("i32", self.lanes)
-        self.decoder = Decoder(fn, isa, kernel.coding, table)
+        self.decoder = Decoder(fn, isa, kernel.coding, table, coupled=kernel.coupled)
         self.places = Places(fn, isa)
         self._factors = Factors(fn, self.decoder, self.places, kernel.scaling)
         assert self.places.beside == 1 or self.places.beside % kernel.panels == 0
         self.picks = kernel.integers and dot_of(isa) is SIGNED  # products pick lanes of what rows' registers hold
         self.quads = kernel.coding.quads
         self.step = self.places.step * kernel.coding.parts  # bytes from one word of a vector to the next
-        # words whose activations fill a register of a row: one load for all of them
-        self.span = min(kernel.together, max(1, self.lanes // (self.quads * kernel.digits))) if self.picks else 1
         self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
         self.place = fn.stack("i64", 6)
 
@@ -277,46 +285,67 @@ class PassDriver(Launched):
         """Totals of one pass. Rows past the end repeat the last one; nobody looks at their sums."""
         f, rows, kernel = self.fn, self.kernel.rows, self.kernel
         groups, words = self.dim(Dim.GROUPS), self.dim(Dim.WORDS)
-        left, about = self.pointers(row)
+        lines = Lines(kernel.digits, *self.pointers(row))
         deep = groups * words
         streams = self.streams(panel, deep, panels)
         if self.picks:
             self.decoder.hold_masks()
         totals = [[f.var(self.kind, f.const(self.kind, 0.0)) for _ in range(panels)] for _ in range(rows)]
-        kind = self.words if kernel.integers else self.kind
-        lines = rows * kernel.digits
-        left = [f.gep(row, 4 * d) for row in left for d in range(kernel.digits)]
-        splits = _SPLITS if lines * panels <= _FEW else 1
-        sums = [[[f.var(kind) for _ in range(panels)] for _ in range(lines)] for _ in range(splits)]
         with f.loop(0, groups) as group:
-            for r in range(lines):
-                begins = f.const(kind, 0)
-                if kernel.integers:
-                    numbers = f.gep(about[r // kernel.digits], group * self.about_bytes)
-                    less = f.load("i32", f.gep(numbers, 4 + 4 * (r % kernel.digits)))
-                    begins = f.splat(less + WHOLE_BITS if kernel.as_floats else less, self.lanes)
-                for number, part in enumerate(sums):
-                    for acc in part[r]:
-                        acc.set(begins if not number else f.const(kind, 0))
-            begin = group * words
-            ahead = self._ahead(begin, deep, panels)
+            ahead = self._ahead(group * words, deep, panels)
             self._ask_for_scales(panel, group, groups, panels)
-            if kernel.once:
-                self._turn(begin, left, streams, sums, ahead)
-            else:
-                with f.loop(begin, begin + words, kernel.together) as word:
-                    self._turn(word, left, streams, sums, ahead)
-            for part in sums[1:]:
-                for r, v in itertools.product(range(lines), range(panels)):
-                    sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
-            found = [self._numbers([part.get() for part in line]) for line in sums[0]]
-            for v in range(panels):
-                gathered = [[found[r * kernel.digits + d][v] for d in range(kernel.digits)] for r in range(rows)]
-                self.join(panel, v, group, about, gathered, [totals[r][v] for r in range(rows)])
+            self._group(panel, group, lines, streams, totals, ahead)
+            if kernel.activations == "digits":
+                with f.if_(self._lowest_count(lines, group)):
+                    self._group(panel, group, self._lowest(lines, deep), streams, totals, None)
         for r in range(rows):
             for v in range(panels):
                 place = f.gep(f.args["scratch"], (r * panels + v) * self.isa.vector_bytes)
                 self.keep(totals[r][v], place)
+
+    def _lowest(self, lines: Lines, deep: Val) -> Lines:
+        f = self.fn
+        behind = deep * (self.kernel.coding.per_word * DIGITS)
+        return Lines(1, [f.gep(x, behind) for x in lines.rows], [f.gep(x, 4 * LOWEST_ABOUT) for x in lines.about])
+
+    def _lowest_count(self, lines: Lines, group: Val) -> Val:
+        """Whether the lowest digits count in a group of any row: their step is something then."""
+        f = self.fn
+        where = (f.gep(f.gep(x, group * self.about_bytes), 4 * LOWEST_ABOUT) for x in lines.about)
+        return f.cmp("ne", functools.reduce(f.or_, [f.load("i32", x) for x in where]), 0)
+
+    def _group(
+        self, panel: Val, group: Val, lines: Lines, streams: list[Val], totals: list[list[Var]], ahead: Val | None
+    ) -> None:  # fmt: skip
+        """What a group adds to totals."""
+        f, kernel, words = self.fn, self.kernel, self.dim(Dim.WORDS)
+        panels, digits = len(streams), lines.digits
+        kind = self.words if kernel.integers else self.kind
+        count = len(lines.rows) * digits
+        splits = _SPLITS if count * panels <= _FEW else 1
+        sums = [[[f.var(kind) for _ in range(panels)] for _ in range(count)] for _ in range(splits)]
+        for r in range(count):
+            begins = f.const(kind, 0)
+            if kernel.integers:
+                numbers = f.gep(lines.about[r // digits], group * self.about_bytes)
+                less = f.load("i32", f.gep(numbers, 4 + 4 * (r % digits)))
+                begins = f.splat(less + WHOLE_BITS if kernel.as_floats else less, self.lanes)
+            for number, part in enumerate(sums):
+                for acc in part[r]:
+                    acc.set(begins if not number else f.const(kind, 0))
+        begin = group * words
+        if kernel.once:
+            self._turn(panel, begin, lines, streams, sums, ahead)
+        else:
+            with f.loop(begin, begin + words, kernel.together) as word:
+                self._turn(panel, word, lines, streams, sums, ahead)
+        for part in sums[1:]:
+            for r, v in itertools.product(range(count), range(panels)):
+                sums[0][r][v].set(sums[0][r][v].get() + part[r][v].get())
+        found = [self._numbers([part.get() for part in line]) for line in sums[0]]
+        for v in range(panels):
+            gathered = [[found[r + d][v] for d in range(digits)] for r in range(0, count, digits)]
+            self.join(panel, v, group, lines.about, gathered, [row[v] for row in totals])
 
     def pointers(self, row: Val) -> tuple[list[Val], list[Val]]:
         """Where the rows of a pass are, and what is known about them."""
@@ -355,47 +384,57 @@ class PassDriver(Launched):
             f.prefetch(self.places.entry(self.buf(Buf.SCALES), *where, self.kernel.scaling.scale, v))
 
     def _turn(
-        self, word: Val, left: list[Val], streams: list[Val], sums: list[list[list[Var]]], ahead: Val
-    ) -> None:  # fmt: skip
-        f, step = self.fn, self.step
-        later = word * step + ahead
-        for stream in streams if self.places.beside == 1 else streams[:1]:
-            for line in range(0, step * self.kernel.together, LINE):
-                f.prefetch(f.gep(f.gep(stream, later), line))
-        for first in range(0, self.kernel.together, self.span):
-            held = self._picked(word + first if first else word, left) if self.picks else None
-            for k in range(first, first + self.span):
+        self,
+        panel: Val,
+        word: Val,
+        lines: Lines,
+        streams: list[Val],
+        sums: list[list[list[Var]]],
+        ahead: Val | None,
+    ) -> None:
+        f, step, together = self.fn, self.step, self.kernel.together
+        if ahead is not None:
+            later = word * step + ahead
+            for stream in streams if self.places.beside == 1 else streams[:1]:
+                for line in range(0, step * together, LINE):
+                    f.prefetch(f.gep(f.gep(stream, later), line))
+        # words whose activations fill registers of a row: one load for all of them
+        span = min(together, self.lanes // math.gcd(self.lanes, self.quads * lines.digits)) if self.picks else 1
+        for first in range(0, together, span):
+            held = self._picked(word + first if first else word, lines, span) if self.picks else None
+            for k in range(first, first + span):
                 here = None if held is None else [row[(k - first) * self.quads :][: self.quads] for row in held]
-                self._word(word + k if k else word, left, streams, sums, here)
+                self._word(panel, word + k if k else word, lines, streams, sums, here)
 
     def _word(
         self,
+        panel: Val,
         word: Val,
-        left: list[Val],
+        lines: Lines,
         streams: list[Val],
         sums: list[list[list[Var]]],
         picked: list[list[Val]] | None,
     ) -> None:
-        f, coding, digits = self.fn, self.kernel.coding, self.kernel.digits
+        f, coding, digits = self.fn, self.kernel.coding, lines.digits
         here = [f.gep(s, word * self.step) for s in streams]
         if self.kernel.integers:
             words = [self.decoder.parts(at) for at in here]
             quads = self._coupled(words) if self.kernel.coupled else [self.decoder.quads(each) for each in words]
-            for i in range(self.quads):
-                for r, row in enumerate(left):
-                    if picked is not None:
-                        wide = picked[r][i]
-                    else:
-                        four = f.load("i32", f.gep(f.gep(row, word * (coding.per_word * digits)), 4 * i * digits))
-                        wide = f.splat(four, self.lanes)
-                    for v, found in enumerate(quads):
-                        acc = sums[i % len(sums)][r][v]
-                        acc.set(multiply_add(f, self.isa, acc.get(), found[i], wide))
+            rows = [f.gep(row, word * (coding.per_word * digits)) for row in lines.rows] if picked is None else []
+            for i, r in itertools.product(range(self.quads), range(len(lines.rows) * digits)):
+                if picked is not None:
+                    wide = picked[r][i]
+                else:
+                    four = f.load("i32", f.gep(rows[r // digits], 4 * (i * digits + r % digits)))
+                    wide = f.splat(four, self.lanes)
+                for v, found in enumerate(quads):
+                    acc = sums[i % len(sums)][r][v]
+                    acc.set(multiply_add(f, self.isa, acc.get(), found[i], wide))
             return
-        codes = [self.decoder.words(at) for at in here]
+        codes = [self.decoder.words(at, self._second(panel, v)) for v, at in enumerate(here)]
         for k in range(coding.per_word):
             values = [self.decoder.value(each, k) for each in codes]
-            for r, row in enumerate(left):
+            for r, row in enumerate(lines.rows):
                 x = f.load("float", f.gep(f.gep(row, word * (4 * coding.per_word)), 4 * k))
                 wide = f.splat(x, self.lanes)
                 for v, value in enumerate(values):
@@ -407,13 +446,13 @@ class PassDriver(Launched):
         pairs = [[word for (word,) in words[v : v + 2]] for v in range(0, len(words), 2)]
         return [quads for pair in pairs for quads in ([self.decoder.low(each) for each in pair], pair)]
 
-    def _picked(self, word: Val, left: list[Val]) -> list[list[Val]]:
+    def _picked(self, word: Val, lines: Lines, span: int) -> list[list[Val]]:
         """Quads of every line for ``span`` words: those of a row, all of its digits, lie side by side."""
-        f, digits = self.fn, self.kernel.digits
+        f, digits = self.fn, lines.digits
         found: list[list[Val]] = []
-        for row in left[::digits]:
+        for row in lines.rows:
             at = f.gep(row, word * (self.kernel.coding.per_word * digits))
-            quads = spread_groups(f, self.isa, at, self.span * self.quads * digits)
+            quads = spread_groups(f, self.isa, at, span * self.quads * digits)
             found += [quads[d::digits] for d in range(digits)]
         return found
 
@@ -430,7 +469,7 @@ class PassDriver(Launched):
                 for lower in reversed(gathered[:-1]):
                     found = f.fma(found, 256.0, lower)
                 numbers = f.gep(where, group * self.about_bytes)
-                step, whole = numbers, f.gep(numbers, 4 + 4 * kernel.digits)
+                step, whole = numbers, f.gep(numbers, 4 + 4 * len(gathered))
                 if more is not None:
                     found = f.fma(more, self._wide(whole), found * scale)
                     total.set(f.fma(found, self._wide(step), total.get()))
@@ -446,7 +485,15 @@ class PassDriver(Launched):
 
     def factors(self, panel: Val, v: int, group: Val) -> tuple[Val, Val | None]:
         """The scales of a vector's group; and what is added, as often as activations say."""
-        return self._factors.of(self.buf(Buf.SCALES), self.buf(Buf.ZEROS), panel, self.dim(Dim.GROUPS), group, v)
+        where = panel, self.dim(Dim.GROUPS), group, v
+        return self._factors.of(self.buf(Buf.SCALES), self.buf(Buf.ZEROS), *where, second=self._second(panel, v))
+
+    def _second(self, panel: Val, v: int) -> Val | None:
+        """Whether a vector is the second of two that are coupled, where each is decoded by itself."""
+        f = self.fn
+        if not self.kernel.coupled or self.kernel.integers:
+            return None
+        return f.cast(f.and_(panel + v, 1), "i32")
 
     def _wide(self, at: Val) -> Val:
         """A float for all columns."""
@@ -471,7 +518,8 @@ class PassDriver(Launched):
     def keep(self, total: Var, place: Val) -> None:
         """Store a total for the finish kernel."""
         made = total.get()
-        self.fn.store(made * (1 / FACTOR) if self.kernel.coupled else made, place, self.isa.vector_bytes)
+        larger = self.kernel.coupled and self.kernel.integers
+        self.fn.store(made * (1 / FACTOR) if larger else made, place, self.isa.vector_bytes)
 
     def number(self, total: Val) -> Val:
         """An exact sum as a float; where it is the low bits of one, a subtraction does what a conversion would."""

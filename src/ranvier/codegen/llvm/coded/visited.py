@@ -49,7 +49,7 @@ class Experts:
 
 def pack_experts(
     codes: Array, coding: Coding, groups: Groups, scales: Array, zeros: Array | None, isa: Isa, *, filled: bool,
-    bits: int = 0, below: int = 0, coupled: bool = False,
+    bits: int = 0, below: int = 0,
 ) -> Experts:  # fmt: skip
     """``codes``, ``scales`` and ``zeros`` are [experts, N, …]; what follows is as :func:`pack_coded` takes it."""
     count, n = codes.shape[:2]
@@ -76,7 +76,6 @@ def pack_experts(
         filled=filled,
         bits=bits,
         below=below,
-        coupled=coupled,
     )
     return Experts(packed, count, n)
 
@@ -99,7 +98,6 @@ def visited_matmul(
     typical = replace(p, m=usual)
     integers = accuracy == "int8" and b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)
     digits = not integers and takes_digits(b, usual, isa)
-    assert integers or not b.coupled
     traffic = float(visits.shape[0] * b.nbytes)
     # experts have more rows or fewer, so that passes are not full: decoding panels pays a little earlier
     if not (integers or digits) and aligned and b.n > 1 and 4 * usual >= 3 * many_from(isa, "float32"):

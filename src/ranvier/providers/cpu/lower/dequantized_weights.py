@@ -53,7 +53,7 @@ class Weight:
     def n(self) -> int:
         return int(self.codes.shape[0 if self.turned else 1])
 
-    def packed(self, r: Realiser, couple: bool) -> CodedB:
+    def packed(self, r: Realiser) -> CodedB:
         coding = _CODINGS[self.codes.dtype]
         matrix = self.codes.numpy() if self.turned else self.codes.numpy().T
         groups = Groups.even(self.k, self.block, coding)
@@ -70,7 +70,7 @@ class Weight:
             return (part.astype(np.int16) + (0 if unsigned else coding.middle)).astype(np.uint8)
 
         scales = self._spread(self.scales.numpy())
-        return pack_coded(some, coding, self.n, groups, scales, zeros, r.isa, coupled=couple)
+        return pack_coded(some, coding, self.n, groups, scales, zeros, r.isa)
 
     def _spread(self, numbers: Array) -> Array:
         found = numbers.astype(np.float32)

@@ -18,7 +18,7 @@ from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups, couples
+from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups
 from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.coded.visited import Experts, pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
@@ -61,7 +61,7 @@ class _Linear:
 
     inputs: int
     outputs: int
-    pack: Callable[[Isa, bool], Experts]  # and whether 4-bit codes of two columns will share a byte
+    pack: Callable[[Isa], Experts]
     sources: Sequence[ConstTensor | None]
     more: Hashable
     bias: Value | None
@@ -136,11 +136,7 @@ class _Visits:
 
         def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
             asked: Accuracy = "int8" if r.target.int8_activations else accuracy
-            couple = asked == "int8" and couples(r.isa)
-            packed = r.packs.shared(
-                *(layer.sources, ("experts", couple, layer.more, r.isa)),
-                make=lambda: layer.pack(r.isa, couple),
-            )
+            packed = r.packs.shared(layer.sources, ("experts", layer.more, r.isa), make=lambda: layer.pack(r.isa))
             return visited_matmul(
                 *(views[0], views[1], packed, outs[0], self.usual, r.isa),
                 aligned=self.align == ALIGNED,
@@ -275,7 +271,7 @@ def _floats(n: NodeView, experts: int, weights: int, bias: int) -> _Linear:
     count, outputs, inputs = content.shape
     coding = _STORED[content.dtype]
 
-    def pack(isa: Isa, couple: bool) -> Experts:
+    def pack(isa: Isa) -> Experts:
         floats, groups = content.numpy(), Groups.even(inputs, inputs, coding)
         return pack_experts(floats, coding, groups, np.ones((count, outputs, 1), np.float32), None, isa, filled=False)
 
@@ -340,17 +336,16 @@ def _few_bits(
         raise Declined("weights that are no numbers")
     floats = {"fp8": Coding(8, "e4m3"), "fp4": TWICE_E2M1, "nvfp4": TWICE_E2M1}
 
-    def pack(isa: Isa, couple: bool) -> Experts:
+    def pack(isa: Isa) -> Experts:
         layer = layer_of([None if each is None else each.numpy() for each in sources])
         raw = layer.weights.view(np.uint8)
-        coding = floats.get(stored.kind) or held(stored.bits, isa, raw, layer.inputs, codes=couple)
+        coding = floats.get(stored.kind) or held(stored.bits, isa, raw, layer.inputs)
         groups = Groups.even(layer.inputs, layer.block, coding)
         return pack_experts(
             *(raw, coding, groups, _factors(layer, coding), _zero_points(layer), isa),
             filled=stored.kind != "fp8",
             bits=stored.width,
             below=1 << (stored.width - 1),
-            coupled=couple,
         )
 
     return _Linear(sizes.inputs, sizes.outputs, pack, sources, (stored.kind, stored.bits, stored.block), bias)

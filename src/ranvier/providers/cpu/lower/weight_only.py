@@ -18,7 +18,7 @@ from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, couples, pack_coded
+from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
 from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.loops.ir import Epilogue, Expr
@@ -62,14 +62,13 @@ def product(
     n: NodeView,
     b: Definitions,
     columns: int,
-    pack: Callable[[Realiser, bool], CodedB],
+    pack: Callable[[Realiser], CodedB],
     sources: Sequence[ConstTensor | None],
     more: Hashable,
     accuracy: Accuracy,
     bias: Value | Use | None = None,
 ) -> None:
-    """``pack`` makes the weights of ``sources``, once for all ``more`` that they depend on; it is told whether 4-bit
-    codes of two columns are to share a byte."""
+    """``pack`` makes the weights of ``sources``, once for all ``more`` that they depend on."""
     x, shape, dtype = n.input(0), n.out_shape(), n.out_dtype()
     inner = b.shape(x)
     if not inner:
@@ -83,11 +82,7 @@ def product(
         asked: Accuracy = "int8" if r.target.int8_activations else accuracy
         if asked == "float32" and left.dtype is DType.bfloat16:  # rounded already
             asked = "bfloat16"
-        couple = asked == "int8" and couples(r.isa)
-        packed = r.packs.shared(
-            *(sources, ("coded", n.op, more, couple, r.isa)),
-            make=lambda: pack(r, couple),
-        )
+        packed = r.packs.shared(sources, ("coded", n.op, more, r.isa), make=lambda: pack(r))
         return coded_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads, accuracy=asked)
 
     def fold(strides: Sequence[int]) -> tuple[int, int, int] | None:
@@ -144,9 +139,9 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
 
     accuracy = LEVELS.get(int(n.attr("accuracy_level", 0)), "float32")
 
-    def pack(r: Realiser, couple: bool) -> CodedB:
+    def pack(r: Realiser) -> CodedB:
         rows = codes.numpy().reshape(columns, -1)
-        coding = held(bits, r.isa, rows, k, codes=r.target.int8_activations or accuracy == "int8")
+        coding = held(bits, r.isa, rows, k)
         if group_of is None or np.array_equal(group_of, np.arange(k) // block):
             groups = Groups.even(k, block, coding)
         else:
@@ -158,7 +153,6 @@ def matmul_nbits(n: NodeView, b: Definitions) -> None:
             filled=True,
             bits=bits,
             below=1 << (bits - 1),
-            coupled=couple,
         )
 
     product(n, b, columns, pack, (codes, scales, zeros, listed), (bits, block, k), accuracy, _bias(n, 5, columns))
@@ -195,7 +189,7 @@ def matmul_bnb4(n: NodeView, b: Definitions) -> None:
     # blocks run over the flattened weight: what divides them and rows has one scale
     group = math.gcd(block, k)
 
-    def pack(r: Realiser, couple: bool) -> CodedB:
+    def pack(r: Realiser) -> CodedB:
         coding = Coding(4, "levels", tuple(float(x) for x in levels))
         starts = np.arange(0, rows * k, group) // block
         scales = largest.numpy().reshape(-1).astype(np.float32)[starts].reshape(rows, k // group)
@@ -249,7 +243,7 @@ def matmul_fp8(n: NodeView, b: Definitions) -> None:
     columns, k = codes.shape
     _blocks(k, columns, scales, block)
 
-    def pack(r: Realiser, couple: bool) -> CodedB:
+    def pack(r: Realiser) -> CodedB:
         raw, factors = codes.numpy().view(np.uint8), scales.numpy().astype(np.float32)
         groups = Groups.even(k, block, coding)
         return pack_coded(lambda first, last: raw[first:last], coding, columns, groups, factors, None, r.isa)
@@ -265,7 +259,7 @@ def matmul_fp4(n: NodeView, b: Definitions) -> None:
     columns, k = codes.shape[0], 2 * codes.shape[1]
     _blocks(k, columns, steps, block)
 
-    def pack(r: Realiser, couple: bool) -> CodedB:
+    def pack(r: Realiser) -> CodedB:
         rows, groups = codes.numpy(), Groups.even(k, block, TWICE_E2M1)
         factors = steps.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
         factors = factors * np.float32(whole.numpy().reshape(-1)[0])
