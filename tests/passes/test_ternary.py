@@ -10,8 +10,10 @@ import pytest
 
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, WeightError
+from ranvier.formats import onnx
 from ranvier.graph.ir import Graph
 from ranvier.graph.rewrite import GraphOps
+from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import Symbol, TensorType
 from ranvier.graph.verify import verify
 from ranvier.ops import annotate, complete, evaluate
@@ -296,3 +298,15 @@ def test_models_of_blocks_agree_with_their_rows():
         np.testing.assert_array_equal(node.inputs[1].const.numpy(), pack_codes(w))
         results.append(node.inputs[2].const.numpy())
     assert all(r.shape == () and r == np.float32(0.5) for r in results)
+
+
+def test_weights_that_became_codes_are_not_saved_beside_them(tmp_path):
+    """Those that another node reads stay."""
+    graph, x, ops = start(32)
+    alone, shared = (graph.add_constant(ConstTensor.of(numbers(32, 32)), name) for name in ("alone", "shared"))
+    graph.outputs = [ops.Add(ops.MatMul(ops.MatMul(x, alone), shared), ops.Neg(shared))]
+    convert_to_bitnet(graph)
+    verify(graph)
+    assert "alone" not in graph.constants and "shared" in graph.constants
+    onnx.save(graph, tmp_path / "ternary.onnx")
+    assert (tmp_path / "ternary.onnx").stat().st_size < 32 * 32 * 4 + 3000

@@ -89,8 +89,17 @@ def convert_to_bitnet(
         done.append(found.name)
         x = node.input(0)
         assert x is not None
+        before = [v for v in node.inputs[1:] if v is not None and v.const is not None and v.producer is None]
         bypass(node, _bitlinear(builder(node, _ORIGIN), x, weights, found.depth, found.bias), _ORIGIN)
+        _forget(before)
     return done
+
+
+def _forget(constants: Sequence[Value]) -> None:
+    """Weights that nobody reads any more would be saved beside their codes."""
+    for value in dict.fromkeys(constants):
+        if value.graph is not None and not value.uses and not value.is_graph_output:
+            value.graph.remove_constant(value)
 
 
 def _bitlinear(ops: GraphOps, x: Value, weights: Weights, depth: int, bias: Value | Array | None) -> Value:

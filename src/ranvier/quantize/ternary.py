@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from ranvier.dtypes import DType, of
+from ranvier.errors import DTypeMismatch
 from ranvier.ops.own.bitlinear import LEAST, quantized_tokens
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
@@ -25,13 +27,20 @@ class Ternary:
     def quantize(self, array: Array) -> Quantized:
         values, dtype = real_numbers(array, np.float32)
         scale = np.float32(max(float(np.abs(values).mean(dtype=np.float64)) if values.size else 0.0, LEAST))
-        codes = np.clip(np.rint(values / scale), -1, 1).astype(np.int8)
+        levels = np.divide(values, scale, out=values)  # in the copy that is there already: layers may be large
+        codes = np.clip(np.rint(levels, out=levels), -1, 1, out=levels).astype(np.int8)
         block = tuple(max(1, d) for d in values.shape)
         scales = np.full((1,) * values.ndim, scale, np.float32)
         return Quantized(self.name, codes, scales, block, 2, dtype=dtype)
 
 
 def token_codes(activations: Array) -> tuple[Array, Array]:
-    """int8 codes of activations as BitLinear makes them, and the scale of each token: a number is ``code * scale``."""
-    codes, factor = quantized_tokens(activations)
-    return codes, np.float32(1.0) / factor
+    """int8 codes of activations as BitLinear makes them, and the scale of each token: a number is ``code * scale``,
+    which is NaN for all of a token that has a NaN or an infinity."""
+    given = np.asarray(activations)
+    kind = of(given)
+    if kind.is_complex or kind is DType.string or not given.ndim:
+        raise DTypeMismatch(f"a token is a row of real numbers, not {kind}{list(given.shape)}")
+    with np.errstate(all="ignore"):
+        codes, factor = quantized_tokens(given)
+        return codes, np.float32(1.0) / factor

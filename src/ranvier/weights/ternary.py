@@ -35,16 +35,20 @@ def gguf_ternary(tensor: _Blocks) -> Quantized:
     kind, shape = tensor.info.encoding, tensor.info.shape
     if kind not in _SIZES or tensor.raw is None or len(shape) != 2:
         raise WeightError(f"tensor {tensor.info.name!r} ({kind}, {list(shape)}) is no matrix of TQ1_0 or TQ2_0")
-    return decoded(np.asarray(tensor.raw.read()), kind, (shape[0], shape[1]))
+    try:
+        return decoded(np.asarray(tensor.raw.read()), kind, (shape[0], shape[1]))
+    except WeightError as error:
+        raise WeightError(f"tensor {tensor.info.name!r}: {error}") from None
 
 
-def decoded(data: Array, kind: str, shape: tuple[int, int]) -> Quantized:
+def decoded(data: Array | bytes, kind: str, shape: tuple[int, int]) -> Quantized:
     """What blocks of bytes hold."""
-    n, k = shape
-    size = _SIZES[kind]
-    if k % _BLOCK or data.size != n * (k // _BLOCK) * size:
-        raise WeightError(f"{kind}: {n} x {k} weights do not fit in {data.size} bytes")
-    blocks = np.ascontiguousarray(data, np.uint8).reshape(n, k // _BLOCK, size)
+    if kind not in _SIZES:
+        raise WeightError(f"{kind} is no kind of ternary blocks (known: {', '.join(_SIZES)})")
+    (n, k), flat, size = _matrix(kind, shape), _bytes(kind, data), _SIZES[kind]
+    if k % _BLOCK or flat.size != n * (k // _BLOCK) * size:
+        raise WeightError(f"{kind}: {n} x {k} weights do not fit in {flat.size} bytes")
+    blocks = flat.reshape(n, k // _BLOCK, size)
     scales = np.ascontiguousarray(blocks[..., -2:]).view("<f2")[..., 0].astype(np.float32)
     codes = (_two_bits if kind == "TQ2_0" else _base_three)(blocks[..., :-2])
     if codes.max(initial=0) > 2:
@@ -72,10 +76,8 @@ def _base_three(blocks: Array) -> Array:
 def i2s(data: Array | bytes, shape: tuple[int, int]) -> Quantized:
     """A tensor [N, K] of I2_S in the order of x86: of 128 weights, byte m has m, 32 + m, 64 + m and 96 + m from the
     high bits on; after all codes comes the scale, and padding."""
-    n, k = shape
+    (n, k), flat = _matrix("I2_S", shape), _bytes("I2_S", data)
     count = n * k
-    given = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
-    flat = np.ascontiguousarray(given, np.uint8).reshape(-1)
     if count % 128 or flat.size < count // 4 + 4:
         raise WeightError(f"I2_S: {n} x {k} weights and a scale do not fit in {flat.size} bytes")
     blocks = flat[: count // 4].reshape(-1, 1, 32)
@@ -83,4 +85,27 @@ def i2s(data: Array | bytes, shape: tuple[int, int]) -> Quantized:
     if codes.max(initial=0) > 2:
         raise WeightError("I2_S: a ternary code is 0, 1 or 2; 3 was found")
     scale = flat[count // 4 : count // 4 + 4].view("<f4").astype(np.float32).reshape(1, 1)
+    if not np.isfinite(scale).all():
+        raise WeightError(f"I2_S: a scale of {scale.item()}; the bytes are in another order, or of other weights")
     return Quantized("ternary", codes.reshape(n, k).astype(np.int8) - np.int8(1), scale, (n, k), 2, axis=1)
+
+
+def _matrix(kind: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) != 2 or min(shape) < 0:
+        raise WeightError(f"{kind}: ternary weights are a matrix, not {list(shape)}")
+    return shape[0], shape[1]
+
+
+def _bytes(kind: str, data: Any) -> Array:
+    """The bytes one after another; numbers of another type are none, and would be read as some."""
+    given = data if isinstance(data, np.ndarray) else _buffer(kind, data)
+    if given.dtype.kind not in "iu" or given.itemsize != 1:
+        raise WeightError(f"{kind}: bytes are expected, not {given.dtype}")
+    return np.ascontiguousarray(given).reshape(-1).view(np.uint8)
+
+
+def _buffer(kind: str, data: Any) -> Array:
+    try:
+        return np.frombuffer(data, np.uint8)
+    except (TypeError, ValueError) as error:
+        raise WeightError(f"{kind}: bytes are expected, not {type(data).__name__}") from error

@@ -1,8 +1,9 @@
 """Weights that were made ternary on the fly, by the content they were made from.
 
 Sessions come and go, and several parts of a model may hold the same weights: what was made is kept as BitLinear has it,
-in 2 bits, the least recently used going first, and sessions beside each other have it once. That weights are not
-ternary is kept too: it takes as long to find out, and a model is asked about whenever a session is made.
+in 2 bits, the least recently used going first, and sessions beside each other have it once. Nobody can write to it, so
+what kernels make of it is shared as well. That weights are not ternary is kept too: it takes as long to find out, and a
+model is asked about whenever a session is made.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class TernaryCache:
                 return self._made[key]
             self.misses += 1
         made = layer.weights()
+        if made is not None:
+            made.codes.flags.writeable = False  # as it is, not as a view of it, graphs take it for a constant
         if _size(made) > self._limit:
             return made
         with self._lock:

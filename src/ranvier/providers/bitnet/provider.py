@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ranvier.codegen.definitions.defs import Declined
 from ranvier.errors import InvalidConfig
 from ranvier.graph.extract import extract
 from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import Type
+from ranvier.ops import TypeInference
 from ranvier.ops.own.bitlinear import DOMAIN
 from ranvier.passes.ternary import convert_to_bitnet, two_bit_layer
 from ranvier.providers.base import Claim, CompileContext, Decline, GraphView, ProviderCapability, Subgraph
@@ -70,11 +70,12 @@ class BitNetProvider(CpuProvider):
         copy.metadata.update(part.graph.metadata)
         inputs = _in_order(part, copy)
 
-        convert_to_bitnet(copy, wanted=lambda layer: layer.coded, quantize=self.cache.weights)
+        for each in list(copy.all_graphs()):  # branches that the part decides about by itself are inside of it
+            convert_to_bitnet(each, wanted=lambda layer: layer.coded, quantize=self.cache.weights)
         given = set(inputs)
         constants = [v for v in copy.constants.values() if v not in given]
         standing = Subgraph(tuple(copy), (*inputs, *constants), tuple(copy.outputs), copy)
-        return StandIn(self, ctx, super().compile(standing, ctx))
+        return StandIn(self, ctx, super().compile(standing, ctx), part)
 
     def _has_ternary_layers(self, graph: Graph) -> bool:
         """Is there a BitLinear, or a layer that is one in another form, also in a body of control flow?"""
@@ -90,21 +91,39 @@ class BitNetProvider(CpuProvider):
 
 
 class StandIn(CpuKernel):
-    """A part in whose place another stands, with operands and results in the same order: only the call meets it, and
-    what is said about values of the part tells nothing about its own."""
+    """A part in whose place another stands, with operands, nodes and results in the same order: what is known of values
+    of the one is known of those of the other."""
 
-    def __init__(self, provider: BitNetProvider, ctx: CompileContext, plain: CpuKernel) -> None:
+    def __init__(self, provider: BitNetProvider, ctx: CompileContext, plain: CpuKernel, part: Subgraph) -> None:
         super().__init__(plain.part, ctx, plain.target, ctx.allocator or provider.allocator())
         self._provider = provider
+        self._own: dict[Value, Value] = dict(zip(part.inputs, self.part.inputs))
+        for node, own in zip(part.nodes, self.part.nodes, strict=True):
+            self._own.update(zip(node.outputs, own.outputs))
 
     def narrowed(self, part: Subgraph) -> CpuKernel:
         return self._provider.compile(part, self._ctx)
 
     def bind(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Bound | None:
-        return None
+        found = self._found(types, known)
+        return super().bind(found.types, found.values)
 
     def grow(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> BoundSpan:
-        raise Declined("another part stands for this one")
+        found = self._found(types, known)
+        return super().grow(found.types, found.values, span)
+
+    def _found(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> TypeInference:
+        """What is known of the part, about the values of the one that stands there."""
+        found = TypeInference()
+        found.types.update((own, types[value]) for value, own in self._own.items() if value in types)
+        found.values.update((own, known[value]) for value, own in self._own.items() if value in known)
+        for value in self.part.inputs:
+            if value.const is not None:
+                found.know(value)
+        for node in self.part.nodes:
+            if node.has_subgraphs:  # of what is in there nothing is known yet
+                found.visit(node)
+        return found
 
 
 def _in_order(part: Subgraph, copy: Graph) -> list[Value]:

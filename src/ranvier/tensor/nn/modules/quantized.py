@@ -90,6 +90,8 @@ class QuantizedLinear(_Matrix):
         return found if self.bias is None else add(found, self.bias)
 
     def _computed(self, x: Tensor) -> Tensor:
+        if self._kind == "BitLinear":  # scales in float32 whatever its tokens are: in 16 bits it would be another scale
+            return call(self._op, (x, *self._parts()), x.dtype, (*x.shape[:-1], self.out_features))
         codes, *others = self._parts(x.dtype)
         if self._kind == "MatMul":
             return matmul(x, astype(codes, x.dtype))
