@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm import isa as isas
 from ranvier.codegen.llvm.coded.coding import Coding
+from ranvier.codegen.llvm.coded.driver import PassDriver
 from ranvier.codegen.llvm.coded.numbers import Layout, Scaling
-from ranvier.codegen.llvm.coded.rows import Pass, PassDriver
+from ranvier.codegen.llvm.coded.passes import Pass
 from ranvier.codegen.llvm.coded.unpacked import Unpacked
 from ranvier.codegen.llvm.compiler import assembly
 from ranvier.codegen.llvm.conv import ConvShape

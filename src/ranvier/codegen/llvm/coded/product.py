@@ -9,8 +9,9 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.amx.micro import suits
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
+from ranvier.codegen.llvm.coded.passes import fits_bytes
 from ranvier.codegen.llvm.coded.prepare import copied, given, prepare, readable
-from ranvier.codegen.llvm.coded.rows import few_rows, fits_bytes
+from ranvier.codegen.llvm.coded.rows import few_rows
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
 from ranvier.codegen.llvm.gemm.problem import Problem, folded, problem_of

@@ -16,9 +16,10 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.builder import Val, Var, vector
 from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import subtracted
+from ranvier.codegen.llvm.coded.driver import PassDriver
 from ranvier.codegen.llvm.coded.pack import CodedB
+from ranvier.codegen.llvm.coded.passes import Dim, Pass, pass_launch, stays_small
 from ranvier.codegen.llvm.coded.prepare import Prepared
-from ranvier.codegen.llvm.coded.rows import Dim, Pass, PassDriver, pass_launch, stays_small
 from ranvier.codegen.llvm.gemm.blocks import Cut
 from ranvier.codegen.llvm.gemm.problem import Problem
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, multiply_add, spread_groups

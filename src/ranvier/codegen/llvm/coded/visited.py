@@ -10,9 +10,10 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.pack import Array, CodedB, Groups, pack_coded
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
+from ranvier.codegen.llvm.coded.passes import Activations, fits_bytes
 from ranvier.codegen.llvm.coded.prepare import Form, Prepared, given, prepare, readable
 from ranvier.codegen.llvm.coded.product import Accuracy, many_from, takes_digits
-from ranvier.codegen.llvm.coded.rows import MOST_ROWS, Activations, few_rows, fits_bytes
+from ranvier.codegen.llvm.coded.rows import MOST_ROWS, few_rows
 from ranvier.codegen.llvm.coded.shape import beside
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.coded.visiting import ALIGNED, FewRows, ManyRows, Steps, visit_launch

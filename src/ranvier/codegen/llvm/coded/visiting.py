@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val
-from ranvier.codegen.llvm.coded import panels, rows
+from ranvier.codegen.llvm.coded import panels, passes
 from ranvier.codegen.llvm.control import Launched
 from ranvier.codegen.llvm.gemm import driver
 from ranvier.codegen.llvm.isa import Isa
@@ -122,14 +122,14 @@ class Front(Launched):
 
 
 class FewRows(Front):
-    """In front of passes (``rows.py``), whose tiles are shares of the panels for all rows."""
+    """In front of passes (``driver.py``), whose tiles are shares of the panels for all rows."""
 
     name = "few rows"
-    by_row = (("row", rows.Buf.ROWS), ("about", rows.Buf.ABOUT), ("out", rows.Buf.OUT))
-    by_expert = (("codes", rows.Buf.CODES), ("scales", rows.Buf.SCALES), ("zeros", rows.Buf.ZEROS))
+    by_row = (("row", passes.Buf.ROWS), ("about", passes.Buf.ABOUT), ("out", passes.Buf.OUT))
+    by_expert = (("codes", passes.Buf.CODES), ("scales", passes.Buf.SCALES), ("zeros", passes.Buf.ZEROS))
 
     def tiles(self, height: Val, share: Val) -> tuple[Val, Val]:
-        self.tell(height, [rows.Dim.M])
+        self.tell(height, [passes.Dim.M])
         return share, share + 1
 
 
