@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.errors import InvalidConfig, ShapeMismatch
-from ranvier.quantize import Awq, Gptq, InputMoments, Integers, observer
+from ranvier.errors import DTypeMismatch, InvalidConfig, ShapeMismatch
+from ranvier.quantize import Awq, Entropy, Gptq, InputMoments, Integers, MeanSquare, Percentile, observer
 
 Array = np.ndarray[Any, Any]
 
@@ -143,7 +143,84 @@ def test_ranges_of_the_least_and_the_largest(name: str) -> None:
         assert low <= 0.0 <= high and np.isfinite(high - low)
 
 
+@pytest.mark.parametrize("name", ["percentile", "mse", "entropy"])
+def test_ranges_of_zeros_that_come_first_or_last(name: str) -> None:
+    """A layer that is silent on the first sample counts as one that is on the last."""
+    rng = np.random.default_rng(3)
+    loud, silent = rng.standard_normal(2000).astype(np.float32), np.zeros(60_000, np.float32)
+    found = []
+    for samples in ((silent, loud), (loud, silent)):
+        ranges = observer(name)
+        for sample in samples:
+            ranges.update(sample)
+        found.append(ranges.range())
+    assert found[0] == found[1]
+    assert name != "percentile" or found[0][1] < np.abs(loud).max()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_a_few_codes_leave_most_of_a_range(bits: int) -> None:
+    values = 1 / (1 + np.exp(-4 * np.random.default_rng(2).standard_normal(50_000)))
+    ranges = Entropy(bits)
+    ranges.update(values.astype(np.float32))
+    low, high = ranges.range()
+    step = (high - low) / ((1 << bits) - 1)
+    back = np.clip(np.rint((values - low) / step), 0, (1 << bits) - 1) * step + low
+    assert np.square(back - values).mean() < 0.1 * np.square(values).mean()
+
+
+@pytest.mark.parametrize("name", ["minmax", "percentile", "mse", "entropy"])
+@pytest.mark.filterwarnings("error")
+def test_samples_that_are_no_real_numbers(name: str) -> None:
+    odd: list[Any] = [np.array(["a"]), np.ones(2, complex), np.array(["2020"], "M8[D]"), [[1.0], [2.0, 3.0]], None]
+    for samples in odd:
+        with pytest.raises(DTypeMismatch):
+            observer(name).update(samples)
+        with pytest.raises((DTypeMismatch, ShapeMismatch)):
+            InputMoments(1).update(samples)
+
+
 # -- what GPTQ and AWQ refuse, and groups that follow the order -------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+def test_inputs_whose_squares_are_no_numbers() -> None:
+    with pytest.raises(InvalidConfig, match="squares"):
+        InputMoments(2).update(np.full((3, 2), 1e200))
+
+
+@pytest.mark.filterwarnings("error")
+def test_awq_is_judged_by_what_a_type_of_16_bits_reads() -> None:
+    """Weights that are made larger before rounding may be beyond float16."""
+    rng = np.random.default_rng(4)
+    weights = (rng.standard_normal((16, 64)) * 20_000).clip(-60_000, 60_000).astype(np.float16)
+    inputs = rng.standard_normal((400, 64)) * 10.0 ** rng.uniform(-2, 2, 64)
+    coded, factors = Awq(4, 32).quantize(weights, moments_of(inputs))
+    assert coded.dequantize().dtype == np.float16
+    wide = weights.astype(np.float64)
+    nearest = Integers(4, False, "group", 32, signed=False).quantize(weights).dequantize()
+    plain = output_error(wide, nearest.astype(np.float64), inputs)
+    assert output_error(wide, coded.dequantize().astype(np.float64) / factors, inputs) <= plain
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_near_the_largest_number() -> None:
+    rng = np.random.default_rng(5)
+    most = np.finfo(np.float32).max
+    weights = (rng.uniform(-1, 1, (4, 32)) * most).astype(np.float32)
+    weights[:, ::5] = most
+    inputs = rng.standard_normal((100, 32)) * 10.0 ** rng.uniform(-2, 2, 32)
+    moments = moments_of(inputs)
+    for scheme in (Gptq(4, 8), Gptq(4, 8, False, True, False)):
+        assert np.isfinite(scheme.quantize(weights, moments).dequantize()).all()
+    coded, factors = Awq(4, 8).quantize(weights, moments)
+    assert np.isfinite(coded.dequantize() / factors.astype(np.float64)).all()
+
+
+def test_moments_of_other_channels_do_not_add_up() -> None:
+    for parts in ([], [InputMoments(3), InputMoments(4)]):
+        with pytest.raises(ShapeMismatch):
+            InputMoments.joined(parts)
 
 
 def test_weights_and_inputs_that_do_not_fit() -> None:
@@ -169,6 +246,13 @@ def test_weights_and_inputs_that_do_not_fit() -> None:
         lambda: Awq(9),
         lambda: Awq(4, steps=0),
         lambda: InputMoments(0),
+        lambda: InputMoments(2.5),  # type: ignore[arg-type]
+        lambda: InputMoments("4"),  # type: ignore[arg-type]
+        lambda: Entropy(0),
+        lambda: MeanSquare("8"),  # type: ignore[arg-type]
+        lambda: Percentile("99"),  # type: ignore[arg-type]
+        lambda: observer(3),  # type: ignore[arg-type]
+        lambda: observer(["mse"]),  # type: ignore[arg-type]
     ],
 )
 def test_options_out_of_range(make: Any) -> None:

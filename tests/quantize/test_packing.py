@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,19 @@ def test_ternary(seed: int, quarter: int, columns: int) -> None:
         shift = 2 * (r // quarter)
         np.testing.assert_array_equal((packed[r % quarter] >> shift) & 3, codes[r] + 1)
     np.testing.assert_array_equal(unpack_ternary(packed), codes)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_codes_are_unpacked_without_a_byte_for_each_of_their_bits(bits: int) -> None:
+    """Layers have millions of them."""
+    words = np.random.default_rng(bits).integers(0, 1 << 32, (256, 128 * bits), np.uint32)
+    count = words.shape[1] * 32 // bits
+    tracemalloc.start()
+    codes = unpack_bits(words, bits, count)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert codes.shape == (256, count) and codes.flags.c_contiguous
+    assert most < 4 * codes.size
 
 
 def test_mistakes() -> None:

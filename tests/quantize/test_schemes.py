@@ -176,6 +176,34 @@ def test_others_and_mistakes() -> None:
         del schemes._added["mine"]
 
 
+def _raises(**options: Any) -> Any:
+    raise ZeroDivisionError("once more")
+
+
+@pytest.mark.parametrize("make", [_raises, lambda: None, object, lambda: Integers])
+def test_schemes_of_others_that_are_none(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    from ranvier.quantize import schemes
+
+    monkeypatch.setattr(schemes, "_added", {"theirs": make})
+    with pytest.raises(InvalidConfig, match="scheme 'theirs'"):
+        scheme("theirs")
+
+
+@pytest.mark.parametrize("group", [1, 2, 256])
+@pytest.mark.filterwarnings("error")
+def test_nested_scales_near_the_largest_number(group: int) -> None:
+    for numbers in ([3.4e38, 1.0], [3.4e38, -3.4e38, 3.4e38, 0.0, 0.0], [1e-45, 3e38, 1e-30, 1e-10]):
+        array = np.array([*numbers, np.finfo(np.float32).max], np.float32)
+        back = Nf4(1, nested=True, nested_group=group).quantize(array).dequantize()
+        assert np.isfinite(back).all()
+        np.testing.assert_allclose(back[-1], array[-1], rtol=1e-2)
+
+
+def test_lists_that_are_no_array() -> None:
+    with pytest.raises(DTypeMismatch):
+        Integers(8).quantize([[1.0], [2.0, 3.0]])  # type: ignore[arg-type]
+
+
 SCHEMES = [*scheme_names(), "nested nf4", "fp8 blocks"]
 
 
@@ -253,7 +281,15 @@ def test_bytes_of_nested_scales_are_those_that_are_kept() -> None:
         lambda: block_of((4, 4), "channel", -3),
         lambda: block_of((4, 4), "channel", 0.5),  # type: ignore[arg-type]
         lambda: block_of((4, 4), "block", 0, (2.5, 2)),  # type: ignore[arg-type]
+        lambda: block_of((4, 4), "block", 0, None),  # type: ignore[arg-type]
+        lambda: block_of((4, 4), "block", 0, 1.5),  # type: ignore[arg-type]
+        lambda: block_of((4, 4), "block", 0, True),
         lambda: Integers(symmetric="no"),  # type: ignore[arg-type]
+        lambda: Nf4(nested="no"),  # type: ignore[arg-type]
+        lambda: scheme(8),  # type: ignore[arg-type]
+        lambda: scheme(["int8"]),  # type: ignore[arg-type]
+        lambda: register_scheme("mine", 3),  # type: ignore[arg-type]
+        lambda: register_scheme(3, Nf4),  # type: ignore[arg-type]
     ],
 )
 def test_options_out_of_range(make: Any) -> None:

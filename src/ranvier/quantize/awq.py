@@ -17,6 +17,7 @@ from ranvier.records import dataclass
 from ranvier.rules import Checked, Flag, Rule, Whole
 
 _Tried = tuple[float, float, Quantized, Array]  # the error, the exponent, and what came of it
+_MOST = float(np.finfo(np.float32).max)
 _CUT = 3  # exponents with which ranges are cut
 
 
@@ -46,18 +47,24 @@ class Awq(Checked):
         plain = Integers(self.bits, self.symmetric, "group", group, signed=False)
         moments = moments.damped(self.damping)
 
-        def tried(scheme: Integers, exponent: float) -> _Tried:
+        def tried(scheme: Integers, exponent: float) -> _Tried | None:
             factors = self._factors(moments, exponent)
-            coded = scheme.quantize((original * factors).astype(np.float32))
+            scaled = original * factors
+            if np.abs(scaled).max(initial=0.0) > _MOST:
+                return None  # weights as large as these cannot be made larger
+            # as they will be read: a type of 16 bits may not reach so far, nor tell small ones apart
+            coded = replace(scheme.quantize(scaled.astype(np.float32)), scheme=self.name, dtype=dtype)
             return moments.error(coded.dequantize() / factors - original), exponent, coded, factors
 
-        found = sorted((tried(plain, step / self.steps) for step in range(self.steps)), key=itemgetter(0))
+        every = (tried(plain, step / self.steps) for step in range(self.steps))
+        found = sorted((each for each in every if each is not None), key=itemgetter(0))
         # to find how far ranges are cut takes long; what is best without is nearly always best with it, and without
         # factors these are the nearest codes, which nothing else may be worse than
         exponents = dict.fromkeys([*(exponent for _, exponent, _, _ in found[:_CUT]), 0.0])
-        found += [tried(replace(plain, fit="mse"), exponent) for exponent in exponents]
+        cut = (tried(replace(plain, fit="mse"), exponent) for exponent in exponents)
+        found += [each for each in cut if each is not None]
         _, _, coded, factors = min(found, key=itemgetter(0))
-        return replace(coded, scheme=self.name, dtype=dtype), factors.astype(np.float32)
+        return coded, factors.astype(np.float32)
 
     def _factors(self, moments: InputMoments, exponent: float) -> Array:
         means = moments.mean_absolute

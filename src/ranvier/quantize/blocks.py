@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, ShapeMismatch
 
 Array = np.ndarray[Any, Any]
 Block = tuple[int, ...]
@@ -32,8 +32,8 @@ def block_of(shape: Sequence[int], granularity: Granularity, axis: int, group: i
         raise InvalidConfig(f"axis {axis!r} of a tensor of {len(shape)} axes")
     axis %= len(shape)
     if granularity == "block":
-        sides = (group, group) if isinstance(group, int) else tuple(group)
-        whole = all(isinstance(side, int) and side >= 1 for side in sides)
+        sides = tuple(group) if isinstance(group, Sequence) else (group, group)
+        whole = all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in sides)
         if len(shape) < 2 or len(sides) != 2 or not whole:
             raise InvalidConfig(f"blocks have two sides and need two axes, got {group!r} for shape {list(shape)}")
         return (*(1 for _ in shape[:-2]), *sides)
@@ -50,7 +50,9 @@ def counts(shape: Sequence[int], block: Block) -> tuple[int, ...]:
 
 
 def expand(scales: Array, block: Block, shape: Sequence[int]) -> Array:
-    """A number for each block as a number for each element."""
+    """A number for each block as a number for each element; one along an axis is that of all."""
+    if scales.ndim != len(shape) or any(k not in (1, n) for k, n in zip(scales.shape, counts(shape, block))):
+        raise ShapeMismatch(f"{list(scales.shape)} numbers for blocks {list(block)} of {list(shape)} elements")
     for axis, (side, extent) in enumerate(zip(block, shape)):
         if scales.shape[axis] == 1:
             continue  # broadcasts

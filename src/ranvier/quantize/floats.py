@@ -15,7 +15,7 @@ from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import GRANULARITIES, Array, Granularity, block_of, expand, reduce
 from ranvier.quantize.numbers import real_numbers
 from ranvier.records import dataclass
-from ranvier.rules import Checked, Choice, Rule, Whole
+from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
 _FLOAT8 = {"e4m3": DType.float8_e4m3fn, "e5m2": DType.float8_e5m2}
 
@@ -57,7 +57,7 @@ class Nf4(Checked):
     nested: bool = False
     nested_group: int = 256
 
-    RULES: ClassVar[Mapping[str, Rule]] = {"group": Whole(1), "nested_group": Whole(1)}
+    RULES: ClassVar[Mapping[str, Rule]] = {"group": Whole(1), "nested": Flag(), "nested_group": Whole(1)}
     name: ClassVar[str] = "nf4"
 
     def quantize(self, array: Array) -> Quantized:
@@ -101,7 +101,9 @@ def nested_scales(scales: Array, group: int) -> tuple[Array, Nested]:
     offset = float(scales.mean(dtype=np.float64)) if scales.size else 0.0
     moved = scales - np.float32(offset)
     absmax = reduce(np.abs(moved), (group,), np.max) if scales.size else np.zeros(0, np.float32)
-    absmax = np.where(absmax > 0, absmax, 1.0).astype(np.float32)
+    # the largest scale reads back as offset + absmax, which may not be beyond the largest number
+    most = np.nextafter(np.finfo(np.float32).max - np.float32(offset), np.float32(0))
+    absmax = np.where(absmax > 0, np.minimum(absmax, most), 1.0).astype(np.float32)
     table = np.linspace(-1.0, 1.0, 256).astype(np.float32)
     part = moved / expand(absmax, (group,), moved.shape)
     codes = np.clip(np.rint((part + 1.0) * 127.5), 0, 255).astype(np.uint8)

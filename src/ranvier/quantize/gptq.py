@@ -16,6 +16,7 @@ from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
+_MOST = float(np.finfo(np.float32).max)
 _BLOCK = 128  # channels after which errors are spread over all that are still to come
 
 
@@ -86,7 +87,8 @@ def _rounded(
     def nearest(k: int) -> Array:
         member = int(members[k])
         if fixed is None and k % group == 0:
-            span = scheme.quantize(left[:, k : k + group])
+            # what others lost may bring weights near the largest number beyond it
+            span = scheme.quantize(np.clip(left[:, k : k + group], -_MOST, _MOST))
             assert span.zeros is not None
             scales[:, member], zeros[:, member] = span.scales[:, 0], span.zeros[:, 0]
         scale, zero = scales[:, member].astype(np.float64), zeros[:, member]

@@ -16,7 +16,7 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidConfig, ShapeMismatch
 from ranvier.quantize.blocks import Array
-from ranvier.quantize.numbers import real_numbers
+from ranvier.quantize.numbers import any_numbers, real_numbers
 from ranvier.rules import Rule, Whole
 
 _DOUBTS = 2.0  # times as much as moments by themselves are nearest with: a layer's results are, on other samples
@@ -31,8 +31,8 @@ class InputMoments:
     """
 
     def __init__(self, channels: int) -> None:
-        if channels < 1:
-            raise InvalidConfig(f"a layer reads at least one channel, got {channels}")
+        if isinstance(channels, bool) or not isinstance(channels, int | np.integer) or channels < 1:
+            raise InvalidConfig(f"a layer reads at least one channel, got {channels!r}")
         self.second = np.zeros((channels, channels))
         self.absolute = np.zeros(channels)
         self.count = 0
@@ -40,7 +40,7 @@ class InputMoments:
         self._spread = 0.0  # squared distances of draws' mean moments from those of all, for each row
 
     def update(self, inputs: Array) -> None:
-        given = np.asarray(inputs)
+        given, _ = any_numbers(inputs)
         if given.shape[-1:] != self.absolute.shape:
             raise ShapeMismatch(f"inputs [..., {len(self.absolute)}] were expected, got {list(given.shape)}")
         rows = given.reshape(-1, len(self.absolute)).astype(np.float64)
@@ -48,7 +48,10 @@ class InputMoments:
             raise InvalidConfig("a sample holds numbers that are infinite or NaN")
         if not len(rows):
             return
-        second = rows.T @ rows
+        with np.errstate(over="ignore", invalid="ignore"):
+            second = rows.T @ rows
+        if not np.isfinite(second).all():
+            raise InvalidConfig("a sample holds numbers whose squares are beyond the range of float64")
         if self.count:
             apart = np.square(second / len(rows) - self.second / self.count).sum()
             self._spread += float(apart) * len(rows) * self.count / (len(rows) + self.count)
@@ -62,7 +65,10 @@ class InputMoments:
         """Of all that several layers read which share their weights."""
         if len(parts) == 1:
             return parts[0]
-        made = cls(len(parts[0].absolute))
+        channels = sorted({len(part.absolute) for part in parts})
+        if len(channels) != 1:
+            raise ShapeMismatch(f"layers that share weights read as many channels as each other, got {channels}")
+        made = cls(channels[0])
         for part in parts:
             made.second += part.second
             made.absolute += part.absolute

@@ -12,9 +12,13 @@ import numpy as np
 
 from ranvier.errors import InvalidConfig, nearest
 from ranvier.quantize.blocks import Array
+from ranvier.quantize.numbers import any_numbers
+from ranvier.rules import Whole
 
 _BINS = 2048
 _TRIES = 100
+_LEAST = 128  # bins of absolute values in a range, at least: a handful of codes is told apart from few bins by nothing
+_CODE_BITS = Whole(2, 16)
 _COUNTED = 1 << 16  # numbers of one array that are counted: more of them move no range
 
 
@@ -83,8 +87,10 @@ class Histogram:
             self.counts = np.zeros(_BINS, np.int64)
             self.counts[_BINS // 4 : _BINS // 4 * 3] = halves
             self.reach *= 2
-        if self.reach > 0:
-            some = finite[:: -(-finite.size // _COUNTED) | 1]  # an odd stride meets all columns of even rows
+        some = finite[:: -(-finite.size // _COUNTED) | 1]  # an odd stride meets all columns of even rows
+        if self.reach == 0:
+            self.counts[_BINS // 2] += some.size  # zeros are there however far others will reach
+        else:
             # as float64: bins of the smallest numbers, and a reach beyond the largest, are none of float32
             self.counts += np.histogram(some.astype(np.float64), _BINS, (-self.reach, self.reach))[0]
 
@@ -99,8 +105,8 @@ class Percentile(Histogram):
 
     def __init__(self, percent: float = 99.99) -> None:
         super().__init__()
-        if not 50.0 < percent <= 100.0:
-            raise InvalidConfig(f"a percentile must lie between 50 and 100, got {percent}")
+        if not isinstance(percent, int | float) or not 50.0 < percent <= 100.0:
+            raise InvalidConfig(f"a percentile must lie between 50 and 100, got {percent!r}")
         self.percent = percent
 
     def range(self) -> tuple[float, float]:
@@ -120,7 +126,7 @@ class MeanSquare(Histogram):
 
     def __init__(self, bits: int = 8) -> None:
         super().__init__()
-        self.levels = (1 << bits) - 1
+        self.levels = (1 << _CODE_BITS("MeanSquare", "bits", bits)) - 1
 
     def range(self) -> tuple[float, float]:
         if not self.counts.any():
@@ -145,7 +151,7 @@ class Entropy(Histogram):
 
     def __init__(self, bits: int = 8) -> None:
         super().__init__()
-        self.levels = 1 << (bits - 1)
+        self.levels = 1 << (_CODE_BITS("Entropy", "bits", bits) - 1)
 
     def range(self) -> tuple[float, float]:
         if not self.counts.any():
@@ -155,7 +161,8 @@ class Entropy(Histogram):
         # every range reads zero back as zero: those that an activation leaves are no reason to cut one
         counts[0] = min(counts[0], counts[1])
         best, kept = np.inf, half
-        for stop in range(self.levels, half + 1, max(1, (half - self.levels) // _TRIES)):
+        least = max(self.levels, _LEAST)
+        for stop in range(least, half + 1, max(1, (half - least) // _TRIES)):
             divergence = _divergence(counts.astype(np.float64), stop, self.levels)
             if divergence < best:
                 best, kept = divergence, stop
@@ -184,15 +191,16 @@ OBSERVERS = {"minmax": MinMax, "percentile": Percentile, "mse": MeanSquare, "ent
 
 
 def observer(name: str) -> Observer:
-    if name not in OBSERVERS:
-        raise InvalidConfig(f"unknown way to find a range {name!r}{nearest(name, OBSERVERS)}")
+    if not isinstance(name, str) or name not in OBSERVERS:
+        raise InvalidConfig(f"unknown way to find a range {name!r}{nearest(str(name), OBSERVERS)}")
     made: Observer = OBSERVERS[name]()
     return made
 
 
 def _finite(array: Array) -> Array:
+    given, _ = any_numbers(array)
     with np.errstate(over="ignore"):
-        values = np.asarray(array, np.float32).reshape(-1)
+        values = np.asarray(given, np.float32).reshape(-1)
     if values.size and np.isfinite(values.min()) and np.isfinite(values.max()):  # both are NaN where anything is
         return values
     return values[np.isfinite(values)]

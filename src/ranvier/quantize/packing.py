@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.errors import WeightError
+from ranvier.ops.contrib.weight_only import unpacked
 from ranvier.quantize.blocks import Array
 
 _AWQ_COLUMNS = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # the column that nibble i of a word holds
@@ -34,10 +35,22 @@ def unpack_bits(words: Array, bits: int, count: int, axis: int = -1) -> Array:
     if moved.shape[-1] * moved.itemsize * 8 < count * bits:
         raise WeightError(f"{count} codes of {bits} bits do not fit in {moved.shape[-1]} words")
     little = moved.astype(moved.dtype.newbyteorder("<"), copy=False).view(np.uint8)
-    streams = np.unpackbits(little, axis=-1, bitorder="little", count=count * bits)
-    split = streams.reshape(*moved.shape[:-1], count, bits)
-    codes = (split << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
-    return np.moveaxis(codes, -1, axis)
+    used = little[..., : -(-count * bits // 8)]
+    codes = unpacked(used, bits) if 8 % bits else _spread(used, bits)
+    return np.moveaxis(np.ascontiguousarray(codes[..., :count]), -1, axis)
+
+
+def _spread(data: Array, bits: int) -> Array:
+    """Codes of 1, 2, 4 or 8 bits as a byte each: all that a word will hold are moved to their places at once."""
+    per_byte = 8 // bits
+    words = data.astype(f"<u{per_byte}")
+    lane, part = 8 * per_byte, 8
+    while part > bits:  # halves of each part become parts of their own
+        lane, part = lane // 2, part // 2
+        mask = sum(((1 << part) - 1) << at for at in range(0, 8 * per_byte, lane))
+        words |= words << words.dtype.type(lane - part)
+        words &= words.dtype.type(mask)
+    return words.view(np.uint8)
 
 
 def pack_awq(codes: Array) -> Array:
@@ -51,10 +64,9 @@ def pack_awq(codes: Array) -> Array:
 
 def unpack_awq(words: Array) -> Array:
     rows, count = words.shape
-    nibbles = unpack_bits(words.view(np.uint32), 4, count * 8).reshape(rows, count, 8)
-    codes = np.empty_like(nibbles)
-    codes[:, :, _AWQ_COLUMNS] = nibbles
-    return codes.reshape(rows, count * 8)
+    nibbles = unpack_bits(words.view(np.uint32), 4, count * 8).reshape(rows, count, 2, 4)
+    # columns 0, 2, 4, 6 in the low half of a word and 1, 3, 5, 7 in the high one
+    return np.ascontiguousarray(np.swapaxes(nibbles, 2, 3)).reshape(rows, count * 8)
 
 
 def pack_nibbles(codes: Array) -> Array:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ranvier.errors import InvalidConfig, nearest
+from ranvier.errors import InvalidConfig, RanvierError, nearest
 from ranvier.plugged import plugged
 from ranvier.quantize.base import Quantize
 from ranvier.quantize.floats import Float8, Nf4
@@ -33,6 +33,8 @@ _added: dict[str, Callable[..., Quantize]] = {}
 
 def register_scheme(name: str, make: Callable[..., Quantize]) -> None:
     """Add a scheme: ``make(**options)`` gives one. One of the same name is replaced."""
+    if not isinstance(name, str) or not callable(make):
+        raise InvalidConfig(f"a scheme has a name and a function that makes it, got {name!r} and {make!r:.200}")
     _added[name] = make
 
 
@@ -49,9 +51,16 @@ def scheme(name: str, **options: Any) -> Quantize:
     """The scheme of this name with these options."""
     make = _maker(name)
     try:
-        return make(**options)
+        made = make(**options)
+    except RanvierError:
+        raise
     except TypeError as error:
         raise InvalidConfig(f"scheme {name!r}: {error}") from None
+    except Exception as error:  # whatever those of others do
+        raise InvalidConfig(f"scheme {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if isinstance(made, type) or not callable(getattr(made, "quantize", None)):
+        raise InvalidConfig(f"scheme {name!r} gives {made!r:.200}, which has no quantize(array)")
+    return made
 
 
 def takes(name: str, option: str) -> bool:
@@ -64,6 +73,8 @@ def takes(name: str, option: str) -> bool:
 
 
 def _maker(name: str) -> Callable[..., Quantize]:
+    if not isinstance(name, str):
+        raise InvalidConfig(f"unknown quantization scheme {name!r}{nearest(str(name), scheme_names())}")
     make = _added.get(name) or _OWN.get(name)
     if make is None and name in plugged(ENTRY_POINTS):
         try:
