@@ -206,7 +206,7 @@ _CODES = {"weight_packed": np.zeros((4, 1), np.int32), "weight_scale": np.ones((
 def test_settings_and_tensors_that_a_layout_does_not_expect(
     tmp_path: Path, tensors: dict[str, Array], config: dict[str, Any]
 ) -> None:
-    with pytest.raises(WeightError, match="layer 'proj': its tensors and its settings do not fit"):
+    with pytest.raises(WeightError, match=r"layer 'proj': its tensors (and its settings )?do not fit"):
         layer_of(tmp_path, tensors, config)
 
 
@@ -339,6 +339,152 @@ def test_formats_of_weights_that_are_not_packed(tmp_path: Path, form: str) -> No
     for config in ({**compressed(), "format": form}, compressed(format=form)):
         with pytest.raises(WeightError, match=form):
             layer_of(tmp_path, tensors, config)
+
+
+# -- what files of earlier releases, and other tools, have in other ways ----------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_zero_points_of_compressed_tensors_as_bytes(tmp_path: Path, bits: int, groups: int) -> None:
+    half = 1 << (bits - 1)
+    codes, zeros = RNG.integers(-half, half, (OUTPUTS, INPUTS)), RNG.integers(-half, half, (OUTPUTS, groups))
+    tensors = {
+        "weight_packed": np.array([words_of([int(c) + half for c in row], bits) for row in codes], np.int32),
+        "weight_scale": np.full((OUTPUTS, groups), 0.5, np.float32),
+        "weight_shape": np.array([OUTPUTS, INPUTS], np.int64),
+        "weight_zero_point": zeros.astype(np.int8),
+    }
+    config = compressed(weights={"num_bits": bits, "symmetric": False})
+    got = layer_of(tmp_path, tensors, config)
+    np.testing.assert_array_equal(got, (codes - np.repeat(zeros, INPUTS // groups, 1)) * 0.5)
+    one = {"weight_scale": np.array([0.5], np.float32), "weight_zero_point": np.array([-1], np.int8)}
+    np.testing.assert_array_equal(layer_of(tmp_path, tensors | one, config), (codes + 1) * 0.5)
+    for wrong in (zeros.astype(np.int8)[:8], np.zeros((3, groups), np.int32), zeros.astype(np.float32)):
+        with pytest.raises(WeightError):
+            layer_of(tmp_path, tensors | {"weight_zero_point": wrong}, config)
+    del tensors["weight_zero_point"]
+    with pytest.raises(WeightError, match=r"lacks its tensor 'proj\.weight_zero_point'"):
+        layer_of(tmp_path, tensors, config)
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_words_of_compressed_tensors_that_hold_whole_codes_alone(tmp_path: Path, bits: int) -> None:
+    half, in_word, outputs = 1 << (bits - 1), 32 // bits, 40
+    codes, zeros = RNG.integers(-half, half, (outputs, INPUTS)), RNG.integers(-half, half, (outputs, 1))
+
+    def words(run: Array) -> list[int]:
+        parts = [list(map(int, run[k : k + in_word])) for k in range(0, len(run), in_word)]
+        return [words_of([code + half for code in part], bits)[0] for part in parts]
+
+    tensors = {
+        "weight_packed": np.array([words(row) for row in codes], np.int32),
+        "weight_scale": np.ones((outputs, 1), np.float32),
+        "weight_shape": np.array([outputs, INPUTS], np.int64),
+        "weight_zero_point": np.array([words(zeros[:, 0])], np.int32).T.copy(),
+    }
+    got = layer_of(tmp_path, tensors, compressed(weights={"num_bits": bits, "symmetric": False}))
+    np.testing.assert_array_equal(got, codes - zeros)
+
+
+def test_groups_for_other_layers_are_not_for_this_one(tmp_path: Path) -> None:
+    tensors = {
+        "weight_packed": np.zeros((OUTPUTS, INPUTS // 8), np.int32),
+        "weight_scale": np.ones((OUTPUTS, 1), np.float32),
+        "weight_shape": np.array([OUTPUTS, INPUTS], np.int64),
+    }
+    other = {"targets": ["lm_head"], "weights": {"num_bits": 8}}
+    own = {"targets": ["Linear"], "weights": {"num_bits": 4}}
+    got = layer_of(tmp_path, tensors, {"config_groups": {"group_0": other, "group_1": own}})
+    np.testing.assert_array_equal(got, np.full((OUTPUTS, INPUTS), -8))
+
+
+@pytest.mark.parametrize("name", ["quantization_config", "compression_config"])
+def test_all_of_a_configuration(tmp_path: Path, name: str) -> None:
+    codes, zeros = RNG.integers(0, 16, (INPUTS, OUTPUTS)), RNG.integers(0, 16, (1, OUTPUTS))
+    tensors = gptq_tensors(codes, zeros, np.ones((1, OUTPUTS), np.float16), 4)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"}
+    got = layer_of(tmp_path, tensors, {"model_type": "llama", name: config})
+    np.testing.assert_array_equal(got, (codes - zeros).T)
+    for odd in ([config], "gptq", 4):
+        with pytest.raises(WeightError, match="a mapping"):
+            quantized_layers({}, odd)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16, ml_dtypes.bfloat16, np.float32])
+def test_nf4_in_bytes_that_go_by_another_type(tmp_path: Path, dtype: Any) -> None:
+    """As ``bnb_4bit_quant_storage`` has it."""
+    codes, state = RNG.integers(0, 16, 256), {"quant_type": "nf4", "blocksize": 64, "shape": [4, 64]}
+    stored = ((codes[::2] << 4) | codes[1::2]).astype(np.uint8).view(dtype)
+    tensors = {
+        "weight": stored[:, None],
+        "weight.absmax": np.ones(4, np.float32),
+        "weight.quant_map": np.arange(16, dtype=np.float32),
+        "weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }
+    np.testing.assert_array_equal(layer_of(tmp_path, tensors).reshape(-1), codes)
+    with pytest.raises(WeightError, match="do not fit"):
+        layer_of(tmp_path, tensors | {"weight": np.concatenate([stored, stored])})
+
+
+def test_rows_of_bitsandbytes_in_tiles(tmp_path: Path) -> None:
+    codes = RNG.integers(-127, 128, (OUTPUTS, INPUTS)).astype(np.int8)
+    tensors = {"weight": codes, "SCB": np.full(OUTPUTS, 127, np.float32), "weight_format": np.uint8(0)}
+    np.testing.assert_array_equal(layer_of(tmp_path, tensors), codes)
+    with pytest.raises(WeightError, match=r"layer 'proj': weights in tiles .*weight_format \[2\]"):
+        layer_of(tmp_path, tensors | {"weight_format": np.uint8(2)})
+
+
+_GPTQ = gptq_tensors(np.zeros((32, 32), int), np.zeros((1, 32), int), np.ones((1, 32), np.float16), 4)
+_SCALED = {"weight": np.zeros((4, 8), np.int8), "weight_scale": np.ones((4, 2), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ({**_GPTQ, "scales": np.ones((1, 32), np.int32)}, r"'proj\.scales' holds no scales: int32"),
+        ({**_GPTQ, "g_idx": np.zeros(32, np.float32)}, "g_idx has the groups of 32 inputs, got float32"),
+        ({name: _GPTQ[name] for name in ("qweight", "qzeros")}, r"lacks its tensor 'proj\.scales'"),
+        ({name: _GPTQ[name] for name in ("qweight", "scales")}, r"lacks its tensor 'proj\.qzeros'"),
+        ({"weight_packed": np.zeros((4, 1), np.int32)}, r"lacks its tensor 'proj\.weight_scale'"),
+        ({**_CODES, "weight_scale": np.ones((1, 4), np.float32), "weight_shape": np.array([4, 8])}, "do not fit"),
+        ({**_CODES, "weight_shape": np.array([4.0, 8.0])}, "shape"),
+        ({**_SCALED, "weight_scale": np.ones((4, 2), np.int64)}, r"'proj\.weight_scale' holds no scales"),
+        ({**_SCALED, "weight_zero_point": np.zeros((2, 4), np.int8)}, "do not fit"),
+    ],
+)
+def test_tensors_of_wrong_types_and_shapes_are_named(tmp_path: Path, tensors: dict[str, Array], told: str) -> None:
+    with pytest.raises(WeightError, match=told):
+        layer_of(tmp_path, tensors, {"quant_method": "gptq"} if "qweight" in tensors else {})
+
+
+def test_a_layer_is_found_without_looking_at_all_others() -> None:
+    """Models with experts have tens of thousands."""
+
+    class Counted(dict[str, Any]):
+        seen = 0
+
+        def __iter__(self) -> Any:
+            type(self).seen += 1
+            return super().__iter__()
+
+    class Given:
+        def __init__(self, array: Array) -> None:
+            self.array = array
+
+        def read(self) -> Array:
+            return self.array
+
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": [1, 64]}).encode()
+    tensors = Counted()
+    for k in range(3):
+        tensors[f"l{k}.weight"] = Given(np.zeros((32, 1), np.uint8))
+        tensors[f"l{k}.weight.absmax"] = Given(np.ones(1, np.float32))
+        tensors[f"l{k}.weight.quant_state.bitsandbytes__nf4"] = Given(np.frombuffer(state, np.uint8))
+    layers = quantized_layers(tensors)
+    for layer in layers.values():
+        assert layer().shape == (1, 64)
+    assert Counted.seen == 1
 
 
 @pytest.mark.parametrize("method", ["exl2", "hqq", "quark"])

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import ranvier as rv
 from ranvier import nn, optim
-from ranvier.errors import DTypeMismatch, InvalidConfig, InvalidInput, RanvierError, ShapeMismatch
+from ranvier.errors import DTypeMismatch, InvalidConfig, InvalidInput, RanvierError, ShapeMismatch, WeightError
 from ranvier.ops import registry
 from ranvier.ops.contrib.levels import FP4_LEVELS, IQ4_LEVELS
 from ranvier.providers.cpu.lower import weight_only
@@ -400,6 +400,28 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ShapeMismatch, match=r"inner.0.weight has the shape \[32, 96\], not \[64, 96\]"):
         nn.load_quantized_(other, tensors, config, progress=told)
     assert told.said[-1] == ("end",)  # a bar goes away also where something fails
+
+
+def test_a_checkpoint_is_read_again_after_one_that_could_not_be(tmp_path: Path) -> None:
+    good, bad, trained = tmp_path / "good.safetensors", tmp_path / "bad.safetensors", Net()
+    config, weights = checkpoint(good, trained)
+    tensors = dict(load_file(good))
+    save_safetensors(bad, {**tensors, "inner.2.scales": tensors["inner.2.scales"][:1]})
+    model, x = Net(), numbers(3, INPUTS)
+    with pytest.raises(WeightError, match=r"layer 'inner\.2'"):
+        nn.load_quantized_(model, WeightLoader(offline=True).open(bad), config)
+    for name, weight in weights.items():
+        trained.get_submodule(name).weight.assign(weight.astype(np.float32))
+    for _ in range(2):
+        assert nn.load_quantized_(model, WeightLoader(offline=True).open(good), {"quantization_config": config}) == (
+            [],
+            [],
+        )
+        np.testing.assert_allclose(model(rv.Tensor(x)).numpy(), trained(rv.Tensor(x)).numpy(), rtol=1e-3, atol=1e-3)
+    other, others = checkpoint(tmp_path / "other.safetensors", Net())
+    nn.load_quantized_(model, WeightLoader(offline=True).open(tmp_path / "other.safetensors"), other)
+    found = model.table(rv.Tensor(np.arange(64))).numpy()
+    np.testing.assert_allclose(found, others["table"], rtol=1e-3, atol=1e-3)
 
 
 class Held(nn.Module):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ranvier.weights.progress import Progress
     from ranvier.weights.quantized.tensors import Layer
 
+_Layer = Linear | Embedding | QuantizedLinear | QuantizedEmbedding
+_PLAIN: tuple[type[Module], ...] = (Linear, Embedding)
+_CODED: tuple[type[Module], ...] = (QuantizedLinear, QuantizedEmbedding)  # of a checkpoint that was read before
 _LABEL = "layers with codes"
 _AT_ONCE = 4  # layers that are read, each of which has its codes as bytes for a moment
 _LEAST = 8  # inputs: with fewer, scales take what codes save
@@ -78,13 +81,15 @@ def load_quantized_(
 
     What the checkpoint has in codes becomes a :class:`QuantizedLinear` or :class:`QuantizedEmbedding`; all
     else is loaded as by ``load_state_dict``. ``tensors``: what ``WeightLoader().open(...)`` gives; ``config``:
-    ``quantization_config`` in the checkpoint's ``config.json``. With ``strict`` all names must be the same.
+    the checkpoint's ``config.json``, or its ``quantization_config``. With ``strict`` all names must be the same.
+    Layers that have codes already get those of this checkpoint: where a part of one could not be read, it may be read
+    once more.
     ``progress`` is told about the bytes of layers with codes: ``ranvier.weights.Bars()`` shows them.
     """
     from ranvier.weights.progress import Silent  # only here
     from ranvier.weights.quantized import layer_of, quantized_layers
 
-    places = {name: (holder, own, layer) for name, holder, own, layer in _places(module)}
+    places = {name: (holder, own, layer) for name, holder, own, layer in _places(module, (*_PLAIN, *_CODED))}
     saved = {name for name, _ in module._saved()}
     layers = {
         name: read
@@ -94,7 +99,7 @@ def load_quantized_(
     coded = layers.keys() & places.keys()
     belongs = {name: layer_of(name, layers) for name in tensors}
     rest = {name: each for name, each in tensors.items() if belongs[name] is None}
-    own_names = saved - {f"{name}.weight" for name in coded}
+    own_names = {name for name in saved if layer_of(name, coded) is None}
     missing = sorted(own_names - rest.keys())
     unexpected = sorted({*(rest.keys() - own_names), *(layers.keys() - places.keys())})
     loaded = Loaded(missing, unexpected)
@@ -109,7 +114,7 @@ def load_quantized_(
 
     def read(name: str) -> Module:
         layer = places[name][2]
-        return _made(layer, _Fitting(name, layer.weight.shape, layers[name]), activations)
+        return _made(layer, _Fitting(name, _shape(layer), layers[name]), activations)
 
     try:
         with ThreadPoolExecutor(min(_AT_ONCE, usable_cores())) as pool:
@@ -124,11 +129,11 @@ def load_quantized_(
     return loaded
 
 
-def _places(module: Module) -> Iterator[tuple[str, Module, str, Linear | Embedding]]:
+def _places(module: Module, kinds: tuple[type[Module], ...] = _PLAIN) -> Iterator[tuple[str, Module, str, _Layer]]:
     """Linear layers and tables: their names, who holds them and as what; shared ones in each of their places."""
     for path, holder in module.named_modules():
         for own, layer in holder._modules.items():
-            if type(layer) in (Linear, Embedding):
+            if type(layer) in kinds:
                 yield (f"{path}.{own}" if path else own), holder, own, layer  # type: ignore[misc]
 
 
@@ -165,9 +170,16 @@ class _Fitting:
         return self.layer.lasting
 
 
-def _made(layer: Linear | Embedding, codes: Quantized | Reader, activations: str) -> Module:
+def _shape(layer: _Layer) -> tuple[int, ...]:
+    """Of the weight that it has, or that its codes stand for."""
+    if isinstance(layer, Linear | QuantizedLinear):
+        return layer.out_features, layer.in_features
+    return layer.num_embeddings, layer.embedding_dim
+
+
+def _made(layer: _Layer, codes: Quantized | Reader, activations: str) -> Module:
     made: Module
-    if isinstance(layer, Embedding):
+    if isinstance(layer, Embedding | QuantizedEmbedding):
         made = QuantizedEmbedding(codes)
     else:
         made = QuantizedLinear(codes, None if layer.bias is None else layer.bias.value, activations=activations)

@@ -22,7 +22,7 @@ from ranvier.quantize.rows import Rows
 from ranvier.weights.quantized.auto_round import METHOD as AUTO_ROUND
 from ranvier.weights.quantized.auto_round import read_auto_round
 from ranvier.weights.quantized.bitnet import METHOD as BITNET
-from ranvier.weights.quantized.bitnet import read_bitnet
+from ranvier.weights.quantized.bitnet import check_bitnet, lacks_scale, read_bitnet
 from ranvier.weights.quantized.bitsandbytes import read_levels, read_rows
 from ranvier.weights.quantized.compressed import METHOD as COMPRESSED
 from ranvier.weights.quantized.compressed import read_compressed
@@ -33,7 +33,7 @@ from ranvier.weights.quantized.mxfp4 import BLOCKS, SCALES, read_mxfp4
 from ranvier.weights.quantized.mxfp4 import METHOD as MXFP4
 from ranvier.weights.quantized.packed import read_packed
 from ranvier.weights.quantized.scaled import read_scaled
-from ranvier.weights.quantized.tensors import Config, Layer, Tensors, method_of, numbers
+from ranvier.weights.quantized.tensors import Config, Layer, Tensors, method_of, numbers, settings_in
 
 METHODS = ("gptq", "awq", AUTO_ROUND, COMPRESSED, MODELOPT, "fp8", "fbgemm_fp8", MXFP4, "bitsandbytes", BITNET)
 _Read = Callable[[str, Tensors, Config], Quantized | Rows]
@@ -42,16 +42,20 @@ _OWN: dict[str, _Read] = {AUTO_ROUND: read_auto_round, MODELOPT: read_modelopt} 
 
 def quantized_layers(tensors: Tensors, config: Config | None = None) -> dict[str, Layer]:
     """The quantized layers of a checkpoint by name, each read when called."""
-    settings = modelopt_settings(config or {})
+    settings = modelopt_settings(settings_in(config or {}))
     method = method_of(settings)
     if method and method not in METHODS:
         raise WeightError(f"unknown quantization method {method!r}{nearest(method, METHODS)}")
+    if method == BITNET:
+        check_bitnet(settings)
     found: dict[str, Layer] = {}
     for name in tensors:
         layer, _, part = name.rpartition(".")
         read = _reader(layer, part, tensors)
         if method == MXFP4 and name.endswith(BLOCKS) and name.removesuffix(BLOCKS) + SCALES in tensors:
             layer, read = name.removesuffix(BLOCKS), read_mxfp4
+        if read is None and method == BITNET and lacks_scale(name, tensors):
+            read = read_bitnet  # and says so when it is called
         if read is not None:
             read = _OWN.get(method, read)
             found[layer] = Layer(functools.partial(_read, read, layer, tensors, settings), tensors, name)
@@ -86,9 +90,9 @@ def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:
     def has(*others: str) -> bool:
         return all(f"{layer}.{other}" in tensors for other in others)
 
-    if part == "qweight" and has("qzeros", "scales"):
+    if part == "qweight":
         return read_packed
-    if part == "weight_packed" and has("weight_scale"):
+    if part == "weight_packed":
         return read_compressed
     if part != "weight":
         return None
@@ -106,8 +110,8 @@ def _reader(layer: str, part: str, tensors: Tensors) -> _Read | None:
 
 
 def _read_weight(layer: str, tensors: Tensors, config: Config) -> Quantized:
-    is_bytes = numbers(tensors, f"{layer}.weight").dtype == np.uint8
-    is_ternary = is_bytes and method_of(config) in ("", BITNET)
+    method = method_of(config)
+    is_ternary = method == BITNET or (not method and numbers(tensors, f"{layer}.weight").dtype == np.uint8)
     return (read_bitnet if is_ternary else read_scaled)(layer, tensors, config)
 
 

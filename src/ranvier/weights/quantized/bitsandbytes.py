@@ -12,7 +12,7 @@ from ranvier.ops.contrib.levels import FP4_LEVELS, NF4_LEVELS
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.floats import Nested
 from ranvier.quantize.packing import unpack_nibbles
-from ranvier.weights.quantized.tensors import Config, Tensors, check, numbers
+from ranvier.weights.quantized.tensors import Config, Tensors, check, factors, numbers
 
 _LEVELS = {"nf4": NF4_LEVELS, "fp4": FP4_LEVELS}
 
@@ -20,11 +20,11 @@ _LEVELS = {"nf4": NF4_LEVELS, "fp4": FP4_LEVELS}
 def read_levels(layer: str, tensors: Tensors, config: Config) -> Quantized:
     """weight u8[numel/2, 1], absmax, quant_map, and the state as JSON in bytes; absmax may be in 8 bits itself."""
     prefix = f"{layer}.weight"
-    states = [name for name in tensors if name.startswith(f"{prefix}.quant_state.bitsandbytes__")]
+    states = [name for kind in _LEVELS if (name := f"{prefix}.quant_state.bitsandbytes__{kind}") in tensors]
     if not states:
-        raise WeightError(f"layer {layer!r} lacks its quant_state")
+        raise WeightError(f"layer {layer!r} lacks its quant_state of {' or '.join(_LEVELS)}")
     try:
-        state = json.loads(bytes(numbers(tensors, states[0]).astype(np.uint8)))
+        state = json.loads(numbers(tensors, states[0]).tobytes())
         shape = tuple(int(d) for d in state["shape"])
         size, kind = int(state["blocksize"]), str(state["quant_type"])
         offset, inner = float(state.get("nested_offset", 0.0)), int(state.get("nested_blocksize", 256))
@@ -34,14 +34,17 @@ def read_levels(layer: str, tensors: Tensors, config: Config) -> Quantized:
         raise WeightError(f"layer {layer!r}: unknown quantization {kind!r}, in blocks of {size} and {inner}")
     table = _LEVELS[kind]
     if f"{prefix}.quant_map" in tensors:
-        table = numbers(tensors, f"{prefix}.quant_map").astype(np.float32)
+        table = factors(tensors, f"{prefix}.quant_map").astype(np.float32)
         check(layer, table.shape, (16,))
     count = math.prod(shape)
-    codes = unpack_nibbles(numbers(tensors, prefix), count).reshape(shape)
-    scales, scale_bytes = numbers(tensors, f"{prefix}.absmax"), None
-    if f"{prefix}.nested_absmax" in tensors:
-        levels = numbers(tensors, f"{prefix}.nested_quant_map").astype(np.float32)
-        largest = numbers(tensors, f"{prefix}.nested_absmax").astype(np.float32)
+    stored = np.ascontiguousarray(numbers(tensors, prefix)).reshape(-1)
+    check(layer, stored.shape, (-(-count // (2 * stored.itemsize)),))
+    codes = unpack_nibbles(stored.view(np.uint8), count).reshape(shape)  # bytes of any type (bnb_4bit_quant_storage)
+    nested_too, scale_bytes = f"{prefix}.nested_absmax" in tensors, None
+    scales = (numbers if nested_too else factors)(tensors, f"{prefix}.absmax")
+    if nested_too:
+        levels = factors(tensors, f"{prefix}.nested_quant_map").astype(np.float32)
+        largest = factors(tensors, f"{prefix}.nested_absmax").astype(np.float32)
         check(layer, levels.shape, (256,))
         check(layer, largest.shape, (-(-scales.size // inner),))
         nested = Nested(scales.reshape(-1), levels, largest, offset, inner)
@@ -53,7 +56,9 @@ def read_levels(layer: str, tensors: Tensors, config: Config) -> Quantized:
 
 def read_rows(layer: str, tensors: Tensors, config: Config) -> Quantized:
     """weight int8[N, K], SCB [N]: what the code 127 stands for in a row."""
-    weight, largest = numbers(tensors, f"{layer}.weight"), numbers(tensors, f"{layer}.SCB").astype(np.float32)
+    weight, largest = numbers(tensors, f"{layer}.weight"), factors(tensors, f"{layer}.SCB").astype(np.float32)
+    if f"{layer}.weight_format" in tensors and (kind := numbers(tensors, f"{layer}.weight_format")).any():
+        raise WeightError(f"layer {layer!r}: weights in tiles cannot be read (weight_format {kind.reshape(-1)})")
     if weight.dtype != np.int8 or weight.ndim != 2:
         raise WeightError(f"layer {layer!r}: weights with SCB are int8[N, K], got {weight.dtype}{list(weight.shape)}")
     check(layer, largest.shape, (weight.shape[0],))

@@ -15,7 +15,7 @@ from ranvier.errors import WeightError
 from ranvier.quantize.base import Quantized
 from ranvier.weights.quantized.float4 import float4
 from ranvier.weights.quantized.scaled import read_scaled
-from ranvier.weights.quantized.tensors import Config, Tensors, check, method_of, numbers, words
+from ranvier.weights.quantized.tensors import Config, Tensors, check, method_of, numbers, one_factor, words
 
 METHOD = "modelopt"
 _ROWS = "FP8_PER_CHANNEL_PER_TOKEN"
@@ -51,9 +51,7 @@ def _nvfp4(layer: str, tensors: Tensors, group: int) -> Quantized:
     data, scales = words(tensors, f"{layer}.weight"), numbers(tensors, f"{layer}.weight_scale")
     if of(scales) is not DType.float8_e4m3fn:
         raise WeightError(f"layer {layer!r}: NVFP4 has scales of E4M3, not of {of(scales)}")
-    overall = numbers(tensors, f"{layer}.weight_scale_2")
-    check(layer, (overall.size,), (1,))
-    wide = scales.astype(np.float32) * overall.astype(np.float32).reshape(())
+    wide = scales.astype(np.float32) * one_factor(layer, tensors, "weight_scale_2")
     return float4("nvfp4", layer, data, wide, scales.nbytes + 4, group)
 
 
