@@ -50,7 +50,7 @@ def quantized(model: Any, data: dict[str, Array], **options: Any) -> tuple[Any, 
 def results_elsewhere(graph: Any, path: Path, feed: dict[str, Array]) -> list[Array]:
     save(graph, path)
     onnx.checker.check_model(onnx.load(path))
-    return onnxruntime.InferenceSession(str(path), exact()).run(None, feed)
+    return exact(path).run(None, feed)
 
 
 def tied() -> Any:
