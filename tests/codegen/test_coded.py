@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, CodedB, Coding, Groups, coded_matmul, pack_coded
+from ranvier.codegen.llvm.coded.adding import multiplies_fours
 from ranvier.codegen.llvm.coded.held import held
 from ranvier.codegen.llvm.coded.numbers import Layout, Scaling
+from ranvier.codegen.llvm.coded.product import takes_codes, takes_digits
 from ranvier.codegen.llvm.gemm.pack import multiplies_pairs
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import TILES, Isa, with_extensions
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.dtypes import DType
@@ -331,7 +333,7 @@ def test_many_rows_as_codes(isa: Isa) -> None:
     a = rows(50, 96)
     got = product(a, w.packed, isa, accuracy="int8", split=3, threads=2)
     alone = np.concatenate([product(row[None], w.packed, isa, accuracy="int8") for row in a])
-    if multiplies_bytes(isa) and not isa.extensions & TILES:
+    if multiplies_fours(isa) and not isa.extensions & TILES:
         np.testing.assert_array_equal(got, alone)
     else:
         np.testing.assert_allclose(got, alone, rtol=0, atol=0.02 * np.abs(alone).max())
@@ -351,7 +353,7 @@ def test_activations_as_codes(isa: Isa, name: str) -> None:
         a = rows(m, k, m)
         a[0, : min(group, k)] = 0
         got = product(a, w.packed, isa, accuracy="int8")
-        if multiplies_bytes(isa):
+        if takes_codes(w.packed, m, isa):
             expected = quantized(a, Groups.even(k, group, coding)) @ w.matrix
             check(got, a, w, expected)
         else:
@@ -474,7 +476,7 @@ def test_single_rows_to_the_full(isa: Isa, name: str) -> None:
         found = product(a, w.packed, isa)
         others = np.delete(a, 1, axis=0)
         check(np.delete(found, 1, axis=0), others, w)  # no other row shows it
-        assert not np.isfinite(found[1]).any() or not multiplies_bytes(isa)
+        assert not np.isfinite(found[1]).any() or not takes_digits(w.packed, m, isa)
     w = Weights(coding, 200, 140, 50, isa, listed=True, zeros="whole")
     a = rows(3, 200)
     check(product(a[:1], w.packed, isa), a[:1], w)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Coding, Groups, pack_coded
-from ranvier.codegen.llvm.coded.held import held
+from ranvier.codegen.llvm.coded.held import held, looks_up
 from ranvier.codegen.llvm.coded.lookup import positions
 from ranvier.codegen.llvm.coded.tables import table_of
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.ops.contrib.levels import WHOLE_TABLES
 from ranvier.ops.contrib.weight_only import packed, unpacked
@@ -62,7 +61,7 @@ def test_they_are_held_in_four_bits(isa: Isa, table: Array, bits: int) -> None:
     """Where bytes are multiplied."""
     stored = packed(codes_of(table, bits), bits)
     coding = held(bits, isa, stored, K)
-    assert (coding.kind, coding.bits) == (("levels", 4) if multiplies_bytes(isa) else ("integers", bits))
+    assert (coding.kind, coding.bits) == (("levels", 4) if looks_up(isa) else ("integers", bits))
     other = held(bits, isa, packed(np.zeros((N, K), np.uint8), bits), K)
     assert other == Coding(bits)
 
@@ -84,7 +83,7 @@ def test_products_are_those_of_the_integers(isa: Isa, table: Array, bits: int, m
 
     for less in (None, zeros.astype(np.float64)):
         found = with_coding(held(bits, isa, stored, K), less)
-        if multiplies_bytes(isa):
+        if looks_up(isa):
             np.testing.assert_array_equal(found, with_coding(Coding(bits), less))
         weights = unpacked(stored, bits).astype(np.float64) - (1 << (bits - 1))
         weights = (weights - (0 if less is None else np.repeat(less, 32, axis=1))) * np.repeat(scales, 32, axis=1)

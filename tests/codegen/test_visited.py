@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ranvier.codegen.llvm.coded import Accuracy, Coding, Groups
+from ranvier.codegen.llvm.coded.adding import multiplies_fours
 from ranvier.codegen.llvm.coded.visited import pack_experts, usual_rows, visited_matmul
 from ranvier.codegen.llvm.coded.visiting import ALIGNED
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.visits import VISIT, most_visits, sort_visits, sorted_rows
 from tests.codegen.harness import ISAS, Runner, aligned, view_of
@@ -113,7 +114,7 @@ class Case:
         runner = Runner(launches, isa, {av.storage: a, vv.storage: visits, ov.storage: out}, split=split, poison=0xFF)
         KEPT.update({(isa.key, spec): kernel for spec, kernel in runner.kernels.items()})
         runner()
-        off = 1e-5 if accuracy == "float32" or not multiplies_bytes(isa) else 2e-2
+        off = 1e-5 if accuracy == "float32" or not multiplies_fours(isa) else 2e-2
         seen = np.zeros(len(order), bool)
         for expert, first, height in visits:
             for r in range(first, first + height):

@@ -13,7 +13,8 @@ from onnx import helper
 
 import ranvier as rv
 from ranvier.codegen.llvm.coded import CodedB, Coding, pack_coded
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
+from ranvier.codegen.llvm.coded.adding import multiplies_fours
+from ranvier.codegen.llvm.coded.held import looks_up
 from ranvier.codegen.llvm.isa import host
 from ranvier.dtypes import DType
 from ranvier.errors import InvalidValue, ShapeMismatch
@@ -185,7 +186,7 @@ def test_levels_of_a_known_table_are_read_as_positions(monkeypatch: pytest.Monke
                 rtol=off,
                 atol=100 * off,
             )
-        assert [coding.bits for coding in taken] == [4 if multiplies_bytes(host()) else 8, 8]
+        assert [coding.bits for coding in taken] == [4 if looks_up(host()) else 8, 8]
         taken.clear()
 
 
@@ -204,7 +205,7 @@ def test_sessions_may_ask_for_less_accuracy() -> None:
     np.testing.assert_array_equal(result(0, int8_activations=True), rounded)
     plain = result(0)
     assert np.abs(plain - rounded).max() < 0.02 * np.abs(plain).max()
-    if multiplies_bytes(host()):
+    if multiplies_fours(host()):
         assert (plain != rounded).any()
 
 

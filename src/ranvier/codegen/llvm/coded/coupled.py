@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.llvm.coded.coding import Coding
-from ranvier.codegen.llvm.coded.shape import EACH, beside
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
+from ranvier.codegen.llvm.coded.shape import beside
+from ranvier.codegen.llvm.integer.dots import EACH, SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.parts import in_parts
 

@@ -8,8 +8,8 @@ from ranvier.codegen.llvm import vmath
 from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.coded.coding import Coding, Piece
 from ranvier.codegen.llvm.coded.coupled import HALF_BITS, MIDDLES
-from ranvier.codegen.llvm.coded.shape import EACH, beside
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
+from ranvier.codegen.llvm.coded.shape import beside
+from ranvier.codegen.llvm.integer.dots import EACH, SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 
 _MANTISSA, _EXPONENT = 23, 0x7F800000  # of a float: bits behind the exponent, and those of it

@@ -15,6 +15,7 @@ import itertools
 import math
 
 from ranvier.codegen.llvm.builder import Fn, Val, Var, vector
+from ranvier.codegen.llvm.coded.adding import Adding
 from ranvier.codegen.llvm.coded.coupled import FACTOR
 from ranvier.codegen.llvm.coded.decode import Decoder
 from ranvier.codegen.llvm.coded.factors import Factors
@@ -23,7 +24,7 @@ from ranvier.codegen.llvm.coded.places import Places
 from ranvier.codegen.llvm.coded.prepare import ABOUT, DIGITS, DIGITS_ABOUT, LOWEST_ABOUT
 from ranvier.codegen.llvm.coded.shape import LINE
 from ranvier.codegen.llvm.control import Launched, batch_offsets, quotient
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, spread_groups
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath.core import WHOLE, WHOLE_BITS
 from ranvier.records import dataclass
@@ -58,6 +59,7 @@ class PassDriver(Launched):
         self._factors = Factors(fn, self.decoder, self.places, kernel.scaling)
         assert self.places.beside == 1 or self.places.beside % kernel.panels == 0
         self.picks = kernel.integers and dot_of(isa) is SIGNED  # products pick lanes of what rows' registers hold
+        self.adding = Adding(fn, isa, kernel.coding.reach) if kernel.integers else None
         self.quads = kernel.coding.quads
         self.step = self.places.step * kernel.coding.parts  # bytes from one word of a vector to the next
         self.about_bytes = 4 * (DIGITS_ABOUT if kernel.activations == "digits" else ABOUT)
@@ -227,6 +229,8 @@ class PassDriver(Launched):
             for k in range(first, first + span):
                 here = None if held is None else [row[(k - first) * self.quads :][: self.quads] for row in held]
                 self._word(panel, word + k if k else word, lines, streams, sums, here)
+        if self.adding is not None:
+            self.adding.settle()
 
     def _word(
         self,
@@ -239,9 +243,10 @@ class PassDriver(Launched):
     ) -> None:
         f, coding, digits = self.fn, self.kernel.coding, lines.digits
         here = [f.gep(s, word * self.step) for s in streams]
-        if self.kernel.integers:
+        if self.adding is not None:
             words = [self.decoder.parts(at) for at in here]
-            quads = self._coupled(words) if self.kernel.coupled else [self.decoder.quads(each) for each in words]
+            fours = self._coupled(words) if self.kernel.coupled else [self.decoder.quads(each) for each in words]
+            quads = [[self.adding.parts(four) for four in each] for each in fours]
             rows = [f.gep(row, word * (coding.per_word * digits)) for row in lines.rows] if picked is None else []
             for i, r in itertools.product(range(self.quads), range(len(lines.rows) * digits)):
                 if picked is not None:
@@ -250,8 +255,7 @@ class PassDriver(Launched):
                     four = f.load("i32", f.gep(rows[r // digits], 4 * (i * digits + r % digits)))
                     wide = f.splat(four, self.lanes)
                 for v, found in enumerate(quads):
-                    acc = sums[i % len(sums)][r][v]
-                    acc.set(multiply_add(f, self.isa, acc.get(), found[i], wide))
+                    self.adding.add(sums[i % len(sums)][r][v], found[i], wide)
             return
         codes = [self.decoder.words(at, self._second(panel, v)) for v, at in enumerate(here)]
         for k in range(coding.per_word):

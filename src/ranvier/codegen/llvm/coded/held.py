@@ -7,6 +7,7 @@ are positions in it, which take 4.
 
 from __future__ import annotations
 
+from ranvier.codegen.llvm.coded.adding import multiplies_fours
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.tables import Array, table_of
 from ranvier.codegen.llvm.integer.dots import multiplies_bytes
@@ -15,9 +16,14 @@ from ranvier.codegen.llvm.isa import Isa
 _HELD = {3: 4, 5: 6}
 
 
+def looks_up(isa: Isa) -> bool:
+    """Whether levels are looked up sooner than twice the bytes are read, as floats too: one instruction does it."""
+    return multiplies_bytes(isa) or (multiplies_fours(isa) and isa.registers >= 32)
+
+
 def held(bits: int, isa: Isa, stored: Array, k: int) -> Coding:
     """``stored``: bytes full of codes, the low bits first, ``k`` of them and anything behind those in a row."""
     found = _HELD.get(bits, bits)
-    if found > 4 and multiplies_bytes(isa) and (table := table_of(stored, bits, k, isa)) is not None:
+    if found > 4 and looks_up(isa) and (table := table_of(stored, bits, k, isa)) is not None:
         return Coding(4, "levels", table)
     return Coding(found)

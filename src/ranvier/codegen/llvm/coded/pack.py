@@ -27,8 +27,8 @@ from ranvier.codegen.llvm.coded.coupled import can_couple, couple
 from ranvier.codegen.llvm.coded.lookup import RUN, looked_up, positions
 from ranvier.codegen.llvm.coded.numbers import Columns, Numbers, Scaling, Subtracted, scales_of, subtracted_of
 from ranvier.codegen.llvm.coded.packer import Packing
-from ranvier.codegen.llvm.coded.shape import EACH, beside
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
+from ranvier.codegen.llvm.coded.shape import beside
+from ranvier.codegen.llvm.integer.dots import EACH, SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import Storage

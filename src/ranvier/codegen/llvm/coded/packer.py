@@ -24,7 +24,8 @@ from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.called import called, runs
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.coupled import HALF_BITS, MIDDLES
-from ranvier.codegen.llvm.coded.shape import EACH, beside
+from ranvier.codegen.llvm.coded.shape import beside
+from ranvier.codegen.llvm.integer.dots import EACH
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.transpose import turned
 from ranvier.ops.contrib.weight_only import packed

@@ -19,11 +19,10 @@ from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.coded.decode import subtracted
 from ranvier.codegen.llvm.coded.pack import CodedB
-from ranvier.codegen.llvm.coded.shape import EACH
 from ranvier.codegen.llvm.control import Launched, batch_offsets
 from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type
 from ranvier.codegen.llvm.gemm.problem import Problem
-from ranvier.codegen.llvm.integer.dots import multiply_add
+from ranvier.codegen.llvm.integer.dots import add_signed
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
@@ -228,7 +227,7 @@ class _Rows(Launched):
             small.set(small.get() + f.cast(f.and_(is_some, is_small), "i32"))
             digits = f.bitcast(f.xor(whole + _CARRY, _CARRY), vector("i8", 4 * self.width))
             beside = f.bitcast(f.shuffle(digits, None, fours), words)
-            sums.set(multiply_add(f, self.isa, sums.get(), f.const(words, EACH), beside))
+            sums.set(add_signed(f, self.isa, sums.get(), beside))
             f.store(f.shuffle(beside, None, [k for k in range(self.width) if k % kinds]), f.gep(rows, at * DIGITS), 4)
             f.store(f.shuffle(beside, None, range(0, self.width, kinds)), f.gep(lowest, at), 4)
         total = sums.get()

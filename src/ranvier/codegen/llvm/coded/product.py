@@ -7,6 +7,7 @@ from typing import Literal
 
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.amx.micro import suits
+from ranvier.codegen.llvm.coded.adding import by_halves, multiplies_fours
 from ranvier.codegen.llvm.coded.pack import CodedB
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
 from ranvier.codegen.llvm.coded.passes import fits_bytes
@@ -34,6 +35,8 @@ _DIGIT_ROWS = {
     32: {0: 16, 32: 32},
     64: {0: 2, 32: 16, 128: 64},
 }
+# Where bytes are multiplied two at a time, one row does, but for the shortest groups of codes of the fewest bits.
+_PAIRED_GROUP = {2: 32, 4: 16, 6: 16}
 _COUPLED_ROWS = {0: 12, 32: 24, 64: 48, 128: 256}  # where columns share bytes
 _DIGIT_COLUMNS = {16: 48, 32: 128, 64: 128}  # from so many on, making digits of a row costs less than it saves
 
@@ -43,16 +46,26 @@ def many_from(isa: Isa, accuracy: Accuracy) -> int:
     return _MANY_SHORT if isa.vector_bytes == 16 and accuracy != "int8" else _MANY[accuracy]
 
 
+def takes_codes(b: CodedB, rows: int, isa: Isa) -> bool:
+    """Whether so many rows of codes are multiplied by weights as bytes, where activations may be codes."""
+    return _as_bytes(b, isa) and (rows < _MANY["int8"] or not by_halves(isa, b.coding.reach))
+
+
 def takes_digits(b: CodedB, rows: int, isa: Isa) -> bool:
     """Whether so many rows, taken to the full, are multiplied as digits of 8 bits."""
-    if not (b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)):
-        return False
-    return b.n >= _DIGIT_COLUMNS[isa.vector_bytes] and rows <= _digit_rows(b, isa)
+    return _as_bytes(b, isa) and b.n >= _DIGIT_COLUMNS[isa.vector_bytes] and rows <= _digit_rows(b, isa)
+
+
+def _as_bytes(b: CodedB, isa: Isa) -> bool:
+    return b.coding.whole and multiplies_fours(isa) and fits_bytes(b)
 
 
 def _digit_rows(b: CodedB, isa: Isa) -> int:
+    group = b.words * b.coding.per_word
+    if not multiplies_bytes(isa):
+        return 0 if by_halves(isa, b.coding.reach) or group < _PAIRED_GROUP.get(b.coding.bits, 0) else 1
     by_group = _COUPLED_ROWS if b.coupled else _DIGIT_ROWS[isa.vector_bytes]
-    return by_group[max(least for least in by_group if least <= b.words * b.coding.per_word)]
+    return by_group[max(least for least in by_group if least <= group)]
 
 
 def coded_matmul(
@@ -74,8 +87,8 @@ def coded_matmul(
     sizes = View(b.codes, DType.float32, (b.k, b.n), (0, 0))  # nobody reads it: kernels know the packed weights
     p = folded(problem_of(a, sizes, out, epilogue, 1.0))
     pairs = accuracy != "float32" and multiplies_pairs(isa)
-    integers = accuracy == "int8" and b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)
-    # products of bytes outdo those of floats at any number of rows, but for what the matrix unit multiplies
+    integers = accuracy == "int8" and takes_codes(b, p.m, isa)
+    # such products outdo those of floats at any number of rows, but for what the matrix unit multiplies
     stays = integers and not suits(isa, DType.bfloat16, DType.bfloat16)
     many = many_from(isa, "int8" if integers else "bfloat16" if pairs else "float32")
     digits = not integers and takes_digits(b, p.m, isa)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ranvier.codegen.llvm.isa import Isa
 
 LINE = 64
-EACH = 0x01010101  # byte of a word
 
 
 def beside(isa: Isa) -> int:

@@ -22,7 +22,7 @@ from ranvier.codegen.llvm.coded.passes import Dim, Pass, pass_launch, stays_smal
 from ranvier.codegen.llvm.coded.prepare import Prepared
 from ranvier.codegen.llvm.gemm.blocks import Cut
 from ranvier.codegen.llvm.gemm.problem import Problem
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiplies_bytes, spread_groups
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath.core import WHOLE_BITS
 
@@ -167,13 +167,14 @@ class Unpacked(PassDriver):
 
     def _products(self, quad: Val, left: list[Val], sums: dict[tuple[int, int], Var], panels: int) -> None:
         f, size = self.fn, self.isa.vector_bytes
+        assert self.adding is not None
         span = math.gcd(self.kernel.together, self.lanes)
         for first in range(0, self.kernel.together, span):
             rows = [spread_groups(f, self.isa, f.gep(x, (quad + first) * 4), span) for x in left]
             for k in range(span):
                 at = f.gep(self.bytes, (quad + (first + k)) * (panels * size))
-                codes = [f.load(self.words, f.gep(at, v * size), size) for v in range(panels)]
+                codes = [self.adding.parts(f.load(self.words, f.gep(at, v * size), size)) for v in range(panels)]
                 for r, row in enumerate(rows):
                     for v, code in enumerate(codes):
-                        acc = sums[r, v]
-                        acc.set(multiply_add(f, self.isa, acc.get(), code, row[k]))
+                        self.adding.add(sums[r, v], code, row[k])
+        self.adding.settle()

@@ -10,16 +10,15 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.coded.coding import Coding
 from ranvier.codegen.llvm.coded.pack import Array, CodedB, Groups, pack_coded
 from ranvier.codegen.llvm.coded.panels import many_rows, stand_in
-from ranvier.codegen.llvm.coded.passes import Activations, fits_bytes
+from ranvier.codegen.llvm.coded.passes import Activations
 from ranvier.codegen.llvm.coded.prepare import Form, Prepared, given, prepare, readable
-from ranvier.codegen.llvm.coded.product import Accuracy, many_from, takes_digits
+from ranvier.codegen.llvm.coded.product import Accuracy, many_from, takes_codes, takes_digits
 from ranvier.codegen.llvm.coded.rows import MOST_ROWS, few_rows
 from ranvier.codegen.llvm.coded.shape import beside
 from ranvier.codegen.llvm.coded.unpacked import by_unpacked, suits_unpacked
 from ranvier.codegen.llvm.coded.visiting import ALIGNED, FewRows, ManyRows, Steps, visit_launch
 from ranvier.codegen.llvm.gemm.plan import Plan
 from ranvier.codegen.llvm.gemm.problem import Problem, problem_of
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -97,7 +96,7 @@ def visited_matmul(
         return []
     p = problem_of(a, View(b.codes, DType.float32, (b.k, b.n), (0, 0)), out, None, 1.0)
     typical = replace(p, m=usual)
-    integers = accuracy == "int8" and b.coding.whole and multiplies_bytes(isa) and fits_bytes(b)
+    integers = accuracy == "int8" and takes_codes(b, usual, isa)
     digits = not integers and takes_digits(b, usual, isa)
     traffic = float(visits.shape[0] * b.nbytes)
     # experts have more rows or fewer, so that passes are not full: decoding panels pays a little earlier

@@ -2,7 +2,8 @@
 
 Products of 8-bit codes are exact in all of them. The matrix unit multiplies bytes of either sign; where only the vector
 units multiply bytes, one operand is unsigned and the other signed (VNNI), or both are signed (NEON's dot products);
-elsewhere codes are widened to 16 bits first, because the older byte instruction saturates.
+elsewhere codes are widened to 16 bits first, because the older byte instruction of x86 adds two products in 16 bits,
+where they may saturate. Codes of few bits are so small that they do not, and several sums of two fit there too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from dataclasses import replace
 
 from ranvier.codegen import tuning
 from ranvier.codegen.llvm.amx.micro import STEP, suits
-from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.builder import Fn, Val, size_of, vector
 from ranvier.codegen.llvm.gemm.tiles import LANE_REGISTERS
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 HALF = 128
+EACH = 0x01010101  # byte of a lane
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,16 @@ def multiplies_bytes(isa: Isa) -> bool:
     """Whether the vector units multiply four bytes of a lane at a time: the second operand signed, the first one
     unsigned or, where it stays below 128, of either sign."""
     return dot_of(isa).group == BYTES.group
+
+
+def multiplies_pairs_of_bytes(isa: Isa) -> bool:
+    """Whether there is an instruction for sums of two products of bytes in 16 bits: any AVX2 has it."""
+    return isa.triple == "x86_64" and isa.vector_bytes >= 32
+
+
+def pairs_that_fit(reach: int) -> int:
+    """How many such sums, of bytes up to ``reach`` and signed ones, add up in 16 bits."""
+    return ((1 << 15) - 1) // (2 * HALF * reach)
 
 
 def dot_for(isa: Isa, rows: int) -> Dot:
@@ -121,6 +133,34 @@ def multiply_words(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
         operands = ", ".join(f"{v.type} {v.name}" for v in (left, right, acc))
         return f.emit(acc.type, f'call {acc.type} asm "{prefix}vpdpwssd $2, $1, $0", "=v,v,v,0"({operands})')
     return acc + _words(f, isa, left, right)
+
+
+_BYTE_PAIRS = {
+    16: "llvm.x86.ssse3.pmadd.ub.sw.128",
+    32: "llvm.x86.avx2.pmadd.ub.sw",
+    64: "llvm.x86.avx512.pmaddubs.w.512",
+}
+
+
+def multiply_pairs(f: Fn, left: Val, right: Val) -> Val:
+    """Sums of two products of an unsigned byte and a signed one in every 16 bits, which saturate."""
+    size = left.lanes * size_of(left.element)
+    return f.intrinsic(
+        _BYTE_PAIRS[size], vector("i16", size // 2), [f.bitcast(x, vector("i8", size)) for x in (left, right)]
+    )
+
+
+def add_words(f: Fn, isa: Isa, acc: Val, pairs: Val, times: int = 1) -> Val:
+    """``acc`` and both 16-bit words of every lane, so many times."""
+    return multiply_words(f, isa, acc, f.bitcast(pairs, acc.type), f.bitcast(f.const(pairs.type, times), acc.type))
+
+
+def add_signed(f: Fn, isa: Isa, acc: Val, right: Val) -> Val:
+    """``acc`` and the four signed bytes of every lane."""
+    ones = f.const(acc.type, EACH)
+    if multiplies_bytes(isa):
+        return multiply_add(f, isa, acc, ones, right)
+    return add_words(f, isa, acc, multiply_pairs(f, ones, right))
 
 
 _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}

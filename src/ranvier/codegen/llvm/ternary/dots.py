@@ -9,11 +9,19 @@
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Fn, Val, vector
-from ranvier.codegen.llvm.integer.dots import BYTES, dot_of, multiplies_bytes, multiply_add, multiply_words
+from ranvier.codegen.llvm.integer.dots import (
+    BYTES,
+    add_words,
+    dot_of,
+    multiplies_bytes,
+    multiplies_pairs_of_bytes,
+    multiply_add,
+    multiply_pairs,
+    multiply_words,
+)
 from ranvier.codegen.llvm.isa import Isa
 
 LOW = 0x03030303
-PAIRS = {32: "llvm.x86.avx2.pmadd.ub.sw", 64: "llvm.x86.avx512.pmaddubs.w.512"}
 
 
 class Dots:
@@ -36,18 +44,12 @@ class PairDots(Dots):
         self.short: Val | None = None
 
     def add(self, codes: Val, tokens: Val) -> None:
-        f, lanes = self.f, codes.lanes
-        bytes_, words = vector("i8", 4 * lanes), vector("i16", 2 * lanes)
-        name = PAIRS[self.isa.vector_bytes]
-        found = f.intrinsic(name, words, [f.bitcast(codes, bytes_), f.bitcast(tokens, bytes_)])
+        found = multiply_pairs(self.f, codes, tokens)
         self.short = found if self.short is None else self.short + found
 
     def total(self) -> Val:
-        f = self.f
         assert self.short is not None
-        ones = f.const(self.short.type, 1)
-        pairs, twice_one = (f.bitcast(x, self.sum.type) for x in (self.short, ones))
-        return multiply_words(f, self.isa, self.sum, pairs, twice_one)
+        return add_words(self.f, self.isa, self.sum, self.short)
 
 
 class WordDots(Dots):
@@ -65,7 +67,7 @@ class WordDots(Dots):
 def dots_of(isa: Isa) -> type[Dots]:
     if multiplies_bytes(isa):
         return Dots
-    if isa.triple == "x86_64" and isa.vector_bytes in PAIRS:
+    if multiplies_pairs_of_bytes(isa):
         return PairDots
     return WordDots
 

@@ -22,10 +22,9 @@ import numpy as np
 
 from ranvier.codegen.launch import KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, Var, vector
-from ranvier.codegen.llvm.integer.dots import multiplies_bytes, multiply_words
+from ranvier.codegen.llvm.integer.dots import multiplies_bytes, multiply_pairs, multiply_words
 from ranvier.codegen.llvm.integer.frame import Frame
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.ternary.dots import PAIRS
 from ranvier.codegen.llvm.ternary.pack import Packed, in_parts
 from ranvier.codegen.llvm.ternary.panels import FINISH, NAMES, Block, PanelDriver, panel_launch
 from ranvier.codegen.loops.ir import Epilogue
@@ -163,7 +162,7 @@ class _Driver(PanelDriver):
         numbers = (number for number in range(part * count, (part + 1) * count) for _ in range(self.shared))
         digits = [0 if k is None or number >= 27 else number // 3**k % 3 for number in numbers for k in ks]
         times = f.listed("i8", digits)
-        return f.intrinsic(PAIRS[_LINE], self.shorts, [times, f.bitcast(tokens, times.type)])
+        return multiply_pairs(f, times, tokens)
 
     def sums(self, rows: list[Val], starts: list[Val]) -> None:
         f = self.f
