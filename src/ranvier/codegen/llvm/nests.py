@@ -9,8 +9,10 @@ from ranvier.codegen.llvm.nest_emit import emit_nest
 from ranvier.codegen.llvm.nest_memo import Memo, likeness
 from ranvier.codegen.llvm.schedule import Schedule, schedule
 from ranvier.codegen.llvm.transpose import transpose_launch, transposed_axes
+from ranvier.codegen.loops.across import along_operands
 from ranvier.codegen.loops.ir import Nest, Size
 from ranvier.codegen.loops.normalize import leaves, normalized, roots
+from ranvier.codegen.loops.pieces import by_pieces
 from ranvier.codegen.loops.split import split
 from ranvier.varying import following, varies
 
@@ -21,6 +23,9 @@ def launches(nest: Nest, isa: Isa, threads: int = 1) -> list[Launch]:
     """The kernel calls that carry out a nest: usually one, none where there is nothing to do."""
     if following() and _varies(nest):
         return _launches(nest, isa)  # which hold for one span of calls
+    pieces = by_pieces(nest)
+    if pieces is not None:  # which depend on what tables hold
+        return [each for piece in pieces for each in launches(piece, isa, threads)]
     key = likeness(nest, isa)
     found = _MEMO.find(key, nest)
     if found is None:
@@ -47,6 +52,9 @@ def _launches(nest: Nest, isa: Isa) -> list[Launch]:
     axes = transposed_axes(normal, isa)
     if axes is not None:
         return [transpose_launch(normal, isa, axes)]
+    apart = along_operands(normal)
+    if apart is not None:
+        return [each for part in apart for each in _launches(part, isa)]
     plan = schedule(normal, isa)
     if plan.tiles < _ENOUGH and normal.row:
         parts = split(normal)
